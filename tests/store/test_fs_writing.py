@@ -226,6 +226,8 @@ def child_closes(site: Site) -> None:
         subprocess.run(["true"], check=True)  # one that closes it while it starts a program
         subprocess.run(["echo", "from a child"], stdout=file, check=True)
         assert site.stored("f") is None
+        subprocess.run(["touch", site.dir / "f"], check=True)
+        assert site.stored("f") is None
     assert site.stored("f") == b"abcfrom a child\n"
 
 
@@ -486,6 +488,18 @@ def test_a_killed_writer_leaves_what_was_there(site: Site, step: str, old: bytes
         assert (site.dir / "f").read_bytes() == old
     (site.dir / "f").write_bytes(b"later")
     assert site.stored("f") == b"later"
+
+
+def test_a_killed_writer_s_half_is_not_published_by_who_only_has_it_open(site: Site) -> None:
+    argv = [sys.executable, "-c", WRITER, str(site.dir / "f"), "begun"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"here\n"
+        other = os.open(site.dir / "f", os.O_WRONLY)
+        writer.kill()
+    os.close(other)
+    until(lambda: f"{site.name}/f is not published: its writer was killed" in site.log())
+    assert site.stored("f") is None
 
 
 def test_a_writer_that_aborts_leaves_what_was_there(site: Site) -> None:

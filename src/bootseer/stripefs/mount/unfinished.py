@@ -67,7 +67,7 @@ class Unfinished:
         self.changed = base is None
         """It is not what the store has at its path."""
         self.written = False
-        """Bytes were written since it was opened or published last."""
+        """Its bytes have changed since somebody made this False."""
         self.failed = False
         """It could not be published, and nothing was written since."""
         self._fs, self._spools, self._base, self._shape = fs, spools, base, (width, unit)
@@ -290,7 +290,7 @@ class Unfinished:
             self.failed = True
             raise
         self._writer, self._streamed, self._fixed = None, 0, self._end
-        self.changed = self.written = self.failed = False
+        self.changed = self.failed = False
         return written
 
     def _restart(self, offset: int) -> None:

@@ -37,9 +37,9 @@ class WritableStripes(OpenFiles):
             writing = self._writing.get(node)
         if change.size is not None:
             self._protect(path)
-            if writing is not None:
-                self._truncate(node, writing, change.size)
-            else:
+            if change.fh is not None:
+                self._opened_here(change.fh)
+            if not self._truncate(node, change.size, change.fh or 0):
                 self._truncate_closed(node, change.size, ctx)
         if not self._shared:
             change = change._replace(uid=None, gid=None)  # the mounting user owns all that is shown
@@ -141,7 +141,7 @@ class WritableStripes(OpenFiles):
     def _truncate_closed(self, node: int, size: int, ctx: fuse.Context) -> None:
         handle = self.open(node, os.O_WRONLY | (0 if size else os.O_TRUNC), ctx)
         try:
-            self._truncate(node, self._writing[node], size)
+            self._truncate(node, size, handle)
             self.fsync(handle, ctx)
         finally:
             self.release(handle, ctx)
