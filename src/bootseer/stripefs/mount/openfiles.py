@@ -172,22 +172,22 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         opener = self._opener(ctx)
         path = self._path(node)
         self._protect(path)
-        handle: int | None = None
+        found: int | None = None
         made: Writing | None = None
-        while handle is None:
+        while found is None:
             if node not in self._writing:
                 base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
                 made = self._begin(path, base)
-            handle = self._hand_out(node, opener, made)  # None: what was open is closed by now
+            found = self._hand_out(node, opener, made)  # None: what was open is closed by now
         if flags & os.O_TRUNC:
             try:
-                self._truncate(node, 0, handle)
+                self._truncate(node, 0, found)
             except BaseException:
                 if made is not None:
                     made.file.failed = True
-                self.release(handle, ctx)
+                self.release(found, ctx)
                 raise
-        return handle
+        return found
 
     def create(self, parent: int, name: str, flags: int, mode: int, ctx: fuse.Context) -> tuple[fuse.Entry, int]:
         opener = self._opener(ctx)
