@@ -1,6 +1,7 @@
 """Files that are written through a mount by several at once: in which order their requests come."""
 
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -92,3 +93,24 @@ def test_a_handle_of_a_server_before_this_one_does_not_empty_the_file(ops):
     with pytest.raises(OSError, match="Input/output error"):
         ops.setattr(node, fuse.Change(size=0, fh=handle), asks())
     assert stored(ops, "f") == b"old"
+
+
+def test_a_file_that_is_written_and_closed_while_it_is_renamed_is_at_its_new_name(ops, monkeypatch):
+    node, handle = put(ops, "tmp", b"abc")
+    real, closing = ops._fs.rename, []
+
+    def write_and_close():
+        ops.write(handle, 3, memoryview(b"def"), asks())
+        ops.flush(handle, asks())
+
+    def rename(*args, **kwargs):
+        real(*args, **kwargs)
+        closing.append(threading.Thread(target=write_and_close))
+        closing[0].start()
+        closing[0].join(0.5)
+
+    monkeypatch.setattr(ops._fs, "rename", rename)
+    ops.rename(fuse.ROOT, "tmp", fuse.ROOT, "f", asks(), overwrite=True)
+    closing[0].join(10)
+    assert stored(ops, "tmp") is None
+    assert stored(ops, "f") == b"abcdef"
