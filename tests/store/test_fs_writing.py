@@ -330,6 +330,9 @@ def times(site: Site) -> None:
     (site.dir / "f").write_bytes(BIG)
     os.utime(site.dir / "f", (1e9, 1e9))
     assert (site.dir / "f").stat().st_mtime == 1e9
+    (site.dir / "d").mkdir()
+    os.rename(site.dir / "f", site.dir / "d/f")  # which copies it
+    assert site.fs.stat(f"{site.name}/d/f").mtime == 1e9
     with open(site.dir / "g", "wb", buffering=0) as file:
         file.write(b"x")
         os.utime(file.fileno(), (2e9, 2e9))
@@ -349,6 +352,13 @@ def modes(site: Site) -> None:
     if told:
         assert told.mode == 0o700
         assert site.fs.stat(f"{site.name}/g").permissions.mode == 0o600  # type: ignore[union-attr]
+    (site.dir / "h").write_bytes(BIG)
+    os.chmod(site.dir / "h", 0o640)
+    (site.dir / "h").write_bytes(BIG)
+    assert not told or site.fs.stat(f"{site.name}/h").permissions.kept == 0o640  # type: ignore[union-attr]
+    (site.dir / "d").mkdir()
+    os.rename(site.dir / "h", site.dir / "d/h")  # which copies it
+    assert not told or site.fs.stat(f"{site.name}/d/h").permissions.kept == 0o640  # type: ignore[union-attr]
     os.chown(site.dir / "f", 12345, 12345)
     assert (site.dir / "f").stat().st_uid == os.geteuid()
 

@@ -96,7 +96,7 @@ def test_a_handle_of_a_server_before_this_one_does_not_empty_the_file(ops):
 
 
 def test_a_file_that_is_written_and_closed_while_it_is_renamed_is_at_its_new_name(ops, monkeypatch):
-    node, handle = put(ops, "tmp", b"abc")
+    _, handle = put(ops, "tmp", b"abc")
     real, closing = ops._fs.rename, []
 
     def write_and_close():

@@ -422,6 +422,13 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 if writing.file.changed and not writing.unlinked:
                     self._differs(node, writing.file.path)
 
+    def _stored_mode(self, path: str, attr: fuse.Attr) -> int:
+        """The mode that a new version of a file gets: not the fewer rights that this node shows of it."""
+        with contextlib.suppress(NotFoundError):
+            if (found := self._fs.backend.stat(path).permissions) is not None:
+                return found.kept
+        return stat.S_IMODE(attr.mode)
+
     def _publish(self, node: int, writing: Writing) -> None:
         """Let what was written appear in the store. Does nothing for what is there, or has no name any more."""
         file = writing.file
@@ -430,7 +437,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 return
             self._protect(file.path)
             change, attr, content = writing.change, self._nodes[node].attr, ""
-            mode = stat.S_IMODE(attr.mode) if change.mode is None else change.mode
+            mode = self._stored_mode(file.path, attr) if change.mode is None else change.mode
 
             def finish(writer: StripeWriter, pointer: Pointer | None) -> None:
                 nonlocal attr, content
@@ -441,7 +448,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                     )
                 found = backend.stat(writer.temporary)
                 content = pointer.uuid if pointer else plain_identity(backend, file.path, found.version)
-                attr = attr._replace(mode=stat.S_IFREG | mode, mtime_ns=int(found.mtime * 1e9))
+                shown = stat.S_IMODE(attr.mode) if change.mode is None else mode
+                attr = attr._replace(mode=stat.S_IFREG | shown, mtime_ns=int(found.mtime * 1e9))
 
             size = file.publish(finish).size
             with self._lock:
