@@ -226,6 +226,8 @@ def child_closes(site: Site) -> None:
         subprocess.run(["true"], check=True)  # one that closes it while it starts a program
         subprocess.run(["echo", "from a child"], stdout=file, check=True)
         assert site.stored("f") is None
+        subprocess.run(["touch", site.dir / "f"], check=True)
+        assert site.stored("f") is None
     assert site.stored("f") == b"abcfrom a child\n"
 
 
@@ -328,6 +330,9 @@ def times(site: Site) -> None:
     (site.dir / "f").write_bytes(BIG)
     os.utime(site.dir / "f", (1e9, 1e9))
     assert (site.dir / "f").stat().st_mtime == 1e9
+    (site.dir / "d").mkdir()
+    os.rename(site.dir / "f", site.dir / "d/f")  # which copies it
+    assert site.fs.stat(f"{site.name}/d/f").mtime == 1e9
     with open(site.dir / "g", "wb", buffering=0) as file:
         file.write(b"x")
         os.utime(file.fileno(), (2e9, 2e9))
@@ -347,6 +352,13 @@ def modes(site: Site) -> None:
     if told:
         assert told.mode == 0o700
         assert site.fs.stat(f"{site.name}/g").permissions.mode == 0o600  # type: ignore[union-attr]
+    (site.dir / "h").write_bytes(BIG)
+    os.chmod(site.dir / "h", 0o640)
+    (site.dir / "h").write_bytes(BIG)
+    assert not told or site.fs.stat(f"{site.name}/h").permissions.kept == 0o640  # type: ignore[union-attr]
+    (site.dir / "d").mkdir()
+    os.rename(site.dir / "h", site.dir / "d/h")  # which copies it
+    assert not told or site.fs.stat(f"{site.name}/d/h").permissions.kept == 0o640  # type: ignore[union-attr]
     os.chown(site.dir / "f", 12345, 12345)
     assert (site.dir / "f").stat().st_uid == os.geteuid()
 
@@ -423,6 +435,16 @@ def test_the_page_has_these_rows() -> None:
     assert re.findall(r"^\| `([a-z-]+)` \|", PAGE.read_text(), re.MULTILINE) == list(ROWS)
 
 
+@pytest.mark.parametrize(("mode", "expected"), [("ab", BIG + b"more"), ("wb", b"more")])
+def test_a_file_that_somebody_else_just_made_is_opened_as_asked(site: Site, mode: str, expected: bytes) -> None:
+    assert not (site.dir / "f").exists()  # which the kernel believes for a second
+    with site.fs.create(f"{site.name}/f") as out:
+        out.write(BIG)
+    with open(site.dir / "f", mode, buffering=0) as file:
+        file.write(b"more")
+    assert site.stored("f") == expected == (site.dir / "f").read_bytes()
+
+
 # -- writers that die --------------------------------------------------------------------------------------------------
 
 WRITER = """
@@ -476,6 +498,18 @@ def test_a_killed_writer_leaves_what_was_there(site: Site, step: str, old: bytes
         assert (site.dir / "f").read_bytes() == old
     (site.dir / "f").write_bytes(b"later")
     assert site.stored("f") == b"later"
+
+
+def test_a_killed_writer_s_half_is_not_published_by_who_only_has_it_open(site: Site) -> None:
+    argv = [sys.executable, "-c", WRITER, str(site.dir / "f"), "begun"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"here\n"
+        other = os.open(site.dir / "f", os.O_WRONLY)
+        writer.kill()
+    os.close(other)
+    until(lambda: f"{site.name}/f is not published: its writer was killed" in site.log())
+    assert site.stored("f") is None
 
 
 def test_a_writer_that_aborts_leaves_what_was_there(site: Site) -> None:

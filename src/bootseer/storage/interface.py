@@ -34,11 +34,17 @@ SLOWEST = 512 << 10
 
 class Permissions(NamedTuple):
     """Whose a file is, in numbers of this node, and who may do what with it: the nine bits of chmod(1), and the sticky
-    one of a folder in which only owners may rename and remove."""
+    one of a folder in which only owners may rename and remove. ``stored``: the mode that a new version is to get, where
+    this node shows less."""
 
     uid: int
     gid: int
     mode: int
+    stored: int | None = None
+
+    @property
+    def kept(self) -> int:
+        return self.mode if self.stored is None else self.stored
 
 
 class Entry(NamedTuple):

@@ -201,7 +201,8 @@ def permissions(status: FileStatus) -> Permissions:
         mode &= 0o1077
     if gid is None:
         mode &= 0o1707
-    return Permissions(uid or 0, gid or 0, mode)
+    # beside an access control list the bits of the group are not what the group may
+    return Permissions(uid or 0, gid or 0, mode, mode if status.acl else status.mode & 0o1777)
 
 
 @functools.lru_cache(4096)

@@ -129,6 +129,9 @@ def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: 
     written = NotWritableError(f"{src} was written while it was moved: that version stays", hint="run again")
 
     def unchanged(_: object) -> None:
+        found = backend.stat(src)
+        mode = found.permissions.kept if found.permissions else None
+        backend.change(writer.temporary, mode=mode, mtime_ns=int(found.mtime * 1e9))
         if _pointer(backend, src) != pointer:
             raise written
 

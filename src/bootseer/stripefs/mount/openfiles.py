@@ -52,6 +52,8 @@ class Writing:
     def __init__(self, file: Unfinished) -> None:
         self.file = file
         self.openers: dict[int, int] = {}
+        self.written: set[int] = set()
+        """Handles through which it was changed since it was published last."""
         self.writers: set[int] = set()
         self.thread = 0
         """That wrote last."""
@@ -170,20 +172,22 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         opener = self._opener(ctx)
         path = self._path(node)
         self._protect(path)
-        with self._lock:
-            writing = self._writing.get(node)
-        if writing is None:
-            base = None
-            if not flags & os.O_TRUNC:
-                base = self._open(node)  # ESTALE for another content than the node's
-            made = self._begin(path, base)
-            with self._lock:
-                writing = self._writing.setdefault(node, made)
-                if writing.file.changed:
-                    self._differs(node, path)
-        elif flags & os.O_TRUNC:
-            self._truncate(node, writing, 0)
-        return self._hand_out(node, opener)
+        found: int | None = None
+        made: Writing | None = None
+        while found is None:
+            if node not in self._writing:
+                base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
+                made = self._begin(path, base)
+            found = self._hand_out(node, opener, made)  # None: what was open is closed by now
+        if flags & os.O_TRUNC:
+            try:
+                self._truncate(node, 0, found)
+            except BaseException:
+                if made is not None:
+                    made.file.failed = True
+                self.release(found, ctx)
+                raise
+        return found
 
     def create(self, parent: int, name: str, flags: int, mode: int, ctx: fuse.Context) -> tuple[fuse.Entry, int]:
         opener = self._opener(ctx)
@@ -199,17 +203,18 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 if flags & os.O_EXCL or not stat.S_ISREG(entry.attr.mode):
                     self.forget(entry.node, 1)
                     raise refusal(errno.EEXIST, path)
-                return entry, self.open(entry.node, flags | os.O_TRUNC, ctx)
+                return entry, self.open(entry.node, flags, ctx)
             writing = self._begin(path, None)
             writing.change = fuse.Change(mode=mode)
             attr = fuse.Attr(
                 stat.S_IFREG | mode, mtime_ns=time.time_ns(), blksize=self._shape[1], uid=self._user, gid=self._group
             )
             node = self._nodes.make(os.fsencode(path), _NOT_STORED, attr)
+            handle = self._hand_out(node, opener, writing)
+            assert handle is not None
             with self._lock:
-                self._writing[node] = writing
                 self._unfinished[path] = node
-            return fuse.Entry(node, attr), self._hand_out(node, opener)
+            return fuse.Entry(node, attr), handle
 
     def size(self, fh: int) -> int | None:
         writing = self._written_at(fh)
@@ -231,9 +236,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         if ctx.pid != writing.thread and ctx.pid:
             writing.writers.add(caller(ctx.pid).process)
             writing.thread = ctx.pid
-        with numbered(writing.file.path):
+        with self._changes(node, writing, fh if ctx.pid else 0):
             writing.file.write(offset, data)
-        self._note_changed(node, writing)
         self.bytes_written += len(data)
 
     def flush(self, fh: int, ctx: fuse.Context) -> None:
@@ -241,10 +245,9 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         process, killed = caller(ctx.pid)
         if killed:
             writing.killed = writing.killed or process in writing.writers or process == writing.openers[fh]
-        elif process == writing.openers[fh]:
+        elif fh in writing.written and process == writing.openers[fh]:
             writing.killed = False
-            if writing.file.written:
-                self._publish(node, writing)
+            self._publish(node, writing)
 
     def fsync(self, fh: int, ctx: fuse.Context) -> None:
         self._publish(*self._opened_here(fh))
@@ -261,24 +264,28 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             last = not writing.openers
         if not last:
             return
-        path = writing.file.path
-        if writing.file.changed and not writing.unlinked:
-            if writing.killed:
-                _log.warning("%s is not published: its writer was killed", path)
-            elif not writing.file.failed:
-                try:
-                    self._publish(node, writing)
-                except OSError as exc:
-                    _log.error("%s is not published: %s", path, exc.strerror)
-        with self._lock:
-            if writing.openers:  # opened again meanwhile
-                return
-            del self._writing[node]
-            if writing.file.changed:
-                if self._unfinished.get(path) == node:
-                    del self._unfinished[path]
-                self._set_content(node, _NOT_STORED)
-        writing.file.discard()
+        with writing.file.lock:  # who opens it now waits before anything changes
+            with self._lock:
+                if writing.openers:  # opened again meanwhile
+                    return
+            path = writing.file.path
+            if writing.file.changed and not writing.unlinked:
+                if writing.killed:
+                    _log.warning("%s is not published: its writer was killed", path)
+                elif not writing.file.failed:
+                    try:
+                        self._publish(node, writing)
+                    except OSError as exc:
+                        _log.error("%s is not published: %s", path, exc.strerror)
+            with self._lock:
+                if writing.openers:
+                    return
+                del self._writing[node]
+                if writing.file.changed:
+                    if self._unfinished.get(path) == node:
+                        del self._unfinished[path]
+                    self._set_content(node, _NOT_STORED)
+            writing.file.discard()
 
     def close(self) -> None:
         """After the end of the mount: give up what nobody closed."""
@@ -326,11 +333,15 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         width, unit = self._shape
         return Writing(Unfinished(self._fs, path, self._spools, width=width, unit=unit, base=base))
 
-    def _hand_out(self, node: int, opener: int) -> int:
+    def _hand_out(self, node: int, opener: int, made: Writing | None) -> int | None:
+        """A handle of a node that is open for writing, or is now as ``made``; None: it is not."""
         with self._lock:
+            if (writing := self._writing.get(node, made)) is None:
+                return None
+            self._writing[node] = writing
             handle = next(self._next_handle)
             self._opened[handle] = node
-            self._writing[node].openers[handle] = opener
+            writing.openers[handle] = opener
         return handle
 
     def _opened_here(self, fh: int) -> tuple[int, Writing]:
@@ -381,16 +392,42 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         self._unfinished[path] = node
         self._set_content(node, _NOT_STORED)
 
-    def _truncate(self, node: int, writing: Writing, size: int) -> None:
-        with numbered(writing.file.path):
+    def _truncate(self, node: int, size: int, fh: int = 0) -> bool:
+        """Through a handle, or by name; False when the node is not open for writing."""
+        with self._lock:
+            writing = self._writing.get(node)
+        if writing is None:
+            return False
+        with self._changes(node, writing, fh):
+            if self._writing.get(node) is not writing:
+                return False
             writing.file.truncate(size)
-        self._note_changed(node, writing)
+        return True
+
+    @contextlib.contextmanager
+    def _changes(self, node: int, writing: Writing, fh: int) -> Iterator[None]:
+        """The file may change meanwhile; ``fh``: through which handle, 0 when that is not known."""
+        with writing.file.lock, numbered(writing.file.path):
+            writing.file.written = False
+            try:
+                yield
+            finally:
+                if writing.file.written:
+                    writing.written.update((fh,) if fh else writing.openers)
+                self._note_changed(node, writing)
 
     def _note_changed(self, node: int, writing: Writing) -> None:
         if self._unfinished.get(writing.file.path) != node:
             with self._lock:
                 if writing.file.changed and not writing.unlinked:
                     self._differs(node, writing.file.path)
+
+    def _stored_mode(self, path: str, attr: fuse.Attr) -> int:
+        """The mode that a new version of a file gets: not the fewer rights that this node shows of it."""
+        with contextlib.suppress(NotFoundError):
+            if (found := self._fs.backend.stat(path).permissions) is not None:
+                return found.kept
+        return stat.S_IMODE(attr.mode)
 
     def _publish(self, node: int, writing: Writing) -> None:
         """Let what was written appear in the store. Does nothing for what is there, or has no name any more."""
@@ -400,7 +437,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 return
             self._protect(file.path)
             change, attr, content = writing.change, self._nodes[node].attr, ""
-            mode = stat.S_IMODE(attr.mode) if change.mode is None else change.mode
+            mode = self._stored_mode(file.path, attr) if change.mode is None else change.mode
 
             def finish(writer: StripeWriter, pointer: Pointer | None) -> None:
                 nonlocal attr, content
@@ -411,11 +448,13 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                     )
                 found = backend.stat(writer.temporary)
                 content = pointer.uuid if pointer else plain_identity(backend, file.path, found.version)
-                attr = attr._replace(mode=stat.S_IFREG | mode, mtime_ns=int(found.mtime * 1e9))
+                shown = stat.S_IMODE(attr.mode) if change.mode is None else mode
+                attr = attr._replace(mode=stat.S_IFREG | shown, mtime_ns=int(found.mtime * 1e9))
 
             size = file.publish(finish).size
             with self._lock:
                 self._set_content(node, content, attr=attr._replace(size=size))
                 writing.change = fuse.Change()
+                writing.written.clear()
                 if self._unfinished.get(file.path) == node:
                     del self._unfinished[file.path]

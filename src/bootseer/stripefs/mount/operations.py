@@ -282,7 +282,7 @@ class StripeOperations(fuse.Operations):
     def _attr_of(self, entry: Entry, size: int, unit: int) -> fuse.Attr:
         uid, gid, mode = (0, 0, 0o555 if entry.is_dir else 0o444)
         if self._shared:
-            uid, gid, mode = entry.permissions or (0, 0, 0)
+            uid, gid, mode = entry.permissions[:3] if entry.permissions else (0, 0, 0)
         mtime = int(entry.mtime * 1e9)
         if entry.is_dir:
             return fuse.Attr(stat.S_IFDIR | mode, nlink=2, mtime_ns=mtime, uid=uid, gid=gid)

@@ -67,11 +67,12 @@ class Unfinished:
         self.changed = base is None
         """It is not what the store has at its path."""
         self.written = False
-        """Bytes were written since it was opened or published last."""
+        """Its bytes have changed since somebody made this False."""
         self.failed = False
         """It could not be published, and nothing was written since."""
         self._fs, self._spools, self._base, self._shape = fs, spools, base, (width, unit)
-        self.size = self._fixed = base.size if base else 0
+        self._end = self._fixed = base.size if base else 0
+        self._fetching = 0  # bytes that are stored, while they are fetched so that more can be added
         self._spool: IO[bytes] | None = None
         self._spooled = 0  # bytes of the spools' room
         self._spoolable = True
@@ -81,6 +82,10 @@ class Unfinished:
         self._broken = self._told = False
         self.lock = threading.RLock()
         """Held while anything changes; who takes it keeps the file from being published."""
+
+    @property
+    def size(self) -> int:
+        return max(self._end, self._fetching)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Put ``data`` at ``offset``; a gap before it is filled with zeros."""
@@ -107,7 +112,7 @@ class Unfinished:
                     raise self._refuse(f"it cannot be cut to {size} bytes: they are not on this node any more")
                 os.ftruncate(self._spool.fileno(), size)
                 self._restart(size)
-                self.size = size
+                self._end = size
             self.changed = self.written = True
             self.failed = False
 
@@ -161,22 +166,26 @@ class Unfinished:
         if offset < self._fixed:
             raise self._refuse(f"byte {offset} was published already, a striped file can only be added to")
         if self.size and self._spool is None and self._writer is None:
-            base, self._base = self._base or self._reopen(), None
+            base = self._base or self._reopen()
             refuse_unfinished(base)
-            self.size, whole = 0, self.size
+            self._end, self._fetching = 0, base.size
             try:
                 for piece in in_order(base):
-                    self._put(self.size, memoryview(piece))
+                    self._put(self._end, memoryview(piece))
                     self._stream()
             except BaseException:
-                self._broken = True
+                self._abandon()
+                self._drop_spool()
+                self._end, self._spoolable = base.size, True
+                self.changed = self.written = self._broken = False
                 raise
-            self.size = whole
+            finally:
+                self._fetching = 0
         self._base = None
 
     def _reopen(self) -> ChunkFile:
         file = self._fs.open(self.path)
-        if file.size != self.size:
+        if file.size != self._end:
             raise refusal(errno.ESTALE, self.path)
         return file
 
@@ -184,12 +193,12 @@ class Unfinished:
         """To the spool, and to the store where that comes next; ``offset`` is at most the size."""
         end = offset + len(data)
         if self._spoolable and not self._keep(offset, data):
-            if offset != self.size:
+            if offset != self._end:
                 self._broken = True
                 raise refusal(errno.ENOSPC, self.path)
             self._leave_spool()
         if self._spool is None:
-            if offset != self.size:
+            if offset != self._end:
                 raise self._refuse(f"byte {offset} is stored already, a file this large is written in order")
             self._send(data)
         else:
@@ -197,7 +206,7 @@ class Unfinished:
                 self._restart(offset)
             elif offset == self._streamed and self._writer is not None:
                 self._send(data)
-        self.size = max(self.size, end)
+        self._end = max(self._end, end)
         self.changed = self.written = True
         self.failed = False
 
@@ -230,21 +239,21 @@ class Unfinished:
             except OSError:
                 self._broken = True
                 raise
-            self.size, self._hold = size, True  # who makes room so may fill it later
+            self._end, self._hold = size, True  # who makes room so may fill it later
             return
-        if size - self.size > SPOOLS:
+        if size - self._end > SPOOLS:
             raise refusal(errno.EFBIG, self.path)
-        while self.size < size:
-            self._put(self.size, memoryview(bytes(min(_PIECE, size - self.size))))
+        while self._end < size:
+            self._put(self._end, memoryview(bytes(min(_PIECE, size - self._end))))
 
     def _stream(self) -> None:
         """Send what is in the spool and was not sent, when the file is large enough for that."""
-        if self._spool is not None and not self._hold and self.size >= STREAM_FROM:
+        if self._spool is not None and not self._hold and self._end >= STREAM_FROM:
             self._send_spooled()
 
     def _send_spooled(self) -> None:
-        while self._spool is not None and self._streamed < self.size:
-            length = min(_PIECE, self.size - self._streamed)
+        while self._spool is not None and self._streamed < self._end:
+            length = min(_PIECE, self._end - self._streamed)
             data = os.pread(self._spool.fileno(), length, self._streamed)
             if len(data) != length:
                 self._broken = True
@@ -270,8 +279,6 @@ class Unfinished:
     def _publish(self, before: Callable[[StripeWriter, Pointer | None], None]) -> Written:
         self._last = before
         try:
-            if self._base is not None:
-                self._begin(self.size)
             self._send_spooled()
             self._send(memoryview(b""))  # an empty file needs a writer, too
             assert self._writer is not None
@@ -282,8 +289,8 @@ class Unfinished:
             self._broken = self._broken or self._spool is None
             self.failed = True
             raise
-        self._writer, self._streamed, self._fixed = None, 0, self.size
-        self.changed = self.written = self.failed = False
+        self._writer, self._streamed, self._fixed = None, 0, self._end
+        self.changed = self.failed = False
         return written
 
     def _restart(self, offset: int) -> None:
@@ -302,8 +309,8 @@ class Unfinished:
         _log.warning(
             "%s goes on without a spool on this node: it is written in order, and read when it is closed", self.path
         )
-        self._spoolable = False
         self._send_spooled()
+        self._spoolable = False  # not sooner: when that fails, the spool still is what has the bytes
         self._drop_spool()
 
     def _drop_spool(self) -> None:
@@ -317,4 +324,4 @@ class Unfinished:
         self._abandon()
         self._drop_spool()
         self._base, self._spoolable, self._hold, self._broken = None, True, False, False
-        self.size = self._fixed = 0
+        self._end = self._fixed = 0

@@ -37,9 +37,9 @@ class WritableStripes(OpenFiles):
             writing = self._writing.get(node)
         if change.size is not None:
             self._protect(path)
-            if writing is not None:
-                self._truncate(node, writing, change.size)
-            else:
+            if change.fh is not None:
+                self._opened_here(change.fh)
+            if not self._truncate(node, change.size, change.fh or 0):
                 self._truncate_closed(node, change.size, ctx)
         if not self._shared:
             change = change._replace(uid=None, gid=None)  # the mounting user owns all that is shown
@@ -104,17 +104,17 @@ class WritableStripes(OpenFiles):
         with self._changing, numbered(path):
             self._protect(path, removal=True)
             self._protect(target)
-            if self._below(path):
-                _log.warning("%s cannot be renamed: files in it are being written", path)
-                raise refusal(errno.EBUSY, path)
-            with self._lock:
-                node = self._unfinished.get(path, 0)
-                taken = target in self._unfinished
-            if node:
-                self._publish(node, self._writing[node])
-            if taken and not overwrite:
-                raise refusal(errno.EEXIST, target)
-            with self._unpublished(target) as gone:
+            with self._unpublished(target) as gone, self._unpublished(path, below=True):
+                if self._below(path):
+                    _log.warning("%s cannot be renamed: files in it are being written", path)
+                    raise refusal(errno.EBUSY, path)
+                with self._lock:
+                    node = self._unfinished.get(path, 0)
+                    taken = target in self._unfinished
+                if node:
+                    self._publish(node, self._writing[node])
+                if taken and not overwrite:
+                    raise refusal(errno.EEXIST, target)
                 try:
                     if not self._renamed_before(path, target, ctx):
                         self._fs.rename(path, target, overwrite=overwrite)
@@ -141,7 +141,7 @@ class WritableStripes(OpenFiles):
     def _truncate_closed(self, node: int, size: int, ctx: fuse.Context) -> None:
         handle = self.open(node, os.O_WRONLY | (0 if size else os.O_TRUNC), ctx)
         try:
-            self._truncate(node, self._writing[node], size)
+            self._truncate(node, size, handle)
             self.fsync(handle, ctx)
         finally:
             self.release(handle, ctx)
@@ -168,10 +168,15 @@ class WritableStripes(OpenFiles):
             return any(other.startswith(f"{path}/") for other in self._unfinished)
 
     @contextlib.contextmanager
-    def _unpublished(self, path: str) -> Iterator[Callable[[], None]]:
-        """Nothing is published at ``path`` meanwhile, nor what is open now after what this gives is called."""
+    def _unpublished(self, path: str, *, below: bool = False) -> Iterator[Callable[[], None]]:
+        """Nobody else publishes at ``path`` meanwhile (nor ``below`` it), nor what is open now after what this gives is
+        called."""
         with self._lock:
-            found = [writing for writing in self._writing.values() if writing.file.path == path]
+            found = [
+                writing
+                for writing in self._writing.values()
+                if writing.file.path == path or (below and writing.file.path.startswith(f"{path}/"))
+            ]
 
         def gone() -> None:
             for writing in found:

@@ -1,0 +1,116 @@
+"""Files that are written through a mount by several at once: in which order their requests come."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from bootseer.kernel import fuse
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.files.readahead import ReadAhead
+from bootseer.stripefs.mount.openfiles import OpenFiles
+from bootseer.stripefs.mount.unfinished import Spools, Unfinished
+from bootseer.stripefs.mount.writing import WritableStripes
+
+
+@pytest.fixture
+def ops(tmp_path) -> Iterator[WritableStripes]:
+    fs = open_fs(str(tmp_path / "store"))
+    fs.backend.make_folder("")
+    ahead = ReadAhead(None)
+    made = WritableStripes(fs, ahead, Spools(tmp_path))
+    yield made
+    made.close()
+    ahead.close()
+
+
+def asks() -> fuse.Context:
+    return fuse.Context(1, 0, os.getpid(), os.geteuid(), os.getegid())
+
+
+def stored(ops: WritableStripes, path: str) -> bytes | None:
+    fs = ops._fs
+    if path not in [found.path for found in fs.ls()]:
+        return None
+    with fs.open(path) as file:
+        return file.read(0, file.size)
+
+
+def put(ops: WritableStripes, name: str, data: bytes) -> tuple[int, int]:
+    """A new file that is not closed yet: its node and handle."""
+    entry, handle = ops.create(fuse.ROOT, name, os.O_WRONLY, 0o644, asks())
+    ops.write(handle, 0, memoryview(data), asks())
+    return entry.node, handle
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_WRONLY | os.O_TRUNC])
+def test_a_file_that_is_opened_again_while_it_is_released(ops, monkeypatch, flags):
+    """RELEASE comes after close(2) has returned, beside what the process asks next."""
+    node, first = put(ops, "f", b"old")
+    ops.flush(first, asks())
+
+    real = Unfinished.truncate
+
+    def truncate(self, size):
+        real(self, size)
+        if first in ops._opened:
+            ops.release(first, asks())
+
+    monkeypatch.setattr(Unfinished, "truncate", truncate)
+    second = ops.open(node, flags, asks())
+    assert stored(ops, "f") == b"old"
+    if first in ops._opened:
+        ops.release(first, asks())
+    ops.write(second, 0 if flags & os.O_TRUNC else 3, memoryview(b"new"), asks())
+    ops.flush(second, asks())
+    ops.release(second, asks())
+    assert stored(ops, "f") == (b"new" if flags & os.O_TRUNC else b"oldnew")
+
+
+def test_a_file_whose_last_handle_goes_while_another_is_opened(ops, monkeypatch):
+    node, first = put(ops, "f", b"old")
+    ops.flush(first, asks())
+    real = OpenFiles._hand_out
+
+    def hand_out(self, *args):
+        if first in self._opened:
+            self.release(first, asks())
+        return real(self, *args)
+
+    monkeypatch.setattr(OpenFiles, "_hand_out", hand_out)
+    second = ops.open(node, os.O_WRONLY, asks())
+    ops.write(second, 3, memoryview(b"new"), asks())
+    ops.flush(second, asks())
+    ops.release(second, asks())
+    assert stored(ops, "f") == b"oldnew"
+
+
+def test_a_handle_of_a_server_before_this_one_does_not_empty_the_file(ops):
+    node, handle = put(ops, "f", b"old")
+    ops.flush(handle, asks())
+    ops.release(handle, asks())
+    with pytest.raises(OSError, match="Input/output error"):
+        ops.setattr(node, fuse.Change(size=0, fh=handle), asks())
+    assert stored(ops, "f") == b"old"
+
+
+def test_a_file_that_is_written_and_closed_while_it_is_renamed_is_at_its_new_name(ops, monkeypatch):
+    _, handle = put(ops, "tmp", b"abc")
+    real, closing = ops._fs.rename, []
+
+    def write_and_close():
+        ops.write(handle, 3, memoryview(b"def"), asks())
+        ops.flush(handle, asks())
+
+    def rename(*args, **kwargs):
+        real(*args, **kwargs)
+        closing.append(threading.Thread(target=write_and_close))
+        closing[0].start()
+        closing[0].join(0.5)
+
+    monkeypatch.setattr(ops._fs, "rename", rename)
+    ops.rename(fuse.ROOT, "tmp", fuse.ROOT, "f", asks(), overwrite=True)
+    closing[0].join(10)
+    assert stored(ops, "tmp") is None
+    assert stored(ops, "f") == b"abcdef"
