@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 _BUSY_SECONDS = 5.0
 _END_SECONDS = 15.0
 _START_SECONDS = 60.0
-_NOTED_SECONDS = 0.5
-"""More than the server takes to write down what it noted."""
+_NOTED_SECONDS = 10.0
+"""For which a server is given time to write down what it noted."""
 
 
 class FsMount:
@@ -87,8 +87,12 @@ class FsMount:
         Record.hold(self._path).unlink(missing_ok=True)
 
     def accessed(self) -> AccessRecord:
-        """What the readers of this mount had read when this was called; it takes half a second to be noted."""
-        time.sleep(_NOTED_SECONDS)
+        """What the readers of this mount had read when this was called, as far as its server says so in time."""
+        asked, until = Record.asked(self._path), time.monotonic() + _NOTED_SECONDS
+        with contextlib.suppress(OSError):  # no room: what was written down before counts
+            asked.touch()
+            while asked.exists() and time.monotonic() < until:
+                time.sleep(0.02)
         return Record.read_accessed(self._path)
 
     def unmount(self) -> None:
@@ -111,7 +115,7 @@ class FsMount:
                 time.sleep(0.05)
         self._await_end()
         if self._read() is not None:
-            for path in (self._path, _log_of(self._path), Record.accessed(self._path), Record.hold(self._path)):
+            for path in (self._path, _log_of(self._path), *Record.beside(self._path)):
                 path.unlink(missing_ok=True)
 
     def _await_end(self) -> None:

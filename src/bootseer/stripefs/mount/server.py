@@ -131,6 +131,16 @@ class Record(msgspec.Struct, frozen=True):
         return path.with_suffix(".access")
 
     @staticmethod
+    def asked(path: Path) -> Path:
+        """Beside the record at ``path``: exists until the server has written down what was read before it was made."""
+        return path.with_suffix(".asked")
+
+    @staticmethod
+    def beside(path: Path) -> tuple[Path, ...]:
+        """The files beside the record at ``path`` that go with it."""
+        return Record.hold(path), Record.accessed(path), Record.asked(path)
+
+    @staticmethod
     def read_accessed(path: Path) -> AccessRecord:
         """What the readers of the mount with the record at ``path`` have read, as far as it was written down."""
         try:
@@ -362,12 +372,16 @@ class Server:
             if not ranges:
                 _log.info("%s is not what the start before read: not prefetched", known.path)
             wanted.append((known.path, ranges))
-        wanted += [(path, ((0, self._fs.stat(path).size),)) for path in self._paths()]
+        whole = self._spec.prefetch
+        if self._spec.ranges and not any(ranges for _, ranges in wanted):
+            _log.info("nothing that the start before read is here: all files are prefetched")
+            whole = ("",)
+        wanted += [(path, ((0, self._fs.stat(path).size),)) for path in self._paths(whole)]
         return [(path, ranges) for path, ranges in wanted if ranges]
 
-    def _paths(self) -> list[str]:
+    def _paths(self, items: Sequence[str]) -> list[str]:
         found: dict[str, None] = {}
-        for item in self._spec.prefetch:
+        for item in items:
             path = self._fs.latest("") if item == LATEST else clean(item)
             try:
                 names = [join(path, file.path) for file in self._fs.checkpoint(path).files]
@@ -387,7 +401,13 @@ class Server:
             loads.keep(report, self._spec.state_dir)
 
     def _keep_access(self) -> None:
-        """Write down what was read, if anything new."""
+        """Write down what was read, if anything new; then who asked for it may look."""
+        asked = Record.asked(self._path).exists()
+        self._note_access()
+        if asked:
+            Record.asked(self._path).unlink(missing_ok=True)
+
+    def _note_access(self) -> None:
         if self._spec.state_dir and (changes := self._ops.accessed.changes) != self._accessed:
             path = Record.accessed(self._path)
             with contextlib.suppress(OSError):  # a full disk does not end the mount
