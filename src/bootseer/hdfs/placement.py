@@ -140,9 +140,13 @@ class Placement:
         return chosen
 
     def begin(self, file: int, nodes: tuple[DataNode, ...]) -> None:
-        """``nodes`` are what the NameNode made of the wish for ``file``; they count until `end`."""
+        """``nodes`` take part in a new pipeline of ``file``; they count until `end`.
+
+        They answer, and whoever was slow is measured anew: nobody else may have been there.
+        """
         with self._lock:
             self._placed[file] = nodes
+            self._slow.difference_update(node.uuid for node in nodes)
 
     def end(self, file: int) -> None:
         """The block of ``file`` is written, or given up."""
