@@ -202,3 +202,12 @@ def test_who_takes_part_in_a_new_block_answers_again():
     made.begin(3, (back, other, DataNode("X", "127.0.0.1", 1)))
     assert made.slow(4, (back, other), None) == []
     assert slow(made, 4, "X") == ""
+
+
+def test_who_answers_but_slowly_is_told_from_who_does_not():
+    made = Placement()
+    slow(made, 1, "A", QUICK)
+    assert slow(made, 2, "X", SLOW, SLOW) == "X"
+    assert made.answers(DataNode("X", "127.0.0.1", 1))
+    made.silent([DataNode("X", "127.0.0.1", 1)])
+    assert not made.answers(DataNode("X", "127.0.0.1", 1))

@@ -142,9 +142,10 @@ class FileOutput(NewFile):
         slow = self._placement.slow(id(self), block.nodes, block.run())
         if slow:
             self._early += 1
-            if len(slow) < len(block.nodes):
+            left = len(block.nodes) - len(slow)
+            if left >= blockwriter.ENOUGH or (left and not any(map(self._placement.answers, slow))):
                 block.leave(slow)
-            else:  # nobody else has what they acknowledged: they end the block
+            else:  # hardly anybody else has what they acknowledged: they end the block
                 names = ", ".join(node.address for node in slow)
                 _log.warning("%s goes on in another block, without %s, which held it up", self.path, names)
                 placement.shun(slow, slow=True)
