@@ -246,7 +246,9 @@ class Pair(Names):
         token = wire.Token(identifier=b"", password=b"", kind="", service="")
         return Located(Block("pool", self.begun, 2, 0), 0, self.nodes[:count], token)
 
-    def add_block(self, path: str, file_id: int, previous: object, exclude: object, *_: object, **__: object) -> Located:
+    def add_block(
+        self, path: str, file_id: int, previous: object, exclude: object, *_: object, **__: object
+    ) -> Located:
         self.begun += not exclude
         return self._located(1 if exclude else 2)
 

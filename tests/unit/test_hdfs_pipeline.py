@@ -317,3 +317,17 @@ def test_a_pause_of_all_datanodes_is_waited_for_at_first(made, monkeypatch):
         connected(first, *others).close()
     finally:
         timer.join()
+
+
+def test_an_acknowledgement_that_comes_while_the_datanodes_are_asked_counts_more_than_their_silence(made, monkeypatch):
+    """On slow links an answer may take longer than a DataNode has for it."""
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)
+    monkeypatch.setattr(probe, "PROBE", 0.4)
+
+    def late(p: Packet) -> list[bytes]:
+        time.sleep(0.25 if p.number == 0 else 0)
+        return [ack(p.number, 0, 0, 0)]
+
+    pipe = connected(made(late), made(), made(mute=True))
+    send_all(pipe)
+    pipe.close()
