@@ -234,3 +234,61 @@ def test_a_limit_of_this_process_ends_the_write_and_shuns_no_datanode(monkeypatc
         out.write(b"x" * output.PACKET)
     assert placement.shunned() == []
     out.abandon()
+
+
+class Pair(Names):
+    """A cluster of the DataNodes ``a`` and ``b``; ``begun``: blocks that were begun, ``left``: pipelines after that."""
+
+    begun = left = 0
+    nodes: ClassVar = tuple(DataNode(name, "127.0.0.1", port) for port, name in enumerate("ab", 1))
+
+    def _located(self, count: int) -> Located:
+        token = wire.Token(identifier=b"", password=b"", kind="", service="")
+        return Located(Block("pool", self.begun, 2, 0), 0, self.nodes[:count], token)
+
+    def add_block(
+        self, path: str, file_id: int, previous: object, exclude: object, *_: object, **__: object
+    ) -> Located:
+        self.begun += not exclude
+        return self._located(1 if exclude else 2)
+
+    def abandon_block(self, *args: object, **options: object) -> None: ...
+
+    def update_block_for_pipeline(self, *args: object, **options: object) -> Located:
+        self.left += 1
+        return self._located(0)
+
+    def update_pipeline(self, *args: object, **options: object) -> None: ...
+
+    def live_nodes(self, *, deadline: float) -> tuple[DataNode, ...]:
+        return self.nodes
+
+
+@pytest.fixture
+def unshunned() -> Iterator[None]:
+    yield
+    placement._shunned.clear()
+    placement._live.clear()
+
+
+def test_a_datanode_that_was_silent_and_is_there_again_is_left_once(lines, unshunned):
+    """Not once per packet, each time with one replica of what was written, because no other DataNode is there."""
+    names, together = Pair(block_size=32 << 20), Placement()
+    with FileOutput(names, PATH, replication=2, placement=together) as out:  # type: ignore[arg-type]
+        out.write(bytes(1 << 20))
+        together.silent(names.nodes[1:])
+        placement.shun(names.nodes[1:])
+        out.write(bytes(12 << 20))
+    assert (names.begun, names.left) == (2, 1)
+
+
+def test_a_datanode_that_is_only_slow_keeps_what_else_one_datanode_would_have(lines, unshunned):
+    """It ends its block: one of two replicas is not given up because of a second."""
+    names, together = Pair(block_size=32 << 20), Placement()
+    with FileOutput(names, PATH, replication=2, placement=together) as out:  # type: ignore[arg-type]
+        out.write(bytes(1 << 20))
+        together._slow.add("b")
+        out.write(bytes(1 << 20))
+        assert placement.shunned() == [names.nodes[1]]
+        out.write(bytes(1 << 20))
+    assert (names.begun, names.left) == (2, 0)

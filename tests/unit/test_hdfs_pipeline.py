@@ -297,3 +297,37 @@ def test_silence_of_some(made, monkeypatch):
     nodes = [node("a", alive.port), node("b", mute.port), node("c", gone.port), node("d", alive.port)]
     assert probe.silent(nodes, "pool") == (1, 2)
     assert probe.silent([], "pool") == ()
+
+
+def test_a_pause_of_all_datanodes_is_waited_for_at_first(made, monkeypatch):
+    """Or what pauses all (this machine's network, too) would leave no DataNode for the new block but others."""
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)
+    monkeypatch.setattr(probe, "PROBE", 0.2)
+    first, others = made(mute=True), (made(mute=True), made(mute=True))
+    first._setup = b"\x02"  # the rest of the answer comes when they are there again
+
+    def thaw() -> None:
+        for each in (first, *others):
+            each._mute = False
+        first._open[0].sendall(delimited(wire.BlockOpResponse(status=0))[1:])
+
+    timer = threading.Timer(0.5, thaw)
+    timer.start()
+    try:
+        connected(first, *others).close()
+    finally:
+        timer.join()
+
+
+def test_an_acknowledgement_that_comes_while_the_datanodes_are_asked_counts_more_than_their_silence(made, monkeypatch):
+    """On slow links an answer may take longer than a DataNode has for it."""
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)
+    monkeypatch.setattr(probe, "PROBE", 0.4)
+
+    def late(p: Packet) -> list[bytes]:
+        time.sleep(0.25 if p.number == 0 else 0)
+        return [ack(p.number, 0, 0, 0)]
+
+    pipe = connected(made(late), made(), made(mute=True))
+    send_all(pipe)
+    pipe.close()

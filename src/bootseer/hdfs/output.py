@@ -136,14 +136,16 @@ class FileOutput(NewFile):
     def _ends_early(self, block: BlockWriter) -> bool:
         """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
         self._placement.silent(block.silent)
+        block.silent.clear()
         if block.degraded or self._early == _EARLY:
             return block.degraded
         slow = self._placement.slow(id(self), block.nodes, block.run())
         if slow:
             self._early += 1
-            if len(slow) < len(block.nodes):
+            left = len(block.nodes) - len(slow)
+            if left >= blockwriter.ENOUGH or (left and not any(map(self._placement.answers, slow))):
                 block.leave(slow)
-            else:  # nobody else has what they acknowledged: they end the block
+            else:  # hardly anybody else has what they acknowledged: they end the block
                 names = ", ".join(node.address for node in slow)
                 _log.warning("%s goes on in another block, without %s, which held it up", self.path, names)
                 placement.shun(slow, slow=True)
@@ -156,11 +158,14 @@ class FileOutput(NewFile):
         for attempt in range(1, _SETUPS + 1):
             located = self._allocate(list(bad.values()), until)
             try:
-                return BlockWriter(self.namenode, self.path, located, self._terms)
+                block = BlockWriter(self.namenode, self.path, located, self._terms)
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
                 if exc.silent:
                     self._placement.silent(failed)
+            else:
+                self._placement.begin(id(self), located.nodes)
+                return block
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
             _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
@@ -197,7 +202,6 @@ class FileOutput(NewFile):
                         # we avoid too many: a replica where something failed lately is better than only one
                         self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
                         continue
-                    self._placement.begin(id(self), located.nodes)
                     return located
             _log.warning("%s waits for DataNodes: %s", self.path, problem.message)
             time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))

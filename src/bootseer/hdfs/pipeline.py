@@ -245,9 +245,13 @@ class Pipeline:
     def _look(self) -> None:
         silent = probe.silent(self.nodes, self.located.block.pool)
         self._looked = time.monotonic()
+        if silent and any(event & select.POLLIN for _, event in self._poll.poll(0)):
+            return  # an acknowledgement came meanwhile: slow links are no frozen DataNodes
         late = self._looked - self._moved
-        # all of them: they may thaw, and have what nobody else has; but a new block goes elsewhere
-        if silent and (len(silent) < len(self.nodes) or self._replaceable):
+        # all of them: they may thaw, and have what nobody else has; but a new block goes elsewhere, after a second look
+        # where they are several: what pauses the whole cluster must not cost a block its replicas
+        hopeless = self._replaceable and (len(self.nodes) == 1 or self._stall > STALL)
+        if silent and (len(silent) < len(self.nodes) or hopeless):
             names = ", ".join(self.nodes[i].address for i in silent)
             raise Broken(f"{names} does not answer", silent, silent=True)
         if late < PATIENCE:
