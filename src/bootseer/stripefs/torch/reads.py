@@ -96,6 +96,7 @@ class TensorReads:
 
     def bytes(self, file: ChunkFile, offset: int, length: int, done: Callable[[bytearray], object]) -> None:
         """Read ``length`` bytes and give them to ``done``."""
+        file.check_range(offset, length)  # before there is memory for it
         data = bytearray(length)
         self._ranges.append((file, offset, memoryview(data)))
         self._after.append(lambda: done(data))
