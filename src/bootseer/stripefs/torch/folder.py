@@ -75,9 +75,14 @@ class CheckpointFolder:
     def open(self, name: str) -> ChunkFile:
         """The file ``name``, which stays open until `close`. `DataError` when it is not the one that COMMIT lists."""
         with self._lock:
-            if name not in self._files:
-                self._files[name] = self._open(name)
-            return self._files[name]
+            if (found := self._files.get(name)) is not None:
+                return found
+        opened = self._open(name)
+        with self._lock:
+            found = self._files.setdefault(name, opened)
+        if found is not opened:
+            opened.close()
+        return found
 
     def _open(self, name: str) -> ChunkFile:
         listed = None
