@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch.distributed as dist  # noqa: E402
+import torch.distributed as dist
 
-from bootseer.stripefs.torch import peers  # noqa: E402
+from bootseer.stripefs.torch import peers
 
 pytestmark = pytest.mark.torch
 
