@@ -504,6 +504,24 @@ def test_a_length_past_the_end_takes_no_memory(tmp_path):
     assert "ends at" in str(found)
 
 
+def test_tensors_of_the_job_that_share_memory(tmp_path):
+    """Of what was stored for them the last is there, as torch's reader has it, and not a bit of each."""
+    count = 1_000_000
+    save(tmp_path / "ck", {"a": torch.full((count,), 1.0), "b": torch.full((count,), 2.0)})
+    one = torch.zeros(count)
+    for _ in range(3):
+        dcp.load({"a": one, "b": one}, storage_reader=bt.StorageReader(f"{tmp_path}/ck"))
+        assert one.unique().tolist() == [2.0]
+    with open_fs(str(tmp_path / "ck")).open("__0_0.distcp") as file:
+        memory, parts = torch.zeros(100, dtype=torch.uint8), []
+        reads = TensorReads(lambda ranges: parts.extend(len(view) for _, _, view in ranges))
+        for low, high in ((10, 20), (30, 40), (20, 30), (0, 10), (5, 6), (15, 35), (39, 50), (40, 50), (0, 100)):
+            reads.tensor(Stored(file, 0, torch.uint8, (100,)), (low,), (high - low,), memory[low:high])
+        begin = memory.data_ptr()
+        assert [at - begin for at in reads._taken] == [0, 10, 10, 20, 20, 30, 30, 40, 40, 50]
+        reads.flush()
+
+
 def test_files_are_opened_side_by_side(tmp_path, monkeypatch):
     import threading
 
