@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from bootseer.stripefs.torch import peers
+from bootseer.stripefs.torch import peers, shared_read
 
 pytestmark = pytest.mark.torch
 
@@ -106,3 +106,33 @@ def test_a_door_without_threads_left_closes(monkeypatch):
         sock.settimeout(5)
         assert sock.recv(1) == b""
     door.close()
+
+
+def test_a_group_that_is_made_anew_begins_to_count_anew(monkeypatch):
+    """After a restart within the process (only some ranks are new) all ranks name their meetings alike."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    met = []
+
+    class Meeting:
+        door = None
+
+        def __init__(self, store, key, rank, size):
+            met.append(key)
+
+        def join(self, *args):
+            raise OSError("nobody here")
+
+        def finish(self):
+            pass
+
+    monkeypatch.setattr(shared_read, "Rendezvous", Meeting)
+    for _ in range(2):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+        try:
+            for group in (dist.group.WORLD, dist.group.WORLD, dist.new_group([0, 1])):
+                assert "nobody here" in shared_read.read_shared([], group).alone
+        finally:
+            del group
+            dist.destroy_process_group()
+    assert [key.rpartition("/")[2] for key in met] == ["1", "2", "1"] * 2
