@@ -176,7 +176,7 @@ def _servers() -> set[int]:
                 line = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if ours and (b"bootseer.blocks.serving.server" in line or b"bootseer.stripefs" in line):
+            if ours and (b"bootseer.blocks.serving.server" in line or b"bootseer.stripefs.mount" in line):
                 found.add(int(entry.name))
     return found
 

@@ -17,9 +17,10 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter  # noqa: E402
+from torch.distributed.checkpoint.planner import LoadPlan  # noqa: E402
 
 from bootseer import torch as bt  # noqa: E402
-from bootseer.stripefs.torch.pickles import DATA_OFFSET, tensor_layout  # noqa: E402
+from bootseer.stripefs.torch.pickles import DATA_OFFSET, load_metadata, tensor_layout  # noqa: E402
 from bootseer.stripefs.torch.reads import Stored, TensorReads, read_ranges  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -407,3 +408,191 @@ def test_torch_is_imported_only_when_it_is_used(tmp_path):
         "import sys, bootseer.torch, bootseer.cli.main; assert 'torch' not in sys.modules; bootseer.torch.StorageReader"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+class Patch:
+    """A pickle that sets an attribute of a class (or function), which stays set when it was refused."""
+
+    def __init__(self, module, name, attribute):
+        self.module, self.name, self.attribute = module, name, attribute
+
+    def pickled(self) -> bytes:
+        def text(value):
+            return b"\x8c" + bytes([len(value)]) + value.encode()
+
+        named = text(self.module) + text(self.name) + b"\x93"
+        return b"\x80\x04" + named + b"N}" + text(self.attribute) + b"K\x07s\x86b."
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+        ("torch.serialization", "_get_layout"),
+        ("pathlib", "PosixPath"),
+        ("builtins", "getattr"),
+    ],
+)
+def test_a_checkpoint_changes_nothing_in_the_process(module, name):
+    import importlib
+    import pathlib
+
+    from bootseer.stripefs.torch import pickles
+
+    with pytest.raises(DataError):
+        load_metadata(Patch(module, name, "planted").pickled(), "x")
+    held = [getattr(importlib.import_module(module), name), pathlib.PurePath, *pickles._CLASSES.values()]
+    assert not any(hasattr(one, "planted") for one in (*held, pickles._member))
+
+
+def test_a_checkpoint_does_not_change_the_members_of_an_enumeration():
+    from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as FORMATS
+
+    (member, *_), before = FORMATS, [dict(vars(one)) for one in FORMATS]
+    good = pickle.dumps(member)
+    planted = good[:-1] + b"}\x8c\x06_name_\x8c\x07plantedsb."
+    with pytest.raises(DataError):
+        load_metadata(planted, "x")
+    assert [dict(vars(one)) for one in FORMATS] == before
+    assert pickle.loads(good) is member
+
+
+def test_a_saved_tensor_changes_nothing_in_the_process():
+    import io
+    import zipfile
+
+    from bootseer.stripefs.torch import pickles
+
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a/byteorder", "little")
+        archive.writestr("a/data.pkl", Patch("torch._utils", "_rebuild_tensor_v2", "planted").pickled())
+    data = out.getvalue()
+    assert tensor_layout(data, data, len(data)) is None
+    assert not any(hasattr(one, "planted") for one in (pickles._tensor_v2, *pickles._MAKERS.values()))
+
+
+def test_a_saved_tensor_of_odd_sizes_is_none():
+    import io
+    import zipfile
+
+    tensor = io.BytesIO()
+    torch.save(torch.ones(3, 2), tensor)
+    with zipfile.ZipFile(tensor) as archive:
+        parts = {info.filename: archive.read(info) for info in archive.infolist()}
+    name = next(name for name in parts if name.endswith("data.pkl"))
+    assert parts[name].count(b"K\x03K\x02\x86") == 1
+    for odd in (b"]]\x86", b"NN\x86", b"N", b"K\x03", b"K\x03\x85", b"J\xff\xff\xff\xffK\x02\x86"):
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w") as archive:
+            for path, content in parts.items():
+                archive.writestr(path, content.replace(b"K\x03K\x02\x86", odd) if path == name else content)
+        data = out.getvalue()
+        assert tensor_layout(data, data, len(data)) is None
+
+
+def test_a_length_past_the_end_takes_no_memory(tmp_path):
+    dcp.save({"x": 3}, storage_writer=FileSystemWriter(str(tmp_path), sync_files=False))
+    metadata = tmp_path / ".metadata"
+    bad = pickle.loads(metadata.read_bytes())
+    next(iter(bad.storage_data.values())).length = 10**15
+    metadata.write_bytes(pickle.dumps(bad))
+    found = error(lambda: dcp.load({"x": 0}, storage_reader=bt.StorageReader(str(tmp_path))))
+    assert isinstance(found, DataError)
+    assert "ends at" in str(found)
+
+
+def test_tensors_of_the_job_that_share_memory(tmp_path):
+    """Of what was stored for them the last is there, as torch's reader has it, and not a bit of each."""
+    count = 1_000_000
+    save(tmp_path / "ck", {"a": torch.full((count,), 1.0), "b": torch.full((count,), 2.0)})
+    one = torch.zeros(count)
+    for _ in range(3):
+        dcp.load({"a": one, "b": one}, storage_reader=bt.StorageReader(f"{tmp_path}/ck"))
+        assert one.unique().tolist() == [2.0]
+    with open_fs(str(tmp_path / "ck")).open("__0_0.distcp") as file:
+        memory, parts = torch.zeros(100, dtype=torch.uint8), []
+        reads = TensorReads(lambda ranges: parts.extend(len(view) for _, _, view in ranges))
+        for low, high in ((10, 20), (30, 40), (20, 30), (0, 10), (5, 6), (15, 35), (39, 50), (40, 50), (0, 100)):
+            reads.tensor(Stored(file, 0, torch.uint8, (100,)), (low,), (high - low,), memory[low:high])
+        begin = memory.data_ptr()
+        assert [at - begin for at in reads._taken] == [0, 10, 10, 20, 20, 30, 30, 40, 40, 50]
+        reads.flush()
+
+
+def test_files_are_opened_side_by_side(tmp_path, monkeypatch):
+    import threading
+
+    from bootseer.stripefs import StripeFS
+    from bootseer.stripefs.torch.folder import CheckpointFolder
+
+    fs = open_fs(str(tmp_path))
+    for name in "ab":
+        with fs.create(name) as out:
+            out.write(b"x")
+    together, real = threading.Barrier(2), StripeFS.open
+
+    def opened(self, path):
+        together.wait(10)
+        return real(self, path)
+
+    monkeypatch.setattr(StripeFS, "open", opened)
+    with CheckpointFolder(str(tmp_path)) as folder:
+        threads = [threading.Thread(target=folder.open, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not together.broken
+        assert folder.open("a") is folder.open("a")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_loaded(tmp_path):
+    """Its metadata of one version and its bytes of another would be numbers that nobody saved."""
+    import shutil
+
+    save(tmp_path / "ck", {"a": torch.full((50_000,), 1.0), "b": torch.full((50_000,), 2.0)})
+    reader = bt.StorageReader(f"{tmp_path}/ck")
+    real = reader.read_data
+
+    def replaced(plan, planner):
+        shutil.rmtree(tmp_path / "ck")
+        save(tmp_path / "ck", {"b": torch.full((50_000,), 3.0), "a": torch.full((50_000,), 4.0)})
+        return real(plan, planner)
+
+    reader.read_data = replaced
+    state = {"a": torch.zeros(50_000), "b": torch.zeros(50_000)}
+    found = error(lambda: dcp.load(state, storage_reader=reader))
+    assert isinstance(found, DataError)
+    assert "was replaced while it was loaded" in str(found)
+    # nor may two ranks have two versions
+    plans = []
+    for value in (5.0, 6.0):
+        shutil.rmtree(tmp_path / "ck")
+        save(tmp_path / "ck", {"a": torch.full((50_000,), value)})
+        reader = bt.StorageReader(f"{tmp_path}/ck")
+        reader.read_metadata()
+        plans.append(reader.prepare_local_plan(LoadPlan([])))
+    assert reader.prepare_global_plan(plans[1:] * 2) == plans[1:] * 2
+    with pytest.raises(DataError, match="was replaced while it was loaded"):
+        reader.prepare_global_plan(plans)
+
+
+def test_torchs_own_checkpoint_that_is_replaced_while_it_is_loaded(tmp_path):
+    import shutil
+
+    for name, value in (("ck", 1.0), ("next", 2.0)):
+        state = {"a": torch.full((5000,), value), "b": torch.full((5000,), 2 * value)}
+        dcp.save(state, storage_writer=FileSystemWriter(f"{tmp_path}/{name}", sync_files=False))
+
+    def replaced(plan, planner):
+        shutil.rmtree(tmp_path / "ck")
+        (tmp_path / "next").rename(tmp_path / "ck")
+        return real(plan, planner)
+
+    reader = bt.StorageReader(f"{tmp_path}/ck")
+    real, reader.read_data = reader.read_data, replaced
+    found = error(lambda: dcp.load({"a": torch.zeros(5000), "b": torch.zeros(5000)}, storage_reader=reader))
+    assert "was replaced while it was loaded" in str(found)

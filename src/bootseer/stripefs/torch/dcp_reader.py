@@ -73,6 +73,8 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         self._load_id = str(uuid.uuid4())
         self._storage: dict[MetadataIndex, _StorageInfo] = {}
         self._tensors: dict[str, TensorStorageMetadata] = {}
+        self._version = ""
+        """Of the metadata that was read; "" for none."""
 
     def read_metadata(self) -> Metadata:
         with CheckpointFolder(self._url) as folder:
@@ -85,7 +87,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
                 raise NotFoundError(
                     f"{self._url} is no checkpoint of torch.distributed.checkpoint: no {METADATA} there"
                 )
-            file = folder.open(METADATA)
+            file, self._version = folder.open(METADATA), folder.version(METADATA)
             metadata = load_metadata(file.read(0, file.size), file.path)
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self._load_id
@@ -96,13 +98,20 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         self._tensors = metadata.state_dict_metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
+        return dataclasses.replace(plan, storage_data=self._version)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        if len({plan.storage_data for plan in plans}) > 1:
+            raise self._replaced()
         return plans
+
+    def _replaced(self) -> DataError:
+        return DataError(f"{self._url} was replaced while it was loaded", hint="load it again")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         with CheckpointFolder(self._url) as folder:
+            if self._version and folder.version(METADATA) != self._version:
+                raise self._replaced()
             _Load(folder, self._storage, self._tensors, planner, self._group, self._weights_only).run(plan.items)
         future: Future[None] = Future()
         future.set_result(None)

@@ -72,12 +72,23 @@ class CheckpointFolder:
             return list(self._listed)
         return [path.removeprefix(f"{self.path}/") for path in self.fs.files(self.path)]
 
+    def version(self, name: str) -> str:
+        """Another one when the file ``name`` has another content."""
+        if self._listed is None:
+            return self.open(name).identity
+        return self._listed[name].digest if name in self._listed else ""
+
     def open(self, name: str) -> ChunkFile:
         """The file ``name``, which stays open until `close`. `DataError` when it is not the one that COMMIT lists."""
         with self._lock:
-            if name not in self._files:
-                self._files[name] = self._open(name)
-            return self._files[name]
+            if (found := self._files.get(name)) is not None:
+                return found
+        opened = self._open(name)
+        with self._lock:
+            found = self._files.setdefault(name, opened)
+        if found is not opened:
+            opened.close()
+        return found
 
     def _open(self, name: str) -> ChunkFile:
         listed = None

@@ -39,6 +39,8 @@ _HELLO = struct.Struct("<16sBI")
 """Token, what is asked, rank of who asks."""
 _MESSAGE = struct.Struct("<QI")
 """Length of a message, and its CRC-32C."""
+_LONGEST = 1 << 28
+"""Most bytes of a message; needs are some bytes for each run of chunks."""
 _STRANGER = 5.0
 """Seconds in which who connects must have shown the token."""
 _GRACE = 5.0
@@ -122,6 +124,8 @@ def _receive_message(sock: socket.socket, until: float) -> bytes:
     head = bytearray(_MESSAGE.size)
     receive(sock, [memoryview(head)], until)
     length, crc = _MESSAGE.unpack(head)
+    if length > _LONGEST:
+        raise ConnectionAbortedError("its message is damaged")
     data = bytearray(length)
     if data:
         receive(sock, [memoryview(data)], until)
@@ -177,8 +181,13 @@ class Door:
                 if not self._open:
                     sock.close()
                     return
+                try:
+                    thread.start()
+                except RuntimeError as exc:  # no more threads
+                    _log.warning("a connection to this rank is not answered: %s", exc)
+                    sock.close()
+                    continue
                 self._connections[sock] = thread
-                thread.start()
 
     def _talk(self, sock: socket.socket) -> None:
         try:
@@ -240,8 +249,13 @@ class Rendezvous:
             self.door = Door(host, self.token)
             self.door.open({JOIN: self._welcome, FETCH: serve})
             address = msgspec.msgpack.encode(_Address(self.door.host, self.door.port, self.token)).hex()
-            _store_calls.call(lambda: store.set(f"{self._key}/address", address), deadline)
-            return msgspec.msgpack.decode(self._collect(needs, bucket, until), type=Roll)
+            try:
+                _store_calls.call(lambda: store.set(f"{self._key}/address", address), deadline)
+                return msgspec.msgpack.decode(self._collect(needs, bucket, until), type=Roll)
+            finally:  # `_welcome` waits for it, also where another rank has the address and this one has failed
+                with self._changed:
+                    self._over = True
+                    self._changed.notify_all()
         found = bytes.fromhex(self._address(until).decode())
         address_of = msgspec.msgpack.decode(found, type=_Address)
         self.token = address_of.token
@@ -266,21 +280,16 @@ class Rendezvous:
         assert self.door is not None
         with self._changed:
             self._joined[self._rank] = Member(self._rank, self.door.host, self.door.port), needs
-            try:
-                self._changed.wait_for(lambda: len(self._joined) >= self._size, until - time.monotonic())
-                if len(self._joined) < self._size:
-                    _log.warning("%d of %d ranks came to read together", len(self._joined), self._size)
-                same: dict[bytes, list[int]] = {}
-                for rank, (_, one) in sorted(self._joined.items()):
-                    same.setdefault(one, []).append(rank)
-                members = [member for _, (member, _) in sorted(self._joined.items())]
-                faults.point("stripefs.shared.collected")
-                self._roll = msgspec.msgpack.encode(
-                    Roll(members, [(ranks, one) for one, ranks in same.items()], bucket)
-                )
-            finally:
-                self._over = True
-                self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._joined) >= self._size, until - time.monotonic())
+            if len(self._joined) < self._size:
+                _log.warning("%d of %d ranks came to read together", len(self._joined), self._size)
+            same: dict[bytes, list[int]] = {}
+            for rank, (_, one) in sorted(self._joined.items()):
+                same.setdefault(one, []).append(rank)
+            members = [member for _, (member, _) in sorted(self._joined.items())]
+            faults.point("stripefs.shared.collected")
+            self._roll = msgspec.msgpack.encode(Roll(members, [(ranks, one) for one, ranks in same.items()], bucket))
+            self._over = True  # with the lock: who is not on the roll is not welcomed any more
         return self._roll
 
     def _welcome(self, sock: socket.socket, rank: int) -> None:
@@ -289,7 +298,7 @@ class Rendezvous:
             if not self._over:
                 self._joined[rank] = Member(rank, sock.getpeername()[0], joining.port), joining.needs
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._over)  # `_collect` ends in any case
+            self._changed.wait_for(lambda: self._over)  # `join` says so in any case
         try:
             if self._roll:
                 _send_message(sock, self._roll, time.monotonic() + 2 * _STRANGER)

@@ -20,34 +20,69 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from bootseer.errors import DataError
 
-_NAMES = "torch.distributed.checkpoint.metadata"
-_CLASSES: dict[tuple[str, str], object] = {
-    (_NAMES, "Metadata"): dcp.Metadata,
-    (_NAMES, "MetadataIndex"): dcp.MetadataIndex,
-    (_NAMES, "TensorStorageMetadata"): dcp.TensorStorageMetadata,
-    (_NAMES, "BytesStorageMetadata"): dcp.BytesStorageMetadata,
-    (_NAMES, "ChunkStorageMetadata"): dcp.ChunkStorageMetadata,
-    (_NAMES, "TensorProperties"): dcp.TensorProperties,
-    (_NAMES, "StorageMeta"): dcp.StorageMeta,
-    (_NAMES, "_MEM_FORMAT_ENCODING"): dcp._MEM_FORMAT_ENCODING,
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
-    ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-    ("collections", "OrderedDict"): collections.OrderedDict,
-    **{
-        (module, name): pathlib.PurePath
-        for module in ("pathlib", "pathlib._local")
-        for name in ("Path", "PosixPath", "PurePosixPath")
-    },
-}
+
+class _Sealed(type):
+    """Of what a pickle is given for a class or function: a pickle can set attributes of what it names, and these would
+    stay set in the process."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise pickle.UnpicklingError(f"it sets {name} of {cls.__name__}")
+
+
+def _sealed(make: Callable[..., object]) -> _Sealed:
+    """What makes that which ``make`` makes."""
+    return _Sealed("maker", (), {"__slots__": (), "__new__": lambda _, *given: make(*given)})
+
+
+def _instances(kind: type) -> _Sealed:
+    """What makes empty instances of ``kind``: their attributes follow in the pickle."""
+    return _sealed(lambda: object.__new__(kind))
+
+
+class _Member:
+    """In place of a member of an enumeration, of which there is one in the process: equal to it."""
+
+    __slots__ = ("_member",)
+
+    def __init__(self, value: object) -> None:
+        self._member = dcp._MEM_FORMAT_ENCODING(value)
+
+    def __eq__(self, other: object) -> bool:
+        return self._member is other
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _member(kind: object, name: object) -> object:
     """What Python 3.11 writes for a member of an enumeration: ``getattr`` of its class."""
-    members: dict[object, object] = dict(dcp._MEM_FORMAT_ENCODING.__members__)
-    if kind is not dcp._MEM_FORMAT_ENCODING or name not in members:
+    members: dict[object, dcp._MEM_FORMAT_ENCODING] = dict(dcp._MEM_FORMAT_ENCODING.__members__)
+    if kind is not _FORMATS or name not in members:
         raise pickle.UnpicklingError(f"it holds getattr of {kind!r}")
-    return members[name]
+    return _Member(members[name].value)
+
+
+_FORMATS = _sealed(_Member)
+_GETATTR = _sealed(_member)
+_NAMES = "torch.distributed.checkpoint.metadata"
+_CLASSES: dict[tuple[str, str], object] = {
+    (_NAMES, "Metadata"): _instances(dcp.Metadata),
+    (_NAMES, "MetadataIndex"): _instances(dcp.MetadataIndex),
+    (_NAMES, "TensorStorageMetadata"): _instances(dcp.TensorStorageMetadata),
+    (_NAMES, "BytesStorageMetadata"): _instances(dcp.BytesStorageMetadata),
+    (_NAMES, "ChunkStorageMetadata"): _instances(dcp.ChunkStorageMetadata),
+    (_NAMES, "TensorProperties"): _instances(dcp.TensorProperties),
+    (_NAMES, "StorageMeta"): _instances(dcp.StorageMeta),
+    (_NAMES, "_MEM_FORMAT_ENCODING"): _FORMATS,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _instances(_StorageInfo),
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _sealed(torch.serialization._get_layout),
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    **{
+        (module, name): _sealed(pathlib.PurePath)
+        for module in ("pathlib", "pathlib._local")
+        for name in ("Path", "PosixPath", "PurePosixPath")
+    },
+}
 
 
 def _dtype(module: str, name: str) -> torch.dtype | None:
@@ -58,7 +93,7 @@ def _dtype(module: str, name: str) -> torch.dtype | None:
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         if (module, name) == ("builtins", "getattr"):
-            return _member
+            return _GETATTR
         found = _CLASSES.get((module, name)) or _dtype(module, name)
         if found is None:
             raise pickle.UnpicklingError(f"it holds {module}.{name}")
@@ -123,9 +158,9 @@ def _parameter(data: object, *rest: object) -> object:
 
 
 _MAKERS: dict[tuple[str, str], Callable[..., object]] = {
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
-    ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3,
-    ("torch._utils", "_rebuild_parameter"): _parameter,
+    ("torch._utils", "_rebuild_tensor_v2"): _sealed(_tensor_v2),
+    ("torch._utils", "_rebuild_tensor_v3"): _sealed(_tensor_v3),
+    ("torch._utils", "_rebuild_parameter"): _sealed(_parameter),
     ("collections", "OrderedDict"): collections.OrderedDict,
 }
 
@@ -199,13 +234,13 @@ def tensor_layout(head: bytes, tail: bytes, length: int) -> TensorLayout | None:
             offset = at + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
             if len(header) < 30 or data.compress_type != zipfile.ZIP_STORED or any(rest):
                 return None
+            count = 1
+            for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+                if size < 0 or (size > 1 and stride != count):
+                    return None
+                count *= size
+            if start < 0 or (start + count) * dtype.itemsize > data.file_size:
+                return None
+            return TensorLayout(offset + start * dtype.itemsize, dtype, tuple(sizes))
     except Exception:
         return None
-    count = 1
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if size > 1 and stride != count:
-            return None
-        count *= size
-    if not isinstance(dtype, torch.dtype) or (start + count) * dtype.itemsize > data.file_size:
-        return None
-    return TensorLayout(offset + start * dtype.itemsize, dtype, tuple(sizes))

@@ -3,11 +3,13 @@
 A stored tensor is an array of rows at an offset of a file. A part of it is one range of bytes where it lies in one
 piece, else several. Ranges that lie further apart than a chunk are read one by one; what is nearer to each other would
 touch the same chunks anyway and is read as one, into memory of its own. So is what goes to another device, to another
-dtype, or into a tensor that is not contiguous; it is copied from there.
+dtype, or into a tensor that is not contiguous, or whose memory another part has, too (tied weights); it is copied from
+there, in order.
 """
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import itertools
 import math
@@ -78,6 +80,7 @@ class TensorReads:
         self._read, self._staging = read, staging
         self._ranges: list[Range] = []
         self._kept: list[torch.Tensor] = []  # their memory is in the ranges
+        self._taken: list[int] = []  # where in memory each of them begins and ends, ascending
         self._after: list[Callable[[], object]] = []
         self._staged = 0
 
@@ -96,6 +99,7 @@ class TensorReads:
 
     def bytes(self, file: ChunkFile, offset: int, length: int, done: Callable[[bytearray], object]) -> None:
         """Read ``length`` bytes and give them to ``done``."""
+        file.check_range(offset, length)  # before there is memory for it
         data = bytearray(length)
         self._ranges.append((file, offset, memoryview(data)))
         self._after.append(lambda: done(data))
@@ -104,7 +108,7 @@ class TensorReads:
     def flush(self) -> None:
         """Read everything that is wanted, copy what was not read into its place, and call each ``done``, in order."""
         ranges, after = self._ranges, self._after
-        self._ranges, self._after, self._staged = [], [], 0
+        self._ranges, self._after, self._taken, self._staged = [], [], [], 0
         self._read(ranges)
         for step in after:
             step()
@@ -128,7 +132,7 @@ class TensorReads:
         for index in itertools.product(*(range(length) for length in lengths[:outer])):
             first = start + sum(i * stride for i, stride in zip(index, strides, strict=False))
             rows, shape, steps = target[index] if index else target, lengths[outer:], strides[outer:]
-            if math.prod(lengths[outer:inner]) == 1 and _is_memory(rows, stored.dtype):
+            if math.prod(lengths[outer:inner]) == 1 and _is_memory(rows, stored.dtype) and self._take(rows):
                 self._kept.append(rows)
                 self._ranges.append((stored.file, stored.offset + first * width, memory(rows)))
                 continue
@@ -137,6 +141,15 @@ class TensorReads:
                 block = [min(height, shape[0] - row), *shape[1:]] if shape else []
                 part = rows[row : row + height] if shape else rows
                 self._staged_part(stored, first + (row * steps[0] if shape else 0), block, steps, part)
+
+    def _take(self, rows: torch.Tensor) -> bool:
+        """Whether nothing else is read to the memory of ``rows``: it would be overwritten while it is checked."""
+        start, end = rows.data_ptr(), rows.data_ptr() + rows.nbytes
+        at = bisect.bisect(self._taken, start)
+        if at % 2 or (at < len(self._taken) and self._taken[at] < end):
+            return False
+        self._taken[at:at] = start, end
+        return True
 
     def _staged_part(
         self, stored: Stored, first: int, shape: Sequence[int], strides: Sequence[int], target: torch.Tensor

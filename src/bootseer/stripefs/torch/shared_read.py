@@ -20,6 +20,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -133,8 +134,8 @@ def read_shared(
     return report
 
 
-_calls: Counter[str] = Counter()
-"""By group: how many reads it has had; every rank counts the same."""
+_calls: weakref.WeakKeyDictionary[ProcessGroup, int] = weakref.WeakKeyDictionary()
+"""How many reads each group has had; every rank counts the same, also one that is new in a group made anew."""
 
 
 class _Missing(NamedTuple):
@@ -174,10 +175,9 @@ class _Sharing:
             return "torch.distributed is not initialized"
         if (rank := dist.get_rank(group)) < 0 or (size := dist.get_world_size(group)) < 2:
             return "it is the only rank of its group"
-        name = str(group.group_name)
-        _calls[name] += 1
+        _calls[group] = call = _calls.get(group, 0) + 1
         self._rendezvous = rendezvous = Rendezvous(
-            distributed_c10d._get_process_group_store(group), f"bootseer.read/{_calls[name]}", rank, size
+            distributed_c10d._get_process_group_store(group), f"bootseer.read/{call}", rank, size
         )
         try:
             needs = shared_plan.encode(self._to.needs())
