@@ -160,7 +160,8 @@ class Door:
         self.host, self.port = host, int(self._listener.getsockname()[1])
         self._token, self._handlers = token, dict[int, Handler]()
         self._lock, self._open = threading.Lock(), True
-        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._connections: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []  # of connections, also of some that have ended
         self._thread = threading.Thread(target=self._accept, name="bootseer-door", daemon=True)
 
     def open(self, handlers: dict[int, Handler]) -> None:
@@ -187,7 +188,8 @@ class Door:
                     _log.warning("a connection to this rank is not answered: %s", exc)
                     sock.close()
                     continue
-                self._connections[sock] = thread
+                self._connections.add(sock)
+                self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
     def _talk(self, sock: socket.socket) -> None:
         try:
@@ -201,18 +203,18 @@ class Door:
             _log.debug("a connection to this rank ended: %s", exc)
         finally:
             with self._lock:
-                self._connections.pop(sock, None)
+                self._connections.discard(sock)
             sock.close()
 
     def close(self) -> None:
         with self._lock:
             self._open = False
-            talking = dict(self._connections)
+            talking, threads = list(self._connections), self._threads
         for sock in (self._listener, *talking):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        for thread in talking.values():
+        for thread in threads:
             thread.join()
         if self._thread.is_alive():
             self._thread.join()
