@@ -131,8 +131,9 @@ def _rank(ranks: int, rank: int, port: int, task: Task) -> None:
 
     reports: list[shared_read.SharedReadReport] = []
 
-    def noted(requests: Any, group: Any) -> None:
+    def noted(requests: Any, group: Any) -> shared_read.SharedReadReport:
         reports.append(shared_read.read_shared(requests, group))
+        return reports[-1]
 
     url = f"{task.url}/{task.path}"
     vars(bootseer.torch)["read_shared"] = noted
