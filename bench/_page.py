@@ -54,7 +54,8 @@ def sections() -> Iterator[str]:
 def command(report: dict[str, Any]) -> str:
     """The command that made the report, as a reader would type it."""
     name, against, _ = report["name"].partition("-against")
-    verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}"
+    name, quick, _ = name.partition("-quick")
+    verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}{' --quick' if quick else ''}"
     return f"{verb}{' --against DIR' if against else ''} --out report.json"
 
 
