@@ -58,7 +58,7 @@ def arguments(name: str, doc: str, parts: Sequence[str], quick: str) -> argparse
 def session(name: str, options: argparse.Namespace, figures: Callable[[Report, Say], None]) -> Iterator[Session]:
     """A folder for what a benchmark makes, deleted at the end; then the figures, printed, and the report, written."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    out = report_form.new(name)
+    out = report_form.new(f"{name}-quick" if options.quick else name)
     work = Path(tempfile.mkdtemp(prefix=f"bench-{name}-", dir=options.work))
     try:
         yield Session(work, out, options.parts.split(","), options.rounds or (3 if options.quick else 5))
