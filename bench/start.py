@@ -84,9 +84,6 @@ class Starts(comparison.Demo):
             stages=done.record.stages,
         )
 
-    def _figures(self, identical: bool, total: float) -> None:
-        raise NotImplementedError("the figures of this bench are `compute`'s")
-
 
 def _job(site: Site) -> Job:
     job = comparison._job(site)

@@ -179,18 +179,6 @@ def test_files_that_nobody_uses_are_closed(fs, folder):
         assert one.read(7, 100) == DATA[7:107], "what comes late is read past the cache"
 
 
-def test_files_of_earlier_versions_go_and_others_stay(fs, folder):
-    old = folder / "fs"
-    old.mkdir(parents=True)
-    (old / ("ab" * 16)).write_bytes(b"chunks")
-    (old / "mine").write_bytes(b"not ours")
-    warm(fs, folder)
-    assert [path.name for path in old.iterdir()] == ["mine"]
-    (old / "mine").unlink()
-    warm(fs, folder)
-    assert not old.exists()
-
-
 # -- what is believed ------------------------------------------------------------------------------------------------
 
 

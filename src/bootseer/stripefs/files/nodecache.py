@@ -21,7 +21,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,8 +44,6 @@ _PENDING = 256 << 20
 _STEP = 256 << 20
 """The limits are looked at again after so many bytes."""
 _CHECKERS = 4
-_OLD_NAME = re.compile(r"[0-9a-f]{32}|plain-[0-9a-f]{32}-\d+-\d+")
-"""Files of versions before the one cache, in ``<cache_dir>/fs``."""
 
 
 class NodeFile:
@@ -168,7 +165,6 @@ class NodeCache:
         self._full = False  # the last eviction did not help
         self._closing = threading.Event()
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="bootseer-cache-write")
-        _remove_old(cache_dir)
         self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
         self._syncing.start()
 
@@ -285,17 +281,6 @@ class NodeCache:
             files, self._files = self._files, {}
         for file in files.values():
             file.close()
-
-
-def _remove_old(cache_dir: Path) -> None:
-    """Remove the folder ``fs`` in which earlier versions kept chunks. Best effort; a server of such a version that
-    still runs has its files open, and keeps them."""
-    folder = cache_dir / "fs"
-    with contextlib.suppress(OSError):
-        for path in folder.iterdir():
-            if _OLD_NAME.fullmatch(path.name):
-                path.unlink()
-        folder.rmdir()
 
 
 def _digest(shape: ChunkList) -> bytes:
