@@ -60,6 +60,7 @@ def on_disk(replicas: Replicas, cluster: hadoop.HadoopCluster, path: str):
         time.sleep(0.1)
 
 
+@pytest.mark.serial  # a DataNode that a busy machine delays is left out
 def test_every_datanode_serves_and_explain_says_so(fs):
     data = write(fs, "f", 48 << 20)
     before = {address: served for address, served in _served(fs, "f").items()}

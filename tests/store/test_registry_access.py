@@ -228,6 +228,7 @@ class TestTokens:
         # Single flight: one for each lifetime (renewed at three quarters), not one for each thread.
         assert 2 <= tokens.requests - before <= 6
 
+    @pytest.mark.serial  # tokens live for seconds here
     def test_the_old_token_serves_while_the_server_of_new_ones_is_down(
         self, tokens: TokenServer, guarded: DockerRegistry, caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,

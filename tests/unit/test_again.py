@@ -56,5 +56,12 @@ def test_a_module_that_is_not_read_is_noted(tmp_path, monkeypatch):
 
 
 def test_many_failures_are_no_accident(failed, capfd):
-    assert failed(*(f"test_fine[{number}]" for number in range(6))) == 1
+    assert failed(*(f"test_fine[{number}]" for number in range(21))) == 1
+    assert "too many" in capfd.readouterr().out
+
+
+def test_failures_of_many_modules_are_no_accident(tmp_path, capfd):
+    lines = [json.dumps([f"{tmp_path}/test_{number}.py::test", "failure"]) for number in range(6)]
+    (tmp_path / "failures").write_text("\n".join(lines))
+    assert again.main(tmp_path / "failures", ["-q"]) == 1
     assert "too many" in capfd.readouterr().out

@@ -276,6 +276,7 @@ def counted(tmp_path) -> tuple[StripeFileSystem, Counting]:
     return fs, backend
 
 
+@pytest.mark.serial  # it counts on the read-ahead being as quick as the reader
 @pytest.mark.parametrize("piece", [100, 5000, UNIT, 3 * UNIT, 70_000, len(DATA)])
 def test_reading_on_fetches_each_chunk_once_and_many_at_a_time(counted, piece):
     fs, backend = counted
