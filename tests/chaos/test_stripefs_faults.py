@@ -114,7 +114,9 @@ FAULTS: dict[str, Callable[[ShapedHadoop, int], contextlib.AbstractContextManage
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("fault", ["frozen", "killed", pytest.param("slow", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "fault", ["frozen", *(pytest.param(fault, marks=pytest.mark.soak) for fault in ("killed", "slow"))]
+)
 def test_readers_and_writers_notice_nothing_but_time(site, crowded, mounted, place, fault):
     """One through StripeFS, one through the mount, one that writes and reads back; each DataNode in turn: no error."""
     made = mounted(crowded)

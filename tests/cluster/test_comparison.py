@@ -60,6 +60,7 @@ def test_four_starts_one_report(cache: Path, tmp_path: Path) -> None:
     assert left_over(cache) == []
 
 
+@pytest.mark.soak
 def test_interrupted_leaves_nothing(cache: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(argv(cache, tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None

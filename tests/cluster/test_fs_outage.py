@@ -40,7 +40,7 @@ def mounted(cluster: HadoopCluster, tmp_path: Path) -> Iterator[FsMount]:
     made.unmount()
 
 
-@pytest.mark.parametrize("way", ["frozen", "killed"])
+@pytest.mark.parametrize("way", ["frozen", pytest.param("killed", marks=pytest.mark.soak)])
 def test_what_is_open_goes_on_and_what_is_opened_ends_in_time(
     cluster: HadoopCluster, mounted: FsMount, way: str
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.kernel import mount
+from support.waits import until
 
 
 @pytest.fixture
@@ -29,4 +30,10 @@ def place() -> Iterator[Path]:
     yield path
     for entry in reversed(mount.below(path)):
         mount.unmount(entry.target, lazy=True, force=True)
-    shutil.rmtree(path)
+    until(lambda: _removed(path), 20, f"{path}, in which somebody still writes: its removal")
+
+
+def _removed(path: Path) -> bool:
+    """A block server that has just lost its mount may still end what it was writing."""
+    shutil.rmtree(path, ignore_errors=True)
+    return not path.exists()

@@ -139,7 +139,7 @@ def nursery() -> Iterator[Nursery]:
     made.close()
 
 
-@pytest.fixture(params=["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), pytest.param("hdfs", marks=pytest.mark.hdfs)])
 def fs(request, tmp_path) -> StripeFS:
     if request.param == "folder":
         return open_fs(str(tmp_path / "store"))

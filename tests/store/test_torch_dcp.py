@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-@pytest.fixture(params=["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), pytest.param("hdfs", marks=pytest.mark.hdfs)])
 def store(request, tmp_path) -> str:
     if request.param == "folder":
         return str(tmp_path / "run")
@@ -45,7 +45,7 @@ def test_hybrid_sharding(tmp_path):
     assert one(dcpjob.run(2, "load", f"{tmp_path}/hybrid"))[0] == saved
 
 
-@pytest.mark.parametrize("how", ["thread", "process"])
+@pytest.mark.parametrize("how", ["thread", pytest.param("process", marks=pytest.mark.soak)])
 def test_async_save(tmp_path, how):
     saved = one(dcpjob.run(2, "save", f"{tmp_path}/run/step-1", (), how))
     assert open_fs(f"{tmp_path}/run").latest() == "step-1"
