@@ -109,6 +109,10 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         self._reading: dict[int, int] = {}  # the same of those open for reading whose content is to be opened again
         self._changing = threading.RLock()  # one change of names at a time
 
+    @property
+    def unfinished(self) -> int:
+        return len(self._unfinished)
+
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         if name != name.encode(errors="ignore").decode():  # not UTF-8: the store has no such names
             raise refusal(errno.ENOENT)
