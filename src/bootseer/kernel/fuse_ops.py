@@ -188,7 +188,7 @@ class Operations:
 
     def backing(self, fh: int) -> int | None:
         """Descriptor of a local file with all bytes of the open file ``fh``, from which the kernel may read it by
-        itself until `release`; None where there is none."""
+        itself until `release`; None where there is none. Opens wait for the answer."""
         return None
 
     def backed(self, node: int, backing: int) -> None:

@@ -52,6 +52,10 @@ def _os_error_of(exc: BootseerError, path: str) -> OSError:
     return _os_error(errno.EIO, path)
 
 
+_COMPARE_SECONDS = 1.0
+"""For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
+
+
 class Waited:
     """A clock that runs while at least one thread is inside."""
 
@@ -208,7 +212,7 @@ class StripeOperations(fuse.Operations):
 
     def backing(self, fh: int) -> int | None:
         cached = self._cached.get(fh)
-        return cached.fd if cached is not None and cached.whole() else None
+        return cached.fd if cached is not None and cached.whole(_COMPARE_SECONDS) else None
 
     def backed(self, node: int, backing: int) -> None:
         if node not in self._nodes:
