@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import mmap
 import os
@@ -13,6 +14,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.root
 
 PAGE = Path(__file__).parents[2] / "docs/reference/mount.md"
 BIG = os.urandom(1 << 20) * 5
+libc = ctypes.CDLL(None, use_errno=True)
 STORES = ["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)]
 
 
@@ -360,6 +363,26 @@ def modes(site: Site) -> None:
     os.rename(site.dir / "h", site.dir / "d/h")  # which copies it
     assert not told or site.fs.stat(f"{site.name}/d/h").permissions.kept == 0o640  # type: ignore[union-attr]
     os.chown(site.dir / "f", 12345, 12345)
+
+    def stripes(folder: str) -> set[int]:
+        found = site.fs.backend.list(f"{site.name}/{folder}.bsx")
+        assert found
+        return {entry.permissions.kept for entry in found if entry.permissions}
+
+    (site.dir / "p").mkdir()
+    fd = os.open(site.dir / "p/private", os.O_WRONLY | os.O_CREAT, 0o600)
+    for mode, close in ((0o600, True), (0o644, False), (0o400, False)):
+        if close:
+            os.write(fd, BIG)
+            os.close(fd)
+        else:
+            os.chmod(site.dir / "p/private", mode)
+        assert stripes("p/") == ({mode} if told else set())
+    (site.dir / "q").mkdir()
+    os.rename(site.dir / "p/private", site.dir / "q/private")  # which copies it
+    assert stripes("q/") == ({0o400} if told else set())
+    (site.dir / "q/private").write_bytes(BIG)
+    assert stripes("q/") == ({0o400} if told else set())
     assert (site.dir / "f").stat().st_uid == os.geteuid()
 
 
@@ -373,9 +396,56 @@ def links_and_special_files(site: Site) -> None:
 
 @row
 def extended_attributes(site: Site) -> None:
-    (site.dir / "f").write_bytes(b"x")
-    refused(errno.EOPNOTSUPP, lambda: os.setxattr(site.dir / "f", "user.a", b"b"))
-    refused(errno.EOPNOTSUPP, lambda: os.getxattr(site.dir / "f", "user.a"))
+    path, store = site.dir / "f", site.fs.backend
+    path.write_bytes(b"x")
+    kept = {"user.a": b"1", "trusted.t": b"\0", "user.empty": b""}
+    for name, value in kept.items():
+        os.setxattr(path, name, b"old")
+        os.setxattr(path, name, value)
+    refused(errno.EEXIST, lambda: os.setxattr(path, "user.a", b"2", os.XATTR_CREATE))
+    refused(errno.ENODATA, lambda: os.setxattr(path, "user.b", b"2", os.XATTR_REPLACE))
+    refused(errno.ENODATA, lambda: os.getxattr(path, "user.b"))
+    refused(errno.ENODATA, lambda: os.removexattr(path, "user.b"))
+    refused(errno.ENODATA, lambda: os.getxattr(path, "security.capability"))
+    refused(errno.EOPNOTSUPP, lambda: os.setxattr(path, "security.x", b"2"))
+    refused(errno.E2BIG, lambda: os.setxattr(path, "user.b", bytes((64 << 10) + 1)))
+    if store.stat("").permissions:  # of HDFS
+        refused(errno.E2BIG, lambda: os.setxattr(path, "user.b", bytes(17 << 10)))
+    os.setxattr(path, "user.b", bytes(1000))
+    room = ctypes.create_string_buffer(999)
+    assert libc.getxattr(os.fsencode(path), b"user.b", room, 999) == -1
+    assert errno.errorcode[ctypes.get_errno()] == "ERANGE"
+    os.removexattr(path, "user.b")
+
+    def check(path: Path) -> None:
+        assert {name: os.getxattr(path, name) for name in os.listxattr(path)} == kept
+        assert store.xattrs(f"{site.name}/{path.relative_to(site.dir)}") == kept
+
+    check(path)
+    path.write_bytes(BIG)
+    with open(path, "ab") as file:
+        file.write(b"more")
+    check(path)
+    (site.dir / "d").mkdir()
+    os.rename(path, site.dir / "d/g")  # which copies it
+    check(site.dir / "d/g")
+    with open(path, "wb", buffering=0) as file:
+        file.write(BIG)
+        for name, value in kept.items():
+            os.setxattr(file.fileno(), name, value)
+        os.setxattr(path, "user.gone", b"2")
+        refused(errno.EEXIST, lambda: os.setxattr(path, "user.a", b"2", os.XATTR_CREATE))
+        os.removexattr(path, "user.gone")
+        refused(errno.ENODATA, lambda: os.removexattr(path, "user.gone"))
+        refused(errno.E2BIG, lambda: os.setxattr(path, "user.b", bytes(17 << 10)))
+        assert {name: os.getxattr(path, name) for name in os.listxattr(path)} == kept
+    check(path)
+    os.rename(path, site.dir / "d/g")
+    check(site.dir / "d/g")
+    os.setxattr(site.dir / "d", "user.a", b"folder")
+    assert run(["getfattr", "-n", "user.a", "--only-values", site.dir / "d"]) == "folder"
+    run(["cp", "-a", site.dir / "d", site.dir / "copy"])
+    check(site.dir / "copy/g")
 
 
 @row
@@ -700,6 +770,30 @@ def test_a_full_disk_below_the_spool(narrow: Callable[..., Site], tmp_path: Path
         assert site.stored("g") is None
     finally:
         subprocess.run(["umount", "-l", cache], check=True)
+
+
+def test_a_long_move_to_another_folder(narrow: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds no other change of names back, and Ctrl-C ends it."""
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.move.copy=sleep:8")
+    site = narrow(1 << 30)
+    for name in ("a", "b", "c"):
+        (site.dir / name).mkdir()
+    (site.dir / "a/f").write_bytes(BIG)
+    before = sorted(path for path, _ in site.fs.backend.walk("d"))
+    with subprocess.Popen(["mv", site.dir / "a/f", site.dir / "b/f"], stderr=subprocess.DEVNULL) as move:
+        time.sleep(0.5)
+        for number in range(12):  # more than there are threads for requests
+            (site.dir / "c/d").mkdir()
+            (site.dir / f"c/{number}").write_bytes(b"x")
+            os.rename(site.dir / f"c/{number}", site.dir / "c/x")
+            (site.dir / "c/x").unlink()
+            (site.dir / "c/d").rmdir()
+        assert move.poll() is None
+        move.send_signal(signal.SIGINT)
+        assert move.wait(60) == -signal.SIGINT
+    assert (site.dir / "a/f").read_bytes() == BIG
+    assert not (site.dir / "b/f").exists()
+    until(lambda: sorted(path for path, _ in site.fs.backend.walk("d")) == before, what="that nothing is left of it")
 
 
 def test_only_who_mounted_it_writes(tmp_path: Path) -> None:

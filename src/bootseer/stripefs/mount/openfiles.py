@@ -17,7 +17,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from bootseer.errors import (
     BootseerError,
@@ -28,9 +28,10 @@ from bootseer.errors import (
     UnsupportedError,
 )
 from bootseer.kernel import fuse
-from bootseer.storage.interface import Entry, join
+from bootseer.storage.interface import Entry, join, kept_xattrs
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.writer import StripeWriter
@@ -60,6 +61,8 @@ class Writing:
         self.killed = self.unlinked = False
         self.change = fuse.Change()
         """Attributes that the file gets when it is published."""
+        self.xattrs: dict[str, bytes | None] = {}
+        """Extended attributes that it gets then; None: that it loses."""
 
 
 @contextlib.contextmanager
@@ -164,6 +167,22 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         mtime = attr.mtime_ns if change.mtime_ns is None else change.mtime_ns
         return attr._replace(size=writing.file.size, mode=mode, mtime_ns=mtime)
 
+    def _xattrs(self, node: int) -> Mapping[str, bytes]:
+        with self._lock:
+            writing = self._writing.get(node)
+        if writing is None or not (writing.file.changed or writing.unlinked):
+            return super()._xattrs(node)
+        return self._new_xattrs(writing)
+
+    def _new_xattrs(self, writing: Writing, *, stored: bool = True) -> Mapping[str, bytes]:
+        """The extended attributes of the next version of a file: of the one that is ``stored``, and the changes."""
+        path, old = writing.file.path, dict[str, bytes]()
+        with numbered(path), contextlib.suppress(NotFoundError):
+            if stored and not writing.unlinked:
+                old = kept_xattrs(self._fs.backend, path)
+        merged = {**old, **writing.xattrs}
+        return {name: value for name, value in merged.items() if value is not None}
+
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE == os.O_RDONLY:
             with self._lock:
@@ -182,6 +201,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             if node not in self._writing:
                 base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
                 made = self._begin(path, base)
+                made.file.mode = stat.S_IMODE(self._nodes[node].attr.mode)
             found = self._hand_out(node, opener, made)  # None: what was open is closed by now
         if flags & os.O_TRUNC:
             try:
@@ -209,7 +229,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                     raise refusal(errno.EEXIST, path)
                 return entry, self.open(entry.node, flags, ctx)
             writing = self._begin(path, None)
-            writing.change = fuse.Change(mode=mode)
+            writing.change, writing.file.mode = fuse.Change(mode=mode), mode
             attr = fuse.Attr(
                 stat.S_IFREG | mode, mtime_ns=time.time_ns(), blksize=self._shape[1], uid=self._user, gid=self._group
             )
@@ -426,12 +446,11 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 if writing.file.changed and not writing.unlinked:
                     self._differs(node, writing.file.path)
 
-    def _stored_mode(self, path: str, attr: fuse.Attr) -> int:
-        """The mode that a new version of a file gets: not the fewer rights that this node shows of it."""
+    def _stored(self, path: str) -> Entry | None:
+        """What is at ``path`` in the store."""
         with contextlib.suppress(NotFoundError):
-            if (found := self._fs.backend.stat(path).permissions) is not None:
-                return found.kept
-        return stat.S_IMODE(attr.mode)
+            return self._fs.backend.stat(path)
+        return None
 
     def _publish(self, node: int, writing: Writing) -> None:
         """Let what was written appear in the store. Does nothing for what is there, or has no name any more."""
@@ -441,16 +460,30 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 return
             self._protect(file.path)
             change, attr, content = writing.change, self._nodes[node].attr, ""
-            mode = self._stored_mode(file.path, attr) if change.mode is None else change.mode
 
             def finish(writer: StripeWriter, pointer: Pointer | None) -> None:
                 nonlocal attr, content
-                backend = self._fs.backend
-                if mode != 0o644 or change != fuse.Change(mode=change.mode):
-                    backend.change(
-                        writer.temporary, mode=mode, uid=change.uid, gid=change.gid, mtime_ns=change.mtime_ns
-                    )
-                found = backend.stat(writer.temporary)
+                backend, temporary = self._fs.backend, writer.temporary
+                old = self._stored(file.path) if writer.replaces else None
+                for name, value in self._new_xattrs(writing, stored=old is not None).items():
+                    backend.set_xattr(temporary, name, value)
+                if change.mtime_ns is not None:
+                    backend.change(temporary, mtime_ns=change.mtime_ns)
+                found = backend.stat(temporary)
+                mode = stat.S_IMODE(attr.mode) if change.mode is None else change.mode
+                if old is not None and old.permissions is not None:
+                    rights.keep_owner(backend, file.path, pointer, old.permissions, at=temporary)
+                    if change.mode is None:
+                        mode = old.permissions.kept  # not the fewer rights that this node shows of it
+                rights.change(
+                    backend,
+                    file.path,
+                    pointer,
+                    at=temporary,
+                    mode=None if mode == writer.mode else mode,
+                    uid=change.uid,
+                    gid=change.gid,
+                )
                 content = pointer.uuid if pointer else plain_identity(backend, file.path, found.version)
                 shown = stat.S_IMODE(attr.mode) if change.mode is None else mode
                 attr = attr._replace(mode=stat.S_IFREG | shown, mtime_ns=int(found.mtime * 1e9))
@@ -458,7 +491,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             size = file.publish(finish).size
             with self._lock:
                 self._set_content(node, content, attr=attr._replace(size=size))
-                writing.change = fuse.Change()
+                writing.change, writing.xattrs = fuse.Change(), {}
                 writing.written.clear()
                 if self._unfinished.get(file.path) == node:
                     del self._unfinished[file.path]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
-from bootseer.storage.interface import Entry, join
+from bootseer.storage.interface import XATTRS, Entry, join
 from bootseer.storage.pool import parallel
 from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess
 from bootseer.stripefs.checkpoint.commit import is_hidden
@@ -54,6 +54,12 @@ def _os_error_of(exc: BootseerError, path: str) -> OSError:
 
 _COMPARE_SECONDS = 1.0
 """For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
+
+
+def check_xattr(name: str) -> None:
+    """EOPNOTSUPP for an extended attribute of a kind that is not kept."""
+    if not name.startswith(XATTRS):
+        raise _os_error(errno.EOPNOTSUPP)
 
 
 class Waited:
@@ -167,6 +173,25 @@ class StripeOperations(fuse.Operations):
             except BootseerError as exc:
                 raise _os_error_of(exc, path) from None
         return known.attr
+
+    def getxattr(self, node: int, name: str, ctx: fuse.Context) -> bytes:
+        if name.startswith("security."):  # the kernel asks by itself: it is not worth a request
+            raise _os_error(errno.ENODATA)
+        check_xattr(name)
+        found = self._xattrs(node)
+        if name not in found:
+            raise _os_error(errno.ENODATA)
+        return found[name]
+
+    def listxattr(self, node: int, ctx: fuse.Context) -> Iterable[str]:
+        return self._xattrs(node)
+
+    def _xattrs(self, node: int) -> Mapping[str, bytes]:
+        path = self._path(node)
+        try:
+            return self._fs.backend.xattrs(path)
+        except BootseerError as exc:
+            raise _os_error_of(exc, path) from None
 
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
         path = self._path(node)
