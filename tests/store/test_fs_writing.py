@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import grp
 import mmap
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -25,6 +27,7 @@ import pytest
 from bootseer.config import Config
 from bootseer.errors import ConfigError, UnsupportedError
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.mount import client
 from support import hadoop
 from support.waits import together, until
@@ -608,6 +611,76 @@ def test_a_child_of_the_writer_that_is_killed_changes_nothing(site: Site) -> Non
         assert site.stored("f") is None
         file.write(b"def")
     assert site.stored("f") == b"abcdef"
+
+
+# -- HDFS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.hdfs
+@pytest.mark.parametrize("mounted", ["hdfs"], indirect=True)
+def test_a_file_whose_close_failed_is_not_published_later(site: Site) -> None:
+    """The NameNode stands still at close(2), and is back a moment after that has failed."""
+    file = os.open(site.dir / "f", os.O_WRONLY | os.O_CREAT)
+    other = os.dup(file)
+    os.write(file, b"new")
+    with hadoop.shared().frozen_namenode():
+        refused(errno.ENODATA, lambda: os.getxattr(file, "security.capability"))  # nobody is asked
+        os.write(file, b"er")
+        refused(errno.EIO, lambda: os.close(file))
+    refused(errno.EIO, lambda: os.close(other))
+    until(lambda: site.made.status().unfinished == 0, 60, what="the end of the file")
+    assert site.stored("f") is None
+    (site.dir / "f").write_bytes(b"later")
+    assert site.stored("f") == b"later"
+
+
+@pytest.mark.hdfs
+def test_owners_on_a_mount_that_others_may_use() -> None:
+    place = Path(tempfile.mkdtemp(prefix="bootseer-pytest-rw-", dir="/var/tmp"))
+    place.chmod(0o755)
+    fs = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
+    fs.backend.make_folder("")
+    config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
+    made = mount.start(fs.url, place / "mnt", config=config, writable=True)
+    nobody = pwd.getpwuid(65534).pw_name, grp.getgrgid(65534).gr_name
+
+    def check(name: str, *, mode: int = 0o600) -> None:
+        pointer = read_pointer(fs.backend, name)
+        assert pointer is not None
+        for path in (name, *(pointer.stripe_path(name, index) for index in range(pointer.width))):
+            found = fs.backend.stat(path).permissions
+            assert found is not None
+            assert (found.owner, found.kept) == (nobody, mode)
+        until(lambda: (made.mountpoint / name).stat().st_uid == 65534)
+
+    try:
+        path = made.mountpoint / "f"
+        path.write_bytes(BIG)
+        os.chmod(path, 0o600)
+        os.chown(path, 65534, 65534)
+        check("f")
+        for user, code in ((65534, 0), (65533, 1)):
+            done = subprocess.run(
+                ["cmp", "-n", "10", path, "-"], input=BIG[:10], user=user, group=user, extra_groups=[]
+            )
+            assert bool(done.returncode) == bool(code)
+        path.write_bytes(BIG[::-1])
+        check("f")
+        with open(path, "ab") as file:
+            file.write(b"more")
+        check("f")
+        os.truncate(path, 5 << 20 | 4096)
+        check("f")
+        (made.mountpoint / "d").mkdir()
+        os.rename(path, made.mountpoint / "d/f")
+        check("d/f")
+        with open(made.mountpoint / "g", "wb", buffering=0) as file:
+            file.write(BIG)
+            os.fchown(file.fileno(), 65534, 65534)
+        check("g", mode=0o644)
+    finally:
+        made.unmount()
+        shutil.rmtree(place)
 
 
 # -- real programs -----------------------------------------------------------------------------------------------------

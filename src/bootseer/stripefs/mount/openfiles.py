@@ -274,7 +274,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             self._publish(node, writing)
 
     def fsync(self, fh: int, ctx: fuse.Context) -> None:
-        self._publish(*self._opened_here(fh))
+        self._publish(*self._opened_here(fh), again=True)
 
     def release(self, fh: int, ctx: fuse.Context) -> None:
         node = self._opened.get(fh)
@@ -452,12 +452,16 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             return self._fs.backend.stat(path)
         return None
 
-    def _publish(self, node: int, writing: Writing) -> None:
-        """Let what was written appear in the store. Does nothing for what is there, or has no name any more."""
+    def _publish(self, node: int, writing: Writing, *, again: bool = False) -> None:
+        """Let what was written appear in the store. Does nothing for what is there, or has no name any more. After it
+        has failed, only a write or ``again`` makes it be tried again: who was told so must not find it published."""
         file = writing.file
         with file.lock, numbered(file.path):
             if not file.changed or writing.unlinked:
                 return
+            if file.failed and not again:
+                raise refusal(errno.EIO, file.path)
+            file.failed = True  # until it is done
             self._protect(file.path)
             change, attr, content = writing.change, self._nodes[node].attr, ""
 

@@ -72,7 +72,7 @@ class Unfinished:
         self.written = False
         """Its bytes have changed since somebody made this False."""
         self.failed = False
-        """It could not be published, and nothing was written since."""
+        """It is being published, or could not be and nothing was written since."""
         self._fs, self._spools, self._base, self._shape = fs, spools, base, (width, unit)
         self._end = self._fixed = base.size if base else 0
         self._fetching = 0  # bytes that are stored, while they are fetched so that more can be added
@@ -290,7 +290,6 @@ class Unfinished:
         except BaseException:
             self._abandon()
             self._broken = self._broken or self._spool is None
-            self.failed = True
             raise
         self._writer, self._streamed, self._fixed = None, 0, self._end
         self.changed = self.failed = False
