@@ -47,11 +47,15 @@ T = TypeVar("T")
 _SMALL, _GATHER = 4096, 256
 OUTAGE = 3 * DEADLINE
 """Seconds for which publishing is tried again while the storage does not answer."""
+UNKNOWN = 30 * DEADLINE
+"""The same of the rename that publishes: when its answer is lost it may have happened, or may happen when a storage
+that stood still goes on. Whoever is told of an error must not find the file published."""
 
 
-def _patiently(step: Callable[[], T]) -> T:
-    """``step()``, tried again for `OUTAGE` seconds while the storage does not answer: NameNodes restart."""
-    until, pause = time.monotonic() + OUTAGE, 0.2
+def _patiently(step: Callable[[], T], seconds: float = 0.0) -> T:
+    """``step()``, tried again for so many ``seconds`` (0: `OUTAGE`) while the storage does not answer: NameNodes
+    restart."""
+    until, pause = time.monotonic() + (seconds or OUTAGE), 0.2
     while True:
         try:
             return step()
@@ -325,10 +329,10 @@ class StripeWriter:
         faults.point("stripefs.write.rename")
         self._renaming = True
         try:
-            _patiently(lambda: self._backend.rename(self._temporary_path, self.path, overwrite=self._existed))
+            _patiently(lambda: self._backend.rename(self._temporary_path, self.path, overwrite=self._existed), UNKNOWN)
         except (FileExistsError, NotFoundError):
             # also after a rename that was tried again because its answer was lost
-            if not holds(self._backend, self.path, content):
+            if not _patiently(lambda: holds(self._backend, self.path, content), UNKNOWN):
                 raise NotWritableError(
                     f"{self.path} was written by another writer meanwhile", hint="run again"
                 ) from None

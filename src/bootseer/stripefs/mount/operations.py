@@ -184,7 +184,8 @@ class StripeOperations(fuse.Operations):
         return found[name]
 
     def listxattr(self, node: int, ctx: fuse.Context) -> Iterable[str]:
-        return self._xattrs(node)
+        found = self._xattrs(node)
+        return [name for name in found if ctx.uid == 0 or not name.startswith("trusted.")]
 
     def _xattrs(self, node: int) -> Mapping[str, bytes]:
         path = self._path(node)

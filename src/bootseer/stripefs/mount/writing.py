@@ -228,7 +228,7 @@ class WritableStripes(OpenFiles):
     def _change_stored(self, node: int, path: str, change: fuse.Change) -> None:
         with numbered(path):
             backend, pointer = self._fs.backend, None
-            if (change.mode, change.uid, change.gid) != (None, None, None) and not is_folder(backend, path):
+            if (change.mode, change.uid, change.gid) != (None, None, None) and self._nodes[node].content:
                 pointer = read_pointer(backend, path)
             rights.change(backend, path, pointer, mode=change.mode, uid=change.uid, gid=change.gid)
             if change.mtime_ns is not None:
