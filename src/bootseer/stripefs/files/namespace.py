@@ -188,7 +188,7 @@ class Move:
             backend.set_xattr(tmp, name, value)
         backend.change(tmp, mtime_ns=int(found.mtime * 1e9))
         if found.permissions is not None:
-            rights.keep_owner(backend, self._dst, pointer, found.permissions, at=tmp)
+            rights.keep_owner(backend, self._dst, pointer, found.permissions, backend.stat(tmp).permissions, at=tmp)
             if found.permissions.kept != self._writer.mode:
                 rights.change(backend, self._dst, pointer, at=tmp, mode=found.permissions.kept)
         if _pointer(backend, self._src) != self._pointer:

@@ -40,10 +40,11 @@ def change(backend: Backend, path: str, pointer: Pointer | None, *, at: str = ""
     backend.change(at or path, **rights)
 
 
-def keep_owner(backend: Backend, path: str, pointer: Pointer | None, old: Permissions, *, at: str) -> None:
-    """Let a new version or a copy, which lies at ``at`` and is to be ``path``, belong to whom the ``old`` one did: only
-    HDFS's superuser can. Else, with a log line, it belongs to who wrote it."""
-    new = backend.stat(at).permissions
+def keep_owner(
+    backend: Backend, path: str, pointer: Pointer | None, old: Permissions, new: Permissions | None, *, at: str
+) -> None:
+    """Let a new version or a copy, which lies at ``at`` with the rights ``new`` and is to be ``path``, belong to whom
+    the ``old`` one did: only HDFS's superuser can. Else, with a log line, it belongs to who wrote it."""
     if new is None or old.owner in (None, new.owner):
         return
     try:

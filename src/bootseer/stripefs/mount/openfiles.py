@@ -28,15 +28,15 @@ from bootseer.errors import (
     UnsupportedError,
 )
 from bootseer.kernel import fuse
-from bootseer.storage.interface import Entry, join, kept_xattrs
+from bootseer.storage.interface import Entry, join
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.mount.callers import caller
+from bootseer.stripefs.mount.newversion import Writing
 from bootseer.stripefs.mount.nodes import Gone, Known
 from bootseer.stripefs.mount.operations import StripeOperations
 from bootseer.stripefs.mount.unfinished import Spools, Unfinished, refusal
@@ -45,24 +45,6 @@ from bootseer.stripefs.store import StripeFS
 _log = logging.getLogger(__name__)
 _NOT_STORED = "not stored"
 """The content of a node that the store does not have (any more)."""
-
-
-class Writing:
-    """A node that is open for writing. ``openers``: by handle, the process that opened it."""
-
-    def __init__(self, file: Unfinished) -> None:
-        self.file = file
-        self.openers: dict[int, int] = {}
-        self.written: set[int] = set()
-        """Handles through which it was changed since it was published last."""
-        self.writers: set[int] = set()
-        self.thread = 0
-        """That wrote last."""
-        self.killed = self.unlinked = False
-        self.change = fuse.Change()
-        """Attributes that the file gets when it is published."""
-        self.xattrs: dict[str, bytes | None] = {}
-        """Extended attributes that it gets then; None: that it loses."""
 
 
 @contextlib.contextmanager
@@ -172,16 +154,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             writing = self._writing.get(node)
         if writing is None or not (writing.file.changed or writing.unlinked):
             return super()._xattrs(node)
-        return self._new_xattrs(writing)
-
-    def _new_xattrs(self, writing: Writing, *, stored: bool = True) -> Mapping[str, bytes]:
-        """The extended attributes of the next version of a file: of the one that is ``stored``, and the changes."""
-        path, old = writing.file.path, dict[str, bytes]()
-        with numbered(path), contextlib.suppress(NotFoundError):
-            if stored and not writing.unlinked:
-                old = kept_xattrs(self._fs.backend, path)
-        merged = {**old, **writing.xattrs}
-        return {name: value for name, value in merged.items() if value is not None}
+        with numbered(writing.file.path):
+            return writing.new_xattrs(self._fs.backend)
 
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE == os.O_RDONLY:
@@ -446,12 +420,6 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 if writing.file.changed and not writing.unlinked:
                     self._differs(node, writing.file.path)
 
-    def _stored(self, path: str) -> Entry | None:
-        """What is at ``path`` in the store."""
-        with contextlib.suppress(NotFoundError):
-            return self._fs.backend.stat(path)
-        return None
-
     def _publish(self, node: int, writing: Writing, *, again: bool = False) -> None:
         """Let what was written appear in the store. Does nothing for what is there, or has no name any more. After it
         has failed, only a write or ``again`` makes it be tried again: who was told so must not find it published."""
@@ -463,39 +431,17 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 raise refusal(errno.EIO, file.path)
             file.failed = True  # until it is done
             self._protect(file.path)
-            change, attr, content = writing.change, self._nodes[node].attr, ""
+            attr, content = self._nodes[node].attr, ""
 
             def finish(writer: StripeWriter, pointer: Pointer | None) -> None:
                 nonlocal attr, content
-                backend, temporary = self._fs.backend, writer.temporary
-                old = self._stored(file.path) if writer.replaces else None
-                for name, value in self._new_xattrs(writing, stored=old is not None).items():
-                    backend.set_xattr(temporary, name, value)
-                if change.mtime_ns is not None:
-                    backend.change(temporary, mtime_ns=change.mtime_ns)
-                found = backend.stat(temporary)
-                mode = stat.S_IMODE(attr.mode) if change.mode is None else change.mode
-                if old is not None and old.permissions is not None:
-                    rights.keep_owner(backend, file.path, pointer, old.permissions, at=temporary)
-                    if change.mode is None:
-                        mode = old.permissions.kept  # not the fewer rights that this node shows of it
-                rights.change(
-                    backend,
-                    file.path,
-                    pointer,
-                    at=temporary,
-                    mode=None if mode == writer.mode else mode,
-                    uid=change.uid,
-                    gid=change.gid,
-                )
-                content = pointer.uuid if pointer else plain_identity(backend, file.path, found.version)
-                shown = stat.S_IMODE(attr.mode) if change.mode is None else mode
-                attr = attr._replace(mode=stat.S_IFREG | shown, mtime_ns=int(found.mtime * 1e9))
+                backend = self._fs.backend
+                attr, version = writing.finish(backend, writer, pointer, attr)
+                content = pointer.uuid if pointer else plain_identity(backend, file.path, version)
 
             size = file.publish(finish).size
             with self._lock:
                 self._set_content(node, content, attr=attr._replace(size=size))
-                writing.change, writing.xattrs = fuse.Change(), {}
-                writing.written.clear()
+                writing.published()
                 if self._unfinished.get(file.path) == node:
                     del self._unfinished[file.path]

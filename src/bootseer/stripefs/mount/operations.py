@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 FRESH = 1.0
 """Seconds for which names, missing names and, on a mount that others may use, attributes are believed."""
+_COMPARE_SECONDS = 1.0
+"""For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
 
 
 def _os_error(code: int, path: str = "") -> OSError:
@@ -50,10 +52,6 @@ def _os_error_of(exc: BootseerError, path: str) -> OSError:
         return _os_error(errno.EACCES, path)
     _log.error("%s: %s", path, exc)
     return _os_error(errno.EIO, path)
-
-
-_COMPARE_SECONDS = 1.0
-"""For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
 
 
 def check_xattr(name: str) -> None:

@@ -20,7 +20,8 @@ from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.namespace import Move
 from bootseer.stripefs.files.reader import read_pointer
-from bootseer.stripefs.mount.openfiles import OpenFiles, Writing, numbered
+from bootseer.stripefs.mount.newversion import Writing
+from bootseer.stripefs.mount.openfiles import OpenFiles, numbered
 from bootseer.stripefs.mount.operations import check_xattr
 from bootseer.stripefs.mount.unfinished import refusal
 
@@ -71,7 +72,7 @@ class WritableStripes(OpenFiles):
             if writing is not None and (writing.file.changed or writing.unlinked):
                 if value is not None and len(name) + len(value) > _XATTR_BYTES:
                     raise refusal(errno.E2BIG, path)
-                if flags and (name in self._new_xattrs(writing)) != (flags == os.XATTR_REPLACE):
+                if flags and (name in writing.new_xattrs(backend)) != (flags == os.XATTR_REPLACE):
                     raise refusal(errno.ENODATA if flags == os.XATTR_REPLACE else errno.EEXIST, path)
                 writing.xattrs[name] = value
             elif value is None:
