@@ -30,7 +30,7 @@ from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.mount import client
 from support import hadoop
-from support.waits import together, until
+from support.waits import later, together, until
 
 pytestmark = pytest.mark.root
 
@@ -635,6 +635,30 @@ def test_a_file_whose_close_failed_is_not_published_later(site: Site) -> None:
 
 
 @pytest.mark.hdfs
+@pytest.mark.soak
+def test_a_close_knows_whether_its_last_step_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The NameNode stands still for more than a minute before it renames the file: that happens when it goes on."""
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.write.rename=sleep:15")
+    cluster = hadoop.shared()
+    fs = open_fs(f"{cluster.url}/{uuid.uuid4().hex}")
+    fs.backend.make_folder("")
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+    try:
+        closed = later(lambda: (made.mountpoint / "f").write_bytes(BIG))
+        until(lambda: any(entry.name.startswith(".tmp-") and entry.size for entry in fs.backend.list("")), 60)
+        time.sleep(2)
+        with cluster.frozen_namenode():
+            time.sleep(90)
+            assert not closed.done()
+        closed.result(120)
+        with fs.open("f") as file:
+            assert file.read(0, file.size) == BIG
+    finally:
+        made.unmount()
+
+
+@pytest.mark.hdfs
 def test_owners_on_a_mount_that_others_may_use() -> None:
     place = Path(tempfile.mkdtemp(prefix="bootseer-pytest-rw-", dir="/var/tmp"))
     place.chmod(0o755)
@@ -678,6 +702,11 @@ def test_owners_on_a_mount_that_others_may_use() -> None:
             file.write(BIG)
             os.fchown(file.fileno(), 65534, 65534)
         check("g", mode=0o644)
+        fs.backend.change("d/f", owner=("alice", "staff"))  # whom this node does not know
+        (made.mountpoint / "d/f").write_bytes(BIG)
+        told = fs.backend.stat("d/f").permissions
+        assert told is not None
+        assert told.owner == ("alice", "staff")
     finally:
         made.unmount()
         shutil.rmtree(place)

@@ -66,6 +66,8 @@ class WritableStripes(OpenFiles):
         self._refuse_others(ctx)
         check_xattr(name)
         path, backend = self._path(node), self._fs.backend
+        if ctx.resent:  # a server before this one may have done it, and died
+            flags = 0
         with self._lock:
             writing = self._writing.get(node)
         with numbered(path), writing.file.lock if writing is not None else contextlib.nullcontext():
@@ -76,7 +78,8 @@ class WritableStripes(OpenFiles):
                     raise refusal(errno.ENODATA if flags == os.XATTR_REPLACE else errno.EEXIST, path)
                 writing.xattrs[name] = value
             elif value is None:
-                backend.remove_xattr(path, name)
+                if not ctx.resent or name in backend.xattrs(path):
+                    backend.remove_xattr(path, name)
             else:
                 backend.set_xattr(path, name, value, flags)
 
