@@ -104,7 +104,7 @@ def test_a_stopped_server_is_replaced(
     fs: StripeFS, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers wait and see nothing of it; what is being written is lost later, and its writer is told."""
-    monkeypatch.setattr(client, "SILENCE", (2.0, 6.0))
+    monkeypatch.setattr(client, "SILENCE", (3.0, 7.0))
     made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
 
     def stop_server() -> float:
@@ -124,15 +124,15 @@ def test_a_stopped_server_is_replaced(
         file = os.open(made.mountpoint / "run/new", os.O_WRONLY | os.O_TRUNC)
         os.write(file, b"unfinished")
         until(lambda: made.status().unfinished == 1)
-        assert stop_server() >= 6
+        assert stop_server() >= 7
         for refused in (os.fsync, os.close):
             with pytest.raises(OSError, match="Input/output error"):
                 refused(file)
         until(lambda: made.status().unfinished == 0)
         assert Path(fs.url, "run/new").read_bytes() == b"old" == (made.mountpoint / "run/new").read_bytes()
         log = Record.path(config.state_dir, made.mountpoint).with_suffix(".log").read_text()
-        assert log.count("the server has had no heartbeat for 2 s; killing it") == 1
-        assert log.count("no heartbeat for 6 s") == 1
+        for seconds in (3, 7):
+            assert f"the server has had no heartbeat for {seconds} s; killing it" in log
         assert "unfinished files that are lost with the server: 1" in log
     finally:
         made.unmount()

@@ -635,6 +635,26 @@ def test_a_file_whose_close_failed_is_not_published_later(site: Site) -> None:
 
 
 @pytest.mark.hdfs
+def test_through_hdfs_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
+    direct.backend.make_folder("")
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"), hdfs_access="native")
+    made = mount.start(direct.url, tmp_path / "mnt", config=config, writable=True)
+    try:
+        fd = os.open(made.mountpoint / "f", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.write(fd, BIG)
+        refused(errno.EOPNOTSUPP, lambda: os.setxattr(fd, "user.a", b"1"))
+        os.close(fd)
+        refused(errno.EOPNOTSUPP, lambda: os.setxattr(made.mountpoint / "f", "user.a", b"1"))
+        refused(errno.EOPNOTSUPP, lambda: os.listxattr(made.mountpoint / "f"))
+        found = [*direct.backend.list(""), *direct.backend.list(".bsx")]
+        assert {entry.permissions and entry.permissions.kept for entry in found if not entry.is_dir} == {0o600}
+    finally:
+        made.unmount()
+
+
+@pytest.mark.hdfs
 @pytest.mark.soak
 def test_a_close_knows_whether_its_last_step_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The NameNode stands still for more than a minute before it renames the file: that happens when it goes on."""

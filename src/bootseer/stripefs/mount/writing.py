@@ -72,6 +72,7 @@ class WritableStripes(OpenFiles):
             writing = self._writing.get(node)
         with numbered(path), writing.file.lock if writing is not None else contextlib.nullcontext():
             if writing is not None and (writing.file.changed or writing.unlinked):
+                backend.xattrs(path.rpartition("/")[0])  # refused now, not at the close, where there are none
                 if value is not None and len(name) + len(value) > _XATTR_BYTES:
                     raise refusal(errno.E2BIG, path)
                 if flags and (name in writing.new_xattrs(backend)) != (flags == os.XATTR_REPLACE):
