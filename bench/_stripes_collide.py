@@ -17,7 +17,7 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import DataNode
-from bootseer.storage.interface import Sink
+from bootseer.storage.interface import FILE_MODE, Sink
 from bootseer.stripefs import StripeFS
 from bootseer.stripefs.hdfs import HdfsBackend
 from support.hadoop import HadoopCluster
@@ -50,12 +50,12 @@ class _Backend(HdfsBackend):
         super().__init__(url)
         self._nodes = nodes
 
-    def create(self, path: str, *, placement: Placement | None = None) -> Sink:
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
         if placement is not None:  # a stripe
             first, *others = self._nodes
             stripe = int(path.rpartition(".")[2])
             placement = Chosen(first, itertools.repeat(others[stripe % len(others)]))
-        return super().create(path, placement=placement)
+        return super().create(path, placement=placement, mode=mode)
 
 
 class Collision:

@@ -119,6 +119,24 @@ def test_a_damaged_chunk_is_fetched_again_and_the_file_is_served(mounts, config)
     assert settled(made, 1).opened_passthrough == 1
 
 
+def test_an_open_does_not_wait_for_a_long_comparison(mounts, monkeypatch):
+    """It goes on behind it: the file is served until then, and others are opened."""
+    with mounts.fs.create("small", unit=UNIT, striped=True) as out:
+        out.write(DATA[:UNIT])
+    made = mounts.start()
+    assert [(made.mountpoint / name).read_bytes() for name in ("f", "small")] == [DATA, DATA[:UNIT]]
+    made.unmount()
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.cache.compare=sleep:1")  # 12 s for all of f
+    made = mounts.start()
+    with open(made.mountpoint / "f", "rb") as first, open(made.mountpoint / "f", "rb") as second:
+        assert settled(made, 2).opened_served == 2
+        assert (made.mountpoint / "small").read_bytes() == DATA[:UNIT]
+        assert (first.read(), second.read()) == (DATA, DATA)
+    status = settled(made, 3, len(DATA))
+    assert status.fetched_demand + status.fetched_ahead == 0
+    until(lambda: (made.mountpoint / "f").read_bytes() == DATA and figures(made)[0] > 0, 60, "a comparison", step=0.3)
+
+
 def test_the_modes_of_one_file_never_mix(mounts, config):
     """The kernel would fail the open with an input/output error."""
     made, cache = mounts.start(), Path(config.cache_dir)

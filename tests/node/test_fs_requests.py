@@ -157,6 +157,16 @@ except NotWritableError:
     print("refused", flush=True)
 sys.stdin.readline()
 made.unmount()
+made = mount.start({str(store)!r}, made.mountpoint, writable=True)
+new = made.mountpoint / "d/new"
+new.parent.mkdir()
+new.write_bytes(b"x" * (5 << 20))
+os.setxattr(new, "user.a", b"1")
+new.chmod(0o600)
+os.rename(new, made.mountpoint / "new")
+stat = os.stat(made.mountpoint / "new")
+print(os.getxattr(made.mountpoint / "new", "user.a"), stat.st_uid, stat.st_size, flush=True)
+made.unmount()
 print(os.listdir(made.mountpoint), os.listdir({str(home / "state/fs")!r}), made.status().alive, flush=True)
 """
     argv = [*NOBODY, *(f"{key}={value}" for key, value in environ.items()), sys.executable, "-c", body]
@@ -172,6 +182,9 @@ print(os.listdir(made.mountpoint), os.listdir({str(home / "state/fs")!r}), made.
             os.listdir(home / "mnt")
         user.stdin.write("\n")
         user.stdin.flush()
+        assert user.stdout.readline() == "b'1' 65534 5242880\n"
         assert user.stdout.readline() == "[] ['loads'] False\n"
     assert user.returncode == 0
+    with open_fs(str(store)).open("new") as file:
+        assert file.read(0, file.size) == b"x" * (5 << 20)
     assert not mount.is_mounted(home / "mnt")

@@ -19,7 +19,7 @@ from bootseer.errors import BootseerError, NotWritableError
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import client
-from bootseer.stripefs.mount.server import born
+from bootseer.stripefs.mount.server import Record, born
 from support.waits import later, together, until
 
 pytestmark = [pytest.mark.root, pytest.mark.takeover]
@@ -98,6 +98,44 @@ def test_readers_see_nothing_of_killed_servers(mounted: FsMount) -> None:
     status = mounted.status()
     assert (status.alive, status.restarts) == (True, 8)
     assert status.bytes_read > READERS * len(DATA)
+
+
+def test_a_stopped_server_is_replaced(
+    fs: StripeFS, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers wait and see nothing of it; what is being written is lost later, and its writer is told."""
+    monkeypatch.setattr(client, "SILENCE", (3.0, 7.0))
+    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+
+    def stop_server() -> float:
+        before, began = made.status().server_pid, time.monotonic()
+        os.kill(before, signal.SIGSTOP)
+        content = later((made.mountpoint / "run/striped-3").read_bytes)
+        until(lambda: made.status().server_pid != before, 120, "another server")
+        assert content.result(120) == DATA[3:]
+        return time.monotonic() - began
+
+    try:
+        with open(made.mountpoint / "run/striped-2", "rb", buffering=0) as held:
+            stop_server()
+            drop(held.fileno())
+            assert held.read(1 << 19) == DATA[2:][: 1 << 19]
+        (made.mountpoint / "run/new").write_bytes(b"old")
+        file = os.open(made.mountpoint / "run/new", os.O_WRONLY | os.O_TRUNC)
+        os.write(file, b"unfinished")
+        until(lambda: made.status().unfinished == 1)
+        assert stop_server() >= 7
+        for refused in (os.fsync, os.close):
+            with pytest.raises(OSError, match="Input/output error"):
+                refused(file)
+        until(lambda: made.status().unfinished == 0)
+        assert Path(fs.url, "run/new").read_bytes() == b"old" == (made.mountpoint / "run/new").read_bytes()
+        log = Record.path(config.state_dir, made.mountpoint).with_suffix(".log").read_text()
+        for seconds in (3, 7):
+            assert f"the server has had no heartbeat for {seconds} s; killing it" in log
+        assert "unfinished files that are lost with the server: 1" in log
+    finally:
+        made.unmount()
 
 
 def test_what_is_open_over_a_takeover_is_the_same_or_fails(mounted: FsMount, fs: StripeFS) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import grp
 import mmap
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -13,6 +16,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,14 +27,16 @@ import pytest
 from bootseer.config import Config
 from bootseer.errors import ConfigError, UnsupportedError
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.mount import client
 from support import hadoop
-from support.waits import together, until
+from support.waits import later, together, until
 
 pytestmark = pytest.mark.root
 
 PAGE = Path(__file__).parents[2] / "docs/reference/mount.md"
 BIG = os.urandom(1 << 20) * 5
+libc = ctypes.CDLL(None, use_errno=True)
 STORES = ["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)]
 
 
@@ -360,6 +366,26 @@ def modes(site: Site) -> None:
     os.rename(site.dir / "h", site.dir / "d/h")  # which copies it
     assert not told or site.fs.stat(f"{site.name}/d/h").permissions.kept == 0o640  # type: ignore[union-attr]
     os.chown(site.dir / "f", 12345, 12345)
+
+    def stripes(folder: str) -> set[int]:
+        found = site.fs.backend.list(f"{site.name}/{folder}.bsx")
+        assert found
+        return {entry.permissions.kept for entry in found if entry.permissions}
+
+    (site.dir / "p").mkdir()
+    fd = os.open(site.dir / "p/private", os.O_WRONLY | os.O_CREAT, 0o600)
+    for mode, close in ((0o600, True), (0o644, False), (0o400, False)):
+        if close:
+            os.write(fd, BIG)
+            os.close(fd)
+        else:
+            os.chmod(site.dir / "p/private", mode)
+        assert stripes("p/") == ({mode} if told else set())
+    (site.dir / "q").mkdir()
+    os.rename(site.dir / "p/private", site.dir / "q/private")  # which copies it
+    assert stripes("q/") == ({0o400} if told else set())
+    (site.dir / "q/private").write_bytes(BIG)
+    assert stripes("q/") == ({0o400} if told else set())
     assert (site.dir / "f").stat().st_uid == os.geteuid()
 
 
@@ -373,9 +399,56 @@ def links_and_special_files(site: Site) -> None:
 
 @row
 def extended_attributes(site: Site) -> None:
-    (site.dir / "f").write_bytes(b"x")
-    refused(errno.EOPNOTSUPP, lambda: os.setxattr(site.dir / "f", "user.a", b"b"))
-    refused(errno.EOPNOTSUPP, lambda: os.getxattr(site.dir / "f", "user.a"))
+    path, store = site.dir / "f", site.fs.backend
+    path.write_bytes(b"x")
+    kept = {"user.a": b"1", "trusted.t": b"\0", "user.empty": b""}
+    for name, value in kept.items():
+        os.setxattr(path, name, b"old")
+        os.setxattr(path, name, value)
+    refused(errno.EEXIST, lambda: os.setxattr(path, "user.a", b"2", os.XATTR_CREATE))
+    refused(errno.ENODATA, lambda: os.setxattr(path, "user.b", b"2", os.XATTR_REPLACE))
+    refused(errno.ENODATA, lambda: os.getxattr(path, "user.b"))
+    refused(errno.ENODATA, lambda: os.removexattr(path, "user.b"))
+    refused(errno.ENODATA, lambda: os.getxattr(path, "security.capability"))
+    refused(errno.EOPNOTSUPP, lambda: os.setxattr(path, "security.x", b"2"))
+    refused(errno.E2BIG, lambda: os.setxattr(path, "user.b", bytes((64 << 10) + 1)))
+    if store.stat("").permissions:  # of HDFS
+        refused(errno.E2BIG, lambda: os.setxattr(path, "user.b", bytes(17 << 10)))
+    os.setxattr(path, "user.b", bytes(1000))
+    room = ctypes.create_string_buffer(999)
+    assert libc.getxattr(os.fsencode(path), b"user.b", room, 999) == -1
+    assert errno.errorcode[ctypes.get_errno()] == "ERANGE"
+    os.removexattr(path, "user.b")
+
+    def check(path: Path) -> None:
+        assert {name: os.getxattr(path, name) for name in os.listxattr(path)} == kept
+        assert store.xattrs(f"{site.name}/{path.relative_to(site.dir)}") == kept
+
+    check(path)
+    path.write_bytes(BIG)
+    with open(path, "ab") as file:
+        file.write(b"more")
+    check(path)
+    (site.dir / "d").mkdir()
+    os.rename(path, site.dir / "d/g")  # which copies it
+    check(site.dir / "d/g")
+    with open(path, "wb", buffering=0) as file:
+        file.write(BIG)
+        for name, value in kept.items():
+            os.setxattr(file.fileno(), name, value)
+        os.setxattr(path, "user.gone", b"2")
+        refused(errno.EEXIST, lambda: os.setxattr(path, "user.a", b"2", os.XATTR_CREATE))
+        os.removexattr(path, "user.gone")
+        refused(errno.ENODATA, lambda: os.removexattr(path, "user.gone"))
+        refused(errno.E2BIG, lambda: os.setxattr(path, "user.b", bytes(17 << 10)))
+        assert {name: os.getxattr(path, name) for name in os.listxattr(path)} == kept
+    check(path)
+    os.rename(path, site.dir / "d/g")
+    check(site.dir / "d/g")
+    os.setxattr(site.dir / "d", "user.a", b"folder")
+    assert run(["getfattr", "-n", "user.a", "--only-values", site.dir / "d"]) == "folder"
+    run(["cp", "-a", site.dir / "d", site.dir / "copy"])
+    check(site.dir / "copy/g")
 
 
 @row
@@ -540,6 +613,125 @@ def test_a_child_of_the_writer_that_is_killed_changes_nothing(site: Site) -> Non
     assert site.stored("f") == b"abcdef"
 
 
+# -- HDFS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.hdfs
+@pytest.mark.parametrize("mounted", ["hdfs"], indirect=True)
+def test_a_file_whose_close_failed_is_not_published_later(site: Site) -> None:
+    """The NameNode stands still at close(2), and is back a moment after that has failed."""
+    file = os.open(site.dir / "f", os.O_WRONLY | os.O_CREAT)
+    other = os.dup(file)
+    os.write(file, b"new")
+    with hadoop.shared().frozen_namenode():
+        refused(errno.ENODATA, lambda: os.getxattr(file, "security.capability"))  # nobody is asked
+        os.write(file, b"er")
+        refused(errno.EIO, lambda: os.close(file))
+    refused(errno.EIO, lambda: os.close(other))
+    until(lambda: site.made.status().unfinished == 0, 60, what="the end of the file")
+    assert site.stored("f") is None
+    (site.dir / "f").write_bytes(b"later")
+    assert site.stored("f") == b"later"
+
+
+@pytest.mark.hdfs
+def test_through_hdfs_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
+    direct.backend.make_folder("")
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"), hdfs_access="native")
+    made = mount.start(direct.url, tmp_path / "mnt", config=config, writable=True)
+    try:
+        fd = os.open(made.mountpoint / "f", os.O_WRONLY | os.O_CREAT, 0o600)
+        os.write(fd, BIG)
+        refused(errno.EOPNOTSUPP, lambda: os.setxattr(fd, "user.a", b"1"))
+        os.close(fd)
+        refused(errno.EOPNOTSUPP, lambda: os.setxattr(made.mountpoint / "f", "user.a", b"1"))
+        refused(errno.EOPNOTSUPP, lambda: os.listxattr(made.mountpoint / "f"))
+        found = [*direct.backend.list(""), *direct.backend.list(".bsx")]
+        assert {entry.permissions and entry.permissions.kept for entry in found if not entry.is_dir} == {0o600}
+    finally:
+        made.unmount()
+
+
+@pytest.mark.hdfs
+@pytest.mark.soak
+def test_a_close_knows_whether_its_last_step_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The NameNode stands still for more than a minute before it renames the file: that happens when it goes on."""
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.write.rename=sleep:15")
+    cluster = hadoop.shared()
+    fs = open_fs(f"{cluster.url}/{uuid.uuid4().hex}")
+    fs.backend.make_folder("")
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+    try:
+        closed = later(lambda: (made.mountpoint / "f").write_bytes(BIG))
+        until(lambda: any(entry.name.startswith(".tmp-") and entry.size for entry in fs.backend.list("")), 60)
+        time.sleep(2)
+        with cluster.frozen_namenode():
+            time.sleep(90)
+            assert not closed.done()
+        closed.result(120)
+        with fs.open("f") as file:
+            assert file.read(0, file.size) == BIG
+    finally:
+        made.unmount()
+
+
+@pytest.mark.hdfs
+def test_owners_on_a_mount_that_others_may_use() -> None:
+    place = Path(tempfile.mkdtemp(prefix="bootseer-pytest-rw-", dir="/var/tmp"))
+    place.chmod(0o755)
+    fs = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
+    fs.backend.make_folder("")
+    config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
+    made = mount.start(fs.url, place / "mnt", config=config, writable=True)
+    nobody = pwd.getpwuid(65534).pw_name, grp.getgrgid(65534).gr_name
+
+    def check(name: str, *, mode: int = 0o600) -> None:
+        pointer = read_pointer(fs.backend, name)
+        assert pointer is not None
+        for path in (name, *(pointer.stripe_path(name, index) for index in range(pointer.width))):
+            found = fs.backend.stat(path).permissions
+            assert found is not None
+            assert (found.owner, found.kept) == (nobody, mode)
+        until(lambda: (made.mountpoint / name).stat().st_uid == 65534)
+
+    try:
+        path = made.mountpoint / "f"
+        path.write_bytes(BIG)
+        os.chmod(path, 0o600)
+        os.chown(path, 65534, 65534)
+        check("f")
+        for user, code in ((65534, 0), (65533, 1)):
+            done = subprocess.run(
+                ["cmp", "-n", "10", path, "-"], input=BIG[:10], user=user, group=user, extra_groups=[]
+            )
+            assert bool(done.returncode) == bool(code)
+        path.write_bytes(BIG[::-1])
+        check("f")
+        with open(path, "ab") as file:
+            file.write(b"more")
+        check("f")
+        os.truncate(path, 5 << 20 | 4096)
+        check("f")
+        (made.mountpoint / "d").mkdir()
+        os.rename(path, made.mountpoint / "d/f")
+        check("d/f")
+        with open(made.mountpoint / "g", "wb", buffering=0) as file:
+            file.write(BIG)
+            os.fchown(file.fileno(), 65534, 65534)
+        check("g", mode=0o644)
+        fs.backend.change("d/f", owner=("alice", "staff"))  # whom this node does not know
+        (made.mountpoint / "d/f").write_bytes(BIG)
+        told = fs.backend.stat("d/f").permissions
+        assert told is not None
+        assert told.owner == ("alice", "staff")
+    finally:
+        made.unmount()
+        shutil.rmtree(place)
+
+
 # -- real programs -----------------------------------------------------------------------------------------------------
 
 
@@ -700,6 +892,30 @@ def test_a_full_disk_below_the_spool(narrow: Callable[..., Site], tmp_path: Path
         assert site.stored("g") is None
     finally:
         subprocess.run(["umount", "-l", cache], check=True)
+
+
+def test_a_long_move_to_another_folder(narrow: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds no other change of names back, and Ctrl-C ends it."""
+    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.move.copy=sleep:8")
+    site = narrow(1 << 30)
+    for name in ("a", "b", "c"):
+        (site.dir / name).mkdir()
+    (site.dir / "a/f").write_bytes(BIG)
+    before = sorted(path for path, _ in site.fs.backend.walk("d"))
+    with subprocess.Popen(["mv", site.dir / "a/f", site.dir / "b/f"], stderr=subprocess.DEVNULL) as move:
+        time.sleep(0.5)
+        for number in range(12):  # more than there are threads for requests
+            (site.dir / "c/d").mkdir()
+            (site.dir / f"c/{number}").write_bytes(b"x")
+            os.rename(site.dir / f"c/{number}", site.dir / "c/x")
+            (site.dir / "c/x").unlink()
+            (site.dir / "c/d").rmdir()
+        assert move.poll() is None
+        move.send_signal(signal.SIGINT)
+        assert move.wait(60) == -signal.SIGINT
+    assert (site.dir / "a/f").read_bytes() == BIG
+    assert not (site.dir / "b/f").exists()
+    until(lambda: sorted(path for path, _ in site.fs.backend.walk("d")) == before, what="that nothing is left of it")
 
 
 def test_only_who_mounted_it_writes(tmp_path: Path) -> None:

@@ -237,18 +237,21 @@ def test_the_one_that_does_not_answer_is_at_fault(made, monkeypatch):
 
 
 def test_a_pipeline_that_is_only_late_is_asked_about_less_and_less(made, monkeypatch):
-    """Else a slow cluster would answer probes all the time."""
+    """Else a slow cluster would answer probes all the time. But not so seldom that a later freeze would not be seen."""
     monkeypatch.setattr(pipeline, "STALL", 0.02)
-    monkeypatch.setattr(pipeline, "PATIENCE", 1.0)
+    monkeypatch.setattr(pipeline, "LONGEST_STALL", 0.16)
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)
     asked: list[float] = []
 
     def answered(*_: object) -> tuple[int, ...]:
         asked.append(time.monotonic())
-        return ()
+        return (1,) if len(asked) == 9 else ()
 
     monkeypatch.setattr(probe, "silent", answered)
-    assert broken(connected(made(lambda p: []))).bad == (2,)
-    assert 4 <= len(asked) <= 13  # 20, 40, 80, then 125 ms apart; every 20 ms they would be 50
+    began = time.monotonic()
+    assert broken(connected(made(lambda p: []))).bad == (1,)
+    assert asked[-1] - began >= 0.9  # 20, 40, 80, then 160 ms apart; every 20 ms they would be 180 ms
+    assert time.monotonic() - began < 9  # doubled each time they would be 10 s
 
 
 def test_a_pipeline_that_is_refused(made):

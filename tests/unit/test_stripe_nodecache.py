@@ -120,7 +120,7 @@ def test_a_later_mount_reads_what_an_earlier_one_fetched_from_the_disk(fs, folde
             one.ahead.prefetch(one.file, 0, one.file.geometry.chunks)
     with reader(fs, folder) as two:
         assert two.cached is not None
-        assert two.cached.whole()
+        assert two.cached.whole(60)
         assert two.read() == DATA
         assert two.fetched == []
     assert part(folder).blocks_ready == part(folder).blocks_total == 41
@@ -132,7 +132,7 @@ def test_only_what_was_read_is_kept_and_only_once_fetched(fs, folder, monkeypatc
         one.read(20 * UNIT + 5, 10)
         one.kept()
         assert one.sound == [20]
-        assert not one.cached.whole()
+        assert not one.cached.whole(60)
         assert isinstance(one.ahead.read(one.file, 20 * UNIT, UNIT), tuple), "the kernel copies it from the file"
         assert one.fetched == [20]
 
@@ -188,11 +188,11 @@ def test_damage_on_the_nodes_disk_is_fetched_again(fs, folder, ask, caplog):
     damage(folder, 5)
     with reader(fs, folder) as one:
         if ask == "whole":
-            assert not one.cached.whole(), "the kernel would read it"
+            assert not one.cached.whole(60), "the kernel would read it"
         assert one.read() == DATA
         assert one.fetched == [5]
         one.kept()
-        assert one.cached.whole()
+        assert one.cached.whole(60)
     assert caplog.text.count("chunk 5 in the node cache is damaged") == 1
     with reader(fs, folder) as two:
         assert two.read() == DATA
@@ -257,7 +257,7 @@ def test_a_writer_that_is_killed_leaves_right_bytes(fs, folder, point):
     with reader(fs, folder) as one:
         assert one.read() == DATA
         one.kept()
-        assert one.cached.whole()
+        assert one.cached.whole(60)
     assert check.check(folder, part(folder)).checked == 41
 
 
@@ -363,7 +363,7 @@ def test_two_mounts_share_what_the_first_has_synced(fs, folder, caplog):
         assert one.read() == DATA
         one.kept()
         two.cache.sync()
-        assert two.cached.whole()
+        assert two.cached.whole(60)
         assert "is in use by process" in caplog.text
         one.cached.release()
         one.cache.sync()  # closed there

@@ -143,7 +143,13 @@ class HdfsClient:
         return reader.read(0, reader.size)
 
     def create(
-        self, path: str, *, overwrite: bool = False, replication: int | None = None, block_size: int | None = None
+        self,
+        path: str,
+        *,
+        overwrite: bool = False,
+        replication: int | None = None,
+        block_size: int | None = None,
+        mode: int | None = None,
     ) -> HdfsWriter:
         """A new file, open for writing; missing parent folders are made. `FileExistsError` when it exists."""
 
@@ -151,7 +157,11 @@ class HdfsClient:
             import hdfs_native
 
             options = hdfs_native.WriteOptions(
-                block_size=block_size, replication=replication, overwrite=overwrite, create_parent=True
+                block_size=block_size,
+                replication=replication,
+                permission=mode,
+                overwrite=overwrite,
+                create_parent=True,
             )
             return client.create(path, options)
 

@@ -42,6 +42,8 @@ DEADLINE = 10.0
 _PROTOCOL = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
 _CREATE = 1
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
+_NAMESPACES = "user.", "trusted.", "security."
+"""Of extended attributes, by their number."""
 _KEEP_DEFAULTS = 300.0
 
 _known: dict[tuple[str, str, str], NameNode] = {}
@@ -62,6 +64,13 @@ def login_user() -> tuple[str, str]:
             ) from None
     proxied = os.environ.get("HADOOP_PROXY_USER", "")
     return (proxied, user) if proxied else (user, "")
+
+
+def _xattr(name: str, value: bytes | None = None) -> wire.XAttr:
+    space = next((space for space in _NAMESPACES if name.startswith(space)), "")
+    if not space:
+        raise ConfigError(f"no attribute of HDFS is called {name}")
+    return wire.XAttr(namespace=_NAMESPACES.index(space), name=_text(name.removeprefix(space)), value=value)
 
 
 def _text(path: str) -> str:
@@ -184,6 +193,23 @@ class NameNode:
         request = wire.SetTimesRequest(src=_text(path), mtime=mtime_ms, atime=mtime_ms)
         self._call("setTimes", request, wire.Empty, f"change the time of {path}", deadline)
 
+    def xattrs(self, path: str, *, deadline: float | None = None) -> dict[str, bytes]:
+        """The extended attributes that this user may see, by their names."""
+        request = wire.GetXAttrsRequest(src=_text(path))
+        answer = wire.GetXAttrsResponse
+        found = self._call("getXAttrs", request, answer, f"look up attributes of {path}", deadline)
+        return {_NAMESPACES[one.namespace] + one.name: one.value for one in found.attributes if one.namespace < 3}
+
+    def set_xattr(self, path: str, name: str, value: bytes, flags: int, *, deadline: float | None = None) -> None:
+        """``flags``: as of setxattr(2). What refuses it: `bootseer.hdfs.errors.xattr_errno`."""
+        request = wire.SetXAttrRequest(src=_text(path), attribute=_xattr(name, value), flags=flags or 3)
+        self._call("setXAttr", request, wire.Empty, f"set {name} of {path}", deadline)
+
+    def remove_xattr(self, path: str, name: str, *, deadline: float | None = None) -> None:
+        """As `set_xattr`."""
+        request = wire.RemoveXAttrRequest(src=_text(path), attribute=_xattr(name))
+        self._call("removeXAttr", request, wire.Empty, f"remove {name} of {path}", deadline)
+
     # -- reading --------------------------------------------------------------------------------------------------
 
     def blocks(self, path: str, offset: int = 0, length: int = 1 << 62, *, deadline: float | None = None) -> FileBlocks:
@@ -208,6 +234,7 @@ class NameNode:
         *,
         replication: int | None = None,
         block_size: int | None = None,
+        mode: int | None = None,
         deadline: float | None = None,
     ) -> FileStatus:
         """A new, empty file whose lease `client_name` holds; missing parent folders are made.
@@ -219,7 +246,7 @@ class NameNode:
             replication, block_size = replication or defaults.replication, block_size or defaults.block_size
         request = wire.CreateRequest(
             src=_text(path),
-            masked=wire.Permission(mode=_FILE_MODE),
+            masked=wire.Permission(mode=_FILE_MODE if mode is None else mode),
             client=self.client_name,
             flags=_CREATE,
             create_parent=True,

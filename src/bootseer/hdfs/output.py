@@ -47,7 +47,7 @@ class FileOutput(NewFile):
 
     ``replication`` and ``block_size`` (bytes): the cluster's own when None. ``bytes_per_checksum``: less when it does
     not divide the block size, `ConfigError` when that takes less than 512. ``placement``: shared by files written
-    together.
+    together. ``mode``: 0644 when None.
 
     Errors, also of `write` and `close`: `FileExistsError`, `NotWritableError` (permission, folder in the way, another
     writer took the file over), `FullError`, `UnavailableError` (`BlockLost`: every DataNode of a block failed), and
@@ -63,6 +63,7 @@ class FileOutput(NewFile):
         block_size: int | None = None,
         bytes_per_checksum: int = BYTES_PER_CHECKSUM,
         placement: Placement | None = None,
+        mode: int | None = None,
     ) -> None:
         if not 1 <= bytes_per_checksum <= _MAX_CHECKSUM:
             raise ValueError(f"{bytes_per_checksum} bytes per checksum")
@@ -74,7 +75,9 @@ class FileOutput(NewFile):
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
         faults.point("hdfs.output.create")
-        info = namenode.create(path, replication=replication, block_size=block_size, deadline=blockwriter.PATIENCE)
+        info = namenode.create(
+            path, replication=replication, block_size=block_size, mode=mode, deadline=blockwriter.PATIENCE
+        )
         self.file_id = info.file_id
         lease.hold(self)
         try:

@@ -38,7 +38,9 @@ CONNECT = 5.0
 """Seconds for a connection to the first DataNode."""
 STALL = 0.3
 """Seconds without an acknowledgement after which the DataNodes are asked whether they live; each time that all do, a
-pipeline doubles them: a slow cluster is asked a few times per block, whatever its pace."""
+pipeline doubles them, up to `LONGEST_STALL`: a slow cluster is asked a few times per block."""
+LONGEST_STALL = 2.4
+"""So a DataNode that freezes late in a slow block is found as soon, within these seconds and those of a probe."""
 PATIENCE = 60.0
 """Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
 _IOV = 512
@@ -255,7 +257,7 @@ class Pipeline:
             names = ", ".join(self.nodes[i].address for i in silent)
             raise Broken(f"{names} does not answer", silent, silent=True)
         if late < PATIENCE:
-            self._stall = min(2 * self._stall, PATIENCE / 8)
+            self._stall = min(2 * self._stall, LONGEST_STALL)
             return
         # all are alive, or none: the last one has nobody behind it that could be to blame
         bad = silent or (len(self.nodes) - 1,)

@@ -59,8 +59,8 @@ class Backings:
     def open(self, device: int, node: int, fh: int, local: Callable[[int], int | None]) -> int:
         """The backing number with which the open of ``fh`` is to be answered; 0: it is served.
 
-        ``local`` gives for a handle the descriptor of the local file that has all of its bytes; it may take its time,
-        in which other opens of the node wait."""
+        ``local`` gives for a handle the descriptor of the local file that has all of its bytes. Other opens of the node
+        wait for it, so it must not take long."""
         with self._lock:
             known = self._nodes.get(node)
             first = known is None

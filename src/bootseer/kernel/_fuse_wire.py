@@ -8,6 +8,7 @@ MAJOR, MINOR_WANTED, MINOR_MIN = 7, 40, 31
 
 LOOKUP, FORGET, GETATTR = 1, 2, 3
 SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK = 4, 6, 8, 9, 10, 11, 12, 13
+SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR = 21, 22, 23, 24
 WRITE, FSYNC, FLUSH, FSYNCDIR, CREATE, RENAME2 = 16, 20, 25, 30, 35, 45
 OPEN, READ, STATFS, RELEASE = 14, 15, 17, 18
 INIT, OPENDIR, READDIR, RELEASEDIR = 26, 27, 28, 29
@@ -31,8 +32,9 @@ PASSTHROUGH = 1 << 37
 """INIT flag, asked for where `Options.passthrough` is set."""
 INIT_EXT = 1 << 30
 """Set in ``flags`` by a side that has a ``flags2`` (7.36)."""
-WRITE_FLAGS = {"atomic_o_trunc": 1 << 3, "big_writes": 1 << 5}
-"""Asked for too, for a file system that is written to."""
+WRITE_FLAGS = {"atomic_o_trunc": 1 << 3, "big_writes": 1 << 5, "handle_killpriv_v2": 1 << 28}
+"""Asked for too, for a file system that is written to. The last one: no file has set-uid bits or capabilities, so the
+kernel need not ask for them before each write."""
 
 NOTIFY_RESEND = 7
 
@@ -52,6 +54,9 @@ INTERRUPT_IN = struct.Struct("=Q")
 CREATE_IN = struct.Struct("=IIII")  # flags mode umask open_flags; the name follows
 WRITE_IN = struct.Struct("=QQIIQII")  # fh offset size write_flags lock_owner flags padding; the bytes follow
 WRITE_OUT = struct.Struct("=II")  # size padding
+SETXATTR_IN = struct.Struct("=II")  # size flags; the name and the value follow
+GETXATTR_IN = struct.Struct("=II")  # size padding; the name follows, but for a LISTXATTR
+GETXATTR_OUT = struct.Struct("=II")  # size padding
 FLUSH_IN = struct.Struct("=QIIQ")  # fh unused padding lock_owner
 FSYNC_IN = struct.Struct("=QII")  # fh fsync_flags padding
 MKDIR_IN = struct.Struct("=II")  # mode umask; the name follows

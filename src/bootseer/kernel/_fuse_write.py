@@ -43,6 +43,16 @@ def write_handlers(
     def setattr(ctx: Context, body: memoryview) -> bytes:
         return encode_attr(ctx.node, ops.setattr(ctx.node, _change(body), ctx))
 
+    def setxattr(ctx: Context, body: memoryview) -> bytes:
+        size, flags = wire.SETXATTR_IN.unpack_from(body)
+        name, _, value = bytes(body[wire.SETXATTR_IN.size :]).partition(b"\0")
+        ops.setxattr(ctx.node, os.fsdecode(name), value[:size], flags, ctx)
+        return b""
+
+    def removexattr(ctx: Context, body: memoryview) -> bytes:
+        ops.removexattr(ctx.node, _names(body, 1)[0], ctx)
+        return b""
+
     def mkdir(ctx: Context, body: memoryview) -> bytes:
         mode, _ = wire.MKDIR_IN.unpack_from(body)
         name = _names(body[wire.MKDIR_IN.size :], 1)[0]
@@ -80,6 +90,8 @@ def write_handlers(
         wire.FSYNC: fsync,
         wire.FSYNCDIR: lambda ctx, body: b"",
         wire.SETATTR: setattr,
+        wire.SETXATTR: setxattr,
+        wire.REMOVEXATTR: removexattr,
         wire.MKDIR: mkdir,
         wire.UNLINK: unlink,
         wire.RMDIR: rmdir,

@@ -159,14 +159,15 @@ def die_with(parent: int) -> None:
 
 
 class Watch:
-    """Watches the process that beats in ``cell`` of ``counts``. Ask `silent` about once a second.
+    """Watches the process that beats in ``cell`` of ``counts``. Ask `silent` about once a second. ``limit``: how many
+    seconds without a heartbeat are too long.
 
     A watcher that was itself not running (a frozen cgroup, a paused machine) counts 1.5 s of that at most, so that it
     does not take others for dead that were not running either.
     """
 
-    def __init__(self, counts: memoryview, cell: int, seconds: float) -> None:
-        self._counts, self._cell, self._limit = counts, cell, seconds
+    def __init__(self, counts: memoryview, cell: int, limit: float) -> None:
+        self._counts, self._cell, self.limit = counts, cell, limit
         self.restart()
 
     def restart(self) -> None:
@@ -183,7 +184,7 @@ class Watch:
             self._seen, self._quiet = seen, 0.0
             return False
         self._quiet += min(passed, _LONGEST_STEP)
-        return self._quiet >= self._limit
+        return self._quiet >= self.limit
 
 
 def keep_beating(counts: memoryview, cell: int, superseded: Callable[[], bool] = lambda: False) -> None:

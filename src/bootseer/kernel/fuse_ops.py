@@ -188,7 +188,7 @@ class Operations:
 
     def backing(self, fh: int) -> int | None:
         """Descriptor of a local file with all bytes of the open file ``fh``, from which the kernel may read it by
-        itself until `release`; None where there is none."""
+        itself until `release`; None where there is none. Opens wait for the answer."""
         return None
 
     def backed(self, node: int, backing: int) -> None:
@@ -197,6 +197,14 @@ class Operations:
     def backings(self) -> Mapping[int, int]:
         """What servers before this one said with `backed`, where it is not over."""
         return {}
+
+    def getxattr(self, node: int, name: str, ctx: Context) -> bytes:
+        """The value of an extended attribute. ENODATA where it is not there."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # the kernel does not ask again
+
+    def listxattr(self, node: int, ctx: Context) -> Iterable[str]:
+        """Names of extended attributes."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     def release(self, fh: int, ctx: Context) -> None:
         """The last user of ``fh`` closed it; its error goes nowhere."""
@@ -232,6 +240,14 @@ class WritableOperations(Operations):
     def setattr(self, node: int, change: Change, ctx: Context) -> Attr:
         """Change attributes; returns all of them as they are now."""
         raise NotImplementedError
+
+    def setxattr(self, node: int, name: str, value: bytes, flags: int, ctx: Context) -> None:
+        """Set an extended attribute; ``flags`` as of setxattr(2)."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    def removexattr(self, node: int, name: str, ctx: Context) -> None:
+        """Remove an extended attribute. ENODATA where it is not there."""
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     def mkdir(self, parent: int, name: str, mode: int, ctx: Context) -> Entry:
         """Make a folder."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import Backend, Entry, Piece, Source, clean
+from bootseer.storage.interface import FILE_MODE, XATTRS, Backend, Entry, Piece, Source, clean
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class FolderBackend(Backend):
     def read_many(self, pieces: Sequence[Piece]) -> None:
         read_each(pieces)
 
-    def create(self, path: str, *, placement: Placement | None = None) -> _Sink:
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> _Sink:
         target = self._path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -257,6 +257,7 @@ class FolderBackend(Backend):
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
+        owner: tuple[str, str] | None = None,
         mtime_ns: int | None = None,
     ) -> None:
         if mtime_ns is not None:
@@ -264,6 +265,25 @@ class FolderBackend(Backend):
                 os.utime(self._path(path), ns=(mtime_ns, mtime_ns))
             except OSError as exc:
                 raise self._error(exc, "change", path) from exc
+
+    @contextlib.contextmanager
+    def _attributes_of(self, path: str) -> Iterator[Path]:
+        try:
+            yield self._path(path)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            raise self._error(exc, "look up", path) from None
+
+    def xattrs(self, path: str) -> dict[str, bytes]:
+        with self._attributes_of(path) as where:
+            return {name: os.getxattr(where, name) for name in os.listxattr(where) if name.startswith(XATTRS)}
+
+    def set_xattr(self, path: str, name: str, value: bytes, flags: int = 0) -> None:
+        with self._attributes_of(path) as where:
+            os.setxattr(where, name, value, flags)
+
+    def remove_xattr(self, path: str, name: str) -> None:
+        with self._attributes_of(path) as where:
+            os.removexattr(where, name)
 
     def space(self) -> tuple[int, int]:
         try:

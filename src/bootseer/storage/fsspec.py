@@ -39,7 +39,18 @@ from bootseer.errors import (
     UnsupportedError,
 )
 from bootseer.storage.fsspec_place import RENAMING, WHOLE, FsspecPlace
-from bootseer.storage.interface import DEADLINE, SLOWEST, TEMPORARY, Backend, Entry, Piece, Sink, Source, exists
+from bootseer.storage.interface import (
+    DEADLINE,
+    FILE_MODE,
+    SLOWEST,
+    TEMPORARY,
+    Backend,
+    Entry,
+    Piece,
+    Sink,
+    Source,
+    exists,
+)
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
@@ -281,7 +292,7 @@ class FsspecBackend(FsspecPlace, Backend):
     def read_many(self, pieces: Sequence[Piece]) -> None:
         read_each(pieces)
 
-    def create(self, path: str, *, placement: Placement | None = None) -> Sink:
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
         if not self.objects():
             self.make_folder(path.rpartition("/")[0])
             if exists(self, path):

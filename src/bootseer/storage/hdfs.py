@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.hdfs import client as hdfs
-from bootseer.storage.interface import DEADLINE, SLOWEST, Backend, Entry, Piece, Sink, Source, clean
+from bootseer.storage.interface import DEADLINE, FILE_MODE, SLOWEST, Backend, Entry, Piece, Sink, Source, clean
 from bootseer.storage.pool import read_each
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ class NativeBackend(Backend):
     def read_many(self, pieces: Sequence[Piece]) -> None:
         read_each(pieces)
 
-    def create(self, path: str, *, placement: Placement | None = None) -> Sink:
-        return self._client.create(self.full(path))
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
+        return self._client.create(self.full(path), mode=mode)
 
     def _names(self) -> HdfsClient | NameNode:
         """What changes names of files and folders."""
@@ -199,9 +199,12 @@ class NativeBackend(Backend):
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
+        owner: tuple[str, str] | None = None,
         mtime_ns: int | None = None,
     ) -> None:
         full, names = self.full(path), self._names()
+        if owner is not None:
+            names.set_owner(full, *owner)
         if uid is not None or gid is not None:
             names.set_owner(full, _user(uid), _group(gid))
         if mode is not None:

@@ -11,6 +11,7 @@ import abc
 import builtins
 import contextlib
 import errno
+import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
 
 TEMPORARY = ".tmp-"
 """How names begin of what is not published yet."""
+FILE_MODE = 0o644
+"""Mode of a new file."""
 PIECE = 4 << 20
 """One write call: long enough to keep a pipeline busy, short enough for the deadline of one call."""
 DEADLINE = 20.0
 """Seconds one read or write of at most a few MiB may take."""
+XATTRS = "user.", "trusted."
+"""How names of extended attributes begin that storage keeps."""
 SLOWEST = 512 << 10
 """Bytes per second below which a longer transfer counts as hanging."""
 
@@ -35,12 +40,13 @@ SLOWEST = 512 << 10
 class Permissions(NamedTuple):
     """Whose a file is, in numbers of this node, and who may do what with it: the nine bits of chmod(1), and the sticky
     one of a folder in which only owners may rename and remove. ``stored``: the mode that a new version is to get, where
-    this node shows less."""
+    this node shows less. ``owner``: names of owner and group in the storage."""
 
     uid: int
     gid: int
     mode: int
     stored: int | None = None
+    owner: tuple[str, str] | None = None
 
     @property
     def kept(self) -> int:
@@ -152,8 +158,8 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def create(self, path: str, *, placement: Placement | None = None) -> Sink:
-        """A new file; missing folders above it are made.
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
+        """A new file with ``mode`` where the storage keeps modes; missing folders above it are made.
 
         Files written together share a ``placement``, so that they begin on different servers where there are several.
         """
@@ -212,10 +218,25 @@ class Backend(abc.ABC):
         mode: int | None = None,
         uid: int | None = None,
         gid: int | None = None,
+        owner: tuple[str, str] | None = None,
         mtime_ns: int | None = None,
     ) -> None:
         """Change the attributes of a file or folder that are given, as far as the storage tells them; the rest is
-        ignored. `NotWritableError` where it refuses, or knows no user or group of that number."""
+        ignored. ``owner``: as of `Permissions`. `NotWritableError` where it refuses, or knows no user or group of that
+        number."""
+
+    def xattrs(self, path: str) -> dict[str, bytes]:
+        """The extended attributes of a file or folder whose names begin as `XATTRS`. This, `set_xattr` and
+        `remove_xattr` raise `OSError` with the number that setxattr(2) gives, EOPNOTSUPP where there are none."""
+        raise _no_xattrs(path)
+
+    def set_xattr(self, path: str, name: str, value: bytes, flags: int = 0) -> None:
+        """``flags``: as of setxattr(2), 0 to set it whether it is there or not."""
+        raise _no_xattrs(path)
+
+    def remove_xattr(self, path: str, name: str) -> None:
+        """ENODATA when it is not there."""
+        raise _no_xattrs(path)
 
     def space(self) -> tuple[int, int]:
         """Bytes that the storage has in all, and that are free; zeros where it does not tell."""
@@ -248,6 +269,20 @@ class Backend(abc.ABC):
 
     def end_writer(self, path: str) -> None:  # noqa: B027 - most storage knows no writers
         """Take the file away from a writer that has it open."""
+
+
+def _no_xattrs(path: str) -> OSError:
+    return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
+
+
+def kept_xattrs(backend: Backend, path: str) -> dict[str, bytes]:
+    """The extended attributes that a copy or a new version of ``path`` is to have; none where the storage has none."""
+    try:
+        return backend.xattrs(path)
+    except OSError as exc:
+        if exc.errno != errno.EOPNOTSUPP:
+            raise
+        return {}
 
 
 def _write(sink: Sink, data: bytes | Path) -> int:

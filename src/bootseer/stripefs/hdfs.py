@@ -7,21 +7,24 @@ that is read directly, files that are erasure-coded or encrypted still go throug
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import grp
 import logging
+import os
 import pwd
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bootseer.errors import DataError, NotFoundError, UnsupportedError
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError
 from bootseer.hdfs import access
+from bootseer.hdfs.errors import xattr_errno
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.records import FileBlocks, FileStatus, Located
 from bootseer.storage.hdfs import NativeBackend, NativeSource
-from bootseer.storage.interface import Backend, Entry, Permissions, Piece, Sink, Source
+from bootseer.storage.interface import FILE_MODE, XATTRS, Backend, Entry, Permissions, Piece, Sink, Source
 from bootseer.storage.pool import read_each
 from bootseer.stripefs.scheduler import threads
 from bootseer.stripefs.scheduler.transport import BlockFile
@@ -158,15 +161,34 @@ class HdfsBackend(NativeBackend):
         if others:
             read_each(others)
 
-    def create(self, path: str, *, placement: Placement | None = None) -> Sink:
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
         if (namenode := self._namenode()) is not None:
             from bootseer.hdfs.output import FileOutput
 
             try:
-                return FileOutput(namenode, self.full(path), placement=placement)
+                return FileOutput(namenode, self.full(path), placement=placement, mode=mode)
             except UnsupportedError as exc:
                 self.say_native(self.full(path), str(exc))
-        return super().create(path)
+        return super().create(path, mode=mode)
+
+    def xattrs(self, path: str) -> dict[str, bytes]:
+        if (namenode := self._namenode()) is None:
+            return super().xattrs(path)
+        with _numbered(path):
+            found = namenode.xattrs(self.full(path))
+        return {name: value for name, value in found.items() if name.startswith(XATTRS)}
+
+    def set_xattr(self, path: str, name: str, value: bytes, flags: int = 0) -> None:
+        if (namenode := self._namenode()) is None:
+            return super().set_xattr(path, name, value, flags)
+        with _numbered(path):
+            namenode.set_xattr(self.full(path), name, value, flags)
+
+    def remove_xattr(self, path: str, name: str) -> None:
+        if (namenode := self._namenode()) is None:
+            return super().remove_xattr(path, name)
+        with _numbered(path):
+            namenode.remove_xattr(self.full(path), name)
 
     def space(self) -> tuple[int, int]:
         namenode = self._namenode()
@@ -180,6 +202,17 @@ class HdfsBackend(NativeBackend):
 
     def _names(self) -> HdfsClient | NameNode:
         return self._namenode() or super()._names()
+
+
+@contextlib.contextmanager
+def _numbered(path: str) -> Iterator[None]:
+    """What a NameNode says of extended attributes, as numbers."""
+    try:
+        yield
+    except BootseerError as exc:
+        if number := xattr_errno(exc):
+            raise OSError(number, os.strerror(number), path) from None
+        raise
 
 
 def _entry(status: FileStatus) -> Entry:
@@ -202,7 +235,8 @@ def permissions(status: FileStatus) -> Permissions:
     if gid is None:
         mode &= 0o1707
     # beside an access control list the bits of the group are not what the group may
-    return Permissions(uid or 0, gid or 0, mode, mode if status.acl else status.mode & 0o1777)
+    kept = mode if status.acl else status.mode & 0o1777
+    return Permissions(uid or 0, gid or 0, mode, kept, (status.owner, status.group))
 
 
 @functools.lru_cache(4096)

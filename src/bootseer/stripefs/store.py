@@ -14,7 +14,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import Backend, Entry, clean, exists, join
+from bootseer.storage.interface import FILE_MODE, Backend, Entry, clean, exists, join
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
@@ -97,10 +97,13 @@ class StripeFS:
         width: int = layout.WIDTH,
         unit: int = layout.UNIT,
         striped: bool = False,
+        mode: int = FILE_MODE,
         before: Callable[[Pointer | None], None] | None = None,
     ) -> StripeWriter:
-        """A writer for a new file at ``path``; ``striped`` also when it is small; ``before`` as in `StripeWriter`."""
-        return StripeWriter(self.backend, clean_new(path), width=width, unit=unit, striped=striped, before=before)
+        """A writer for a new file at ``path``; ``striped`` also when it is small; ``mode`` and ``before`` as in
+        `StripeWriter`."""
+        path = clean_new(path)
+        return StripeWriter(self.backend, path, width=width, unit=unit, striped=striped, mode=mode, before=before)
 
     def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
         """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
@@ -334,6 +337,13 @@ class StripeFS:
             commit.refuse_removal(self.backend, src)
             commit.refuse_inside(self.backend, dst)
         namespace.rename(self.backend, src, dst, overwrite=overwrite)
+
+    def begin_move(self, src: str, dst: str, *, overwrite: bool = True) -> namespace.Move | None:
+        """`rename` in two steps, where it is a copy; None where it is not. Errors as of `rename`."""
+        src, dst = clean(src), clean_new(dst)
+        commit.refuse_removal(self.backend, src)
+        commit.refuse_inside(self.backend, dst)
+        return namespace.begin_move(self.backend, src, dst, overwrite=overwrite)
 
     def fsck(self, path: str = "") -> Report:
         """Look for what is lost, damaged or garbage at or below ``path``; contents are not read. Changes nothing."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
+from collections.abc import Callable
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
-from bootseer.storage.interface import Backend, exists, is_folder, join, write_file
+from bootseer.storage.interface import FILE_MODE, Backend, exists, is_folder, join, kept_xattrs, write_file
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.removal import remove_stripes
@@ -100,7 +102,12 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         if is_folder(backend, dst):
             raise NotWritableError(f"cannot rename {src} to {dst}: that is a folder")
         if pointer is not None and src.rpartition("/")[0] != dst.rpartition("/")[0]:
-            _move(backend, src, dst, pointer, overwrite=overwrite)
+            move = Move(backend, src, dst, pointer, overwrite=overwrite)
+            try:
+                move.copy()
+                move.finish()
+            finally:
+                move.abandon()
             return
         replaced = _pointer(backend, dst) if overwrite else None
         if replaced is not None and replaced.uuid == (pointer and pointer.uuid):
@@ -123,32 +130,77 @@ def copy_open(file: ChunkFile, writer: StripeWriter) -> None:
         writer.write(piece)
 
 
-def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
-    if not overwrite and exists(backend, dst):
-        raise FileExistsError(dst)
-    written = NotWritableError(f"{src} was written while it was moved: that version stays", hint="run again")
+class Move:
+    """The striped file at ``src``, whose ``pointer`` is given, on its way to ``dst`` in another folder: `copy`, which
+    takes its time, then `finish`; or `abandon`, which does nothing after that. Nothing is seen at ``dst`` before.
 
-    def unchanged(_: object) -> None:
-        found = backend.stat(src)
-        mode = found.permissions.kept if found.permissions else None
-        backend.change(writer.temporary, mode=mode, mtime_ns=int(found.mtime * 1e9))
-        if _pointer(backend, src) != pointer:
-            raise written
+    `FileExistsError` when ``dst`` exists and ``overwrite`` is off; `NotWritableError` when ``src`` was written
+    meanwhile.
+    """
 
-    shape = {"width": pointer.width, "unit": pointer.unit}
-    with (
-        StripeWriter(backend, dst, **shape, striped=True, before=unchanged) as writer,
-        open_file(backend, src) as file,
-    ):
-        copy_open(file, writer)
-    tmp = _temporary(src, pointer.uuid)
-    faults.point("stripefs.move.remove")
-    backend.rename(src, tmp, overwrite=True)
-    if _pointer(backend, tmp) != pointer:
-        with contextlib.suppress(FileExistsError):  # a still later one
-            backend.rename(tmp, src, overwrite=False)
-        raise written
-    _discard(backend, src, pointer)
+    def __init__(self, backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
+        if not overwrite and exists(backend, dst):
+            raise FileExistsError(dst)
+        self._backend, self._src, self._dst, self._pointer, self._overwrite = backend, src, dst, pointer, overwrite
+        self._written = NotWritableError(f"{src} was written while it was moved: that version stays", hint="run again")
+        told = backend.stat(src).permissions
+        self._writer = StripeWriter(
+            backend,
+            dst,
+            width=pointer.width,
+            unit=pointer.unit,
+            striped=True,
+            mode=told.kept if told else FILE_MODE,
+            before=self._attributes,
+        )
+
+    def copy(self, check: Callable[[], None] = lambda: None) -> None:
+        """``check`` is called every few MiB, to end it with an error."""
+        with open_file(self._backend, self._src) as file:
+            refuse_unfinished(file)
+            for piece in in_order(file):
+                faults.point("stripefs.move.copy")
+                check()
+                self._writer.write(piece)
+
+    def finish(self) -> None:
+        """Publish the copy, remove the source."""
+        if not self._overwrite and exists(self._backend, self._dst):
+            raise FileExistsError(self._dst)
+        self._writer.finish()
+        backend, tmp = self._backend, _temporary(self._src, self._pointer.uuid)
+        faults.point("stripefs.move.remove")
+        backend.rename(self._src, tmp, overwrite=True)
+        if _pointer(backend, tmp) != self._pointer:
+            with contextlib.suppress(FileExistsError):  # a still later one
+                backend.rename(tmp, self._src, overwrite=False)
+            raise self._written
+        _discard(backend, self._src, self._pointer)
+
+    def abandon(self) -> None:
+        self._writer.abandon()
+
+    def _attributes(self, pointer: Pointer | None) -> None:
+        """The copy gets those of the source."""
+        backend, tmp = self._backend, self._writer.temporary
+        found = backend.stat(self._src)
+        for name, value in kept_xattrs(backend, self._src).items():
+            backend.set_xattr(tmp, name, value)
+        backend.change(tmp, mtime_ns=int(found.mtime * 1e9))
+        if found.permissions is not None:
+            rights.keep_owner(backend, self._dst, pointer, found.permissions, backend.stat(tmp).permissions, at=tmp)
+            if found.permissions.kept != self._writer.mode:
+                rights.change(backend, self._dst, pointer, at=tmp, mode=found.permissions.kept)
+        if _pointer(backend, self._src) != self._pointer:
+            raise self._written
+
+
+def begin_move(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> Move | None:
+    """What `rename` does of a striped file that changes its folder; None for anything else, which is one step."""
+    if src.rpartition("/")[0] == dst.rpartition("/")[0] or is_folder(backend, src):
+        return None
+    pointer = read_pointer(backend, src)
+    return Move(backend, src, dst, pointer, overwrite=overwrite) if pointer is not None else None
 
 
 def _pointer(backend: Backend, path: str) -> Pointer | None:

@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from blake3 import blake3
 
+from bootseer import faults
 from bootseer.blocks.cache import eviction
 from bootseer.blocks.cache.cachefile import CacheFile, ReadyBlocks
 from bootseer.blocks.cache.eviction import Limits
@@ -44,6 +47,17 @@ _PENDING = 256 << 20
 _STEP = 256 << 20
 """The limits are looked at again after so many bytes."""
 _CHECKERS = 4
+_TURN = 8
+"""Chunks of one file that a thread compares before it is the next file's turn."""
+
+
+class _Comparison:
+    """Of chunks with their checksums, by `_CHECKERS` threads in turns. ``ended``: nothing is left of it."""
+
+    def __init__(self, chunks: Sequence[int]) -> None:
+        self.left = iter(chunks)
+        self.threads = _CHECKERS
+        self.ended = threading.Event()
 
 
 class NodeFile:
@@ -56,6 +70,7 @@ class NodeFile:
         self.users = 0
         self._good = bytearray(blocks.map.count)  # compared with its checksum by this process
         self._broken = False
+        self.comparison: _Comparison | None = None
 
     def sound(self, first: int, last: int) -> bool:
         """Whether the kernel may read the chunks ``first`` to ``last`` (exclusive) from ``fd``."""
@@ -86,16 +101,14 @@ class NodeFile:
             self._blocks.ready[chunk] = 0
         return None
 
-    def whole(self) -> bool:
-        """Whether all of the file is `sound`. Compares, on several cores, what this process has not compared yet."""
-        count = self._map.count
+    def whole(self, seconds: float) -> bool:
+        """Whether all of the file is `sound`. What this process has not compared yet is compared, on several cores;
+        when that takes longer than ``seconds`` it goes on, and the answer is no."""
         if self._blocks.ready.find(b"\0") >= 0:
             return False
-        if unknown := [chunk for chunk in range(count) if not self._good[chunk]]:
-            with ThreadPoolExecutor(_CHECKERS, thread_name_prefix="bootseer-cache-check") as pool:
-                if not all(pool.map(self.has, unknown)):
-                    return False
-        return self.sound(0, count)
+        if unknown := [chunk for chunk in range(self._map.count) if not self._good[chunk]]:
+            self._cache.compare(self, unknown).wait(seconds)
+        return self.sound(0, self._map.count)
 
     def store(self, chunk: int, data: memoryview) -> bool:
         """Keep a checked chunk; False (with one log line for a file) when the disk does not take it."""
@@ -164,6 +177,7 @@ class NodeCache:
         self._allowed = self._pending = 0
         self._full = False  # the last eviction did not help
         self._closing = threading.Event()
+        self._checking = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="bootseer-cache-check")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="bootseer-cache-write")
         self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
         self._syncing.start()
@@ -256,6 +270,38 @@ class NodeCache:
                 self._pending -= len(data)
                 file.users -= 1
 
+    def compare(self, file: NodeFile, chunks: Sequence[int]) -> threading.Event:
+        """Compare ``chunks`` of ``file``, or go on with what is being compared of it; set when that has ended."""
+        with self._lock:
+            if file.comparison is None:
+                file.comparison = _Comparison(chunks)
+                file.users += 1
+                if not self._closing.is_set():
+                    for _ in range(_CHECKERS):
+                        self._checking.submit(self._compare, file, file.comparison)
+            return file.comparison.ended
+
+    def _compare(self, file: NodeFile, comparison: _Comparison) -> None:
+        """One turn of a thread; the next one comes behind those of other files."""
+        more = False
+        try:
+            turn = list(itertools.islice(comparison.left, _TURN))
+            for chunk in turn:
+                faults.point("stripefs.cache.compare")
+                if not self._closing.is_set():
+                    file.has(chunk)
+            more = bool(turn)
+        finally:
+            with self._lock:
+                if more and not self._closing.is_set():
+                    self._checking.submit(self._compare, file, comparison)
+                else:
+                    comparison.threads -= 1
+                if not comparison.threads:
+                    file.comparison = None
+                    file.users -= 1
+                    comparison.ended.set()
+
     def _sync(self) -> None:
         while not self._closing.wait(_SYNC_SECONDS):
             self.sync()
@@ -276,6 +322,7 @@ class NodeCache:
         with self._lock:
             self._closing.set()
         self._writing.shutdown(wait=True)
+        self._checking.shutdown(wait=True, cancel_futures=True)
         self._syncing.join()
         with self._lock:
             files, self._files = self._files, {}

@@ -16,7 +16,7 @@ from crc32c import crc32c
 from bootseer import faults
 from bootseer.errors import UnavailableError, from_os_error
 from bootseer.hdfs.placement import Placement
-from bootseer.storage.interface import DEADLINE, Backend, Sink
+from bootseer.storage.interface import DEADLINE, FILE_MODE, Backend, Sink
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Header
 
@@ -35,9 +35,11 @@ class Stripe:
     ``error``: what ended its thread; `raise_error` raises it, as `StripeLost` where the storage did not answer.
     """
 
-    def __init__(self, backend: Backend, path: str, header: Header, placement: Placement) -> None:
+    def __init__(
+        self, backend: Backend, path: str, header: Header, placement: Placement, mode: int = FILE_MODE
+    ) -> None:
         self.path, self.footer_crc = path, 0
-        self._backend, self._header, self._placement = backend, header, placement
+        self._backend, self._header, self._placement, self._mode = backend, header, placement, mode
         self._queue: queue.Queue[Sequence[memoryview] | int | None] = queue.Queue(_DEPTH)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"bootseer-write-{header.stripe}", daemon=True)
@@ -84,7 +86,7 @@ class Stripe:
         sink: Sink | None = None
         crcs, length = list[int](), 0
         try:
-            sink = self._backend.create(self.path, placement=self._placement)
+            sink = self._backend.create(self.path, placement=self._placement, mode=self._mode)
             sink.write(layout.encode_header(self._header))
             while not isinstance(item := self._queue.get(), int | None):
                 faults.point("stripefs.write.stripe")

@@ -34,7 +34,7 @@ from bootseer.errors import (
 )
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.placement import Placement
-from bootseer.storage.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
+from bootseer.storage.interface import DEADLINE, FILE_MODE, Backend, Sink, holds, is_folder, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.files.removal import remove_stripes
@@ -47,11 +47,15 @@ T = TypeVar("T")
 _SMALL, _GATHER = 4096, 256
 OUTAGE = 3 * DEADLINE
 """Seconds for which publishing is tried again while the storage does not answer."""
+UNKNOWN = 30 * DEADLINE
+"""The same of the rename that publishes: when its answer is lost it may have happened, or may happen when a storage
+that stood still goes on. Whoever is told of an error must not find the file published."""
 
 
-def _patiently(step: Callable[[], T]) -> T:
-    """``step()``, tried again for `OUTAGE` seconds while the storage does not answer: NameNodes restart."""
-    until, pause = time.monotonic() + OUTAGE, 0.2
+def _patiently(step: Callable[[], T], seconds: float = 0.0) -> T:
+    """``step()``, tried again for so many ``seconds`` (0: `OUTAGE`) while the storage does not answer: NameNodes
+    restart."""
+    until, pause = time.monotonic() + (seconds or OUTAGE), 0.2
     while True:
         try:
             return step()
@@ -78,6 +82,7 @@ class StripeWriter:
     abandons on an exception. Raises `NotWritableError` when another writer replaced ``path`` meanwhile. In a forked
     child `write` and `finish` raise `BootseerError`, and the end of the context, whatever its reason, does nothing.
 
+    ``mode``: of the file, where the storage keeps modes; its owner may read and write it as long as it is written.
     ``before``: called when all is written and nothing published, with the pointer (None for a plain file, whose bytes
     are in the temporary file only); an error of it ends the write. The stripes can be read through the pointer then.
     """
@@ -90,12 +95,14 @@ class StripeWriter:
         width: int = layout.WIDTH,
         unit: int = layout.UNIT,
         striped: bool = False,
+        mode: int = FILE_MODE,
         before: Callable[[Pointer | None], None] | None = None,
     ) -> None:
         layout.check_shape(width, unit)
         if not path:
             raise NotWritableError("the base folder of a striped store is no file")
         self.path, self._backend, self._width, self._unit = path, backend, width, unit
+        self.mode = mode & 0o777 | 0o600
         self._process = os.getpid()
         self._parent = path.rpartition("/")[0]
         self._uuid = uuid.uuid4()
@@ -166,6 +173,11 @@ class StripeWriter:
         return self._temporary_path
 
     @property
+    def replaces(self) -> bool:
+        """Whether there was a file at the path when this one was begun."""
+        return self._existed
+
+    @property
     def size(self) -> int:
         """Bytes written so far."""
         return self._size
@@ -206,7 +218,8 @@ class StripeWriter:
         folder = join(self._parent, layout.FOLDER)
         placement = Placement()
         self._stripes = [
-            Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header, placement) for header in headers
+            Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header, placement, self.mode)
+            for header in headers
         ]
 
     def _chunk(self, length: int) -> None:
@@ -285,7 +298,7 @@ class StripeWriter:
         return Written(self._size, pointer.digest, pointer.uuid)
 
     def _begin_publication(self) -> None:
-        self._temporary = self._backend.create(self._temporary_path)
+        self._temporary = self._backend.create(self._temporary_path, mode=self.mode)
         faults.point("stripefs.write.intent")
 
     def _check_lengths(self) -> None:
@@ -316,10 +329,10 @@ class StripeWriter:
         faults.point("stripefs.write.rename")
         self._renaming = True
         try:
-            _patiently(lambda: self._backend.rename(self._temporary_path, self.path, overwrite=self._existed))
+            _patiently(lambda: self._backend.rename(self._temporary_path, self.path, overwrite=self._existed), UNKNOWN)
         except (FileExistsError, NotFoundError):
             # also after a rename that was tried again because its answer was lost
-            if not holds(self._backend, self.path, content):
+            if not _patiently(lambda: holds(self._backend, self.path, content), UNKNOWN):
                 raise NotWritableError(
                     f"{self.path} was written by another writer meanwhile", hint="run again"
                 ) from None

@@ -39,7 +39,7 @@ from bootseer.private import enterable, private_folder, trusted
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import MEMORY
-from bootseer.stripefs.mount.server import FsStatus, Record, ServerSpec, born, may_be_shared
+from bootseer.stripefs.mount.server import SILENCE, FsStatus, Record, ServerSpec, born, may_be_shared
 from bootseer.stripefs.mount.unfinished import SPOOLS
 from bootseer.stripefs.store import open_fs
 
@@ -217,6 +217,7 @@ def start(
             width=width,
             unit=unit,
             spool=spool,
+            silence=SILENCE,
             shared=shared,
             allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
         )

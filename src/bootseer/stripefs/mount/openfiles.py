@@ -17,7 +17,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from bootseer.errors import (
     BootseerError,
@@ -36,6 +36,7 @@ from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.mount.callers import caller
+from bootseer.stripefs.mount.newversion import Writing
 from bootseer.stripefs.mount.nodes import Gone, Known
 from bootseer.stripefs.mount.operations import StripeOperations
 from bootseer.stripefs.mount.unfinished import Spools, Unfinished, refusal
@@ -44,22 +45,6 @@ from bootseer.stripefs.store import StripeFS
 _log = logging.getLogger(__name__)
 _NOT_STORED = "not stored"
 """The content of a node that the store does not have (any more)."""
-
-
-class Writing:
-    """A node that is open for writing. ``openers``: by handle, the process that opened it."""
-
-    def __init__(self, file: Unfinished) -> None:
-        self.file = file
-        self.openers: dict[int, int] = {}
-        self.written: set[int] = set()
-        """Handles through which it was changed since it was published last."""
-        self.writers: set[int] = set()
-        self.thread = 0
-        """That wrote last."""
-        self.killed = self.unlinked = False
-        self.change = fuse.Change()
-        """Attributes that the file gets when it is published."""
 
 
 @contextlib.contextmanager
@@ -108,6 +93,10 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         self._opened: dict[int, int] = {}  # file handle -> node, of those open for writing
         self._reading: dict[int, int] = {}  # the same of those open for reading whose content is to be opened again
         self._changing = threading.RLock()  # one change of names at a time
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._unfinished)
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         if name != name.encode(errors="ignore").decode():  # not UTF-8: the store has no such names
@@ -160,6 +149,14 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         mtime = attr.mtime_ns if change.mtime_ns is None else change.mtime_ns
         return attr._replace(size=writing.file.size, mode=mode, mtime_ns=mtime)
 
+    def _xattrs(self, node: int) -> Mapping[str, bytes]:
+        with self._lock:
+            writing = self._writing.get(node)
+        if writing is None or not (writing.file.changed or writing.unlinked):
+            return super()._xattrs(node)
+        with numbered(writing.file.path):
+            return writing.new_xattrs(self._fs.backend)
+
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE == os.O_RDONLY:
             with self._lock:
@@ -178,6 +175,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             if node not in self._writing:
                 base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
                 made = self._begin(path, base)
+                made.file.mode = stat.S_IMODE(self._nodes[node].attr.mode)
             found = self._hand_out(node, opener, made)  # None: what was open is closed by now
         if flags & os.O_TRUNC:
             try:
@@ -205,7 +203,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                     raise refusal(errno.EEXIST, path)
                 return entry, self.open(entry.node, flags, ctx)
             writing = self._begin(path, None)
-            writing.change = fuse.Change(mode=mode)
+            writing.change, writing.file.mode = fuse.Change(mode=mode), mode
             attr = fuse.Attr(
                 stat.S_IFREG | mode, mtime_ns=time.time_ns(), blksize=self._shape[1], uid=self._user, gid=self._group
             )
@@ -250,7 +248,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             self._publish(node, writing)
 
     def fsync(self, fh: int, ctx: fuse.Context) -> None:
-        self._publish(*self._opened_here(fh))
+        self._publish(*self._opened_here(fh), again=True)
 
     def release(self, fh: int, ctx: fuse.Context) -> None:
         node = self._opened.get(fh)
@@ -422,39 +420,28 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 if writing.file.changed and not writing.unlinked:
                     self._differs(node, writing.file.path)
 
-    def _stored_mode(self, path: str, attr: fuse.Attr) -> int:
-        """The mode that a new version of a file gets: not the fewer rights that this node shows of it."""
-        with contextlib.suppress(NotFoundError):
-            if (found := self._fs.backend.stat(path).permissions) is not None:
-                return found.kept
-        return stat.S_IMODE(attr.mode)
-
-    def _publish(self, node: int, writing: Writing) -> None:
-        """Let what was written appear in the store. Does nothing for what is there, or has no name any more."""
+    def _publish(self, node: int, writing: Writing, *, again: bool = False) -> None:
+        """Let what was written appear in the store. Does nothing for what is there, or has no name any more. After it
+        has failed, only a write or ``again`` makes it be tried again: who was told so must not find it published."""
         file = writing.file
         with file.lock, numbered(file.path):
             if not file.changed or writing.unlinked:
                 return
+            if file.failed and not again:
+                raise refusal(errno.EIO, file.path)
+            file.failed = True  # until it is done
             self._protect(file.path)
-            change, attr, content = writing.change, self._nodes[node].attr, ""
-            mode = self._stored_mode(file.path, attr) if change.mode is None else change.mode
+            attr, content = self._nodes[node].attr, ""
 
             def finish(writer: StripeWriter, pointer: Pointer | None) -> None:
                 nonlocal attr, content
                 backend = self._fs.backend
-                if mode != 0o644 or change != fuse.Change(mode=change.mode):
-                    backend.change(
-                        writer.temporary, mode=mode, uid=change.uid, gid=change.gid, mtime_ns=change.mtime_ns
-                    )
-                found = backend.stat(writer.temporary)
-                content = pointer.uuid if pointer else plain_identity(backend, file.path, found.version)
-                shown = stat.S_IMODE(attr.mode) if change.mode is None else mode
-                attr = attr._replace(mode=stat.S_IFREG | shown, mtime_ns=int(found.mtime * 1e9))
+                attr, version = writing.finish(backend, writer, pointer, attr)
+                content = pointer.uuid if pointer else plain_identity(backend, file.path, version)
 
             size = file.publish(finish).size
             with self._lock:
                 self._set_content(node, content, attr=attr._replace(size=size))
-                writing.change = fuse.Change()
-                writing.written.clear()
+                writing.published()
                 if self._unfinished.get(file.path) == node:
                     del self._unfinished[file.path]

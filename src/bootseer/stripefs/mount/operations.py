@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
-from bootseer.storage.interface import Entry, join
+from bootseer.storage.interface import XATTRS, Entry, join
 from bootseer.storage.pool import parallel
 from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess
 from bootseer.stripefs.checkpoint.commit import is_hidden
@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 FRESH = 1.0
 """Seconds for which names, missing names and, on a mount that others may use, attributes are believed."""
+_COMPARE_SECONDS = 1.0
+"""For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
 
 
 def _os_error(code: int, path: str = "") -> OSError:
@@ -50,6 +52,12 @@ def _os_error_of(exc: BootseerError, path: str) -> OSError:
         return _os_error(errno.EACCES, path)
     _log.error("%s: %s", path, exc)
     return _os_error(errno.EIO, path)
+
+
+def check_xattr(name: str) -> None:
+    """EOPNOTSUPP for an extended attribute of a kind that is not kept."""
+    if not name.startswith(XATTRS):
+        raise _os_error(errno.EOPNOTSUPP)
 
 
 class Waited:
@@ -111,6 +119,11 @@ class StripeOperations(fuse.Operations):
         self._expected = {file.path: file for file in expected}
         self.waited = Waited()
 
+    @property
+    def unfinished(self) -> int:
+        """How many files are being written."""
+        return 0
+
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         path = join(self._path(parent), name)
         if is_hidden(name):
@@ -159,6 +172,26 @@ class StripeOperations(fuse.Operations):
                 raise _os_error_of(exc, path) from None
         return known.attr
 
+    def getxattr(self, node: int, name: str, ctx: fuse.Context) -> bytes:
+        if name.startswith("security."):  # the kernel asks by itself: it is not worth a request
+            raise _os_error(errno.ENODATA)
+        check_xattr(name)
+        found = self._xattrs(node)
+        if name not in found:
+            raise _os_error(errno.ENODATA)
+        return found[name]
+
+    def listxattr(self, node: int, ctx: fuse.Context) -> Iterable[str]:
+        found = self._xattrs(node)
+        return [name for name in found if ctx.uid == 0 or not name.startswith("trusted.")]
+
+    def _xattrs(self, node: int) -> Mapping[str, bytes]:
+        path = self._path(node)
+        try:
+            return self._fs.backend.xattrs(path)
+        except BootseerError as exc:
+            raise _os_error_of(exc, path) from None
+
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
         path = self._path(node)
         try:
@@ -203,7 +236,7 @@ class StripeOperations(fuse.Operations):
 
     def backing(self, fh: int) -> int | None:
         cached = self._cached.get(fh)
-        return cached.fd if cached is not None and cached.whole() else None
+        return cached.fd if cached is not None and cached.whole(_COMPARE_SECONDS) else None
 
     def backed(self, node: int, backing: int) -> None:
         if node not in self._nodes:

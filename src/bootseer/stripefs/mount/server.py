@@ -51,6 +51,8 @@ _HOLD_SECONDS = 600.0
 """A prefetch that nobody releases begins after so long: who should have may be dead."""
 PROVEN_SECONDS = 0.5
 """A server that has served for so long, or whose reads have moved bytes, has not died of its start."""
+SILENCE = 10.0, 60.0
+"""Seconds without a heartbeat after which a server is replaced: one that has nothing unfinished, and one that has."""
 _TELL_SECONDS = 10.0
 """For which a request waits until the supervisor takes what it is told; then it fails."""
 
@@ -63,6 +65,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     ``memory``: bytes of read-ahead that it holds. ``allow_other``: other users may use the mount, with ``shared`` as
     far as the owners and modes of the storage let them, else for everything.
     ``writable``: with files of ``width`` and ``unit``, and at most ``spool`` bytes of them, unfinished, on this node.
+    ``silence``: as `SILENCE`.
     """
 
     url: str
@@ -80,6 +83,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     width: int = layout.WIDTH
     unit: int = layout.UNIT
     spool: int = SPOOLS
+    silence: tuple[float, float] = SILENCE
 
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +91,7 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     ``bytes_read``: through the server. ``opened_passthrough``: how often a file was opened that the kernel reads from
     the node cache by itself; ``opened_served``: others. ``pid``: of the supervisor; ``server_pid``: of the process that
-    serves now, which took over ``restarts`` times.
+    serves now, which took over ``restarts`` times. ``unfinished``: files that are being written and not published.
     """
 
     url: str
@@ -98,6 +102,7 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool = True
     bytes_read: int = 0
     bytes_written: int = 0
+    unfinished: int = 0
     fetched_demand: int = 0
     fetched_ahead: int = 0
     opened_passthrough: int = 0
@@ -431,6 +436,7 @@ class Server:
             server_pid=os.getpid(),
             bytes_read=self._before.bytes_read + self._ops.bytes_read,
             bytes_written=self._before.bytes_written + self._ops.bytes_written,
+            unfinished=self._ops.unfinished,
             fetched_demand=self._before.fetched_demand + self._ahead.demand,
             fetched_ahead=self._before.fetched_ahead + self._ahead.ahead,
             opened_passthrough=self._before.opened_passthrough + passed,

@@ -1,14 +1,16 @@
 """The supervisor of a mount: it keeps the FUSE descriptor, forks the server, and another one when that was killed.
 
 One process, one thread, no storage and no disk. It knows what a successor must: what INIT granted, and the nodes
-(`nodes`), which each server tells it. So a killed server costs its readers a moment. When the supervisor is killed its
-server ends too, and the mount gives errors (ENOTCONN).
+(`nodes`), which each server tells it. So a killed server costs its readers a moment. One that is stopped or stuck has
+no heartbeat and is killed (`server.SILENCE`). What a server had unfinished is lost with it. When the supervisor is
+killed its server ends too, and the mount gives errors (ENOTCONN).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import select
 import signal
@@ -21,7 +23,7 @@ import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel import fuse
-from bootseer.kernel.child import Child, die_with
+from bootseer.kernel.child import Child, Watch, die_with, keep_beating
 from bootseer.stripefs.mount.nodes import Gone, Known
 from bootseer.stripefs.mount.server import (
     PROVEN_SECONDS,
@@ -42,6 +44,7 @@ Answer = Record | tuple[str, str, str]
 """To who started the mount: its record, or class, message and hint of the error that kept it from starting."""
 
 _END_SECONDS = 15.0
+_LOOK_SECONDS = 1.0
 _HOPELESS = 6
 """After so many servers in a row that died sooner, readers get errors instead of waiting."""
 
@@ -59,6 +62,8 @@ class Supervisor:
         self._until = 0.0
         self._generation = -1
         self._child: Child | None = None
+        self._beats = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")  # one cell, shared with the servers
+        self._watch = Watch(self._beats, 0, spec.silence[0])
         self._server_end, self._channel = Channel.pair()
         self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -75,6 +80,7 @@ class Supervisor:
                     _log.warning("the server of %s does not end; killing it", self._spec.mountpoint)
                     child.end()
                 if not child.dead:
+                    self._end_silent(child)
                     continue
                 self._take_messages()  # what it told before it died
                 if self._until or child.ended_well or not device.mounted:
@@ -83,6 +89,9 @@ class Supervisor:
                 if self._ready and time.monotonic() - self._ready >= PROVEN_SECONDS:
                     child.succeeded()
                 self._ready = 0.0
+                if lost := self._status.unfinished:
+                    _log.warning("unfinished files that are lost with the server: %d", lost)
+                    self._status = msgspec.structs.replace(self._status, unfinished=0)
                 if not self._record:
                     device.abort()
                     raise UnavailableError(f"the server of {self._spec.mountpoint} ended ({child.ending})")
@@ -101,6 +110,14 @@ class Supervisor:
         finally:
             device.close()
 
+    def _end_silent(self, child: Child) -> None:
+        """Kill a server that is stopped or stuck; later, when much would be lost."""
+        self._watch.limit = self._spec.silence[self._status.unfinished > 0]
+        if self._watch.silent():
+            _log.warning("the server has had no heartbeat for %g s; killing it", self._watch.limit)
+            child.kill()
+            self._watch.restart()
+
     def _hopeless(self, child: Child) -> str:
         """Why no other server is to be started, "" when there is to be one."""
         if "has_resend" not in fuse.Negotiated.decode(self._negotiated).flags:
@@ -111,6 +128,7 @@ class Supervisor:
         self._generation += 1
         self._ready = 0.0
         child = self._child = Child("server", lambda: self._serve(device), self._child)
+        self._watch.restart()
         if self._until:
             child.terminate()
         return child
@@ -118,6 +136,7 @@ class Supervisor:
     def _serve(self, device: fuse.Device) -> int:
         """In a server."""
         die_with(self._status.pid)
+        keep_beating(self._beats, 0)
         stop = threading.Event()
         signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
         if self._until:  # by a signal that came before
@@ -156,12 +175,12 @@ class Supervisor:
         poll = select.poll()
         for fd in (self._channel.fileno(), self._wake):
             poll.register(fd, select.POLLIN)
-        seconds = [self._until - time.monotonic()] if self._until else []
-        if child.dead:
-            seconds.append(child.wait_seconds)
-        else:
+        seconds = child.wait_seconds if child.dead else _LOOK_SECONDS
+        if self._until:
+            seconds = min(seconds, self._until - time.monotonic())
+        if not child.dead:
             poll.register(child.fileno(), select.POLLIN)
-        poll.poll(max(0, int(min(seconds) * 1000)) + 1 if seconds else None)
+        poll.poll(max(0, int(seconds * 1000)) + 1)
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake, 4096)
         self._take_messages()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from bootseer import faults
+from bootseer.storage.interface import FILE_MODE
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
 from bootseer.stripefs.files.reader import ChunkFile, refuse_unfinished
 from bootseer.stripefs.files.stripe import StripeLost
@@ -64,12 +65,14 @@ class Unfinished:
         self, fs: StripeFS, path: str, spools: Spools, *, width: int, unit: int, base: ChunkFile | None = None
     ) -> None:
         self.path = path
+        self.mode = FILE_MODE
+        """Of what is sent to the store."""
         self.changed = base is None
         """It is not what the store has at its path."""
         self.written = False
         """Its bytes have changed since somebody made this False."""
         self.failed = False
-        """It could not be published, and nothing was written since."""
+        """It is being published, or could not be and nothing was written since."""
         self._fs, self._spools, self._base, self._shape = fs, spools, base, (width, unit)
         self._end = self._fixed = base.size if base else 0
         self._fetching = 0  # bytes that are stored, while they are fetched so that more can be added
@@ -264,7 +267,7 @@ class Unfinished:
         if self._writer is None:
             self._fs.refuse_committed(self.path)
             width, unit = self._shape
-            self._writer = self._fs.create(self.path, width=width, unit=unit, before=self._before)
+            self._writer = self._fs.create(self.path, width=width, unit=unit, mode=self.mode, before=self._before)
         try:
             self._streamed += self._writer.write(data)
         except BaseException:
@@ -287,7 +290,6 @@ class Unfinished:
         except BaseException:
             self._abandon()
             self._broken = self._broken or self._spool is None
-            self.failed = True
             raise
         self._writer, self._streamed, self._fixed = None, 0, self._end
         self.changed = self.failed = False

@@ -17,10 +17,17 @@ from bootseer.kernel import fuse
 from bootseer.storage.interface import exists, is_folder, join
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.mount.openfiles import OpenFiles, Writing, numbered
+from bootseer.stripefs.files import rights
+from bootseer.stripefs.files.namespace import Move
+from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.mount.newversion import Writing
+from bootseer.stripefs.mount.openfiles import OpenFiles, numbered
+from bootseer.stripefs.mount.operations import check_xattr
 from bootseer.stripefs.mount.unfinished import refusal
 
 _log = logging.getLogger(__name__)
+_XATTR_BYTES = 16 << 10
+"""Of name and value of an extended attribute of an unfinished file: what HDFS takes unless its site says otherwise."""
 
 
 class WritableStripes(OpenFiles):
@@ -47,6 +54,35 @@ class WritableStripes(OpenFiles):
         if change != fuse.Change() and not (writing is not None and self._change_unfinished(writing, change)):
             self._change_stored(node, path, change)
         return self.getattr(node, ctx)
+
+    def setxattr(self, node: int, name: str, value: bytes, flags: int, ctx: fuse.Context) -> None:
+        self._change_xattr(node, name, value, flags, ctx)
+
+    def removexattr(self, node: int, name: str, ctx: fuse.Context) -> None:
+        self._change_xattr(node, name, None, os.XATTR_REPLACE, ctx)
+
+    def _change_xattr(self, node: int, name: str, value: bytes | None, flags: int, ctx: fuse.Context) -> None:
+        """Set or (None) remove an extended attribute; of an unfinished file when that is published."""
+        self._refuse_others(ctx)
+        check_xattr(name)
+        path, backend = self._path(node), self._fs.backend
+        if ctx.resent:  # a server before this one may have done it, and died
+            flags = 0
+        with self._lock:
+            writing = self._writing.get(node)
+        with numbered(path), writing.file.lock if writing is not None else contextlib.nullcontext():
+            if writing is not None and (writing.file.changed or writing.unlinked):
+                backend.xattrs(path.rpartition("/")[0])  # refused now, not at the close, where there are none
+                if value is not None and len(name) + len(value) > _XATTR_BYTES:
+                    raise refusal(errno.E2BIG, path)
+                if flags and (name in writing.new_xattrs(backend)) != (flags == os.XATTR_REPLACE):
+                    raise refusal(errno.ENODATA if flags == os.XATTR_REPLACE else errno.EEXIST, path)
+                writing.xattrs[name] = value
+            elif value is None:
+                if not ctx.resent or name in backend.xattrs(path):
+                    backend.remove_xattr(path, name)
+            else:
+                backend.set_xattr(path, name, value, flags)
 
     def mkdir(self, parent: int, name: str, mode: int, ctx: fuse.Context) -> fuse.Entry:
         self._refuse_others(ctx)
@@ -101,7 +137,10 @@ class WritableStripes(OpenFiles):
     def rename(self, parent: int, name: str, to: int, to_name: str, ctx: fuse.Context, *, overwrite: bool) -> None:
         self._refuse_others(ctx)
         path, target = self._old(parent, name), self._new(to, to_name)
-        with self._changing, numbered(path):
+        move = self._copied(path, target, ctx, overwrite=overwrite)
+        with contextlib.ExitStack() as stack, self._changing, numbered(path):
+            if move is not None:
+                stack.callback(move.abandon)
             self._protect(path, removal=True)
             self._protect(target)
             with self._unpublished(target) as gone, self._unpublished(path, below=True):
@@ -111,12 +150,17 @@ class WritableStripes(OpenFiles):
                 with self._lock:
                     node = self._unfinished.get(path, 0)
                     taken = target in self._unfinished
+                if node and move is not None:
+                    _log.warning("%s is not renamed: it was written while it was copied to the other folder", path)
+                    raise refusal(errno.EBUSY, path)
                 if node:
                     self._publish(node, self._writing[node])
                 if taken and not overwrite:
                     raise refusal(errno.EEXIST, target)
                 try:
-                    if not self._renamed_before(path, target, ctx):
+                    if move is not None:
+                        move.finish()
+                    elif not self._renamed_before(path, target, ctx):
                         self._fs.rename(path, target, overwrite=overwrite)
                 except NotWritableError:
                     if not overwrite and exists(self._fs.backend, target):
@@ -126,6 +170,36 @@ class WritableStripes(OpenFiles):
                     raise
                 gone()
                 self._moved(path, target)
+
+    def _copied(self, path: str, target: str, ctx: fuse.Context, *, overwrite: bool) -> Move | None:
+        """The copy of a striped file that moves to another folder, which takes its time: it holds nobody up but the
+        kernel's own changes of both folders. A signal to who asked for it ends it. None where no copy is needed."""
+
+        def check() -> None:
+            if ctx.interrupted:
+                raise refusal(errno.EINTR, path)
+
+        if path.rpartition("/")[0] == target.rpartition("/")[0]:
+            return None
+        with numbered(path):
+            self._protect(path, removal=True)
+            self._protect(target)
+            with self._lock:
+                node = self._unfinished.get(path, 0)
+                writing = self._writing.get(node)
+            if writing is not None:
+                self._publish(node, writing)
+            try:
+                move = self._fs.begin_move(path, target, overwrite=overwrite)
+            except NotFoundError:
+                return None  # as after a server before this one has done it
+            if move is not None:
+                try:
+                    move.copy(check)
+                except BaseException:
+                    move.abandon()
+                    raise
+            return move
 
     def _renamed_before(self, path: str, target: str, ctx: fuse.Context) -> bool:
         """Whether a server before this one did what is asked, and died before it could say so."""
@@ -153,11 +227,17 @@ class WritableStripes(OpenFiles):
                 return False
             given = {key: value for key, value in change._asdict().items() if value is not None}
             writing.change = writing.change._replace(**given)
+            writing.file.mode = given.get("mode", writing.file.mode)
             return True
 
     def _change_stored(self, node: int, path: str, change: fuse.Change) -> None:
         with numbered(path):
-            self._fs.backend.change(path, mode=change.mode, uid=change.uid, gid=change.gid, mtime_ns=change.mtime_ns)
+            backend, pointer = self._fs.backend, None
+            if (change.mode, change.uid, change.gid) != (None, None, None) and self._nodes[node].content:
+                pointer = read_pointer(backend, path)
+            rights.change(backend, path, pointer, mode=change.mode, uid=change.uid, gid=change.gid)
+            if change.mtime_ns is not None:
+                backend.change(path, mtime_ns=change.mtime_ns)
             # the content keeps its name: when a plain file has another by now, its next look-up makes a new node
             self._nodes.change(node, attr=self._attr(self._fs.stat(path)), version="")
             self._listings = {}

@@ -1,0 +1,53 @@
+"""Who may do what with a striped file: its stripes have the owner, group and mode of its pointer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TypedDict, Unpack
+
+from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.storage.interface import Backend, Permissions
+from bootseer.storage.pool import parallel
+from bootseer.stripefs.layout import Pointer
+
+_log = logging.getLogger(__name__)
+
+
+class Rights(TypedDict, total=False):
+    """As of `Backend.change`; None: stays."""
+
+    mode: int | None
+    uid: int | None
+    gid: int | None
+    owner: tuple[str, str] | None
+
+
+def change(backend: Backend, path: str, pointer: Pointer | None, *, at: str = "", **rights: Unpack[Rights]) -> None:
+    """Change the rights of the file at ``path``: of the stripes that ``pointer`` (None: a plain file) names, then of
+    the pointer, so that nobody is promised a privacy that the bytes do not have yet. ``at``: where the pointer lies as
+    long as it is not published. Errors as of `Backend.change`.
+    """
+
+    def of_stripe(stripe: str) -> None:
+        with contextlib.suppress(NotFoundError):  # the file is damaged, or was replaced just now
+            backend.change(stripe, **rights)
+
+    if all(right is None for right in rights.values()):
+        return
+    if pointer is not None:
+        parallel(of_stripe, [pointer.stripe_path(path, index) for index in range(pointer.width)])
+    backend.change(at or path, **rights)
+
+
+def keep_owner(
+    backend: Backend, path: str, pointer: Pointer | None, old: Permissions, new: Permissions | None, *, at: str
+) -> None:
+    """Let a new version or a copy, which lies at ``at`` with the rights ``new`` and is to be ``path``, belong to whom
+    the ``old`` one did: only HDFS's superuser can. Else, with a log line, it belongs to who wrote it."""
+    if new is None or old.owner in (None, new.owner):
+        return
+    try:
+        change(backend, path, pointer, at=at, owner=old.owner)
+    except NotWritableError as exc:
+        _log.warning("%s gets another owner or group: %s", path, exc)
