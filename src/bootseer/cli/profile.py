@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli import profile_fleet
 from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json
 from bootseer.errors import ConfigError, from_os_error
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from bootseer.profile.events import EventLog, Identity
 
 app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
+profile_fleet.register(app)
 
 Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")

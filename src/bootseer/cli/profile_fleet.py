@@ -1,0 +1,82 @@
+"""``bootseer profile compact`` and ``fleet``: the start-ups of weeks."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bootseer.cli._shared import AsJson, Limit, age_value, print_json
+from bootseer.errors import ConfigError
+
+
+class Period(enum.StrEnum):
+    """What typer shows as choices."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+_KINDS = "Event files, files of `profile compact`, or folders of both; default: $BOOTSEER_EVENTS"
+Paths = Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help=_KINDS)]
+
+
+def register(app: typer.Typer) -> None:
+    for verb in (compact, fleet):
+        app.command()(verb)
+
+
+def compact(
+    paths: Paths = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Parquet file to write")] = Path("starts.parquet"),
+) -> None:
+    """Keep one row for each start-up of the events, in Parquet: what `profile fleet` needs of them.
+
+    Example: bootseer profile compact /shared/jobs -o /shared/starts/2026-11.parquet
+    """
+    from bootseer.profile import starts
+
+    count = starts.compact(_given(paths), output)
+    typer.echo(f"{output}: {count} start-ups", err=True)
+
+
+def fleet(
+    paths: Paths = None,
+    period: Annotated[Period, typer.Option("--period", help="What the starts are put together by")] = Period.WEEK,
+    since: Annotated[
+        float | None,
+        typer.Option("--since", metavar="AGE", parser=age_value, help="Only start-ups that began so long ago: 30d"),
+    ] = None,
+    team: Annotated[str | None, typer.Option("--team", help="Only this team (attribute `team` of the events)")] = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show what start-ups cost by time, stage, size, team and job, and which nodes are slow again and again.
+
+    Example: bootseer profile fleet /shared/starts --period day --since 14d
+    """
+    from rich.console import Console
+
+    from bootseer.profile import fleet as analysis
+    from bootseer.profile import fleet_text
+
+    since_us = 0 if since is None else int((time.time() - since) * 1e6)
+    report = analysis.analyse(_given(paths), period=period.value, since_us=since_us, team=team, limit=limit)
+    if as_json:
+        print_json(report)
+    else:
+        Console().print(fleet_text.render(report, limit=limit))
+
+
+def _given(paths: list[Path] | None) -> list[Path]:
+    if paths:
+        return paths
+    held = os.environ.get("BOOTSEER_EVENTS")
+    if not held:
+        raise ConfigError("no start-ups given", hint="name event files or a folder of them, or set BOOTSEER_EVENTS")
+    return [Path(held)]
