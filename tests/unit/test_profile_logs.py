@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import subprocess
 import sys
@@ -176,3 +177,29 @@ transformers.Trainer(model=model, args=options, train_dataset=data).train(resume
     for lines, expected in ((timed[:resumed], ["first_step"]), (timed[resumed:], ["checkpoint_load", "first_step"])):
         log, _found = read("\n".join(lines))
         assert [(span.stage, span.state.name) for span in log.spans] == [(s, "DONE") for s in expected], done.stdout
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    def profile(*args: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "bootseer.cli.main", "profile", *map(str, args)]
+        return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
+
+    for name in ("n1", "n2"):
+        (tmp_path / f"{name}.log").write_text(MEGATRON)
+    (tmp_path / "none.log").write_text("nothing\n")
+    (tmp_path / "timeless.log").write_text("> initializing torch distributed ...\n")
+    made = tmp_path / "llm.jsonl"
+    inputs = ["--log", tmp_path / "n1.log", "--log", tmp_path / "n2.log"]
+    done = profile("import", *inputs, "--utc", "--job", "llm", "--gpus", 8, "-o", made)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert "2 lines that are known carry no time" in done.stderr
+    report = json.loads(profile("show", made, "--json").stdout)
+    assert (report["job"], report["gpus"], report["startup_seconds"]) == ("llm", 16, 34.5)
+    told = [("none.log", 65, "no line is known"), ("timeless.log", 65, "carry no time"), ("no.log", 66, "cannot read")]
+    for name, code, said in told:
+        done = profile("import", "--log", tmp_path / name)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+        assert said in done.stderr
+    done = profile("import", "--log", "-", "--utc", "--node", "x", given=MEGATRON)
+    assert events.parse(done.stdout.encode().splitlines(keepends=True)).spans[0].node == "x"
+    assert profile("import", *inputs, "-o", tmp_path / "x.txt").returncode == 78

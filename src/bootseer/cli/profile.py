@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli import profile_fleet
+from bootseer.cli import profile_fleet, profile_import
 from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json
 from bootseer.errors import ConfigError, from_os_error
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
 profile_fleet.register(app)
+profile_import.register(app)
 
 Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")

@@ -47,7 +47,7 @@ def compact(
 
 def fleet(
     paths: Paths = None,
-    period: Annotated[Period, typer.Option("--period", help="What the starts are put together by")] = Period.WEEK,
+    period: Annotated[Period, typer.Option("--period", help="Put starts together by day, week or month")] = Period.WEEK,
     since: Annotated[
         float | None,
         typer.Option("--since", metavar="AGE", parser=age_value, help="Only start-ups that began so long ago: 30d"),
