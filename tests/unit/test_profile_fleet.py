@@ -7,13 +7,14 @@ import os
 import re
 import subprocess
 import sys
+import xml.etree.ElementTree as xml
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from bootseer.errors import DataError, NotFoundError
-from bootseer.profile import fleet, starts
+from bootseer.profile import fleet, gate, starts
 from support.startups import StartUp
 
 DAY = 86_400
@@ -128,6 +129,35 @@ def test_the_command_line(weeks: Path, tmp_path: Path) -> None:
     assert profile("fleet", kept, "--period", "year").returncode == 2
     missing = profile("compact", weeks, "-o", tmp_path / "no/x.parquet")
     assert (missing.returncode, missing.stderr.count("\n")) == (66, 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "slower"), [(20.0, []), (23.9, []), (24.1, ["env"]), (40.0, ["start-up", "env"])], ids=str
+)
+def test_a_slower_start_is_found(tmp_path: Path, env: float, slower: list[str]) -> None:
+    for number, seconds in enumerate([20.0, 20.0, 90.0]):  # one of them was unusual
+        started(tmp_path / "before", "a", FIRST + number, {"n1": seconds}, cycle=number)
+    started(tmp_path / "before", "other", FIRST, {"n1": 1.0})
+    started(tmp_path / "now", "a", FIRST + 100, {"n1": env}, cycle=9)
+    verdict = gate.check(gate.rows([tmp_path / "now"])[0], gate.rows([tmp_path / "before", tmp_path / "now"]))
+    assert [row.stage for row in verdict.slower] == slower
+    assert {row.starts for row in verdict.rows} == {3}
+    report = tmp_path / "junit.xml"
+    done = profile("check", tmp_path / "now", "--baseline", tmp_path / "before", "--junit", report)
+    assert done.returncode == (1 if slower else 0), done.stderr
+    cases = {case.get("name"): case.find("failure") is not None for case in xml.parse(report).iter("testcase")}
+    assert cases == {name: name in slower for name in ("start-up", "image", "env", "first_step")}
+    assert profile("check", tmp_path / "now", "--baseline", tmp_path / "before", "--tolerance", "3").returncode == 0
+
+
+def test_what_cannot_be_compared(weeks: Path) -> None:
+    before = gate.rows([weeks])
+    with pytest.raises(NotFoundError, match="no other complete, cold start of job b"):
+        gate.check(before[-1], before)
+    with pytest.raises(DataError, match="has not ended"):
+        gate.check(msgspec.structs.replace(before[0], startup_seconds=None), before)
+    assert profile("check", weeks, "--baseline", weeks, "--job", "c").returncode == 66
+    assert profile("check", weeks).returncode == 2
 
 
 def test_names_are_only_names(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``bootseer profile compact`` and ``fleet``: the start-ups of weeks."""
+"""``bootseer profile compact``, ``fleet`` and ``check``: the start-ups of weeks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, Limit, age_value, print_json
-from bootseer.errors import ConfigError
+from bootseer.cli._shared import AsJson, Limit, age_value, print_json, print_table
+from bootseer.errors import ConfigError, NotFoundError
+from bootseer.units import one_line
 
 
 class Period(enum.StrEnum):
@@ -27,7 +28,7 @@ Paths = Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help=_K
 
 
 def register(app: typer.Typer) -> None:
-    for verb in (compact, fleet):
+    for verb in (compact, fleet, check):
         app.command()(verb)
 
 
@@ -71,6 +72,46 @@ def fleet(
         print_json(report)
     else:
         Console().print(fleet_text.render(report, limit=limit))
+
+
+def check(
+    paths: Paths = None,
+    baseline: Annotated[
+        list[Path] | None, typer.Option("--baseline", metavar="PATH", help="Earlier start-ups, in the same forms")
+    ] = None,
+    job: Annotated[str | None, typer.Option("--job", help="This job; default: the one that began last")] = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="Share by which a part may be slower")] = 0.2,
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="Seconds by which a part may be slower")] = 2.0,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the last start-up with earlier ones of its job; exit with 1 when it, or one of its stages, is slower.
+
+    Slower is what takes more than the tolerance and more than so many seconds over the median of the baseline.
+
+    Example: bootseer profile check events/ --baseline /shared/starts --junit start-up.xml
+    """
+    from bootseer.profile import gate
+
+    if not baseline:
+        raise typer.BadParameter("name the earlier start-ups", param_hint="--baseline")
+    given = [one for one in gate.rows(_given(paths)) if job in (None, one.job)]
+    if not given:
+        raise NotFoundError(f"no start-up of job {job}")
+    verdict = gate.check(given[-1], gate.rows(baseline), tolerance=tolerance, seconds=seconds)
+    if junit is not None:
+        gate.junit(verdict, junit)
+    if as_json:
+        print_json(verdict)
+    else:
+        told = [
+            (one_line(row.stage), f"{row.seconds:.1f}", f"{row.baseline:.1f}", str(row.starts), f"{row.most:.1f}",
+             "slower" if row.slower else "ok")
+            for row in verdict.rows
+        ]  # fmt: skip
+        print_table("", ("stage", "seconds", "median", "of", "at most", "verdict"), told, left=("stage", "verdict"))
+    if verdict.slower:
+        raise typer.Exit(1)
 
 
 def _given(paths: list[Path] | None) -> list[Path]:
