@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from bootseer.errors import DataError, NotFoundError
 from bootseer.profile import fleet, gate, starts
@@ -158,6 +159,30 @@ def test_what_cannot_be_compared(weeks: Path) -> None:
         gate.check(msgspec.structs.replace(before[0], startup_seconds=None), before)
     assert profile("check", weeks, "--baseline", weeks, "--job", "c").returncode == 66
     assert profile("check", weeks).returncode == 2
+
+
+def test_prometheus_reads_it(weeks: Path) -> None:
+    hostile = 'x"} 1\nevil{a="'
+    started(weeks, hostile, FIRST, {hostile: 1.0})
+    made = StartUp("own", zero=1000)
+    made.span("n", hostile, 0, 5)
+    made.span("n", "env", 5, 6)
+    made.write(weeks / "own.jsonl")
+    done = profile("export", weeks, "--format", "prometheus")
+    found = {family.name: family for family in text_string_to_metric_families(done.stdout)}
+    kinds = {name: family.type for name, family in found.items()}
+    assert kinds == {
+        "bootseer_startup_seconds": "histogram", "bootseer_startup_stage_seconds": "histogram",
+        "bootseer_startups": "counter", "bootseer_startup_hours": "counter",
+    }  # fmt: skip
+    samples = found["bootseer_startup_seconds"].samples
+    whole = {sample.labels.get("le", sample.name[-3:]): sample.value for sample in samples}
+    assert (whole["10"], whole["30"], whole["60"], whole["120"], whole["+Inf"]) == (0, 1, 2, 4, 4)
+    assert whole["sum"] == pytest.approx(80 + 80 + 50 + 21)
+    hours = sum(sample.value for sample in found["bootseer_startup_hours"].samples)
+    assert hours == pytest.approx(fleet.analyse([weeks]).total.hours, abs=1e-5)
+    complete = {(s.labels["kind"], s.labels["complete"]): s.value for s in found["bootseer_startups"].samples}
+    assert complete == {("cold", "true"): 4, ("cold", "false"): 1}
 
 
 def test_names_are_only_names(tmp_path: Path) -> None:

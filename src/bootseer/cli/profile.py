@@ -93,7 +93,10 @@ def wrap(
 def export(
     events: Events = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; - is stdout")] = Path("-"),
-    form: Annotated[str, typer.Option("--format", help="chrome (chrome://tracing, ui.perfetto.dev)")] = "chrome",
+    form: Annotated[
+        str,
+        typer.Option("--format", help="chrome (chrome://tracing, ui.perfetto.dev) or prometheus (text, histograms)"),
+    ] = "chrome",
     job: JobName = None,
     attempt: Attempt = None,
     cycle: Cycle = None,
@@ -101,14 +104,17 @@ def export(
     """Write the spans in another program's format: every start-up, or the one chosen."""
     import msgspec
 
-    from bootseer.profile import chrome
+    from bootseer.profile import chrome, prometheus, starts
 
-    if form != "chrome":
-        raise ConfigError(f"export format {form!r} is not known", hint="use chrome")
+    if form not in ("chrome", "prometheus"):
+        raise ConfigError(f"export format {form!r} is not known", hint="use chrome or prometheus")
     log = _read(events)
     named = any(part is not None for part in (job, attempt, cycle))
     picked = _choose(log, job, attempt, cycle, False)[0] if named else None
-    document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+    if form == "chrome":
+        document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+    else:
+        document = prometheus.text(starts.of(log, picked)).encode()
     if str(output) == "-":
         sys.stdout.buffer.write(document)
         return

@@ -74,14 +74,14 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def of(log: events.EventLog) -> Iterator[Start]:
-    """A row for each start-up in the events. ``team`` is the attribute of that name on any of its spans."""
+def of(log: events.EventLog, identity: events.Identity | None = None) -> Iterator[Start]:
+    """A row for each start-up in the events, or for that one. ``team`` is any span's attribute of that name."""
     teams: dict[events.Identity, str] = {}
     for span in log.spans:
         if isinstance(team := span.attrs.get("team"), str):
             teams.setdefault(span.identity, team)
-    for identity in log.identities():
-        yield _row(analysis.analyse(log, identity), teams.get(identity, ""))
+    for one in log.identities() if identity is None else [identity]:
+        yield _row(analysis.analyse(log, one), teams.get(one, ""))
 
 
 def _row(report: JobReport, team: str) -> Start:
