@@ -173,14 +173,14 @@ def test_prometheus_reads_it(weeks: Path) -> None:
     kinds = {name: family.type for name, family in found.items()}
     assert kinds == {
         "bootseer_startup_seconds": "histogram", "bootseer_startup_stage_seconds": "histogram",
-        "bootseer_startups": "counter", "bootseer_startup_hours": "counter",
+        "bootseer_startups": "counter", "bootseer_startup_cost_seconds": "counter",
     }  # fmt: skip
     samples = found["bootseer_startup_seconds"].samples
     whole = {sample.labels.get("le", sample.name[-3:]): sample.value for sample in samples}
     assert (whole["10"], whole["30"], whole["60"], whole["120"], whole["+Inf"]) == (0, 1, 2, 4, 4)
     assert whole["sum"] == pytest.approx(80 + 80 + 50 + 21)
-    hours = sum(sample.value for sample in found["bootseer_startup_hours"].samples)
-    assert hours == pytest.approx(fleet.analyse([weeks]).total.hours, abs=1e-5)
+    cost = sum(sample.value for sample in found["bootseer_startup_cost_seconds"].samples)
+    assert cost == pytest.approx(3600 * fleet.analyse([weeks]).total.hours, abs=0.1)
     complete = {(s.labels["kind"], s.labels["complete"]): s.value for s in found["bootseer_startups"].samples}
     assert complete == {("cold", "true"): 4, ("cold", "false"): 1}
 

@@ -67,9 +67,11 @@ def _lines(
     yield from _head("bootseer_startups_total", "counter", "Start-ups, complete or not.")
     for (kind, complete), count in sorted(started.items()):
         yield f'bootseer_startups_total{{kind="{kind}",complete="{str(complete).lower()}"}} {count}'
-    yield from _head("bootseer_startup_hours_total", "counter", "GPU-hours or node-hours before the first step.")
+    yield from _head(
+        "bootseer_startup_cost_seconds_total", "counter", "GPU-seconds or node-seconds before the first step."
+    )
     for (unit, name), value in sorted(hours.items()):
-        yield f'bootseer_startup_hours_total{{unit="{unit}",part="{name}"}} {value:.6f}'
+        yield f'bootseer_startup_cost_seconds_total{{unit="{unit}",part="{name}"}} {value * 3600:.3f}'
 
 
 def _head(name: str, kind: str, said: str) -> Iterator[str]:
