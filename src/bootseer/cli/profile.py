@@ -1,7 +1,8 @@
-"""``bootseer profile``: show, wrap and export start-up events."""
+"""``bootseer profile``: show, record (wrap, auto) and export start-up events."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from bootseer.errors import ConfigError, from_os_error
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog, Identity
 
+log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
 
 Events = Annotated[
@@ -84,6 +86,27 @@ def wrap(
     if events is not None:
         os.environ["BOOTSEER_EVENTS"] = str(events.absolute())
     sys.exit(wrapper.leave(wrapper.run(stage, command, attrs)))
+
+
+@app.command(context_settings=COMMAND_LAST)
+def auto(
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
+    events: Annotated[Path | None, typer.Option("--events", help="Events file; default: $BOOTSEER_EVENTS")] = None,
+) -> None:
+    """Run a command whose Python programs record import, dist_init, checkpoint_load, ... and first_step by themselves.
+
+    Example: bootseer profile auto torchrun --nproc-per-node 8 train.py
+    """
+    from bootseer.profile import auto as hooks
+    from bootseer.profile import wrap as wrapper
+
+    given = str(events) if events is not None else os.environ.get("BOOTSEER_EVENTS")
+    if given:
+        os.environ["BOOTSEER_EVENTS"] = os.path.abspath(given)
+        os.environ.update(hooks.variables(os.environ.get("PYTHONPATH", "")))
+    else:
+        log.warning("no events file is named (--events, BOOTSEER_EVENTS): nothing is recorded")
+    wrapper.become(command)
 
 
 @app.command()
