@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json
+from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json, understood
 from bootseer.errors import ConfigError, from_os_error
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ def show(
     attempt: Attempt = None,
     cycle: Cycle = None,
     every: Annotated[bool, typer.Option("--all", help="Every start-up in the events, the oldest first")] = False,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="How many nodes the job has")] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option("--nodes", metavar="N|LIST", help="How many nodes the job has, or which: n[01-04,7],m3"),
+    ] = None,
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -47,9 +50,10 @@ def show(
 
     from bootseer.profile import analysis, card
 
+    count, names = _nodes(nodes)
     log = _read(events)
     chosen = _choose(log, job, attempt, cycle, every)
-    reports = [analysis.analyse(log, identity, nodes=nodes) for identity in chosen]
+    reports = [analysis.analyse(log, identity, nodes=count, names=names) for identity in chosen]
     if as_json:
         print_json(reports if every else reports[0])
         return
@@ -136,6 +140,23 @@ def export(
         output.write_bytes(document)
     except OSError as exc:
         raise from_os_error(exc, f"write {output}") from None
+
+
+def _nodes(given: str | None) -> tuple[int | None, list[str]]:
+    """How many nodes the job has, and which, as far as ``--nodes`` says it."""
+    from bootseer.profile import hostlist
+
+    if given is None:
+        return None, []
+    if given.isdecimal() and given.isascii() and 0 < len(given) < 8:
+        names: list[str] = []
+        count = int(given)
+    else:
+        names = understood(hostlist.expand)(given)
+        count = len(names)
+    if not count:
+        raise typer.BadParameter("--nodes names no node")
+    return count, names
 
 
 def _read(paths: list[Path] | None) -> EventLog:
