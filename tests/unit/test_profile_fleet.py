@@ -71,9 +71,10 @@ def test_figures_computed_by_hand(weeks: Path) -> None:
     assert report.starts_per_job == {"p50": 1, "p90": 2, "max": 2}
 
 
-def test_the_stages_add_up_to_own_work(weeks: Path) -> None:
+def test_the_stages_add_up(weeks: Path) -> None:
     report = fleet.analyse([weeks])
     assert sum(stage.own_hours for stage in report.stages) == pytest.approx(report.total.own_hours)
+    assert sum(stage.wait_hours for stage in report.stages) == pytest.approx(report.total.wait_hours)
 
 
 def test_compacted_rows_say_the_same_and_count_once(weeks: Path, tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ def _head(report: JobReport) -> list[str]:
     size += f", {_count(report.gpus, 'GPU')}" if report.gpus else ""
     size += f", {_count(report.ranks, 'rank')}" if report.ranks else ""
     lines.append(f"  size         {size}")
+    if report.ranks_expected and report.startup_seconds is None:
+        lines.append(f"  first step   ended on {report.ranks_ready:,} of {report.ranks_expected:,} ranks")
     cost = report.cost
     lines.append(
         f"  lost         {_hours(cost.total)} {cost.unit} = {_hours(cost.own)} own work + {_hours(cost.wait)} waiting"
@@ -152,9 +154,10 @@ def _remarks(report: JobReport) -> list[str]:
     lines = []
     for stage in report.stages:
         for node in stage.stragglers[:3]:
-            own = next(n.stages[stage.stage].own for n in report.nodes if n.node == node)
-            text = f"{_number(own)} s against a median of {_number(stage.median)} s"
-            lines.append(f"straggler: {node} in {stage.stage}, {text}")
+            cell = next(n.stages[stage.stage] for n in report.nodes if n.node == node)
+            rank = f" (rank {cell.slowest_rank})" if cell.slowest_rank is not None else ""
+            text = f"{_number(cell.own)} s against a median of {_number(stage.median)} s"
+            lines.append(f"straggler: {node}{rank} in {stage.stage}, {text}")
         if len(stage.stragglers) > 3:
             lines.append(f"  and {len(stage.stragglers) - 3} more in {stage.stage}")
     for change in report.what_if:
@@ -169,7 +172,11 @@ def _remarks(report: JobReport) -> list[str]:
 def _doubts(report: JobReport) -> list[str]:
     lines = []
     if report.nodes_missing:
-        lines.append(f"{report.nodes_missing} of {report.nodes_expected} nodes have no data; their cost is not counted")
+        names = ", ".join(report.missing[:5]) + (", ..." if len(report.missing) > 5 else "")
+        which = f" ({names})" if names else ""
+        lines.append(
+            f"{report.nodes_missing} of {report.nodes_expected} nodes have no data{which}; their cost is not counted"
+        )
     found = report.problems
     for count, text in (
         (found.open_spans, "spans have no end yet (OPEN)"),
@@ -200,6 +207,8 @@ def _doubts(report: JobReport) -> list[str]:
 def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
     shown = _picked(report, max_nodes)
     title = "node x stage, own work in seconds"
+    if report.ranks > len(report.nodes):
+        title += " of the slowest rank"
     if len(shown) < len(report.nodes):
         title += f" (the {len(shown)} slowest of {len(report.nodes)} nodes)"
     table = _table(gap=0)

@@ -34,6 +34,7 @@ class StageGroup(msgspec.Struct, frozen=True):
     stage: str
     starts: int
     own_hours: float
+    wait_hours: float
     p50: float | None
     p90: float | None
     p99: float | None
@@ -112,7 +113,7 @@ def analyse(
         [most],
     ).fetchall()
     stages = connection.execute(
-        f"SELECT s.stage, count(*), sum(s.own_hours), {_PERCENTILES.format('s.seconds')},"
+        f"SELECT s.stage, count(*), sum(s.own_hours), sum(s.wait_hours), {_PERCENTILES.format('s.seconds')},"
         " median(s.max / nullif(s.median, 0)) FILTER (nodes > 1), count(*) FILTER (len(s.stragglers) > 0)"
         " FROM (SELECT nodes, unnest(stages) AS s FROM starts) GROUP BY s.stage ORDER BY 3 DESC, 1"
     ).fetchall()

@@ -57,11 +57,20 @@ def _groups(title: str, groups: Sequence[Group]) -> Table:
 
 
 def _stages(report: FleetReport) -> Table:
-    table = _table("stage", "starts", "own hours", "p50", "p90", "p99", "max/median", "with a straggler")
+    table = _table("stage", "starts", "own hours", "wait hours", "p50", "p90", "p99", "max/median", "with a straggler")
     for stage in report.stages:
         ratio = f"{stage.max_over_median:.2f}" if stage.max_over_median is not None else "-"
         times = map(_seconds, (stage.p50, stage.p90, stage.p99))
-        _row(table, stage.stage, str(stage.starts), _hours(stage.own_hours), *times, ratio, str(stage.straggler_starts))
+        _row(
+            table,
+            stage.stage,
+            str(stage.starts),
+            _hours(stage.own_hours),
+            _hours(stage.wait_hours),
+            *times,
+            ratio,
+            str(stage.straggler_starts),
+        )
     return table
 
 

@@ -34,6 +34,7 @@ class StageRow(msgspec.Struct, frozen=True):
     stage: str
     seconds: float
     own_hours: float
+    wait_hours: float
     median: float | None
     max: float | None
     slowest: str | None
@@ -63,7 +64,8 @@ class Start(msgspec.Struct, frozen=True):
 
 
 _STAGE = (
-    "STRUCT(stage VARCHAR, seconds DOUBLE, own_hours DOUBLE, median DOUBLE, max DOUBLE, slowest VARCHAR,"
+    "STRUCT(stage VARCHAR, seconds DOUBLE, own_hours DOUBLE, wait_hours DOUBLE, median DOUBLE, max DOUBLE,"
+    " slowest VARCHAR,"
     " stragglers VARCHAR[])[]"
 )
 _COLUMNS = {
@@ -85,7 +87,6 @@ def of(log: events.EventLog, identity: events.Identity | None = None) -> Iterato
 
 
 def _row(report: JobReport, team: str) -> Start:
-    weights = {node.node: (node.gpus if report.gpus else 1) for node in report.nodes}
     return Start(
         job=report.job,
         attempt=report.attempt,
@@ -107,11 +108,8 @@ def _row(report: JobReport, team: str) -> Start:
             StageRow(
                 stage=stage.stage,
                 seconds=stage.seconds,
-                own_hours=sum(
-                    (cell.own or 0.0) * weights[node.node] / 3600
-                    for node in report.nodes
-                    if (cell := node.stages.get(stage.stage)) is not None
-                ),
+                own_hours=stage.own_hours,
+                wait_hours=stage.wait_hours,
                 median=stage.median,
                 max=stage.max,
                 slowest=stage.slowest,
