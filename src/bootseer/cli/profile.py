@@ -122,7 +122,9 @@ def export(
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; - is stdout")] = Path("-"),
     form: Annotated[
         str,
-        typer.Option("--format", help="chrome (chrome://tracing, ui.perfetto.dev) or prometheus (text, histograms)"),
+        typer.Option(
+            "--format", help="chrome (trace for ui.perfetto.dev), html (one page, one start-up) or prometheus"
+        ),
     ] = "chrome",
     job: JobName = None,
     attempt: Attempt = None,
@@ -131,15 +133,17 @@ def export(
     """Write the spans in another program's format: every start-up, or the one chosen."""
     import msgspec
 
-    from bootseer.profile import chrome, prometheus, starts
+    from bootseer.profile import chrome, page, prometheus, starts
 
-    if form not in ("chrome", "prometheus"):
-        raise ConfigError(f"export format {form!r} is not known", hint="use chrome or prometheus")
+    if form not in ("chrome", "html", "prometheus"):
+        raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html or prometheus")
     log = _read(events)
     named = any(part is not None for part in (job, attempt, cycle))
     picked = _choose(log, job, attempt, cycle, False)[0] if named else None
     if form == "chrome":
         document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+    elif form == "html":
+        document = page.html(log, picked).encode()
     else:
         document = prometheus.text(starts.of(log, picked)).encode()
     if str(output) == "-":

@@ -33,6 +33,13 @@ def analyse(
     ``nodes`` is how many nodes the job has, and ``names`` which, where the events do not say it (attributes ``nodes``
     and ``nodelist``). Raises `NotFoundError` when the log does not hold the identity.
     """
+    return look(log, identity, nodes=nodes, names=names)[0]
+
+
+def look(
+    log: EventLog, identity: Identity | None = None, *, nodes: int | None = None, names: Collection[str] = ()
+) -> tuple[JobReport, Timeline, dict[Track, Parts]]:
+    """`analyse`, and what the report was made of: the spans on one axis, and the parts of each rank."""
     known = log.identities()
     if identity is None and known:
         identity = known[-1]
@@ -74,7 +81,7 @@ def analyse(
         what_if=[],
         problems=_problems(log, spans, line),
     )
-    return msgspec.structs.replace(report, what_if=_slowest_at_median(report))
+    return msgspec.structs.replace(report, what_if=_slowest_at_median(report)), line, parts
 
 
 def repeat_offenders(reports: Iterable[JobReport]) -> list[tuple[str, int]]:

@@ -31,6 +31,11 @@ def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
     return Group(*parts)
 
 
+def words(report: JobReport) -> list[str]:
+    """What the card says beside its tables, for other pages."""
+    return [*_head(report)[1:], *_remarks(report)]
+
+
 def render_side_by_side(
     reports: Sequence[tuple[str, JobReport]], extra_rows: Mapping[str, Sequence[str]] | None = None
 ) -> RenderableType:
