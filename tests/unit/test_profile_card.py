@@ -98,12 +98,12 @@ def test_before_the_first_step_has_ended_nothing_is_promised():
 
 
 def test_names_are_no_markup():
-    s = start(job="[bold]job[/nope]")
+    s = start(job="[bold]job[/nope]\x1b[31m\n")
     for event in s.events:
         event["node"] = event["node"].replace("n", "[red]", 1)
     s.span("[red]0", "[link=x]stage[/]", 160, 170)
     shown = text(card.render(analyse(s.log())), width=200)
-    assert "[bold]job[/nope]" in shown
+    assert r"[bold]job[/nope]\x1b[31m\n" in shown
     assert "[red]3" in shown
     assert "[link=x]stage[/]" in shown
 

@@ -13,6 +13,7 @@ import typer
 from bootseer.cli import profile_fleet, profile_import
 from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json, understood
 from bootseer.errors import ConfigError, from_os_error
+from bootseer.units import one_line
 
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog, Identity
@@ -70,7 +71,9 @@ def show(
         console.print(Text(f"{others} more in these events: see --all, --job, --attempt, --cycle"))
     offenders = analysis.repeat_offenders(reports)
     if offenders:
-        console.print(Text("stragglers in more than one: " + ", ".join(f"{node} ({n})" for node, n in offenders)))
+        console.print(
+            Text("stragglers in more than one: " + ", ".join(f"{one_line(node)} ({n})" for node, n in offenders))
+        )
 
 
 @app.command(context_settings=COMMAND_LAST)

@@ -1,6 +1,6 @@
 """Start-up cards for the terminal. Everything is said in words and signs, so it reads the same without colour.
 
-Text from events goes into `rich.text.Text` and never through rich's markup, which a job name could otherwise inject.
+Text from events goes through `_text` and never through rich's markup, which a job name could otherwise inject.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from bootseer.profile.events import AttrValue, identity_text
 from bootseer.profile.report import Cell, JobReport, NodeReport, StageReport
+from bootseer.units import one_line
 
 MAX_NODES = 20
 _BAR = 12
@@ -22,12 +23,12 @@ _SMALL = 0.01
 
 def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
     """The card of one start-up; from two nodes on with a node x stage table (the ``max_nodes`` slowest)."""
-    parts: list[RenderableType] = [Text(line) for line in _head(report)]
+    parts: list[RenderableType] = [_text(line) for line in _head(report)]
     parts.append(_stages(report))
-    parts.extend(Text(line) for line in _remarks(report))
+    parts.extend(_text(line) for line in _remarks(report))
     if len(report.nodes) > 1:
         parts.extend(_nodes(report, max_nodes))
-        parts.extend(Text(line) for line in _legend(report))
+        parts.extend(_text(line) for line in _legend(report))
     return Group(*parts)
 
 
@@ -46,7 +47,7 @@ def render_side_by_side(
     table = _table()
     table.add_column("stage", no_wrap=True)
     for title, _ in reports:
-        table.add_column(Text(title), justify="right", no_wrap=True)
+        table.add_column(_text(title), justify="right", no_wrap=True)
     seconds = [{stage.stage: stage.seconds for stage in report.stages} for _, report in reports]
     names = list(dict.fromkeys(stage.stage for _, report in reports for stage in report.stages))
     names.sort(key=lambda name: max(_place(name, report) for _, report in reports))
@@ -65,7 +66,11 @@ def render_side_by_side(
                 raise ValueError(f"row {label!r} has {len(cells)} cells for {len(reports)} reports")
             _add(table, label, list(cells))
     notes = [f"{title}: {line}" for title, report in reports for line in _doubts(report)]
-    return Group(table, *(Text(note) for note in notes))
+    return Group(table, *(_text(note) for note in notes))
+
+
+def _text(text: str) -> Text:
+    return Text(one_line(text))
 
 
 def _table(*, gap: int = 1) -> Table:
@@ -77,7 +82,7 @@ def _place(name: str, report: JobReport) -> int:
 
 
 def _add(table: Table, label: str, cells: Sequence[str], *, style: str = "") -> None:
-    table.add_row(Text(label), *(Text(cell) for cell in cells), style=style)
+    table.add_row(_text(label), *(_text(cell) for cell in cells), style=style)
 
 
 def _compared(values: Sequence[float | None]) -> list[str]:
@@ -220,7 +225,7 @@ def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
     table.add_column("node", overflow="fold", min_width=6)
     stages = _columns(report)
     for stage in stages:
-        table.add_column(Text(stage.stage.replace("_", "\n")), justify="right", no_wrap=True)
+        table.add_column(Text(one_line(stage.stage).replace("_", "\n")), justify="right", no_wrap=True)
     for name in ("wait", "gap", "ready"):
         table.add_column(name, justify="right", no_wrap=True)
     for node in shown:
@@ -229,7 +234,7 @@ def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
     table.add_section()
     _add(table, "median", [*(_tenths(stage.median) for stage in stages), "", "", ""])
     _add(table, "max", [*(_tenths(stage.max) for stage in stages), "", "", ""])
-    return [Text(title), table]
+    return [_text(title), table]
 
 
 def _columns(report: JobReport) -> list[StageReport]:
