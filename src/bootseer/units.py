@@ -1,4 +1,4 @@
-"""Sizes and ages, as people write and read them."""
+"""Sizes, ages and names, as people write and read them."""
 
 from __future__ import annotations
 
@@ -42,3 +42,8 @@ def age_text(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def one_line(text: str) -> str:
+    """``text`` without what would move the cursor."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci, stripefs
+from bootseer.profile import events
 from support.images import Member, folder, programs, write_image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
@@ -40,7 +41,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
              Member("job/train.sh", data=TRAIN), Member("job/setup.sh", data=SETUP),
              Member("job/requirements", data=b"package 1.0\n")]  # fmt: skip
     needed = programs("sh", "cat", "sleep", "mkdir", "date", "env")
-    write_image(base / "layout", [needed, files], config=oci.ContainerConfig(env=("PATH=/bin",)))
+    write_image(base / "layout", [needed, files], config=oci.ContainerConfig(env=("PATH=/bin", "PYTHONPATH=/image")))
     image.convert(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
     (base / "plain").mkdir()
     (base / "plain/weights").write_bytes(WEIGHTS)
@@ -211,6 +212,33 @@ def test_gpus_that_nobody_describes_start_nothing(node: Place) -> None:
     assert done.returncode == 66
     assert "no GPU no-such-gpu is described in /etc/cdi or /var/run/cdi" in done.stderr
     assert not (node.here / "events").exists()
+
+
+def test_training_code_records_its_own_start(node: Place) -> None:
+    code = node.here / "code"
+    (code / "torch").mkdir(parents=True)
+    (code / "torch/__init__.py").touch()
+    (code / "train.py").write_text("import sys, torch\nprint(sys.path[1:3], 'sitecustomize' in sys.modules)\n")
+    argv = node.argv()
+    (node.here / "job.toml").write_text(f"""
+[job]
+name = "small"
+command = ["/usr/bin/python3", "-S", "-c", "import os; os.execv('/usr/bin/python3', ['python3', '/code/train.py'])"]
+auto = true
+[image]
+ref = "oci:{node.site}/layout:v1"
+[[mounts]]
+source = "/usr"
+target = "/usr"
+[[mounts]]
+source = "{code}"
+target = "/code"
+""")
+    done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "['/image', '/run/bootseer/python'] False\n"), done.stderr
+    spans = events.read(node.here / "events").spans
+    assert [(span.stage, span.state.value) for span in spans][-2:] == [("init", "DONE"), ("import", "DONE")]
+    assert spans[-1].parent == spans[-2].id
 
 
 def test_a_missing_node_is_noticed(node: Place) -> None:

@@ -26,7 +26,7 @@ def file(tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
     for name in [name for name in os.environ if name.startswith("BOOTSEER_") and name != "BOOTSEER_TEST_RUN"]:
         monkeypatch.delenv(name)
-    for name in ("RANK", "TRACEPARENT"):
+    for name in ("RANK", "TRACEPARENT", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BOOTSEER_EVENTS", str(path))
     monkeypatch.setattr(emit, "_lost", 0)
@@ -59,6 +59,20 @@ def test_a_span_is_a_begin_and_an_end(file, monkeypatch):
     (read,) = events.read(file).spans
     assert read.state is events.State.DONE
     assert read.attrs["bytes"] == 7
+
+
+@pytest.mark.parametrize(
+    ("cycle", "restarts", "before", "written"),
+    [(None, "2", None, 2), ("3", "2", "1", 4), ("3", "1", "2", 3), ("3", "x", None, 3), ("3", None, "1", 3)],
+)
+def test_what_torchrun_restarts_is_a_cycle(file, monkeypatch, cycle, restarts, before, written):
+    variables = {"BOOTSEER_CYCLE": cycle, "TORCHELASTIC_RESTART_COUNT": restarts, "BOOTSEER_RESTARTS": before}
+    for name, value in variables.items():
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    emit.begin("env")
+    subprocess.run(["sh", "-euc", f". {SOURCE.with_suffix('.sh')}; bootseer_begin env"], check=True)
+    assert [event["cycle"] for event in lines(file)] == [written, written]
 
 
 def test_nothing_happens_without_an_events_file(file, monkeypatch):

@@ -13,6 +13,9 @@ def test_slurm_torchrun_and_kubernetes():
     assert (slurm.rank, slurm.node, slurm.job) == (3, "n3", "j")
     assert identify("j", {"GROUP_RANK": "5", "GROUP_WORLD_SIZE": "6"}).nodes == 6
     assert identify("j", {"JOB_COMPLETION_INDEX": "7"}).rank == 7
+    assert identify("j", {"SLURM_JOB_NODELIST": "n[1-9]", "SLURM_STEP_NODELIST": "n[1-2]"}).nodelist == "n[1-2]"
+    restarted = identify("j", {"TORCHELASTIC_RESTART_COUNT": "2"}).environ(8)
+    assert restarted["BOOTSEER_RESTARTS"] == "2"  # which is in the name of the attempt
 
 
 @pytest.mark.parametrize(

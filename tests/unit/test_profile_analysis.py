@@ -125,7 +125,7 @@ def test_what_if_saves_no_more_than_the_stages_share():
     assert report.stage("env").max == pytest.approx(100)
     (change,) = report.what_if
     assert change.saved_seconds == pytest.approx(40 + min(60, 100 - 50))
-    s.span("n2", "image", 0, 100)
+    s.span("n5", "image", 0, 100)
     capped = analyse(s.log())
     assert capped.stage("env").seconds == pytest.approx(10)
     assert capped.what_if[0].saved_seconds <= 50 + 10 + 1e-6

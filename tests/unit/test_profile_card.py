@@ -98,12 +98,12 @@ def test_before_the_first_step_has_ended_nothing_is_promised():
 
 
 def test_names_are_no_markup():
-    s = start(job="[bold]job[/nope]")
+    s = start(job="[bold]job[/nope]\x1b[31m\n")
     for event in s.events:
         event["node"] = event["node"].replace("n", "[red]", 1)
     s.span("[red]0", "[link=x]stage[/]", 160, 170)
     shown = text(card.render(analyse(s.log())), width=200)
-    assert "[bold]job[/nope]" in shown
+    assert r"[bold]job[/nope]\x1b[31m\n" in shown
     assert "[red]3" in shown
     assert "[link=x]stage[/]" in shown
 
@@ -160,3 +160,16 @@ def test_the_chrome_trace_is_valid_and_whole():
 def test_the_chrome_trace_of_a_start_up_that_is_not_there():
     with pytest.raises(NotFoundError):
         chrome.export(start().log(), ("other", 0, 0))
+
+
+def test_ranks_and_nodes_by_name():
+    s = start(4)
+    for rank in range(4, 8):
+        s.span("n3", "compile", 155, 165 if rank == 6 else 156, rank=rank, ranks=9, nodelist="n[0-5]")
+    shown = text(card.render(analyse(s.log())))
+    assert "first step   ended on 4 of 9 ranks" in shown
+    assert "2 of 6 nodes have no data (n4, n5); their cost" in shown
+    assert "own work in seconds of the slowest rank" in shown
+    for node in range(3):
+        s.span(f"n{node}", "compile", 155, 156, rank=node)
+    assert "straggler: n3 (rank 6) in compile, 10.0 s against a median of 1.00 s" in text(card.render(analyse(s.log())))

@@ -62,6 +62,9 @@ def test_show_json(call, job):
     report = json.loads(call("show", "--json", "--cycle", "0", "--nodes", "7", str(job)).stdout)
     assert (report["job"], report["cycle"], report["startup_seconds"], report["nodes_missing"]) == ("llm", 0, 95.0, 2)
     assert report["stages"][0]["stragglers"] == ["n2"]
+    named = json.loads(call("show", "--json", "--nodes", "n[0-5],m", str(job)).stdout)
+    assert (named["nodes_expected"], named["missing"]) == (7, ["n5", "m"])
+    assert [call("show", "--nodes", nodes, str(job)).returncode for nodes in ("0", "n[")] == [2, 2]
     cost = report["cost"]
     assert cost["own"] + cost["wait"] + cost["gap"] == pytest.approx(cost["total"])
     assert len(json.loads(call("show", "--json", "--all", str(job)).stdout)) == 2

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import NotFoundError
-from bootseer.profile import events
+from bootseer.errors import ConfigError, NotFoundError
+from bootseer.profile import events, hostlist
 from bootseer.profile.analysis import analyse, find_stragglers, repeat_offenders
 from support.startups import StartUp
 
@@ -84,6 +84,47 @@ def test_start_up_end():
     assert analyse(still.log()).startup_seconds == near(35)
 
 
+def test_expected_ranks():
+    s = StartUp()
+    for rank in range(3):
+        s.span("n0", "first_step", 0, 10, rank=rank, ranks=4)
+    report = analyse(s.log())
+    assert (report.ranks_expected, report.ranks_ready, report.startup_seconds) == (4, 3, None)
+    s.span("n1", "first_step", 0, 12, rank=3)
+    assert analyse(s.log()).startup_seconds == near(12)
+
+
+def test_ranks_one_by_one():
+    """Seven GPUs wait for the eighth; what the node did first, all of them did."""
+    s = StartUp(gpus=8)
+    s.span("n0", "env", 0, 10)
+    for rank in range(8):
+        arrived = 70 if rank == 5 else 20
+        s.span("n0", "import", 10, arrived, rank=rank)
+        s.span("n0", "dist_init", arrived, 71, rank=rank)
+        s.span("n0", "first_step", 71, 80, rank=rank)
+        s.span("n0", "compile", 72, 75, rank=rank)
+    report = analyse(s.log())
+    assert (report.cost.own * 3600, report.cost.wait * 3600) == (near(8 * 80 - 7 * 50), near(7 * 50))
+    assert (report.stage("import").slowest_rank, report.stage("dist_init").wait_hours) == (5, near(7 * 50 / 3600))
+    cells = report.nodes[0].stages
+    assert (cells["import"].own, cells["import"].slowest_rank, cells["dist_init"].wait) == (near(60), 5, near(50))
+    assert (cells["compile"].own, cells["first_step"].own) == (near(3), near(6))
+
+
+def test_hours_of_a_stage():
+    report = analyse(start(4, gpus=2).log())
+    assert {stage.stage: stage.own_hours for stage in report.stages} == {
+        "image": near(8 * 10 / 3600), "env": near(8 * 20 / 3600), "first_step": near(8 * 5 / 3600)
+    }  # fmt: skip
+    late = start(3, gpus=2)
+    late.span("n3", "image", 0, 10)
+    late.span("n3", "env", 10, 14)
+    late.span("n3", "first_step", 30, 35, rank=3)
+    env = analyse(late.log()).stage("env")
+    assert (env.own_hours, env.wait_hours) == (near(2 * 64 / 3600), near(2 * 16 / 3600))
+
+
 @pytest.mark.parametrize("ahead", [30, -30])
 def test_clocks_that_differ(ahead):
     def report(stage, wrong=None, late=0):
@@ -147,7 +188,8 @@ def test_own_work():
     s.span("n0", "import", 31.5, 33, parent=init, rank=1)
     report = analyse(s.log())
     assert report.nodes[0].own == near(35)
-    assert report.nodes[0].stages["import"].own == near(2)
+    cell = report.nodes[0].stages["import"]
+    assert (cell.own, cell.slowest_rank) == (near(1.5), 1)
 
 
 def test_waiting_at_a_barrier():
@@ -269,8 +311,38 @@ def test_nodes_without_data():
     assert analyse(s.log(), nodes=5).nodes_missing == 2
     s.span("n0", "alloc", 0, 0, nodes=128)
     report = analyse(s.log())
-    assert (report.nodes_expected, report.nodes_missing) == (128, 125)
+    assert (report.nodes_expected, report.nodes_missing, report.missing) == (128, 125, [])
     assert report.cost.total == near(3 * 8 * 35 / 3600)
+    assert analyse(s.log(), nodes=5, names=["n0", "n1", "n2", "n3", "m4"]).missing == ["n3", "m4"]
+    assert analyse(s.log(), nodes=5, names=["a0", "a1", "a2", "a3", "a4"]).missing == []  # other names for them
+    listed = start(2)
+    listed.span("n0.cluster", "alloc", 0, 0, nodelist="n[0-3]")
+    assert analyse(listed.log()).missing == ["n2", "n3"]
+    listed.span("n1", "alloc", 0, 0, nodelist="n[0-3],n[4-")  # cut
+    assert analyse(listed.log()).missing == []
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("n[01-04,7],m3", ["n01", "n02", "n03", "n04", "n7", "m3"]),
+        ("r[1-2]n[08-10]-ib", ["r1n08-ib", "r1n09-ib", "r1n10-ib", "r2n08-ib", "r2n09-ib", "r2n10-ib"]),
+        ("n[1-2],n2,gpu-a.site", ["n1", "n2", "gpu-a.site"]),
+    ],
+)
+def test_a_list_of_nodes(text, names):
+    assert hostlist.expand(text) == names
+
+
+@pytest.mark.parametrize(
+    "text", ["n[1-", "n[", "n]", "n[]", "n[a]", "n[2-1]", "a,,b", "a,", ",", "a b", "n[1--2]", "n[0-999999999]",
+             "n[0-99999][0-99999]", "n[0-99999,100000-199998]"],
+)  # fmt: skip
+def test_no_list_of_nodes(text):
+    with pytest.raises(ConfigError, match="list of nodes"):
+        hostlist.expand(text)
 
 
 def test_missing_end():

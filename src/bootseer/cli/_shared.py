@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from bootseer import config as node_settings
 from bootseer.errors import ConfigError
-from bootseer.units import parse_age
+from bootseer.units import one_line, parse_age
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -184,11 +184,6 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         table.add_row(*(Text(one_line(cell)) for cell in row))
     # Piped, a line is as long as it needs to be: whoever greps wants whole paths.
     Console(width=None if sys.stdout.isatty() else 1000, markup=False, highlight=False).print(table)
-
-
-def one_line(text: str) -> str:
-    """``text`` without what would move the cursor."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def count_text(count: int, one: str, many: str) -> str:

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from bootseer.cli._fs import CARE, Url, binary_text, place, progress, size_value
-from bootseer.cli._shared import AsJson, DryRun, age_value, count_text, one_line, print_json, print_table
-from bootseer.units import age_text, size_text
+from bootseer.cli._shared import AsJson, DryRun, age_value, count_text, print_json, print_table
+from bootseer.units import age_text, one_line, size_text
 
 
 def register(app: typer.Typer) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli._fs import CARE, binary_text, place, progress
-from bootseer.cli._shared import AsJson, one_line, print_json, print_table
-from bootseer.units import size_text
+from bootseer.cli._shared import AsJson, print_json, print_table
+from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from bootseer.cli._fs import FILES, Unit, Url, Width, files_text, inside, place, place_both, progress, row, size_value
-from bootseer.cli._shared import AsJson, Bars, DryRun, answer, old_verb, one_line, print_json
+from bootseer.cli._shared import AsJson, Bars, DryRun, answer, old_verb, print_json
+from bootseer.units import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,13 +26,12 @@ from bootseer.cli._shared import (
     answer_table,
     count_text,
     old_name,
-    one_line,
     print_json,
     settings,
 )
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.private import private_folder
-from bootseer.units import size_text
+from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
     from bootseer.blocks.tree import TreeStatus

@@ -15,7 +15,6 @@ from bootseer.cli._shared import (
     StoreUrl,
     answer,
     count_text,
-    one_line,
     open_shared,
     print_json,
     print_table,
@@ -24,7 +23,7 @@ from bootseer.cli._shared import (
     understood,
 )
 from bootseer.errors import ConfigError, DataError, NotFoundError
-from bootseer.units import parse_size, size_text
+from bootseer.units import one_line, parse_size, size_text
 
 if TYPE_CHECKING:
     from bootseer.blocks.cache.eviction import Gone

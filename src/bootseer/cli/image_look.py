@@ -23,13 +23,12 @@ from bootseer.cli._shared import (
     VerifyKey,
     answer,
     answer_table,
-    one_line,
     open_shared,
     print_json,
     settings,
 )
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.units import size_text
+from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,6 @@ from bootseer.cli._shared import (
     StoreUrl,
     count_text,
     old_options,
-    one_line,
     open_shared,
     print_json,
     print_table,
@@ -24,7 +23,7 @@ from bootseer.cli._shared import (
 )
 from bootseer.cli.image_look import opened
 from bootseer.errors import DataError, NotFoundError, from_os_error
-from bootseer.units import size_text
+from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from bootseer import __version__
-from bootseer.cli._shared import one_line
 from bootseer.errors import BootseerError, from_os_error
+from bootseer.units import one_line
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -1,7 +1,8 @@
-"""``bootseer profile``: show, wrap and export start-up events."""
+"""``bootseer profile``: show, record (wrap, auto) and export start-up events."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -9,13 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json
+from bootseer.cli import profile_fleet, profile_import
+from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json, understood
 from bootseer.errors import ConfigError, from_os_error
+from bootseer.units import one_line
 
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog, Identity
 
+log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
+profile_fleet.register(app)
+profile_import.register(app)
 
 Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")
@@ -32,7 +38,10 @@ def show(
     attempt: Attempt = None,
     cycle: Cycle = None,
     every: Annotated[bool, typer.Option("--all", help="Every start-up in the events, the oldest first")] = False,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="How many nodes the job has")] = None,
+    nodes: Annotated[
+        str | None,
+        typer.Option("--nodes", metavar="N|LIST", help="How many nodes the job has, or which: n[01-04,7],m3"),
+    ] = None,
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
@@ -45,9 +54,10 @@ def show(
 
     from bootseer.profile import analysis, card
 
+    count, names = _nodes(nodes)
     log = _read(events)
     chosen = _choose(log, job, attempt, cycle, every)
-    reports = [analysis.analyse(log, identity, nodes=nodes) for identity in chosen]
+    reports = [analysis.analyse(log, identity, nodes=count, names=names) for identity in chosen]
     if as_json:
         print_json(reports if every else reports[0])
         return
@@ -61,7 +71,9 @@ def show(
         console.print(Text(f"{others} more in these events: see --all, --job, --attempt, --cycle"))
     offenders = analysis.repeat_offenders(reports)
     if offenders:
-        console.print(Text("stragglers in more than one: " + ", ".join(f"{node} ({n})" for node, n in offenders)))
+        console.print(
+            Text("stragglers in more than one: " + ", ".join(f"{one_line(node)} ({n})" for node, n in offenders))
+        )
 
 
 @app.command(context_settings=COMMAND_LAST)
@@ -86,11 +98,37 @@ def wrap(
     sys.exit(wrapper.leave(wrapper.run(stage, command, attrs)))
 
 
+@app.command(context_settings=COMMAND_LAST)
+def auto(
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
+    events: Annotated[Path | None, typer.Option("--events", help="Events file; default: $BOOTSEER_EVENTS")] = None,
+) -> None:
+    """Run a command whose Python programs record import, dist_init, checkpoint_load, ... and first_step by themselves.
+
+    Example: bootseer profile auto torchrun --nproc-per-node 8 train.py
+    """
+    from bootseer.profile import auto as hooks
+    from bootseer.profile import wrap as wrapper
+
+    given = str(events) if events is not None else os.environ.get("BOOTSEER_EVENTS")
+    if given:
+        os.environ["BOOTSEER_EVENTS"] = os.path.abspath(given)
+        os.environ.update(hooks.variables(os.environ.get("PYTHONPATH", "")))
+    else:
+        log.warning("no events file is named (--events, BOOTSEER_EVENTS): nothing is recorded")
+    wrapper.become(command)
+
+
 @app.command()
 def export(
     events: Events = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; - is stdout")] = Path("-"),
-    form: Annotated[str, typer.Option("--format", help="chrome (chrome://tracing, ui.perfetto.dev)")] = "chrome",
+    form: Annotated[
+        str,
+        typer.Option(
+            "--format", help="chrome (trace for ui.perfetto.dev), html (one page, one start-up) or prometheus"
+        ),
+    ] = "chrome",
     job: JobName = None,
     attempt: Attempt = None,
     cycle: Cycle = None,
@@ -98,14 +136,19 @@ def export(
     """Write the spans in another program's format: every start-up, or the one chosen."""
     import msgspec
 
-    from bootseer.profile import chrome
+    from bootseer.profile import chrome, page, prometheus, starts
 
-    if form != "chrome":
-        raise ConfigError(f"export format {form!r} is not known", hint="use chrome")
+    if form not in ("chrome", "html", "prometheus"):
+        raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html or prometheus")
     log = _read(events)
     named = any(part is not None for part in (job, attempt, cycle))
     picked = _choose(log, job, attempt, cycle, False)[0] if named else None
-    document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+    if form == "chrome":
+        document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+    elif form == "html":
+        document = page.html(log, picked).encode()
+    else:
+        document = prometheus.text(starts.of(log, picked)).encode()
     if str(output) == "-":
         sys.stdout.buffer.write(document)
         return
@@ -113,6 +156,23 @@ def export(
         output.write_bytes(document)
     except OSError as exc:
         raise from_os_error(exc, f"write {output}") from None
+
+
+def _nodes(given: str | None) -> tuple[int | None, list[str]]:
+    """How many nodes the job has, and which, as far as ``--nodes`` says it."""
+    from bootseer.profile import hostlist
+
+    if given is None:
+        return None, []
+    if given.isdecimal() and given.isascii() and 0 < len(given) < 8:
+        names: list[str] = []
+        count = int(given)
+    else:
+        names = understood(hostlist.expand)(given)
+        count = len(names)
+    if not count:
+        raise typer.BadParameter("--nodes names no node")
+    return count, names
 
 
 def _read(paths: list[Path] | None) -> EventLog:

@@ -13,6 +13,7 @@ from bootseer.image.cdi import Selection
 from bootseer.launch.job import Job, MountTable
 from bootseer.oci import ImageConfig
 from bootseer.profile import emit
+from bootseer.profile.auto import variables
 
 EVENTS_DIR = "/run/bootseer/events"
 PYTHON_DIR = "/run/bootseer/python"
@@ -37,7 +38,7 @@ class Container:
         passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_PREFIXES) or k in _PASSED}
         self._environ = {**passed, **job.job.env, **identity, "BOOTSEER_EVENTS": f"{EVENTS_DIR}/{events.name}"}
         # the emitters travel as files: the image needs nothing of bootseer, any Python 3.8 can import them
-        python = self._environ.get("PYTHONPATH", "")
+        python = self._environ.get("PYTHONPATH") or _of_image(config, "PYTHONPATH")
         self._environ["PYTHONPATH"] = f"{python}:{PYTHON_DIR}" if python else PYTHON_DIR
         package = Path(bootseer.__file__).parent
         self._mounts = [
@@ -66,15 +67,25 @@ class Container:
         targets = ((m.source, env.resolve_in(self.rootfs, m.target)) for m in shown)
         return tuple((source, "/" + os.path.relpath(target, self.rootfs)) for source, target in targets)
 
-    def run(self, argv: Sequence[str], *, span: str = "") -> int:
-        """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits."""
+    def run(self, argv: Sequence[str], *, span: str = "", auto: bool = False) -> int:
+        """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits.
+
+        ``auto``: its Python programs record their own start (`bootseer.profile.auto`).
+        """
+        hooks = variables(self._environ["PYTHONPATH"], f"{PYTHON_DIR}/bootseer") if auto else {}
         return image.runtime.run(
             self.rootfs,
             self.config,
             list(argv),
-            env={**self._environ, **emit.child_env(span)},
+            env={**self._environ, **hooks, **emit.child_env(span)},
             mounts=[image.runtime.Bind(m.source, m.target, m.readonly) for m in self._mounts],
             cwd=self.job.job.cwd,
             devices=self._devices,
             stop_grace=self.job.job.stop_grace or None,
         )
+
+
+def _of_image(config: ImageConfig, name: str) -> str:
+    """The value of a variable that the image sets, or ``""``."""
+    named = config.config.env if config.config else None
+    return next((text.partition("=")[2] for text in named or () if text.startswith(f"{name}=")), "")

@@ -39,6 +39,10 @@ class Identity(msgspec.Struct, frozen=True):
     """The node's number in the job, not a process's rank: that one is the training framework's to say."""
     nodes: int = 0
     """How many nodes the start has; 0: nobody said."""
+    nodelist: str = ""
+    """Their names, as Slurm writes them (`bootseer.profile.hostlist`); empty: nobody said."""
+    restarts: int = 0
+    """How often torchrun had restarted its workers when this start began; what it restarts later are cycles."""
 
     def environ(self, gpus: int) -> dict[str, str]:
         """The variables by which emitters in any process of this start know who they are."""
@@ -49,6 +53,7 @@ class Identity(msgspec.Struct, frozen=True):
             "BOOTSEER_NODE": self.node,
             "BOOTSEER_NODE_RANK": str(self.rank),
             "BOOTSEER_GPUS": str(gpus),
+            "BOOTSEER_RESTARTS": str(self.restarts),
         }
 
 
@@ -96,4 +101,6 @@ def identify(job: str, environ: Mapping[str, str] | None = None) -> Identity:
         node=_name("node", env.get("BOOTSEER_NODE") or env.get("SLURMD_NODENAME") or socket.gethostname()),
         rank=_number(env, _RANK),
         nodes=_number(env, _NODES),
+        nodelist=env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "",
+        restarts=_number(env, ("TORCHELASTIC_RESTART_COUNT",)),
     )

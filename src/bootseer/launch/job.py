@@ -37,6 +37,8 @@ class JobTable(_Table, frozen=True, kw_only=True):
     """Environment variables of the set-up and training commands."""
     cwd: str = ""
     """Their working directory; empty: the image's."""
+    auto: bool = False
+    """Whether Python programs of the training command record their own start, as `bootseer.profile.auto` says."""
     stop_grace: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Seconds after SIGTERM or SIGINT until a command that handles them is killed; 0: it may take its time."""
 

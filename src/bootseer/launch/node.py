@@ -165,7 +165,8 @@ class _Node:
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[str]:
         began = time.monotonic()
-        with emit.span(name, **({"nodes": self.identity.nodes} if self.identity.nodes else {})) as span:
+        expected: dict[str, str | int] = {"nodes": self.identity.nodes, "nodelist": self.identity.nodelist}
+        with emit.span(name, **{key: value for key, value in expected.items() if value}) as span:
             yield span
         self.record.stages[name] = round(time.monotonic() - began, 3)
 
@@ -277,7 +278,7 @@ class _Node:
         try:
             if self.checkpoint and self.job.checkpoint:
                 container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path)
-            self.record.exit_code = container.run(self.job.job.command, span=init)
+            self.record.exit_code = container.run(self.job.job.command, span=init, auto=self.job.job.auto)
         finally:
             watch.stop()
             if not watch.ready.is_set():

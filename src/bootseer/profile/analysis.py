@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from statistics import median
 
 import msgspec
 
-from bootseer.errors import BootseerError, NotFoundError
-from bootseer.profile import intervals
+from bootseer.errors import BootseerError, ConfigError, NotFoundError
+from bootseer.profile import hostlist, intervals
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import EventLog, Identity, Span, State, identity_text
+from bootseer.profile.parts import Parts, share_out
 from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport, WhatIf
-from bootseer.profile.timeline import Timeline
-from bootseer.profile.waits import Waits, find_waits
+from bootseer.profile.timeline import Timeline, Track
 
 STRAGGLER_RATIO = 1.5
 STRAGGLER_SECONDS = 5.0
@@ -25,12 +25,21 @@ _WORST_FIRST = (State.OPEN, State.LOST, State.SKEWED, State.DONE)
 _HOUR = 3600e9
 
 
-def analyse(log: EventLog, identity: Identity | None = None, *, nodes: int | None = None) -> JobReport:
+def analyse(
+    log: EventLog, identity: Identity | None = None, *, nodes: int | None = None, names: Collection[str] = ()
+) -> JobReport:
     """The report of one start-up: ``identity`` is (job, attempt, cycle), by default the one that began last.
 
-    ``nodes`` is how many nodes the job has, where the events do not say it (attribute ``nodes``). Raises
-    `NotFoundError` when the log does not hold the identity.
+    ``nodes`` is how many nodes the job has, and ``names`` which, where the events do not say it (attributes ``nodes``
+    and ``nodelist``). Raises `NotFoundError` when the log does not hold the identity.
     """
+    return look(log, identity, nodes=nodes, names=names)[0]
+
+
+def look(
+    log: EventLog, identity: Identity | None = None, *, nodes: int | None = None, names: Collection[str] = ()
+) -> tuple[JobReport, Timeline, dict[Track, Parts]]:
+    """`analyse`, and what the report was made of: the spans on one axis, and the parts of each rank."""
     known = log.identities()
     if identity is None and known:
         identity = known[-1]
@@ -42,18 +51,12 @@ def analyse(log: EventLog, identity: Identity | None = None, *, nodes: int | Non
     axis = Axis(spans)
     axis.align(spans)
     line = Timeline(spans, axis)
-    waits = find_waits(line)
-    node_reports, shares, own_ns = [], _shares(line, waits), {}
-    totals = Counter[str]()
-    held = any(line.gpus.values())
-    for node in line.nodes:
-        node_report, parts, cells_ns = _node(line, waits, node)
-        node_reports.append(node_report)
-        own_ns[node] = cells_ns
-        weight = line.gpus[node] if held else 1
-        for name, ns in parts.items():
-            totals[name] += ns * weight
-    _check(totals, shares, line)
+    parts = share_out(line)
+    shares = _shares(line, parts)
+    _check(parts, shares, line)
+    own_ns = {node: _own(line, parts, node) for node in line.nodes}
+    names = names or _listed(spans)
+    expected = nodes or line.nodes_expected or len(names) or None
     elapsed = line.length / 1e9
     report = JobReport(
         job=identity[0],
@@ -67,21 +70,18 @@ def analyse(log: EventLog, identity: Identity | None = None, *, nodes: int | Non
         gap_seconds=shares[""] / 1e9,
         gpus=sum(line.gpus.values()),
         ranks=len({(span.node, span.rank) for span in spans if span.rank is not None}),
-        nodes_expected=(expected := nodes or line.nodes_expected),
+        ranks_expected=line.ranks_expected,
+        ranks_ready=line.ranks_ready,
+        nodes_expected=expected,
         nodes_missing=max((expected or 0) - len(line.nodes), 0),
-        cost=Cost(
-            unit="GPU-hours" if held else "node-hours",
-            total=totals["total"] / _HOUR,
-            own=totals["own"] / _HOUR,
-            wait=totals["wait"] / _HOUR,
-            gap=totals["gap"] / _HOUR,
-        ),
-        stages=[_stage(line, stage, own_ns, shares[stage]) for stage in line.stages],
-        nodes=node_reports,
+        missing=_missing(line.nodes, names, expected),
+        cost=_cost(line, parts),
+        stages=[_stage(line, parts, stage, own_ns, shares[stage]) for stage in line.stages],
+        nodes=[_node(line, parts, node, own_ns[node]) for node in line.nodes],
         what_if=[],
         problems=_problems(log, spans, line),
     )
-    return msgspec.structs.replace(report, what_if=_slowest_at_median(report))
+    return msgspec.structs.replace(report, what_if=_slowest_at_median(report)), line, parts
 
 
 def repeat_offenders(reports: Iterable[JobReport]) -> list[tuple[str, int]]:
@@ -102,71 +102,105 @@ def find_stragglers(own: Mapping[str, float]) -> list[str]:
     return sorted((node for node, seconds in own.items() if seconds >= limit), key=lambda node: (-own[node], node))
 
 
-def _node(line: Timeline, waits: Waits, node: str) -> tuple[NodeReport, dict[str, int], dict[str, int]]:
-    inside = waits.inside.get(node, [])
-    work = intervals.subtract(intervals.union(part for parts in line.work[node].values() for part in parts), inside)
-    waiting = intervals.subtract(intervals.union([*inside, *waits.between.get(node, [])]), work)
-    waiting = intervals.clip(waiting, line.begin, line.end)
-    idle = intervals.subtract([(line.begin, line.end)] if line.length else [], intervals.union([*work, *waiting]))
-    parts = {name: intervals.measure(found) for name, found in (("own", work), ("wait", waiting), ("gap", idle))}
-    parts["total"] = line.length
-    cells, own_ns = {}, {}
+def _own(line: Timeline, parts: Mapping[Track, Parts], node: str) -> dict[str, tuple[int, int | None]]:
+    """stage -> own work of the slowest rank of the node that has done it, in ns, and that rank; None where the stage
+    was done once for the node."""
+    own: dict[str, tuple[int, int | None]] = {}
+    for track in line.tracks[node]:
+        for stage, spans in line.spans[track].items():
+            if any(line.state(span) is State.DONE for span in spans):
+                ns = intervals.measure(parts[track].own.get(stage, []))
+                if stage not in own or ns > own[stage][0]:
+                    own[stage] = ns, track[1] if any(span.rank is not None for span in spans) else None
+    return own
+
+
+def _node(
+    line: Timeline, parts: Mapping[Track, Parts], node: str, own_ns: Mapping[str, tuple[int, int | None]]
+) -> NodeReport:
+    tracks = line.tracks[node]
+    cells = {}
     for stage in line.stages:
-        spans = line.spans[node].get(stage)
+        spans = [span for track in tracks for span in line.spans[track].get(stage, ())]
         if not spans:
             continue
-        done = [span for span in spans if line.state(span) is State.DONE]
         states = {line.state(span) for span in spans}
-        here = line.work[node].get(stage, [])
-        own = intervals.measure(intervals.subtract(here, inside))
-        if done:
-            own_ns[stage] = own
+        own, slowest = own_ns.get(stage, (None, None))
         cells[stage] = Cell(
-            own=own / 1e9 if done else None,
-            wait=(intervals.measure(here) - own) / 1e9,
+            own=own / 1e9 if own is not None else None,
+            wait=max(intervals.measure(parts[track].wait.get(stage, [])) for track in tracks) / 1e9,
             state=next(state.value for state in _WORST_FIRST if state in states),
-            uncertain=any(d.uncertain for span in done if (d := span.duration)),
+            slowest_rank=slowest,
+            uncertain=any(d.uncertain for span in spans if (d := span.duration)),
             attrs={name: value for span in spans for name, value in span.attrs.items()},
         )
-    ready = line.ready.get(node)
-    report = NodeReport(
+    share = 1e9 * len(tracks)
+    ready = [line.ready[track] for track in tracks if track in line.ready]
+    return NodeReport(
         node=node,
         gpus=line.gpus[node],
-        own=parts["own"] / 1e9,
-        wait=parts["wait"] / 1e9,
-        gap=parts["gap"] / 1e9,
-        ready=(ready - line.begin) / 1e9 if ready is not None else None,
+        own=sum(parts[track].own_ns for track in tracks) / share,
+        wait=sum(parts[track].wait_ns for track in tracks) / share,
+        gap=sum(parts[track].gap_ns for track in tracks) / share,
+        ready=(max(ready) - line.begin) / 1e9 if ready else None,
         stages=cells,
     )
-    return report, parts, own_ns
 
 
-def _stage(line: Timeline, stage: str, own_ns: Mapping[str, Mapping[str, int]], share: int) -> StageReport:
-    own = {node: cells[stage] / 1e9 for node, cells in own_ns.items() if stage in cells}
+def _stage(
+    line: Timeline,
+    parts: Mapping[Track, Parts],
+    stage: str,
+    own_ns: Mapping[str, Mapping[str, tuple[int, int | None]]],
+    share: int,
+) -> StageReport:
+    own = {node: found[stage][0] / 1e9 for node, found in own_ns.items() if stage in found}
     slowest = max(own, key=lambda node: own[node]) if own else None
     middle = median(own.values()) if own else None
     most = own[slowest] if slowest is not None else None
+    seen = {node for node in line.nodes for track in line.tracks[node] if line.spans[track].get(stage)}
     return StageReport(
         stage=stage,
         seconds=share / 1e9,
+        own_hours=_hours(line, {track: intervals.measure(part.own.get(stage, [])) for track, part in parts.items()}),
+        wait_hours=_hours(line, {track: intervals.measure(part.wait.get(stage, [])) for track, part in parts.items()}),
         nodes=len(own),
         median=middle,
         max=most,
         slowest=slowest,
+        slowest_rank=own_ns[slowest][stage][1] if slowest is not None else None,
         ratio=most / middle if most is not None and middle else None,
         stragglers=find_stragglers(own),
-        unfinished=sum(1 for node in line.nodes if line.spans[node].get(stage) and stage not in own_ns[node]),
+        unfinished=len(seen) - len(own),
     )
 
 
-def _shares(line: Timeline, waits: Waits) -> dict[str, int]:
-    """Each instant of start-up goes to the stage of the least advanced node at work, or to ``""``; ns by stage."""
+def _cost(line: Timeline, parts: Mapping[Track, Parts]) -> Cost:
+    return Cost(
+        unit="GPU-hours" if any(line.gpus.values()) else "node-hours",
+        total=_hours(line, dict.fromkeys(parts, line.length)),
+        own=_hours(line, {track: part.own_ns for track, part in parts.items()}),
+        wait=_hours(line, {track: part.wait_ns for track, part in parts.items()}),
+        gap=_hours(line, {track: part.gap_ns for track, part in parts.items()}),
+    )
+
+
+def _hours(line: Timeline, ns: Mapping[Track, int]) -> float:
+    """GPU-hours of times by track: its ranks hold equal parts of a node's GPUs. Node-hours where no node has GPUs."""
+    held = any(line.gpus.values())
+    hours = 0.0
+    for node, tracks in line.tracks.items():
+        hours += sum(ns[track] for track in tracks) * (line.gpus[node] if held else 1) / len(tracks)
+    return hours / _HOUR
+
+
+def _shares(line: Timeline, parts: Mapping[Track, Parts]) -> dict[str, int]:
+    """Each instant of start-up goes to the stage of the least advanced rank at work, or to ``""``; ns by stage."""
     index = {stage: place for place, stage in enumerate(line.stages)}
     steps: list[tuple[int, int, int]] = []
-    for node in line.nodes:
-        inside = waits.inside.get(node, [])
-        for stage, parts in line.work[node].items():
-            for begin, end in intervals.subtract(parts, inside):
+    for part in parts.values():
+        for stage, own in part.own.items():
+            for begin, end in own:
                 steps.append((begin, 1, index[stage]))
                 steps.append((end, -1, index[stage]))
     steps.sort()
@@ -183,12 +217,30 @@ def _shares(line: Timeline, waits: Waits) -> dict[str, int]:
     return shares
 
 
-def _check(totals: Mapping[str, int], shares: Mapping[str, int], line: Timeline) -> None:
+def _check(parts: Mapping[Track, Parts], shares: Mapping[str, int], line: Timeline) -> None:
     """The identities, by separately computed sums. A failure is a bug of this module, never of the data."""
-    if totals["own"] + totals["wait"] + totals["gap"] != totals["total"]:
-        raise BootseerError(f"own work, waiting and gaps do not add up to the lost time: {dict(totals)}")
+    for track, part in parts.items():
+        if part.own_ns + part.wait_ns + part.gap_ns != line.length:
+            raise BootseerError(f"own work, waiting and gaps of {track} do not add up to the start-up time: {part}")
     if sum(shares.values()) != line.length:
         raise BootseerError(f"the stages' shares do not add up to the start-up time: {dict(shares)}, {line.length}")
+
+
+def _listed(spans: Iterable[Span]) -> list[str]:
+    """The nodes that the longest attribute ``nodelist`` names; none where it cannot be read, as when it was cut."""
+    given = (text for span in spans if isinstance(text := span.attrs.get("nodelist"), str))
+    try:
+        return hostlist.expand(max(given, key=len, default=""))
+    except ConfigError:
+        return []
+
+
+def _missing(nodes: Iterable[str], names: Collection[str], expected: int | None) -> list[str]:
+    """Which of ``names`` are not among ``nodes``, by their host names; none unless the two speak of the same nodes."""
+    seen = {node.partition(".")[0] for node in nodes}
+    if len(names) != expected or not seen <= {name.partition(".")[0] for name in names}:
+        return []
+    return [name for name in names if name.partition(".")[0] not in seen]
 
 
 def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:

@@ -1,6 +1,6 @@
 """Start-up cards for the terminal. Everything is said in words and signs, so it reads the same without colour.
 
-Text from events goes into `rich.text.Text` and never through rich's markup, which a job name could otherwise inject.
+Text from events goes through `_text` and never through rich's markup, which a job name could otherwise inject.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from bootseer.profile.events import AttrValue, identity_text
 from bootseer.profile.report import Cell, JobReport, NodeReport, StageReport
+from bootseer.units import one_line
 
 MAX_NODES = 20
 _BAR = 12
@@ -22,13 +23,18 @@ _SMALL = 0.01
 
 def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
     """The card of one start-up; from two nodes on with a node x stage table (the ``max_nodes`` slowest)."""
-    parts: list[RenderableType] = [Text(line) for line in _head(report)]
+    parts: list[RenderableType] = [_text(line) for line in _head(report)]
     parts.append(_stages(report))
-    parts.extend(Text(line) for line in _remarks(report))
+    parts.extend(_text(line) for line in _remarks(report))
     if len(report.nodes) > 1:
         parts.extend(_nodes(report, max_nodes))
-        parts.extend(Text(line) for line in _legend(report))
+        parts.extend(_text(line) for line in _legend(report))
     return Group(*parts)
+
+
+def words(report: JobReport) -> list[str]:
+    """What the card says beside its tables, for other pages."""
+    return [*_head(report)[1:], *_remarks(report)]
 
 
 def render_side_by_side(
@@ -41,7 +47,7 @@ def render_side_by_side(
     table = _table()
     table.add_column("stage", no_wrap=True)
     for title, _ in reports:
-        table.add_column(Text(title), justify="right", no_wrap=True)
+        table.add_column(_text(title), justify="right", no_wrap=True)
     seconds = [{stage.stage: stage.seconds for stage in report.stages} for _, report in reports]
     names = list(dict.fromkeys(stage.stage for _, report in reports for stage in report.stages))
     names.sort(key=lambda name: max(_place(name, report) for _, report in reports))
@@ -60,7 +66,11 @@ def render_side_by_side(
                 raise ValueError(f"row {label!r} has {len(cells)} cells for {len(reports)} reports")
             _add(table, label, list(cells))
     notes = [f"{title}: {line}" for title, report in reports for line in _doubts(report)]
-    return Group(table, *(Text(note) for note in notes))
+    return Group(table, *(_text(note) for note in notes))
+
+
+def _text(text: str) -> Text:
+    return Text(one_line(text))
 
 
 def _table(*, gap: int = 1) -> Table:
@@ -72,7 +82,7 @@ def _place(name: str, report: JobReport) -> int:
 
 
 def _add(table: Table, label: str, cells: Sequence[str], *, style: str = "") -> None:
-    table.add_row(Text(label), *(Text(cell) for cell in cells), style=style)
+    table.add_row(_text(label), *(_text(cell) for cell in cells), style=style)
 
 
 def _compared(values: Sequence[float | None]) -> list[str]:
@@ -105,6 +115,8 @@ def _head(report: JobReport) -> list[str]:
     size += f", {_count(report.gpus, 'GPU')}" if report.gpus else ""
     size += f", {_count(report.ranks, 'rank')}" if report.ranks else ""
     lines.append(f"  size         {size}")
+    if report.ranks_expected and report.startup_seconds is None:
+        lines.append(f"  first step   ended on {report.ranks_ready:,} of {report.ranks_expected:,} ranks")
     cost = report.cost
     lines.append(
         f"  lost         {_hours(cost.total)} {cost.unit} = {_hours(cost.own)} own work + {_hours(cost.wait)} waiting"
@@ -152,9 +164,10 @@ def _remarks(report: JobReport) -> list[str]:
     lines = []
     for stage in report.stages:
         for node in stage.stragglers[:3]:
-            own = next(n.stages[stage.stage].own for n in report.nodes if n.node == node)
-            text = f"{_number(own)} s against a median of {_number(stage.median)} s"
-            lines.append(f"straggler: {node} in {stage.stage}, {text}")
+            cell = next(n.stages[stage.stage] for n in report.nodes if n.node == node)
+            rank = f" (rank {cell.slowest_rank})" if cell.slowest_rank is not None else ""
+            text = f"{_number(cell.own)} s against a median of {_number(stage.median)} s"
+            lines.append(f"straggler: {node}{rank} in {stage.stage}, {text}")
         if len(stage.stragglers) > 3:
             lines.append(f"  and {len(stage.stragglers) - 3} more in {stage.stage}")
     for change in report.what_if:
@@ -169,7 +182,11 @@ def _remarks(report: JobReport) -> list[str]:
 def _doubts(report: JobReport) -> list[str]:
     lines = []
     if report.nodes_missing:
-        lines.append(f"{report.nodes_missing} of {report.nodes_expected} nodes have no data; their cost is not counted")
+        names = ", ".join(report.missing[:5]) + (", ..." if len(report.missing) > 5 else "")
+        which = f" ({names})" if names else ""
+        lines.append(
+            f"{report.nodes_missing} of {report.nodes_expected} nodes have no data{which}; their cost is not counted"
+        )
     found = report.problems
     for count, text in (
         (found.open_spans, "spans have no end yet (OPEN)"),
@@ -200,13 +217,15 @@ def _doubts(report: JobReport) -> list[str]:
 def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
     shown = _picked(report, max_nodes)
     title = "node x stage, own work in seconds"
+    if report.ranks > len(report.nodes):
+        title += " of the slowest rank"
     if len(shown) < len(report.nodes):
         title += f" (the {len(shown)} slowest of {len(report.nodes)} nodes)"
     table = _table(gap=0)
     table.add_column("node", overflow="fold", min_width=6)
     stages = _columns(report)
     for stage in stages:
-        table.add_column(Text(stage.stage.replace("_", "\n")), justify="right", no_wrap=True)
+        table.add_column(Text(one_line(stage.stage).replace("_", "\n")), justify="right", no_wrap=True)
     for name in ("wait", "gap", "ready"):
         table.add_column(name, justify="right", no_wrap=True)
     for node in shown:
@@ -215,7 +234,7 @@ def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
     table.add_section()
     _add(table, "median", [*(_tenths(stage.median) for stage in stages), "", "", ""])
     _add(table, "max", [*(_tenths(stage.max) for stage in stages), "", "", ""])
-    return [Text(title), table]
+    return [_text(title), table]
 
 
 def _columns(report: JobReport) -> list[StageReport]:

@@ -13,7 +13,7 @@ from bootseer.profile.events import Span, Stamp
 
 RENDEZVOUS = ("dist_init", "first_step")
 """Stages that begin with a collective operation: whoever arrives early waits inside."""
-TOLERANCE_NS = 100_000_000
+TOLERANCE_NS = 250_000_000
 """Nodes' wall clocks agree to about this (NTP); a node that goes on this much too early has still waited."""
 _SECOND = 1_000_000_000
 

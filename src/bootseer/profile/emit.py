@@ -4,7 +4,7 @@ Format: ``docs/internals/events.md``. Nothing happens unless ``BOOTSEER_EVENTS``
 here raises, prints or waits, whatever happens to that file; events that could not be written are counted and the count
 travels on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_CYCLE``, ``_NODE``, ``_RANK`` (else
 ``RANK``, which torchrun sets) and ``_GPUS`` (the GPUs of the node), the enclosing span from ``BOOTSEER_SPAN`` or
-``TRACEPARENT``.
+``TRACEPARENT``. Restarts by torchrun (``TORCHELASTIC_RESTART_COUNT``) are further cycles.
 
 Concurrency: safe from threads and after fork; an event is one ``open``/``write``/``close`` with ``O_APPEND``: no lock,
 and no descriptor that the host program could close and reuse. Measured by ``bench/emit.py``.
@@ -52,6 +52,8 @@ _current: ContextVar[str] = ContextVar("bootseer_span", default="")
 _lost = 0
 _boot = ""
 _host = ""
+_rank = ""
+"""Of this process, where no variable says it: `bootseer.profile.auto.hooks` sets it."""
 
 
 def begin(stage: str, /, *, parent: str | None = None, **attrs: AttrValue) -> str:
@@ -175,9 +177,10 @@ def _line(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str, pare
         head += ',"stage":' + _quote(stage[:_IDENTITY_LIMIT])
     head += ',"job":' + _quote(get("BOOTSEER_JOB", "")[:_IDENTITY_LIMIT])
     head += ',"attempt":' + _quote((get("BOOTSEER_ATTEMPT") or "0")[:_IDENTITY_LIMIT])
-    head += ',"cycle":' + _int(get("BOOTSEER_CYCLE"))
+    restarts = int(_int(get("TORCHELASTIC_RESTART_COUNT"))) - int(_int(get("BOOTSEER_RESTARTS")))
+    head += ',"cycle":' + str(int(_int(get("BOOTSEER_CYCLE"))) + max(restarts, 0))
     head += ',"node":' + _quote(node[:_IDENTITY_LIMIT])
-    rank = get("BOOTSEER_RANK") or get("RANK")
+    rank = get("BOOTSEER_RANK") or get("RANK") or _rank
     if rank and rank.isdigit():
         head += ',"rank":' + _int(rank)
     head += ',"gpus":' + _int(get("BOOTSEER_GPUS"))

@@ -11,17 +11,20 @@ from bootseer.profile.events import AttrValue
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One stage on one node. ``own`` is None when no span of it is DONE; ``wait`` is inside the stage (rendezvous)."""
+    """One stage on one node. ``own``: of the slowest rank; None when no span of it is DONE. ``wait``: the longest, in
+    the stage or after it."""
 
     own: float | None
     wait: float
     state: str
+    slowest_rank: int | None = None
     uncertain: bool = False
     attrs: dict[str, AttrValue] = {}
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """``own + wait + gap`` is the job's start-up time. ``ready``: end of this node's first step, from the start."""
+    """``own + wait + gap`` is the job's start-up time; each is the mean over its ranks. ``ready``: when the last of its
+    ranks ended its first step, from the start."""
 
     node: str
     gpus: int
@@ -33,14 +36,21 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 
 class StageReport(msgspec.Struct, frozen=True):
-    """One stage over the job. ``seconds`` is its share of start-up; the shares and the job's ``gap_seconds`` add up."""
+    """One stage over the job. ``seconds`` is its share of start-up; the shares and the job's ``gap_seconds`` add up.
+
+    ``own_hours`` and ``wait_hours`` are in the unit of the cost; all stages' add up to its ``own`` and ``wait``.
+    """
 
     stage: str
     seconds: float
+    own_hours: float
+    wait_hours: float
     nodes: int
     median: float | None
     max: float | None
     slowest: str | None
+    slowest_rank: int | None
+    """On node ``slowest``; None where the stage was done once for the node."""
     ratio: float | None
     stragglers: list[str]
     unfinished: int
@@ -84,7 +94,7 @@ class Problems(msgspec.Struct, frozen=True):
 
 
 class JobReport(msgspec.Struct, frozen=True):
-    """One start-up. ``startup_seconds`` is None until the slowest rank has ended its first step."""
+    """One start-up. ``startup_seconds`` is None until every rank that is expected has ended its first step."""
 
     job: str
     attempt: str
@@ -98,8 +108,13 @@ class JobReport(msgspec.Struct, frozen=True):
     gap_seconds: float
     gpus: int
     ranks: int
+    ranks_expected: int | None
+    ranks_ready: int
+    """Those that have ended their first step."""
     nodes_expected: int | None
     nodes_missing: int
+    missing: list[str]
+    """Names of nodes without data, where the events say which nodes there are."""
     cost: Cost
     stages: list[StageReport]
     nodes: list[NodeReport]

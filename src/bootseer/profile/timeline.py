@@ -1,15 +1,18 @@
-"""The spans of one start-up on one axis: what each node did when, from the first GPU held to the last first step."""
+"""The spans of one start-up on one axis: what each rank did when, from the first GPU held to the last first step."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import INIT_STAGES, TOP_STAGES, Span, State
 from bootseer.profile.intervals import Interval, Intervals
 
+Track = tuple[str, int | None]
+"""Node and rank; rank None where no event of the node names one. What is done once for a node is on all its tracks."""
 _ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
 
 
@@ -18,33 +21,39 @@ class Timeline:
 
     def __init__(self, spans: Sequence[Span], axis: Axis) -> None:
         self.axis = axis
-        self.spans = _by_node(spans)
-        """node -> stage -> spans."""
-        self.nodes = sorted((node for node, stages in self.spans.items() if stages), key=_natural)
-        self.gpus = {node: max(s.gpus for group in self.spans[node].values() for s in group) for node in self.nodes}
-        self.stages = sorted(
-            {stage for node in self.nodes for stage in self.spans[node]},
-            key=lambda stage: (_ORDER.get(stage, len(_ORDER)), stage),
-        )
-        self.nodes_expected = max(
-            (n for s in spans if isinstance(n := s.attrs.get("nodes"), int) and n > 0 and n is not True), default=None
-        )
+        by_node = _by_node(spans)
+        self.nodes = sorted(by_node, key=_natural)
+        self.tracks = {node: _tracks(node, by_node[node]) for node in self.nodes}
+        """node -> its tracks."""
+        self.spans = {
+            track: _by_stage(span for span in by_node[track[0]] if span.rank is None or span.rank == track[1])
+            for tracks in self.tracks.values()
+            for track in tracks
+        }
+        """track -> stage -> spans."""
+        self.gpus = {node: max(span.gpus for span in by_node[node]) for node in self.nodes}
+        self.stages = sorted({span.stage for found in by_node.values() for span in found}, key=_place)
+        self.nodes_expected = _expected(spans, "nodes")
+        self.ranks_expected = _expected(spans, "ranks")
         self.ready = self._ready()
-        self.complete = bool(self.ready) and not any(self._on_its_way(node) for node in self.nodes)
+        """track -> end of its first step."""
+        self.ranks_ready = len({rank for _, rank in self.ready if rank is not None})
+        self.complete = (
+            bool(self.ready)
+            and self.ranks_ready >= (self.ranks_expected or 0)
+            and not any(self._on_its_way(track) for track in self.spans)
+        )
         queue = [span for span in spans if span.stage == "queue" and span.state is State.DONE]
         self.queue_ns = sum(d.ns for span in queue if (d := span.duration)) if queue else None
-        self.begin, self.end = self._bounds(queue)
+        self.begin, self.end = self._bounds([span for found in by_node.values() for span in found], queue)
         self.length = self.end - self.begin
-        # Whoever began init (a launcher) often cannot know when the first step inside the training process has ended.
-        self._init_ended = {
-            node for node in self.ready if all(span.state is State.DONE for span in self.spans[node]["first_step"])
-        }
-        self.work = {node: self._work(node) for node in self.nodes}
-        """node -> stage -> when it was at work, inside the bounds; ``init`` without its children."""
+        self._init_end = self._init_ends()
+        self.work = {track: self._work(track) for track in self.spans}
+        """track -> stage -> when it was at work, inside the bounds; an instant belongs to one stage at most."""
 
     def state(self, span: Span) -> State:
         """That of the span; an ``init`` that has begun ends with the first step, although its own end is missing."""
-        ended = span.stage == "init" and span.begin is not None and span.node in self._init_ended
+        ended = span.stage == "init" and span.begin is not None and (span.node, span.rank) in self._init_end
         return State.DONE if ended else span.state
 
     def done(self, spans: Iterable[Span]) -> Iterable[Interval]:
@@ -58,43 +67,91 @@ class Timeline:
         """Where they begin, whatever their state."""
         return (self.axis.at(span.node, span.begin) for span in spans if span.begin is not None)
 
-    def _ready(self) -> dict[str, int]:
-        steps = {node: list(self.done(self.spans[node].get("first_step", ()))) for node in self.nodes}
-        return {node: max(end for _, end in found) for node, found in steps.items() if found}
+    def _ready(self) -> dict[Track, int]:
+        steps = {track: list(self.done(stages.get("first_step", ()))) for track, stages in self.spans.items()}
+        return {track: max(end for _, end in found) for track, found in steps.items() if found}
 
-    def _on_its_way(self, node: str) -> bool:
-        """Whether its first step is to come, as far as its spans say: not every node emits one."""
-        stages = ("first_step",) if node in self.ready else set(self.spans[node]) & _ORDER.keys() - {"init"}
-        return any(span.state is State.OPEN for stage in stages for span in self.spans[node].get(stage, ()))
+    def _on_its_way(self, track: Track) -> bool:
+        """Whether its first step is to come, as far as its spans say: not every rank emits one."""
+        stages = ("first_step",) if track in self.ready else set(self.spans[track]) & _ORDER.keys() - {"init"}
+        return any(span.state is State.OPEN for stage in stages for span in self.spans[track].get(stage, ()))
 
-    def _bounds(self, queue: Iterable[Span]) -> Interval:
-        spans = [span for node in self.nodes for group in self.spans[node].values() for span in group]
+    def _bounds(self, spans: Sequence[Span], queue: Iterable[Span]) -> Interval:
         begins = [*self.begins(spans), *(end for _, end in self.done(queue))]
         ends = [self.axis.at(span.node, stamp) for span in spans for stamp in (span.begin, span.end) if stamp]
         begin = min(begins or ends, default=0)
         end = max(self.ready.values()) if self.complete else max(ends, default=begin)
         return begin, max(begin, end)
 
-    def _work(self, node: str) -> dict[str, Intervals]:
-        work: dict[str, Intervals] = {}
-        for stage, spans in self.spans[node].items():
-            parts = self.done(spans)
-            if stage == "init" and node in self._init_ended:
-                parts = ((begin, self.ready[node]) for begin in self.begins(spans))
-            work[stage] = intervals.clip(intervals.union(parts), self.begin, self.end)
-        if "init" in work:
-            children = intervals.union(part for stage in INIT_STAGES for part in work.get(stage, ()))
-            work["init"] = intervals.subtract(work["init"], children)
-        return work
+    def _init_ends(self) -> dict[Track, int]:
+        """Where ``init`` ends: with the first step of the track, for one without with the last of its node.
+
+        Whoever began it (a launcher) often cannot know when the first step inside the training process has ended.
+        """
+        found: dict[Track, int] = {}
+        for node, tracks in self.tracks.items():
+            steps = [span for track in tracks for span in self.spans[track].get("first_step", ())]
+            if steps and all(span.state is State.DONE for span in steps):
+                last = max(self.ready[track] for track in tracks if track in self.ready)
+                found |= {track: self.ready.get(track, last) for track in tracks}
+                found[node, None] = last
+        return found
+
+    def _work(self, track: Track) -> dict[str, Intervals]:
+        parts: list[tuple[int, int, str]] = []
+        for stage, spans in self.spans[track].items():
+            found = self.done(spans)
+            if stage == "init" and track in self._init_end:
+                found = ((begin, self._init_end[track]) for begin in self.begins(spans))
+            parts += [(begin, end, stage) for begin, end in intervals.clip(list(found), self.begin, self.end)]
+        return _innermost(parts)
 
 
-def _by_node(spans: Iterable[Span]) -> dict[str, dict[str, list[Span]]]:
+def _innermost(parts: list[tuple[int, int, str]]) -> dict[str, Intervals]:
+    """stage -> its intervals of ``parts``; where several overlap, the one that began last counts, and of two that began
+    together the shorter one."""
+    work: dict[str, Intervals] = {stage: [] for _, _, stage in parts}
+    parts.sort(key=lambda part: (part[0], -part[1], _place(part[2])))
+    open_parts: list[tuple[int, int, str]] = []  # by begin: the last one counts
+    at = 0
+
+    def until(limit: int) -> None:
+        nonlocal at
+        while open_parts and at < limit:
+            _, end, stage = open_parts[-1]
+            if end > at:
+                work[stage].append((at, min(end, limit)))
+                at = min(end, limit)
+            if end <= at:
+                open_parts.pop()
+
+    for part in parts:
+        until(part[0])
+        at = part[0]
+        open_parts.append(part)
+    until(max((end for _, end, _ in parts), default=0))
+    return {stage: intervals.union(found) for stage, found in work.items()}
+
+
+def _tracks(node: str, spans: Sequence[Span]) -> list[Track]:
+    ranks = sorted({span.rank for span in spans if span.rank is not None})
+    return [(node, rank) for rank in ranks] or [(node, None)]
+
+
+def _by_stage(spans: Iterable[Span]) -> dict[str, list[Span]]:
+    stages: defaultdict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        stages[span.stage].append(span)
+    return dict(stages)
+
+
+def _by_node(spans: Iterable[Span]) -> Mapping[str, list[Span]]:
     listed = list(spans)
     by_id = {span.id: span for span in listed}
-    nodes: dict[str, dict[str, list[Span]]] = {}
+    nodes: defaultdict[str, list[Span]] = defaultdict(list)
     for span in listed:
         if span.stage and span.stage != "queue" and (span.stage in _ORDER or not _is_detail(span, by_id)):
-            nodes.setdefault(span.node, {}).setdefault(span.stage, []).append(span)
+            nodes[span.node].append(span)
     return nodes
 
 
@@ -107,6 +164,16 @@ def _is_detail(span: Span, by_id: dict[str, Span]) -> bool:
         seen.add(parent.id)
         parent = by_id.get(parent.parent)
     return False
+
+
+def _expected(spans: Iterable[Span], name: str) -> int | None:
+    """The largest number that an attribute of this name gives."""
+    numbers = (n for span in spans if isinstance(n := span.attrs.get(name), int) and n > 0 and n is not True)
+    return max(numbers, default=None)
+
+
+def _place(stage: str) -> tuple[int, str]:
+    return _ORDER.get(stage, len(_ORDER)), stage
 
 
 def _natural(node: str) -> list[tuple[int, int, str]]:

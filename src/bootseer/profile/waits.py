@@ -1,79 +1,76 @@
-"""Where a node waited for others: at the barrier after a stage, inside a rendezvous, and for the slowest first step.
+"""Where a rank waited for others: at the barrier after a stage, inside a rendezvous, and for the slowest first step.
 
-A node is only said to wait where its own events show it: it went on after the slowest node arrived, not before.
+A rank is only said to wait where its own events show it: it went on after the slowest one arrived, not before. Each
+wait belongs to the stage that it follows or lies in.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
 
+from bootseer.profile import intervals
 from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
 from bootseer.profile.events import INIT_STAGES, State
-from bootseer.profile.intervals import Intervals, union
-from bootseer.profile.timeline import Timeline
+from bootseer.profile.intervals import Intervals
+from bootseer.profile.timeline import Timeline, Track
 
 BARRIERS = ("alloc", "image", "env")
 """Job-wide barrier at their end."""
 
-
-class Waits(NamedTuple):
-    """node -> disjoint intervals in order; ``between`` stages and ``inside`` a rendezvous stage."""
-
-    between: defaultdict[str, Intervals]
-    inside: defaultdict[str, Intervals]
+Waits = defaultdict[Track, dict[str, Intervals]]
+"""track -> stage -> when it waited."""
 
 
-def find_waits(line: Timeline) -> Waits:
-    """All waits of a start-up. On one node there are none."""
-    waits = Waits(defaultdict(list), defaultdict(list))
-    if len(line.nodes) > 1:
+def find_waits(line: Timeline) -> tuple[Waits, Waits]:
+    """Waits inside of a rendezvous, which are part of the stage's work, and those between stages, which may lie beside
+    other work. Where there is one rank alone, there are none."""
+    inside: Waits = defaultdict(dict)
+    between: Waits = defaultdict(dict)
+    if len(line.spans) > 1:
         for stage in BARRIERS:
-            _barrier(line, stage, waits)
+            _barrier(line, stage, between)
         for stage in RENDEZVOUS:
-            _rendezvous(line, stage, waits)
+            _rendezvous(line, stage, inside)
         if line.complete:
-            for node, ready in line.ready.items():
-                waits.between[node].append((ready, line.end))
-    for where in waits:
-        for node, parts in where.items():
-            where[node] = union(parts)
-    return waits
+            for track, ready in line.ready.items():
+                between[track]["first_step"] = [(ready, line.end)]
+    return inside, between
 
 
 def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
-    ends: dict[str, int] = {}
+    ends: dict[Track, int] = {}
     running = False
-    for node in line.nodes:
-        spans = line.spans[node].get(stage, [])
-        running = running or any(span.state is State.OPEN for span in spans)
+    for track, stages in line.spans.items():
+        spans = stages.get(stage, [])
+        still = any(span.state is State.OPEN for span in spans)
+        running = running or still
         found = [end for _, end in line.done(spans)]
-        if found and not any(span.state is State.OPEN for span in spans):
-            ends[node] = max(found)
+        if found and not still:
+            ends[track] = max(found)
     if not ends:
         return
     release = line.end if running else max(ends.values())
-    for node, end in ends.items():
-        onward = _next_begin(line, node, stage)
+    for track, end in ends.items():
+        onward = _next_begin(line, track, stage)
         if onward is None or onward >= release - TOLERANCE_NS:
             until = min(release, line.end if onward is None else onward)
-            waits.between[node].append((end, until))
+            waits[track][stage] = [(max(end, line.begin), until)]
 
 
 def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
-    arrivals: dict[str, int] = {}
-    for node in line.nodes:
-        if begins := list(line.begins(line.spans[node].get(stage, ()))):
-            arrivals[node] = max(begins)
+    arrivals: dict[Track, int] = {}
+    for track, stages in line.spans.items():
+        if begins := list(line.begins(stages.get(stage, ()))):
+            arrivals[track] = max(begins)
     last = max(arrivals.values(), default=0)
-    for node, arrival in arrivals.items():
-        ends = [end for _, end in line.done(line.spans[node][stage])]
+    for track, arrival in arrivals.items():
+        ends = [end for _, end in line.done(line.spans[track][stage])]
         if ends and max(ends) >= last - TOLERANCE_NS:
-            end = min(last, max(ends), line.end)
-            waits.inside[node].append((max(arrival, line.begin), end))
+            waits[track][stage] = intervals.clip(line.work[track].get(stage, []), arrival, last)
 
 
-def _next_begin(line: Timeline, node: str, stage: str) -> int | None:
-    """Where the node's next top-level stage begins; children of init stand for it where it has no span."""
+def _next_begin(line: Timeline, track: Track, stage: str) -> int | None:
+    """Where its next top-level stage begins; children of init stand for it where it has no span."""
     later = (*BARRIERS[BARRIERS.index(stage) + 1 :], "init", *INIT_STAGES)
-    return min(line.begins(span for name in later for span in line.spans[node].get(name, ())), default=None)
+    stages = line.spans[track]
+    return min(line.begins(span for name in later for span in stages.get(name, ())), default=None)

@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 from bootseer.errors import BootseerError
 from bootseer.profile import emit
@@ -61,9 +62,9 @@ def run(stage: str, argv: Sequence[str], attrs: Mapping[str, AttrValue]) -> int:
                 setsigdef=_IGNORED_BY_PYTHON,
             )
         except OSError as exc:
-            code = 127 if isinstance(exc, FileNotFoundError) else 126
-            emit.end(span, error=type(exc).__name__, exit_code=code)
-            raise CommandError(f"cannot run {argv[0]}: {exc.strerror}", code=code) from None
+            failure = _cannot_run(argv[0], exc)
+            emit.end(span, error=type(exc).__name__, exit_code=failure.exit_code)
+            raise failure from None
         status = _wait(pid)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, old)
@@ -74,6 +75,21 @@ def run(stage: str, argv: Sequence[str], attrs: Mapping[str, AttrValue]) -> int:
     else:
         emit.end(span, exit_code=code)
     return code
+
+
+def become(argv: Sequence[str]) -> NoReturn:
+    """Replace this process by the command, with the signals that a shell would give it. Raises `CommandError`."""
+    for number in _IGNORED_BY_PYTHON:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], list(argv))
+    except OSError as exc:
+        raise _cannot_run(argv[0], exc) from None
+
+
+def _cannot_run(program: str, exc: OSError) -> CommandError:
+    code = 127 if isinstance(exc, FileNotFoundError) else 126
+    return CommandError(f"cannot run {program}: {exc.strerror}", code=code)
 
 
 def leave(code: int) -> int:

@@ -1,0 +1,123 @@
+"""``bootseer profile compact``, ``fleet`` and ``check``: the start-ups of weeks."""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bootseer.cli._shared import AsJson, Limit, age_value, print_json, print_table
+from bootseer.errors import ConfigError, NotFoundError
+from bootseer.units import one_line
+
+
+class Period(enum.StrEnum):
+    """What typer shows as choices."""
+
+    DAY = "day"
+    WEEK = "week"
+    MONTH = "month"
+
+
+_KINDS = "Event files, files of `profile compact`, or folders of both; default: $BOOTSEER_EVENTS"
+Paths = Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help=_KINDS)]
+
+
+def register(app: typer.Typer) -> None:
+    for verb in (compact, fleet, check):
+        app.command()(verb)
+
+
+def compact(
+    paths: Paths = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Parquet file to write")] = Path("starts.parquet"),
+) -> None:
+    """Keep one row for each start-up of the events, in Parquet: what `profile fleet` needs of them.
+
+    Example: bootseer profile compact /shared/jobs -o /shared/starts/2026-11.parquet
+    """
+    from bootseer.profile import starts
+
+    count = starts.compact(_given(paths), output)
+    typer.echo(f"{output}: {count} start-ups", err=True)
+
+
+def fleet(
+    paths: Paths = None,
+    period: Annotated[Period, typer.Option("--period", help="Put starts together by day, week or month")] = Period.WEEK,
+    since: Annotated[
+        float | None,
+        typer.Option("--since", metavar="AGE", parser=age_value, help="Only start-ups that began so long ago: 30d"),
+    ] = None,
+    team: Annotated[str | None, typer.Option("--team", help="Only this team (attribute `team` of the events)")] = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Show what start-ups cost by time, stage, size, team and job, and which nodes are slow again and again.
+
+    Example: bootseer profile fleet /shared/starts --period day --since 14d
+    """
+    from rich.console import Console
+
+    from bootseer.profile import fleet as analysis
+    from bootseer.profile import fleet_text
+
+    since_us = 0 if since is None else int((time.time() - since) * 1e6)
+    report = analysis.analyse(_given(paths), period=period.value, since_us=since_us, team=team, limit=limit)
+    if as_json:
+        print_json(report)
+    else:
+        Console().print(fleet_text.render(report, limit=limit))
+
+
+def check(
+    paths: Paths = None,
+    baseline: Annotated[
+        list[Path] | None, typer.Option("--baseline", metavar="PATH", help="Earlier start-ups, in the same forms")
+    ] = None,
+    job: Annotated[str | None, typer.Option("--job", help="This job; default: the one that began last")] = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="Share by which a part may be slower")] = 0.2,
+    seconds: Annotated[float, typer.Option("--seconds", min=0, help="Seconds by which a part may be slower")] = 2.0,
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Also write a JUnit report")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the last start-up with earlier ones of its job; exit with 1 when it, or one of its stages, is slower.
+
+    Slower is what takes more than the tolerance and more than so many seconds over the median of the baseline.
+
+    Example: bootseer profile check events/ --baseline /shared/starts --junit start-up.xml
+    """
+    from bootseer.profile import gate
+
+    if not baseline:
+        raise typer.BadParameter("name the earlier start-ups", param_hint="--baseline")
+    given = [one for one in gate.rows(_given(paths)) if job in (None, one.job)]
+    if not given:
+        raise NotFoundError(f"no start-up of job {job}")
+    verdict = gate.check(given[-1], gate.rows(baseline), tolerance=tolerance, seconds=seconds)
+    if junit is not None:
+        gate.junit(verdict, junit)
+    if as_json:
+        print_json(verdict)
+    else:
+        told = [
+            (one_line(row.stage), f"{row.seconds:.1f}", f"{row.baseline:.1f}", str(row.starts), f"{row.most:.1f}",
+             "slower" if row.slower else "ok")
+            for row in verdict.rows
+        ]  # fmt: skip
+        print_table("", ("stage", "seconds", "median", "of", "at most", "verdict"), told, left=("stage", "verdict"))
+    if verdict.slower:
+        raise typer.Exit(1)
+
+
+def _given(paths: list[Path] | None) -> list[Path]:
+    if paths:
+        return paths
+    held = os.environ.get("BOOTSEER_EVENTS")
+    if not held:
+        raise ConfigError("no start-ups given", hint="name event files or a folder of them, or set BOOTSEER_EVENTS")
+    return [Path(held)]

@@ -1,0 +1,302 @@
+# ruff: noqa: SIM105  # contextlib would be an import that the program may not have
+"""Spans around what training code does before its first step has ended; then everything is put back.
+
+A finder first on ``sys.meta_path`` times the import of `HEAVY` packages and, when a module of `CALLS` has been
+imported, wraps the functions named there. Optimizers and the compiler have callbacks for this. What a program can see
+stays as it was: no error, no output and no frame in a traceback (from Python 3.11 on) is ours, warnings name the same
+lines, and nothing is imported that the program does not import.
+
+Python 3.8 or later; loaded by ``sitecustomize`` as a file, so it imports only what every interpreter has.
+
+Concurrency: calls in any thread. Each method is safe to run in several at once; a lost race records a span too many,
+or one too few, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import get_ident
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
+
+    Emitters = dict[str, Any]
+    Token = tuple[int, str, bool]
+
+HEAVY = frozenset(
+    ("torch", "tensorflow", "jax", "transformers", "deepspeed", "megatron", "lightning", "pytorch_lightning", "nemo")
+)
+"""Packages whose import is a span; what one of them imports of the others belongs to it."""
+
+CALLS = {
+    "torch.serialization": (("load", "checkpoint_load", "torch"),),
+    "torch.distributed.checkpoint.state_dict_loader": (
+        ("load", "checkpoint_load", "torch.distributed.checkpoint"),
+        ("load_state_dict", "checkpoint_load", "torch.distributed.checkpoint"),
+    ),
+    # It steps the optimizer once, to make its state; that is no training.
+    "torch.distributed.checkpoint.state_dict": (("_init_optim_state", "", ""),),
+    "safetensors.torch": (("load_file", "checkpoint_load", ""), ("load_model", "checkpoint_load", "")),
+    "torch.distributed.distributed_c10d": (("init_process_group", "dist_init", "torch.distributed"),),
+    "torch.utils.data.dataloader": (("DataLoader.__iter__", "data_loader_init", ""),),
+    "torch.autograd": (("backward", "first_step", ""),),
+}
+"""module -> (function, its stage, a module that has the function under the same name, too)."""
+
+_WATCHED = HEAVY.union(CALLS, ("torch.optim.optimizer", "torch._dynamo.callback"))
+_MOST_SPANS = 256
+_INTERNAL = "<frozen importlib._bootstrap> of bootseer"
+"""File name of the wrappers' code: `warnings` does not count frames of such a file for ``stacklevel``."""
+
+
+def install(load_emitters: Callable[[], Emitters]) -> None:
+    """Begin to watch imports. ``load_emitters`` returns the names of ``bootseer.profile.emit``, when one is needed."""
+    sys.meta_path.insert(0, Hooks(load_emitters))
+
+
+class Hooks:
+    """The finder, and all that it has put somewhere. Of its methods, none raises an `Exception`."""
+
+    def __init__(self, load_emitters: Callable[[], Emitters]) -> None:
+        self._load_emitters = load_emitters
+        self._emitters: Emitters = {}
+        self._undo: list[Callable[[], object]] = []
+        self._inside: set[int] = set()
+        """Threads inside of a call that is timed."""
+        self._helpers: set[int] = set()
+        """Those of them whose new processes only help: workers of a data loader, of a compiler."""
+        self._auto = ""
+        self._left = _MOST_SPANS
+        self._pid = os.getpid()
+        self._is_rank = False
+        self._step = ""
+        self._over = False
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        """What the other finders find; its loader tells us when it has loaded one of the modules that are watched."""
+        if name not in _WATCHED or self._over:
+            return None
+        try:
+            mine = sys.meta_path.index(self)
+            for finder in sys.meta_path[mine + 1 :]:
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    self._watch(name, spec.loader)
+                    return spec
+        except Exception:
+            pass
+        return None  # the other finders are asked again, and say whatever they have to say
+
+    def _watch(self, name: str, loader: Any) -> None:
+        run = loader.exec_module
+        stage = "import" if name in HEAVY else ""
+
+        def before(args: Any) -> Token | None:
+            if loader.__dict__.pop("exec_module", None) is None or not stage:
+                return None
+            return self._enter(stage, package=name)
+
+        def after(token: Token | None, args: Any, done: bool) -> None:
+            self._leave(token)
+            if done:
+                self._imported(name, args[0])
+
+        loader.exec_module = _around(run, before, after)  # only this one loader's; goes when it is called
+
+    def _imported(self, name: str, module: Any) -> None:
+        """Wrap what is to be timed in ``module``."""
+        for function, stage, elsewhere in CALLS.get(name, ()):
+            self._wrap(module, function, stage, elsewhere)
+        if name == "torch.optim.optimizer":
+            self._on_steps(module)
+        elif name == "torch._dynamo.callback":
+            self._on_compilations(module.callback_handler)
+
+    def _wrap(self, module: Any, function: str, stage: str, elsewhere: str) -> None:
+        owner, _, attribute = function.rpartition(".")
+        holder = vars(module).get(owner) if owner else module
+        call = getattr(holder, attribute, None)
+        if holder is None or call is None:
+            return  # another version has it not
+        if stage == "first_step":
+
+            def before(args: Any) -> Token | None:
+                self._step_begins()
+                return None
+
+            def after(token: Token | None, args: Any, done: bool) -> None:
+                pass
+        else:
+
+            def before(args: Any) -> Token | None:
+                return self._enter(stage)
+
+            def after(token: Token | None, args: Any, done: bool) -> None:
+                self._leave(token, module if stage == "dist_init" and done else None)
+                if token and stage == "data_loader_init" and done and sys.modules["torch"].is_grad_enabled():
+                    self._step_begins()  # an iterator made without gradients is for an evaluation
+
+        wrapper = _around(call, before, after)
+        setattr(holder, attribute, wrapper)
+
+        def undo() -> None:
+            for place in (holder, sys.modules.get(elsewhere)):
+                if place is not None and vars(place).get(attribute) is wrapper:
+                    setattr(place, attribute, call)
+
+        self._undo.append(undo)
+
+    def _on_steps(self, module: Any) -> None:
+        torch = sys.modules["torch"]
+
+        # The compiler traces both; there they do nothing, so that the code that it makes is the same.
+        def before(optimizer: object, args: object, kwargs: object) -> None:
+            if not torch.compiler.is_compiling():
+                self._step_begins()
+
+        def after(optimizer: object, args: object, kwargs: object) -> None:
+            if not torch.compiler.is_compiling():
+                self._step_ended()
+
+        self._undo.append(module.register_optimizer_step_pre_hook(before).remove)
+        self._undo.append(module.register_optimizer_step_post_hook(after).remove)
+
+    def _on_compilations(self, handler: Any) -> None:
+        tokens: list[Token | None] = []
+
+        def start(_: object) -> None:
+            tokens.append(self._enter("compile"))
+
+        def end(_: object) -> None:
+            if tokens:
+                self._leave(tokens.pop())
+
+        handler.register_start_callback(start)
+        self._undo.append(lambda: handler.remove_start_callback(start))
+        handler.register_end_callback(end)
+        self._undo.append(lambda: handler.remove_end_callback(end))
+
+    def _enter(self, stage: str, **attrs: object) -> Token | None:
+        """The begin of a timed call, unless this thread is inside of one already; ``""`` is one without a span."""
+        thread = get_ident()
+        if self._over or thread in self._inside or self._left <= 0 or not self._records():
+            return None
+        self._inside.add(thread)
+        span = ""
+        try:
+            if stage:
+                self._left -= 1
+                span = self._begin(stage, attrs)
+            if stage not in ("", "import"):
+                if not self._helpers:
+                    self._auto = os.environ.get("BOOTSEER_AUTO", "")
+                    os.environ["BOOTSEER_AUTO"] = "0"
+                self._helpers.add(thread)
+        except Exception:
+            pass
+        return thread, span, thread in self._helpers
+
+    def _leave(self, token: Token | None, group: Any = None) -> None:
+        if not token:
+            return
+        thread, span, helped = token
+        self._inside.discard(thread)
+        try:
+            if helped:
+                self._helpers.discard(thread)
+                if not self._helpers and not self._over:
+                    os.environ["BOOTSEER_AUTO"] = self._auto
+            attrs: dict[str, object] = {}
+            if group is not None and group.is_initialized():
+                self._is_rank = True
+                attrs["ranks"] = group.get_world_size()
+                self._emitters["_rank"] = str(group.get_rank())
+            if span:
+                self._emitters["end"](span, **attrs)
+        except Exception:
+            pass
+
+    def _begin(self, stage: str, attrs: dict[str, object]) -> str:
+        if not self._emitters:
+            self._emitters = self._load_emitters()
+        world = os.environ.get("WORLD_SIZE", "")
+        if world.isdigit():
+            attrs["ranks"] = int(world)
+        span: str = self._emitters["begin"](stage, **attrs)
+        return span
+
+    def _records(self) -> bool:
+        """Whether this process records. A fork of a rank, or one made inside a timed call, is none; another may be."""
+        if os.getpid() != self._pid:
+            self._pid = os.getpid()
+            self._over = self._over or self._is_rank or bool(self._step)
+        return not self._over
+
+    def _step_begins(self) -> None:
+        try:
+            if not self._over and get_ident() not in self._inside and self._records() and not self._step:
+                self._step = self._begin("first_step", {})
+        except Exception:
+            pass
+
+    def _step_ended(self) -> None:
+        try:
+            if not self._over and get_ident() not in self._inside and self._records() and self._step:
+                self._emitters["end"](self._step)
+                self._remove()
+        except Exception:
+            pass
+
+    def _remove(self) -> None:
+        """Put everything back."""
+        self._over = True
+        os.environ["BOOTSEER_AUTO"] = "0"  # a new value for an old name, which is safe beside threads that read
+        for undo in self._undo:
+            try:
+                undo()
+            except Exception:
+                pass
+        self._undo.clear()
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+
+
+def _around(
+    call: Callable[..., Any],
+    before: Callable[[Any], Token | None],
+    after: Callable[[Token | None, Any, bool], None],
+) -> Callable[..., Any]:
+    """``call`` with ``before`` and ``after``, which get its positional arguments; it looks like ``call``."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        token, done = None, False
+        try:
+            token = before(args)
+        except Exception:
+            pass
+        try:
+            result = call(*args, **kwargs)
+            done = True
+            return result
+        except BaseException as exc:
+            if exc.__traceback__ is not None:
+                exc.__traceback__ = exc.__traceback__.tb_next  # without this frame, which `raise` does not add again
+            raise
+        finally:
+            try:
+                after(token, args, done)
+            except Exception:
+                pass
+
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        try:
+            setattr(run, name, getattr(call, name))
+        except AttributeError:
+            pass
+    run.__dict__.update(getattr(call, "__dict__", {}))
+    run.__wrapped__ = call  # type: ignore[attr-defined]
+    run.__code__ = run.__code__.replace(co_filename=_INTERNAL)
+    return run

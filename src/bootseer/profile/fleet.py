@@ -1,0 +1,157 @@
+"""Many start-ups at once: hours lost by time, stage and size, starts per job, nodes that are slow again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from bootseer.profile import starts
+
+Period = Literal["day", "week", "month"]
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Start-ups that have something in common. Percentiles are of start-up seconds, None where none is known."""
+
+    name: str
+    starts: int
+    unfinished: int
+    hours: float
+    own_hours: float
+    wait_hours: float
+    gap_hours: float
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+
+class StageGroup(msgspec.Struct, frozen=True):
+    """One stage over all start-ups: what it cost, its share of a start in seconds, how often it had a straggler."""
+
+    stage: str
+    starts: int
+    own_hours: float
+    wait_hours: float
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    max_over_median: float | None
+    """Median over the start-ups of two nodes or more."""
+    straggler_starts: int
+
+
+class JobGroup(msgspec.Struct, frozen=True):
+    """One job: how often it started, and what that cost."""
+
+    job: str
+    starts: int
+    hot: int
+    hours: float
+
+
+class Offender(msgspec.Struct, frozen=True):
+    """A node that was a straggler in more than one start-up, and in which stages."""
+
+    node: str
+    starts: int
+    stages: list[str]
+
+
+class FleetReport(msgspec.Struct, frozen=True):
+    """``total`` is over everything. Periods are of UTC. Hours: GPU-hours, node-hours for starts that name no GPUs."""
+
+    period: Period
+    total: Group
+    jobs: int
+    without_gpus: int
+    """Start-ups whose hours are node-hours."""
+    starts_per_job: dict[str, float]
+    """``p50``, ``p90`` and ``max``."""
+    periods: list[Group]
+    stages: list[StageGroup]
+    sizes: list[Group]
+    teams: list[Group]
+    top_jobs: list[JobGroup]
+    offenders: list[Offender]
+
+
+_PERCENTILES = "quantile_cont({0}, 0.5), quantile_cont({0}, 0.9), quantile_cont({0}, 0.99)"
+_GROUP = (
+    "count(*), count(*) FILTER (startup_seconds IS NULL), sum(hours), sum(own_hours), sum(wait_hours), sum(gap_hours), "
+    + _PERCENTILES.format("startup_seconds")
+)
+_NAMES = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
+_SIZES = (8, 64, 512, 4096)
+
+
+def analyse(
+    paths: Sequence[Path], *, period: Period = "week", since_us: int = 0, team: str | None = None, limit: int = 20
+) -> FleetReport:
+    """Look at what `starts.load` reads. ``since_us``: only starts that began then or later (us since 1970).
+
+    At most ``limit`` jobs and nodes are named (0: all). Raises what `starts.load` does.
+    """
+    connection = starts.load(paths)
+    connection.execute("DELETE FROM starts WHERE began_us < ? OR (? IS NOT NULL AND team != ?)", [since_us, team, team])
+    most = limit or 1 << 62
+
+    def groups(by: str, order: str) -> list[Group]:
+        rows = connection.execute(
+            f"SELECT {by} AS name, {_GROUP} FROM starts GROUP BY name ORDER BY {order}"
+        ).fetchall()
+        return [Group(*row) for row in rows]
+
+    count = "if(gpus > 0, gpus, nodes)"
+    size = "CASE " + " ".join(f"WHEN {count} <= {top} THEN {place}" for place, top in enumerate(_SIZES))
+    size += f" ELSE {len(_SIZES)} END"
+    sizes = {str(place): name for place, name in enumerate(_size_names())}
+    jobs = connection.execute(
+        "SELECT job, count(*), count(*) FILTER (hot), sum(hours) FROM starts GROUP BY job ORDER BY 4 DESC, job LIMIT ?",
+        [most],
+    ).fetchall()
+    stages = connection.execute(
+        f"SELECT s.stage, count(*), sum(s.own_hours), sum(s.wait_hours), {_PERCENTILES.format('s.seconds')},"
+        " median(s.max / nullif(s.median, 0)) FILTER (nodes > 1), count(*) FILTER (len(s.stragglers) > 0)"
+        " FROM (SELECT nodes, unnest(stages) AS s FROM starts) GROUP BY s.stage ORDER BY 3 DESC, 1"
+    ).fetchall()
+    offenders = connection.execute(
+        "SELECT node, count(DISTINCT start), list_sort(list_distinct(list(stage))) FROM"
+        " (SELECT start, s.stage AS stage, unnest(s.stragglers) AS node FROM"
+        " (SELECT rowid AS start, unnest(stages) AS s FROM starts)) GROUP BY node HAVING count(DISTINCT start) > 1"
+        " ORDER BY 2 DESC, 1 LIMIT ?",
+        [most],
+    ).fetchall()
+    per_job = connection.execute(
+        "SELECT count(*), quantile_disc(n, 0.5), quantile_disc(n, 0.9), max(n) FROM"
+        " (SELECT count(*) AS n FROM starts GROUP BY job)"
+    ).fetchone()
+    without = connection.execute("SELECT count(*) FROM starts WHERE gpus = 0").fetchone()
+    total = groups("''", "name") or [Group("", 0, 0, 0.0, 0.0, 0.0, 0.0, None, None, None)]
+    teams = groups("team", "4 DESC, name")
+    assert per_job is not None
+    assert without is not None
+    return FleetReport(
+        period=period,
+        total=total[0],
+        jobs=per_job[0],
+        without_gpus=without[0],
+        starts_per_job={} if not per_job[0] else dict(zip(("p50", "p90", "max"), per_job[1:], strict=True)),
+        periods=groups(f"strftime(make_timestamp(began_us), '{_NAMES[period]}')", "name"),
+        stages=[StageGroup(*row) for row in stages],
+        sizes=[
+            msgspec.structs.replace(group, name=sizes[group.name])
+            for group in groups(f"CAST({size} AS VARCHAR)", "name")
+        ],
+        teams=teams if any(group.name for group in teams) else [],
+        top_jobs=[JobGroup(*row) for row in jobs],
+        offenders=[Offender(*row) for row in offenders],
+    )
+
+
+def _size_names() -> list[str]:
+    """``1-8``, ``9-64`` and so on: GPUs, or nodes where no GPUs are named."""
+    names = [f"{low + 1}-{high}" for low, high in zip((0, *_SIZES), _SIZES, strict=False)]
+    return [*names, f"> {_SIZES[-1]}"]

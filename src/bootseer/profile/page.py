@@ -1,0 +1,200 @@
+"""One start-up as one HTML file that opens from disk: card, time line of the nodes, node x stage table, what-if.
+
+No script and nothing from a network. Everything that events say is escaped, and a content security policy forbids the
+rest. Nothing is said by colour alone. From `MAX_ROWS` nodes on a row of the time line is a band of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+
+from bootseer.profile import analysis, card
+from bootseer.profile.events import EventLog, Identity, identity_text
+from bootseer.profile.intervals import Interval
+from bootseer.profile.parts import Parts
+from bootseer.profile.report import JobReport, NodeReport
+from bootseer.profile.timeline import Track
+from bootseer.units import one_line
+
+MAX_ROWS = 200
+_WIDTH, _LEFT, _ROW, _BAR, _TOP = 1000, 170, 18, 14, 22
+_TICKS = 8
+_SMALLEST = 0.4
+"""Narrower bars than this (of 1000) are left out: they would not be seen."""
+_STYLE = """
+:root { --back: #fff; --text: #1c1e21; --faint: #6b7075; --line: #d5d9dd; --warn: #9a3412; --cell: 217, 119, 6 }
+@media (prefers-color-scheme: dark) {
+  :root { --back: #16181b; --text: #e7e9ec; --faint: #9aa1a8; --line: #3a3f45; --warn: #fdba74; --cell: 180, 83, 9 } }
+body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto;
+  max-width: 1100px; padding: 0 1rem }
+h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2rem } h1, td:first-child { overflow-wrap: anywhere }
+pre { font-size: .85rem; white-space: pre-wrap } .scroll { overflow-x: auto } .warn { color: var(--warn) }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; min-width: 3.2rem }
+th:first-child, td:first-child { text-align: left; min-width: 6rem } th { font-weight: 600 }
+svg { width: 100%; min-width: 640px; height: auto } svg text { fill: var(--text); font: 11px system-ui, sans-serif }
+svg line { stroke: var(--line) } svg text.in { fill: #fff } svg .wait { fill: url(#wait); stroke: var(--faint) }
+"""
+_COLOURS = {
+    "alloc": "#64748b", "image": "#2563eb", "env": "#7c3aed", "init": "#475569", "import": "#0f766e",
+    "dist_init": "#a16207", "model_init": "#be185d", "optimizer_init": "#9d174d", "data_loader_init": "#4d7c0f",
+    "checkpoint_load": "#b91c1c", "compile": "#0e7490", "first_step": "#15803d",
+}  # fmt: skip
+_OTHER = "#57534e"
+
+
+class _Bar(NamedTuple):
+    at: Interval
+    stage: str
+    wait: bool
+
+
+def html(log: EventLog, identity: Identity | None = None) -> str:
+    """The page of one start-up, by default the one that began last. Raises `NotFoundError` without it."""
+    report, line, parts = analysis.look(log, identity)
+    name = identity_text(report.job, report.attempt, report.cycle)
+    body = [
+        f"<h1>{'Hot restart' if report.hot else 'Start-up'} of {_text(name)}</h1>",
+        "<pre>" + "\n".join(_text(line) for line in card.words(report)) + "</pre>",
+        _stages(report),
+        "<h2>Who did what when</h2>",
+        "<p>One row a node, of a node its slowest rank; those with the most own work on top. Hatched: waiting for "
+        "others. Empty: no span. Each bar has its stage, its begin and its length as a tooltip. "
+        f"Of more than {MAX_ROWS} nodes a row shows one, and (+9) nine with less own work.</p>",
+        _gantt(report, line.begin, line.length, parts),
+        "<h2>Node by stage</h2>",
+        "<p>Own work in seconds, of the slowest rank. The darker, the longer against the stage's median; "
+        "<b>!</b> marks a straggler.</p>",
+        _table(report),
+    ]
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(name)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head><body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return escape(one_line(str(value)))
+
+
+def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; cells are HTML already."""
+    top = "".join(f'<th scope="col">{cell}</th>' for cell in head)
+    lines = "".join(
+        "<tr>" + "".join(c if c.startswith("<td") else f"<td>{c}</td>" for c in row) + "</tr>\n" for row in rows
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{top}</tr></thead><tbody>\n{lines}</tbody></table></div>'
+    )
+
+
+def _stages(report: JobReport) -> str:
+    unit = report.cost.unit
+    rows = [
+        (
+            _text(stage.stage), f"{stage.seconds:.1f}", f"{stage.own_hours:.2f}", f"{stage.wait_hours:.2f}",
+            _seconds(stage.median), _seconds(stage.max), "-" if stage.ratio is None else f"{stage.ratio:.2f}",
+            _text(stage.slowest or "-") + (" <b>!</b>" if stage.slowest in stage.stragglers else ""),
+        )
+        for stage in report.stages
+    ]  # fmt: skip
+    rows.append(("between stages", f"{report.gap_seconds:.1f}", "", "", "", "", "", ""))
+    head = ("stage", "seconds", f"own {_text(unit)}", "waiting", "median", "max", "max/median", "slowest")
+    return _rows(head, rows)
+
+
+def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]) -> str:
+    slowest = _slowest_tracks(parts)
+    nodes = _ordered(report)
+    step = -(-len(nodes) // MAX_ROWS)
+    rows = [nodes[place : place + step] for place in range(0, len(nodes), step)]
+    scale = (_WIDTH - _LEFT - 10) / (length or 1)
+    out = []
+    high = _TOP + _ROW * len(rows) + 4
+    for tick in range(_TICKS + 1):
+        x = _LEFT + (_WIDTH - _LEFT - 10) * tick / _TICKS
+        out.append(f'<line x1="{x:.1f}" y1="{_TOP - 4}" x2="{x:.1f}" y2="{high}"/>')
+        anchor = "end" if tick == _TICKS else "middle"
+        out.append(f'<text x="{x:.1f}" y="12" text-anchor="{anchor}">{length * tick / _TICKS / 1e9:.1f} s</text>')
+    for place, band in enumerate(rows):
+        y = _TOP + _ROW * place
+        node = band[0]
+        label = node.node + (f" (+{len(band) - 1})" if len(band) > 1 else "")
+        out.append(f'<text x="0" y="{y + 11}"><title>{_text(label)}</title>{_text(_cut(label))}</text>')
+        for bar in _bars(parts[slowest[node.node]]):
+            x, wide = _LEFT + (bar.at[0] - begin) * scale, (bar.at[1] - bar.at[0]) * scale
+            if wide >= _SMALLEST:
+                out.append(_bar(bar, x, y, wide, begin))
+    pattern = (
+        '<defs><pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<line x1="0" y1="0" x2="0" y2="5" stroke-width="2"/></pattern></defs>'
+    )
+    return (
+        f'<div class="scroll" tabindex="0"><svg viewBox="0 0 {_WIDTH} {high}" role="img"'
+        f' aria-label="Time line of {len(nodes)} nodes; the table below has the figures">{pattern}\n'
+        + "\n".join(out) + "\n</svg></div>"
+    )  # fmt: skip
+
+
+def _ordered(report: JobReport) -> list[NodeReport]:
+    """Those that are not ready, then those with the most own work: after a common first step all are ready at once."""
+    return sorted(report.nodes, key=lambda node: (node.ready is not None, -node.own, node.node))
+
+
+def _slowest_tracks(parts: dict[Track, Parts]) -> dict[str, Track]:
+    """Of each node the rank with the most own work."""
+    found: dict[str, Track] = {}
+    for track, mine in parts.items():
+        other = found.get(track[0])
+        if other is None or mine.own_ns > parts[other].own_ns:
+            found[track[0]] = track
+    return found
+
+
+def _bars(parts: Parts) -> list[_Bar]:
+    bars = [_Bar(at, stage, False) for stage, found in parts.own.items() for at in found]
+    bars += [_Bar(at, stage, True) for stage, found in parts.wait.items() for at in found]
+    return sorted(bars)
+
+
+def _bar(bar: _Bar, x: float, y: float, wide: float, begin: int) -> str:
+    from_, long = (bar.at[0] - begin) / 1e9, (bar.at[1] - bar.at[0]) / 1e9
+    said = f"{'waiting in ' if bar.wait else ''}{bar.stage}: {long:.2f} s from {from_:.2f} s on"
+    fill = 'class="wait"' if bar.wait else f'fill="{_COLOURS.get(bar.stage, _OTHER)}"'
+    drawn = f'<g><title>{_text(said)}</title><rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{_BAR}" {fill}/>'
+    if not bar.wait and wide > 7 * len(bar.stage) + 4:
+        drawn += f'<text class="in" x="{x + 3:.1f}" y="{y + 11}">{_text(bar.stage)}</text>'
+    return drawn + "</g>"
+
+
+def _table(report: JobReport) -> str:
+    stages = [stage for stage in report.stages if any(stage.stage in node.stages for node in report.nodes)]
+    nodes = _ordered(report)[:MAX_ROWS]
+    rows = []
+    for node in nodes:
+        row = [_text(node.node)]
+        for stage in stages:
+            cell = node.stages.get(stage.stage)
+            if cell is None or cell.own is None:
+                row.append("" if cell is None else _text(cell.state))
+                continue
+            over = max(0.0, min(1.0, cell.own / stage.median - 1)) if stage.median else 0.0
+            flag = " <b>!</b>" if node.node in stage.stragglers else ""
+            row.append(f'<td style="background: rgba(var(--cell), {0.6 * over:.2f})">{cell.own:.1f}{flag}</td>')
+        rows.append([*row, _seconds(node.ready)])
+    left = len(report.nodes) - len(nodes)
+    more = f"<p>{left} nodes with less own work are left out.</p>" if left else ""
+    return _rows(["node", *(_text(stage.stage) for stage in stages), "ready after"], rows) + more
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= 26 else f"{label[:12]}...{label[-11:]}"

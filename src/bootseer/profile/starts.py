@@ -1,0 +1,250 @@
+"""One row for each start-up, in Parquet: what is kept of its events when a fleet's weeks are looked at.
+
+Format 1, the columns of `Start`; the file's metadata have the key ``bootseer_starts``. Read and written by DuckDB
+(extra ``fleet``). Hours are GPU-hours, or node-hours of a start-up whose events name no GPUs (``gpus`` is 0 then).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError, doing
+from bootseer.profile import analysis, events
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+    from bootseer.profile.report import JobReport
+
+VERSION = "1"
+_KEY = "bootseer_starts"
+_MEMORY = "500MB"
+
+
+class StageRow(msgspec.Struct, frozen=True):
+    """One stage of a start-up: its share of the start in seconds, its cost, the slowest node, the stragglers."""
+
+    stage: str
+    seconds: float
+    own_hours: float
+    wait_hours: float
+    median: float | None
+    max: float | None
+    slowest: str | None
+    stragglers: list[str]
+
+
+class Start(msgspec.Struct, frozen=True):
+    """One start-up. ``startup_seconds`` is None when its first step was not seen to end."""
+
+    job: str
+    attempt: str
+    cycle: int
+    hot: bool
+    team: str
+    began_us: int
+    queue_seconds: float | None
+    startup_seconds: float | None
+    elapsed_seconds: float
+    gpus: int
+    nodes: int
+    nodes_missing: int
+    hours: float
+    own_hours: float
+    wait_hours: float
+    gap_hours: float
+    stages: list[StageRow]
+
+
+_STAGE = (
+    "STRUCT(stage VARCHAR, seconds DOUBLE, own_hours DOUBLE, wait_hours DOUBLE, median DOUBLE, max DOUBLE,"
+    " slowest VARCHAR,"
+    " stragglers VARCHAR[])[]"
+)
+_COLUMNS = {
+    "job": "VARCHAR", "attempt": "VARCHAR", "cycle": "BIGINT", "hot": "BOOLEAN", "team": "VARCHAR",
+    "began_us": "BIGINT", "queue_seconds": "DOUBLE", "startup_seconds": "DOUBLE", "elapsed_seconds": "DOUBLE",
+    "gpus": "BIGINT", "nodes": "BIGINT", "nodes_missing": "BIGINT", "hours": "DOUBLE", "own_hours": "DOUBLE",
+    "wait_hours": "DOUBLE", "gap_hours": "DOUBLE", "stages": _STAGE,
+}  # fmt: skip
+
+
+def of(log: events.EventLog, identity: events.Identity | None = None) -> Iterator[Start]:
+    """A row for each start-up in the events, or for that one. ``team`` is any span's attribute of that name."""
+    teams: dict[events.Identity, str] = {}
+    for span in log.spans:
+        if isinstance(team := span.attrs.get("team"), str):
+            teams.setdefault(span.identity, team)
+    for one in log.identities() if identity is None else [identity]:
+        yield _row(analysis.analyse(log, one), teams.get(one, ""))
+
+
+def _row(report: JobReport, team: str) -> Start:
+    return Start(
+        job=report.job,
+        attempt=report.attempt,
+        cycle=report.cycle,
+        hot=report.hot,
+        team=team,
+        began_us=report.started_ns // 1000,
+        queue_seconds=report.queue_seconds,
+        startup_seconds=report.startup_seconds,
+        elapsed_seconds=report.elapsed_seconds,
+        gpus=report.gpus,
+        nodes=len(report.nodes),
+        nodes_missing=report.nodes_missing,
+        hours=report.cost.total,
+        own_hours=report.cost.own,
+        wait_hours=report.cost.wait,
+        gap_hours=report.cost.gap,
+        stages=[
+            StageRow(
+                stage=stage.stage,
+                seconds=stage.seconds,
+                own_hours=stage.own_hours,
+                wait_hours=stage.wait_hours,
+                median=stage.median,
+                max=stage.max,
+                slowest=stage.slowest,
+                stragglers=stage.stragglers,
+            )
+            for stage in report.stages
+        ],
+    )
+
+
+def connect() -> DuckDBPyConnection:
+    """A database in memory that loads nothing from a network. Raises `UnsupportedError` without DuckDB."""
+    try:
+        import duckdb
+    except ImportError:
+        raise UnsupportedError(
+            "views of many start-ups need the package duckdb", hint="pip install 'bootseer[fleet]'"
+        ) from None
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "autoinstall_known_extensions": "false", "autoload_known_extensions": "false", "memory_limit": _MEMORY,
+        "temp_directory": "",
+    }  # fmt: skip
+    return duckdb.connect(config=config)
+
+
+def compact(paths: Sequence[Path], output: Path) -> int:
+    """Write what `load` reads as one Parquet file, whole or not at all; returns the number of start-ups."""
+    connection = load(paths)
+    with doing(f"write {output}"), _unfinished(output) as made:
+        made.touch()  # DuckDB's own words for a folder that is missing or closed are of another kind
+        with _said(f"cannot write {output}"):
+            connection.execute(
+                f"COPY (SELECT * FROM starts ORDER BY began_us) TO {_quoted(str(made))}"
+                f" (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{{_KEY}: '{VERSION}'}})"
+            )
+        made.replace(output)
+    return _count(connection)
+
+
+def load(paths: Sequence[Path]) -> DuckDBPyConnection:
+    """A database with the table ``starts``: of Parquet files, event files and folders of both; each start-up once.
+
+    Of two rows of one start-up the complete one counts, then the one that saw more. Raises `NotFoundError` for a path
+    that does not exist, `DataError` for a file that is neither and when there is no start-up at all.
+    """
+    connection = connect()
+    rows: list[Start] = []
+    written: list[Path] = []
+    for path in paths:
+        found = _files(path)
+        written += found[0]
+        if found[1]:
+            rows += of(events.read(found[1]))
+    with tempfile.NamedTemporaryFile() as lines:
+        lines.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
+        lines.flush()
+        _take_lines(connection, lines.name)
+    for file in written:
+        _take_parquet(connection, file)
+    connection.execute(
+        "DELETE FROM starts WHERE rowid NOT IN"
+        " (SELECT first(rowid ORDER BY startup_seconds IS NULL, elapsed_seconds DESC)"
+        " FROM starts GROUP BY job, attempt, cycle)"
+    )
+    if not _count(connection):
+        raise DataError(
+            "no start-up in " + (", ".join(map(str, paths)) or "no file"),
+            hint="name event files (*.jsonl), files of `bootseer profile compact` (*.parquet), or folders of them",
+        )
+    return connection
+
+
+def _count(connection: DuckDBPyConnection) -> int:
+    row = connection.execute("SELECT count(*) FROM starts").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _files(path: Path) -> tuple[list[Path], list[Path]]:
+    """Parquet files and event files that a path names."""
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in (".parquet", ".jsonl") and file.is_file())
+    elif path.exists():
+        found = [path]
+    else:
+        raise NotFoundError(f"no file or folder {path}")
+    parquet = [file for file in found if file.suffix == ".parquet"]
+    return parquet, [file for file in found if file.suffix != ".parquet"]
+
+
+def _take_lines(connection: DuckDBPyConnection, name: str) -> None:
+    columns = ", ".join(f"{column} {kind}" for column, kind in _COLUMNS.items())
+    shape = ", ".join(f"{column}: '{kind}'" for column, kind in _COLUMNS.items())
+    connection.execute(f"CREATE TABLE starts ({columns})")
+    connection.execute(
+        f"INSERT INTO starts SELECT * FROM read_json({_quoted(name)}, format='newline_delimited', columns={{{shape}}})"
+    )
+
+
+def _take_parquet(connection: DuckDBPyConnection, file: Path) -> None:
+    with _said(f"cannot read {file}", DataError):
+        told = connection.execute(
+            "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?", [_literal(file), _KEY]
+        ).fetchall()
+        if told != [(VERSION,)]:
+            what = f"of version {told[0][0]!r}, this is {VERSION}" if told else "not of `bootseer profile compact`"
+            raise DataError(f"{file} is {what}", hint="write it again from the events")
+        connection.execute(
+            f"INSERT INTO starts SELECT {', '.join(_COLUMNS)} FROM read_parquet({_quoted(_literal(file))})"
+        )
+
+
+@contextlib.contextmanager
+def _said(what: str, kind: type[BootseerError] = BootseerError) -> Iterator[None]:
+    """What DuckDB has to say, as one line of ours."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.Error as exc:
+        raise kind(f"{what}: {str(exc).splitlines()[0]}") from None
+
+
+def _literal(file: Path) -> str:
+    """A name in which DuckDB sees no pattern."""
+    return "".join(f"[{char}]" if char in "*?[" else char for char in str(file))
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+@contextlib.contextmanager
+def _unfinished(path: Path) -> Iterator[Path]:
+    made = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield made
+    finally:
+        made.unlink(missing_ok=True)

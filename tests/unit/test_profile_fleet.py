@@ -1,0 +1,201 @@
+"""Many start-ups: their rows in Parquet, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bootseer.errors import DataError, NotFoundError
+from bootseer.profile import fleet, gate, starts
+from support.startups import StartUp
+
+DAY = 86_400
+FIRST = 1_767_225_601  # 2026-01-01 00:00:01 UTC, a Thursday
+BASE = 1_750_000_000  # where `StartUp` has its zero
+
+
+def started(folder: Path, job: str, began: float, seconds: dict[str, float], cycle: int = 0, **attrs: str) -> Path:
+    """A start of ``len(seconds)`` nodes: 10 s of image, ``env`` of so many seconds, then a first step of 10 s."""
+    made = StartUp(job, cycle=cycle, gpus=8, zero=began - BASE)
+    for node, env in seconds.items():
+        last = 10 + max(seconds.values())
+        made.span(node, "image", 0, 10, **attrs)
+        made.span(node, "env", 10, 10 + env)
+        made.span(node, "first_step", last, last + 10)
+    folder.mkdir(exist_ok=True)
+    return made.write(folder / f"{len(list(folder.iterdir()))}.jsonl")
+
+
+def profile(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "bootseer.cli.main", "profile", *map(str, args)]
+    return subprocess.run(
+        argv, env={**os.environ, "COLUMNS": "140"}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.fixture
+def weeks(tmp_path: Path) -> Path:
+    """Three starts: two of ``a`` in one week (n4 slow in both), one of ``b`` in the next."""
+    folder = tmp_path / "events"
+    slow = {"n1": 20.0, "n2": 20.0, "n3": 20.0, "n4": 60.0}
+    started(folder, "a", FIRST, slow, team="vision")
+    started(folder, "a", FIRST + DAY, slow, cycle=1, team="vision")
+    started(folder, "b", FIRST + 7 * DAY, {"n4": 30.0})
+    return folder
+
+
+def test_figures_computed_by_hand(weeks: Path) -> None:
+    report = fleet.analyse([weeks])
+    # a: 10 + 60 + 10 s on 4 x 8 GPUs; b: 10 + 30 + 10 s on 8 GPUs
+    assert report.total.hours == pytest.approx((2 * 80 * 32 + 50 * 8) / 3600)
+    assert report.total.own_hours == pytest.approx((2 * (3 * 40 + 80) * 8 + 50 * 8) / 3600)
+    assert report.total.wait_hours == pytest.approx(2 * 3 * 40 * 8 / 3600)
+    assert (report.total.p50, report.total.p90) == (80.0, 80.0)
+    assert [(week.name, week.starts) for week in report.periods] == [("2026-W01", 2), ("2026-W02", 1)]
+    assert [(size.name, size.starts) for size in report.sizes] == [("1-8", 1), ("9-64", 2)]
+    assert [(job.job, job.starts) for job in report.top_jobs] == [("a", 2), ("b", 1)]
+    assert [(team.name, team.starts) for team in report.teams] == [("vision", 2), ("", 1)]
+    assert report.offenders == [fleet.Offender("n4", 2, ["env"])]
+    env = next(stage for stage in report.stages if stage.stage == "env")
+    assert env.own_hours == pytest.approx((2 * (3 * 20 + 60) * 8 + 30 * 8) / 3600)
+    assert (env.starts, env.straggler_starts, env.max_over_median) == (3, 2, 3.0)
+    assert report.starts_per_job == {"p50": 1, "p90": 2, "max": 2}
+
+
+def test_the_stages_add_up(weeks: Path) -> None:
+    report = fleet.analyse([weeks])
+    assert sum(stage.own_hours for stage in report.stages) == pytest.approx(report.total.own_hours)
+    assert sum(stage.wait_hours for stage in report.stages) == pytest.approx(report.total.wait_hours)
+
+
+def test_compacted_rows_say_the_same_and_count_once(weeks: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "it's [1].parquet"
+    assert starts.compact([weeks], kept) == 3
+    assert fleet.analyse([kept]) == fleet.analyse([weeks]) == fleet.analyse([weeks, kept, kept])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["events", kept.name]
+
+
+def test_what_is_known_now_replaces_what_was_known_earlier(weeks: Path, tmp_path: Path) -> None:
+    (file,) = weeks.glob("2.jsonl")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]))  # its first step has not ended yet
+    early = tmp_path / "early.parquet"
+    starts.compact([weeks], early)
+    assert fleet.analyse([early]).total.unfinished == 1
+    file.write_text("".join(lines))
+    for order in ([early, weeks], [weeks, early]):
+        assert (fleet.analyse(order).total.starts, fleet.analyse(order).total.unfinished) == (3, 0)
+
+
+def test_choices(weeks: Path) -> None:
+    assert fleet.analyse([weeks], since_us=(FIRST + 2 * DAY) * 10**6).total.starts == 1
+    assert fleet.analyse([weeks], team="vision").total.starts == 2
+    nothing = fleet.analyse([weeks], team="nobody")
+    assert (nothing.total.starts, nothing.jobs, nothing.periods) == (0, 0, [])
+    assert [period.name for period in fleet.analyse([weeks], period="month").periods] == ["2026-01"]
+    assert len(fleet.analyse([weeks], period="day").periods) == 3
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="no file or folder"):
+        fleet.analyse([tmp_path / "none"])
+    with pytest.raises(DataError, match="no start-up in"):
+        fleet.analyse([tmp_path])
+    bad = tmp_path / "bad.parquet"
+    bad.write_bytes(b"PAR1 nothing PAR1")
+    with pytest.raises(DataError, match="cannot read"):
+        fleet.analyse([bad])
+    for told in ("{bootseer_starts: '2'}", "{other: '1'}"):
+        starts.connect().execute(f"COPY (SELECT 1 AS job) TO '{bad}' (FORMAT parquet, KV_METADATA {told})")
+        with pytest.raises(DataError, match=r"of version '2'|not of"):
+            fleet.analyse([bad])
+
+
+def test_the_command_line(weeks: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "starts.parquet"
+    done = profile("compact", weeks, "-o", kept)
+    assert (done.returncode, done.stderr) == (0, f"{kept}: 3 start-ups\n")
+    assert json.loads(profile("fleet", kept, "--json").stdout) == msgspec.to_builtins(fleet.analyse([weeks]))
+    shown = profile("fleet", kept, "--since", "20000d").stdout
+    assert "3 start-ups of 2 jobs: 1.53 GPU-hours" in shown
+    assert re.search(r"n4 +2 +env", shown)
+    assert profile("fleet", kept, "--period", "year").returncode == 2
+    missing = profile("compact", weeks, "-o", tmp_path / "no/x.parquet")
+    assert (missing.returncode, missing.stderr.count("\n")) == (66, 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "slower"), [(20.0, []), (23.9, []), (24.1, ["env"]), (40.0, ["start-up", "env"])], ids=str
+)
+def test_a_slower_start_is_found(tmp_path: Path, env: float, slower: list[str]) -> None:
+    for number, seconds in enumerate([20.0, 20.0, 90.0]):  # one of them was unusual
+        started(tmp_path / "before", "a", FIRST + number, {"n1": seconds}, cycle=number)
+    started(tmp_path / "before", "other", FIRST, {"n1": 1.0})
+    started(tmp_path / "now", "a", FIRST + 100, {"n1": env}, cycle=9)
+    verdict = gate.check(gate.rows([tmp_path / "now"])[0], gate.rows([tmp_path / "before", tmp_path / "now"]))
+    assert [row.stage for row in verdict.slower] == slower
+    assert {row.starts for row in verdict.rows} == {3}
+    report = tmp_path / "junit.xml"
+    done = profile("check", tmp_path / "now", "--baseline", tmp_path / "before", "--junit", report)
+    assert done.returncode == (1 if slower else 0), done.stderr
+    cases = {case.get("name"): case.find("failure") is not None for case in xml.parse(report).iter("testcase")}
+    assert cases == {name: name in slower for name in ("start-up", "image", "env", "first_step")}
+    assert profile("check", tmp_path / "now", "--baseline", tmp_path / "before", "--tolerance", "3").returncode == 0
+
+
+def test_what_cannot_be_compared(weeks: Path) -> None:
+    before = gate.rows([weeks])
+    with pytest.raises(NotFoundError, match="no other complete, cold start of job b"):
+        gate.check(before[-1], before)
+    with pytest.raises(DataError, match="has not ended"):
+        gate.check(msgspec.structs.replace(before[0], startup_seconds=None), before)
+    assert profile("check", weeks, "--baseline", weeks, "--job", "c").returncode == 66
+    assert profile("check", weeks).returncode == 2
+
+
+def test_prometheus_reads_it(weeks: Path) -> None:
+    hostile = 'x"} 1\nevil{a="'
+    started(weeks, hostile, FIRST, {hostile: 1.0})
+    made = StartUp("own", zero=1000)
+    made.span("n", hostile, 0, 5)
+    made.span("n", "env", 5, 6)
+    made.write(weeks / "own.jsonl")
+    done = profile("export", weeks, "--format", "prometheus")
+    found = {family.name: family for family in text_string_to_metric_families(done.stdout)}
+    kinds = {name: family.type for name, family in found.items()}
+    assert kinds == {
+        "bootseer_startup_seconds": "histogram", "bootseer_startup_stage_seconds": "histogram",
+        "bootseer_startups": "counter", "bootseer_startup_cost_seconds": "counter",
+    }  # fmt: skip
+    samples = found["bootseer_startup_seconds"].samples
+    whole = {sample.labels.get("le", sample.name[-3:]): sample.value for sample in samples}
+    assert (whole["10"], whole["30"], whole["60"], whole["120"], whole["+Inf"]) == (0, 1, 2, 4, 4)
+    assert whole["sum"] == pytest.approx(80 + 80 + 50 + 21)
+    cost = sum(sample.value for sample in found["bootseer_startup_cost_seconds"].samples)
+    assert cost == pytest.approx(3600 * fleet.analyse([weeks]).total.hours, abs=0.1)
+    complete = {(s.labels["kind"], s.labels["complete"]): s.value for s in found["bootseer_startups"].samples}
+    assert complete == {("cold", "true"): 4, ("cold", "false"): 1}
+
+
+def test_names_are_only_names(tmp_path: Path) -> None:
+    hostile = "[red]<script>'; DROP TABLE starts; --\x1b[31m"
+    started(tmp_path / "events", hostile, FIRST, {hostile: 10.0})
+    assert fleet.analyse([tmp_path / "events"]).top_jobs[0].job == hostile
+    shown = profile("fleet", tmp_path / "events").stdout
+    assert "\x1b[31m" not in shown
+    assert "[red]" in shown
+
+
+def test_without_duckdb_it_says_what_to_install() -> None:
+    script = "import sys; sys.modules['duckdb'] = None; from bootseer.profile import starts; starts.connect()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr.endswith("views of many start-ups need the package duckdb; pip install 'bootseer[fleet]'\n")
