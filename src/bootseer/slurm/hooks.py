@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError
 from bootseer.kernel import flock
+from bootseer.profile.emit import redact
 from bootseer.slurm import comment, jobfolder
 from bootseer.slurm.jobfolder import Attempt
 
@@ -50,6 +51,7 @@ def _log_to(path: Path, who: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES:
             path.rename(path.with_suffix(".1"))
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))  # references of all users are in it
     form = f"%(asctime)s {who.replace('%', '')} %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, filename=path, format=form)
 
@@ -61,10 +63,15 @@ def _prolog(argv: list[str]) -> None:
     seconds, began = map(float, argv)
     if not comment.concerns_us(os.environ.get("SLURM_JOB_COMMENT", "")):
         return
-    made = jobfolder.make(Attempt.of(os.environ), int(os.environ["SLURM_JOB_UID"]), began)
+    attempt, user = Attempt.of(os.environ), int(os.environ["SLURM_JOB_UID"])
+    made = jobfolder.make(attempt, user, began)
     if made is None:
-        log.warning("its folder is there already: the Prolog runs again")
-        return
+        log.warning("removing %s of a job that had no Epilog; the controller may have lost its state", attempt.folder)
+        (attempt.folder / jobfolder.ENDED).touch()
+        _wait(_start("unmount"), seconds, began)
+        made = jobfolder.make(attempt, user, began)
+    if made is None:
+        raise BootseerError(f"{attempt.folder} cannot be removed", hint="look what keeps it, and unmount it")
     folder, lock = made
     worker = _start("mount", str(folder), lock=lock)
     os.close(lock)  # from here on only the worker holds it
@@ -130,7 +137,7 @@ def _mount(argv: list[str]) -> None:
         jobfolder.show(folder, images.mount(wish, folder / jobfolder.ROOTFS, config))
     except BootseerError as exc:
         log.error("%s", exc)
-        jobfolder.fail(folder, " ".join(str(exc).split()))
+        jobfolder.fail(folder, " ".join(redact("", str(exc)).split()))  # users read it
     else:
         log.info("mounted %s", wish.reference)
 

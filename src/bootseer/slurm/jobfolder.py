@@ -124,6 +124,8 @@ def image(attempt: Attempt) -> tuple[Path, Image]:
     folder = trusted(BASE) / attempt.folder.name
     hint = "the administrator finds more in /run/bootseer-slurm/log of the node"
     try:
+        if (folder / ENDED).exists():
+            raise NotFoundError(f"the image of job {attempt.job} was unmounted", hint=hint)
         return folder / ROOTFS, msgspec.json.decode((folder / _IMAGE).read_bytes(), type=Image)
     except FileNotFoundError:
         with contextlib.suppress(OSError):

@@ -26,6 +26,7 @@ _HOOK = """\
 {mark}, which says what it does: {name} of Slurm
 {when}
 read -r began _ </proc/uptime
+umask 022
 cd /
 export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin {settings}
 exec </dev/null >/dev/null 2>&1
