@@ -168,6 +168,7 @@ def test_a_job_that_is_requeued_after_the_death_of_a_node(site: Site) -> None:
     for count, earlier in (("0", 0.0), ("1", 0.01)):  # of the attempt before: it began before this one's Prolog did
         late = ["env", f"SLURM_JOB_ID={job}", f"SLURM_JOB_RESTART_COUNT={count}", sys.executable, "-I", "-m"]
         slurm.run("n1", [*late, "bootseer.slurm.hooks", "epilog", "60", f"{float(began) - earlier}"])
+    assert f"{JOBS}/{job}.1/rootfs " in site.left("n1")
     (slurm.home("alice") / "go2").touch()
     assert slurm.ended(job)["JobState"] == "COMPLETED"
     assert slurm.output("alice", job).count("of the image") == 2
@@ -217,10 +218,13 @@ def test_a_slow_and_a_killed_prolog(site: Site) -> None:
     with socket.create_server((site.slurm.host, 0)) as silent:
         comment = f"bootseer={site.slurm.host}:{silent.getsockname()[1]}/team/small:v1"
         try:
-            site.install(15)
+            site.install(15)  # the client of the registry itself waits for longer than what is left of that
             job = site.submit("alice", "$exec id", comment=comment)
             assert site.slurm.ended(job)["ExitCode"] == "66:0"
-            assert "not mounted within 15 s" in site.slurm.output("alice", job)
+            said = site.slurm.output("alice", job)
+            assert "not mounted within 15 s" in said or "not ready in time" in said, (
+                said
+            )  # the latter on a busy machine
         finally:
             site.install()
         job = site.submit("alice", "$exec id", comment=comment)

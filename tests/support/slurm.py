@@ -25,6 +25,7 @@ from support.waits import until
 WAIT = 120.0
 """Seconds for whatever happens in the cluster: the machine may be busy."""
 
+_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")  # unshare ignores SIGTERM
 _PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 _CONF = """\
@@ -203,7 +204,7 @@ class SlurmCluster:
         unshare = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         with open(self.root / "log" / f"boot-{name}.log", "ab") as out:
             self._machines[name] = subprocess.Popen(
-                link.argv([*unshare, "bash", "-c", _BOOT, "boot", str(self.root), name, *daemon]),
+                [*_WITH_US, *link.argv([*unshare, "bash", "-c", _BOOT, "boot", str(self.root), name, *daemon])],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

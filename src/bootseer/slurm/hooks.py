@@ -67,7 +67,8 @@ def _prolog(argv: list[str]) -> None:
     made = jobfolder.make(attempt, user, began)
     if made is None:
         log.warning("removing %s of a job that had no Epilog; the controller may have lost its state", attempt.folder)
-        (attempt.folder / jobfolder.ENDED).touch()
+        with contextlib.suppress(FileNotFoundError):  # its Epilog comes just now
+            (attempt.folder / jobfolder.ENDED).touch()
         _wait(_start("unmount"), seconds, began)
         made = jobfolder.make(attempt, user, began)
     if made is None:

@@ -14,6 +14,7 @@ users may share a group) but not list it. Files, in the order of their making:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import struct
 import tempfile
@@ -25,6 +26,7 @@ import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
 from bootseer.kernel import flock
+from bootseer.kernel.removal import discard_tree
 from bootseer.private import private_folder, trusted
 
 BASE = Path("/run/bootseer-slurm")
@@ -76,24 +78,22 @@ def make(attempt: Attempt, user: int, began: float) -> tuple[Path, int] | None:
     """The attempt's folder, new, for the job of ``user``, and the descriptor of its ``lock``, which is held. None when
     it is there already. Raises `BootseerError` when it cannot be made."""
     with doing(f"make {attempt.folder}"):
-        hidden = Path(tempfile.mkdtemp(prefix=".new-", dir=base()))
-        os.setxattr(hidden, "system.posix_acl_access", _only(user))
-        (hidden / ROOTFS).mkdir(mode=0o755)
-        (hidden / _BEGAN).write_text(f"{began}")
-        fd = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        flock.lock(fd)
+        hidden, lock = Path(tempfile.mkdtemp(prefix=".new-", dir=base())), -1
         try:
+            os.setxattr(hidden, "system.posix_acl_access", _only(user))
+            (hidden / ROOTFS).mkdir(mode=0o755)
+            (hidden / _BEGAN).write_text(f"{began}")
+            lock = os.open(hidden / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flock.lock(lock)
             hidden.rename(attempt.folder)
-        except OSError:
-            os.close(fd)
-            for name in (_BEGAN, LOCK):
-                (hidden / name).unlink()
-            (hidden / ROOTFS).rmdir()
-            hidden.rmdir()
-            if attempt.folder.exists():
+        except OSError as exc:
+            if lock >= 0:
+                os.close(lock)
+            discard_tree(hidden)
+            if exc.errno in (errno.EEXIST, errno.ENOTEMPTY):
                 return None
             raise
-    return attempt.folder, fd
+    return attempt.folder, lock
 
 
 def note_state(folder: Path, state_dir: str) -> None:
