@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bootseer.doctor import canary, checks
 from bootseer.errors import BootseerError
-from support import hadoop
+from support import hadoop, slurm
 
 
 def _hadoop() -> str:
@@ -43,6 +43,9 @@ _INSTALLED: dict[str, Callable[[], str]] = {
     "hdfs": _hadoop,
     "registry": lambda: "" if shutil.which("docker-registry") else "needs docker-registry (scripts/setup installs it)",
     "runtime": lambda: "" if shutil.which("runc") or shutil.which("crun") else "needs runc or crun",
+    "slurm": lambda: (
+        "" if slurm.installed() else "needs slurmctld, slurmd, slurm-client, munge (scripts/setup does it)"
+    ),
     "torch": lambda: "" if importlib.util.find_spec("torch") else "torch is not installed",
 }
 _KERNEL: dict[str, Callable[[], str]] = {

@@ -80,7 +80,7 @@ def test_a_command_keeps_its_own_options():
         for name, verb in verbs().items()
         if any(parameter.name == "command" and parameter.nargs == -1 for parameter in verb.params)
     }
-    assert found.keys() == {"image run", "env run", "env explain", "profile wrap", "profile auto"}
+    assert found.keys() == {"image run", "env run", "env explain", "exec", "profile wrap", "profile auto"}
     for name, verb in found.items():
         assert verb.context_settings["allow_interspersed_args"] is False, name
 

@@ -55,11 +55,12 @@ def _root(
 @functools.cache
 def assemble() -> typer.Typer:
     """The whole command line, with all verbs; they are imported here, and not with this module."""
-    from bootseer.cli import completion, config, demo, doctor, env, fs, image, profile, run
+    from bootseer.cli import completion, config, demo, doctor, env, exec, fs, image, profile, run, slurm
 
-    for module, name in ((profile, "profile"), (image, "image"), (env, "env"), (fs, "fs"), (config, "config")):
-        app.add_typer(module.app, name=name)
-    for module in (run, doctor, demo, completion):
+    groups = {"profile": profile, "image": image, "env": env, "fs": fs, "slurm": slurm, "config": config}
+    for name, group in groups.items():
+        app.add_typer(group.app, name=name)
+    for module in (run, exec, doctor, demo, completion):
         module.register(app)
     return app
 

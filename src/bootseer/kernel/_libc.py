@@ -19,8 +19,10 @@ _libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ct
 _libc.statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
 _libc.fallocate64.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
-CLONE_NEWNS, CLONE_FS = 0x20000, 0x200
-_PR_SET_PDEATHSIG = 1
+CLONE_NEWNS, CLONE_FS, CLONE_NEWUSER = 0x20000, 0x200, 0x10000000
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # on all machines
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 1, 4, 1, 0x8000
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
 _STATX = struct.Struct("=I24xH2xQQ32xqI4xqI4xqI4x8xII")
 
@@ -63,6 +65,41 @@ def unshare(flags: int) -> None:
 def die_with_parent() -> None:
     """prctl(2): the kernel kills this process when the thread that forked it has ended."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
+
+
+def no_new_privileges() -> None:
+    """prctl(2): set-uid programs and file capabilities give this process and its children nothing, for good."""
+    zero = ctypes.c_ulong(0)
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, zero, zero, zero), "prctl")
+
+
+def pivot_root() -> None:
+    """pivot_root(2): the working folder, a mount, becomes the root; the old root lies on top of it until it is
+    unmounted as ``.``."""
+    _check(_libc.pivot_root(b".", b"."), "pivot_root")
+
+
+def open_tree(path: str, *, read_only: bool = False) -> int:
+    """open_tree(2): a descriptor of a copy of what is mounted on and below ``path``, which is mounted nowhere yet.
+    ``read_only`` is set by mount_setattr(2), for all of it (Linux 5.12)."""
+    how = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
+    fd: int = _check(_libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), how), path)
+    if read_only:
+        attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
+        size = ctypes.c_size_t(len(attributes))
+        try:
+            how = _AT_EMPTY_PATH | _AT_RECURSIVE
+            _check(_libc.syscall(_MOUNT_SETATTR, fd, b"", how, attributes, size), path)
+        except OSError:
+            os.close(fd)
+            raise
+    return fd
+
+
+def move_mount(fd: int, target: str) -> None:
+    """move_mount(2): mount what `open_tree` has copied."""
+    arguments = (_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+    _check(_libc.syscall(*arguments), target)
 
 
 def setns(fd: int) -> None:

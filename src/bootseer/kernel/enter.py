@@ -1,0 +1,117 @@
+"""An ordinary user's way into a tree that somebody mounted: a user namespace with mounts of its own, no helper process.
+
+The new root is an overlay in memory over the tree, in which the folders are made that others are bound on; the tree
+itself is not written to. The process that calls `enter` stays the same one: signals, standard streams, process id and
+exit code are those of the command that it becomes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError, from_os_error
+from bootseer.kernel import _libc
+from bootseer.kernel.mount import MS_NODEV, MS_NOSUID, MS_REC, MS_SLAVE
+
+_MNT_DETACH = 2
+_HINT = "user namespaces must be allowed (user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)"
+
+
+class Shown(NamedTuple):
+    """A file or folder of this host that the command sees at ``target``, an absolute path."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+def enter(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> None:
+    """Make the tree at ``root`` the root folder of this process, which must have one thread, with ``shown`` in it and
+    ``files`` (path -> content) in place of the tree's own. Set-uid programs have no effect from then on.
+
+    Raises `PrivilegeError` when this user may not enter ``root``, `NotFoundError` when it or a source is missing,
+    `ConfigError` for a target that cannot be, `UnsupportedError` where the kernel does not let users do that. After an
+    error this process must end: it may be half inside.
+    """
+    for one in shown:
+        if (
+            not os.path.isabs(one.target)
+            or os.path.normpath(one.target) in ("/", "//")
+            or ".." in one.target.split("/")
+        ):
+            raise ConfigError(f"nothing can be shown at {one.target}", hint="name an absolute path below /")
+    _check(root)
+    user, group = os.geteuid(), os.getegid()
+    try:
+        _libc.unshare(_libc.CLONE_NEWUSER | _libc.CLONE_NEWNS)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            Path("/proc/self", name).write_text(text)
+        _libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
+        _build(root, sorted(shown, key=lambda one: one.target), files)
+        _libc.pivot_root()
+        _libc.umount2(".", _MNT_DETACH)
+        os.chdir("/")
+        _libc.no_new_privileges()
+    except OSError as exc:
+        if exc.errno in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENODEV, errno.ENOSYS):
+            where = f" ({exc.filename})" if exc.filename else ""
+            raise UnsupportedError(f"cannot enter {root}: {exc.strerror}{where}", hint=_HINT) from exc
+        raise from_os_error(exc, f"enter {root}") from exc
+
+
+def _check(root: Path) -> None:
+    if os.path.realpath(root) == "/":
+        raise ConfigError("/ is the root already", hint="name the folder of an image")
+    try:
+        with os.scandir(root) as found:
+            next(found, None)
+    except PermissionError:
+        raise PrivilegeError(f"cannot enter {root}: it is another user's", hint="name an image of your own") from None
+    except OSError as exc:
+        raise from_os_error(exc, f"enter {root}") from None
+
+
+def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> None:
+    """Mount the new root, and make it the working folder.
+
+    What is shown is copied before the memory file system hides ``root``: a source may contain it.
+    """
+    with contextlib.ExitStack() as stack:
+        sources = []
+        for one in shown:
+            try:
+                fd = _libc.open_tree(one.source, read_only=one.read_only)
+            except FileNotFoundError:
+                raise NotFoundError(f"no file or folder {one.source} to show in the image") from None
+            stack.callback(os.close, fd)
+            sources.append(fd)
+        tree = os.open(root, os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, tree)
+        _libc.mount("bootseer", f"/proc/self/fd/{tree}", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+        os.chdir(root)  # by its name: what is on top
+        for folder in ("upper", "work", "root"):
+            os.mkdir(folder)
+        os.chmod("upper", 0o755)
+        for one, source in zip(shown, sources, strict=True):
+            _make(f"upper/{one.target}", folder=stat.S_ISDIR(os.fstat(source).st_mode))
+        for path, content in files.items():
+            _make(f"upper/{path}", folder=False)
+            Path(f"upper/{path}").write_bytes(content)
+        options = f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work"
+        _libc.mount("bootseer", "root", "overlay", MS_NOSUID | MS_NODEV, options)
+        for one, source in zip(shown, sources, strict=True):
+            _libc.move_mount(source, f"root/{one.target}")
+    os.chdir("root")
+
+
+def _make(path: str, *, folder: bool) -> None:
+    """A folder, or an empty file, to mount on, with all folders above it."""
+    os.makedirs(path if folder else os.path.dirname(path), 0o755, exist_ok=True)
+    if not folder and not os.path.lexists(path):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))

@@ -1,0 +1,234 @@
+"""Jobs of a real Slurm on four nodes: both ways of `docs/howto/slurm.md`, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import image, oci
+from support.images import Member, programs, write_image
+from support.layouts import push
+from support.registry import DockerRegistry, without_tls
+from support.slurm import WAIT, SlurmCluster
+from support.waits import until
+
+pytestmark = [pytest.mark.root, pytest.mark.registry, pytest.mark.slurm, pytest.mark.timeout(600)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples/slurm"
+BOOTSEER = f"{sys.executable} -m bootseer.cli.main"
+JOBS = "/run/bootseer-slurm"
+
+
+class Site:
+    """The cluster, an image in a registry that its nodes reach, and the hooks."""
+
+    def __init__(self, slurm: SlurmCluster, registry: str) -> None:
+        self.slurm, self.registry = slurm, registry
+        self.settings = slurm.root / "site.toml"
+        self.hooks = slurm.root / "hooks"
+
+    def install(self, seconds: int = 100) -> dict[str, list[str]]:
+        words = ["--config", str(self.settings), "slurm", "install", "--prefix", str(self.hooks)]
+        found = self.slurm.run("n1", [*BOOTSEER.split(), *words, "--time-limit", str(seconds), "--json"])
+        return json.loads(found)  # type: ignore[no-any-return]
+
+    def submit(self, user: str, script: str, *options: str, comment: str = "", without: str = "n[2-4]") -> str:
+        """A batch job ``without`` these nodes, whose script has ``$exec`` for the way into its image."""
+        name = self.slurm.home(user) / "job.sh"
+        name.write_text(f'#!/bin/bash\nexec="{BOOTSEER} exec"\n{script}\n')
+        comment = comment or f"site=x bootseer={self.registry}/team/small:v1"
+        return self.slurm.submit(user, f"--comment={comment}", f"--exclude={without}", *options, name)
+
+    def says(self, user: str, job: str, what: str) -> None:
+        until(lambda: what in self.slurm.output(user, job), WAIT, f"{what!r} in the output of {user}'s job", step=0.1)
+
+    def left(self, node: str) -> str:
+        """Job folders and mounts on a node."""
+        script = f"ls -A {JOBS} 2>/dev/null | grep -v ^log; grep ' /run/bootseer' /proc/self/mountinfo"
+        return self.slurm.run(node, ["sh", "-c", script], check=False)
+
+    def clean(self) -> None:
+        """All nodes become idle, and nothing is left on them."""
+        until(self.slurm.idle, WAIT, "idle nodes", step=0.2)
+        until(lambda: not any(map(self.left, self.slurm.names)), WAIT, "the end of all mounts", step=0.2)
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    root = Path(tempfile.mkdtemp(prefix="bootseer-slurm-", dir="/var/tmp"))
+    root.chmod(0o755)
+    try:
+        with (
+            SlurmCluster(root, users={"alice": 5001, "bob": 5002}) as slurm,
+            DockerRegistry(host=slurm.host) as registry,
+        ):
+            site = Site(slurm, registry.address)
+            with without_tls(registry.address):
+                files = [*programs("sh", "cat", "sleep", "id"), Member("marker", data=b"of the image\n")]
+                config = oci.ContainerConfig(env=("PATH=/bin", "FROM_IMAGE=yes"))
+                write_image(root / "layout", [files], config=config)
+                ref = f"{registry.address}/team/small:v1"
+                push(f"oci:{root}/layout:v1", ref)
+                image.convert(ref, str(root / "store"), work_dir=root / "work")
+            site.settings.write_text(
+                f'store = "{root}/store"\ncache_dir = "/var/spool/bootseer"\nplain_http = ["{registry.address}"]\n'
+            )
+            found = site.install()
+            assert [line.split()[0] for line in found["to_change"]] == ["PrologFlags", "BatchStartTimeout"]
+            slurm.configure(*found["slurm_conf"])
+            assert site.install()["to_change"] == []
+            yield site
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_jobs(site: Site) -> Iterator[None]:
+    """A test that fails leaves the nodes to the next one."""
+    yield
+    site.slurm.run("head", ["scancel", "--partition=main"])
+
+
+def test_a_job_runs_in_its_image_on_four_nodes(site: Site) -> None:
+    script = 'echo "$(cat /marker) $FROM_IMAGE $(id -u) $SLURM_NODEID $HOME"'
+    comment = f"--comment=bootseer={site.registry}/team/small:v1,bootseer.job=small"
+    job = site.slurm.submit("alice", comment, EXAMPLES / "prolog.sbatch", "sh", "-c", script)
+    ended = site.slurm.ended(job)
+    said = site.slurm.output("alice", job)
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
+    home = site.slurm.home("alice")
+    assert sorted(said.splitlines()) == [f"of the image yes 5001 {rank} {home}" for rank in range(4)]
+    site.clean()
+
+
+def test_a_job_without_an_administrator(site: Site) -> None:
+    """The set-up command runs once in the cluster, for two starts of four nodes."""
+    home = site.slurm.home("bob")
+    (home / "setup.sh").write_text('mkdir -p "$1"; echo "import os; found = os.uname().nodename" > "$1/package.py"\n')
+    with (home / "setup.sh").open("a") as out:
+        out.write(f"echo ran >> {home}/setups\n")
+    (home / "train.py").write_text("import package\nprint('trained on', package.found, package.__file__)\n")
+    for _ in range(2):
+        job = site.slurm.submit("bob", "--export=ALL,NODE_DISK=/var/spool/local", EXAMPLES / "no-admin.sbatch")
+        ended = site.slurm.ended(job)
+        said = site.slurm.output("bob", job)
+        assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
+        for name in site.slurm.names:
+            assert f"trained on {name} /var/spool/local/bob/env/package.py" in said
+        assert "trained" in said.partition("readiness")[0], said  # the card comes last
+    assert (home / "setups").read_text() == "ran\n"
+
+
+def test_two_users_on_one_node_and_broken_settings_in_the_epilog(site: Site) -> None:
+    hold = '$exec sh -c "cat /marker; while [ ! -e go ]; do sleep 0.2; done"'
+    first = site.submit("alice", f"{hold}; exit 3")
+    site.says("alice", first, "of the image")
+    others = f"{JOBS}/{first}.0/rootfs"
+    second = site.submit("bob", f"SLURM_JOB_ID={first} $exec id; echo $?; $exec --image {others} id; echo $?\n{hold}")
+    site.says("bob", second, "of the image")
+    said = site.slurm.output("bob", second).splitlines()
+    assert ([said[1], said[3]], len(said)) == (["77", "77"], 5), said
+    assert all("another user's" in line for line in (said[0], said[2]))
+    site.slurm.run("head", ["scancel", second])
+    assert site.slurm.ended(second)["JobState"] == "CANCELLED"
+    until(lambda: f"{second}.0" not in site.left("n1"), WAIT, "the end of the second job's image", step=0.2)
+    assert f"{others} " in site.left("n1")
+    good = site.settings.read_text()
+    try:
+        site.settings.write_text("store = [nonsense\n")
+        (site.slurm.home("alice") / "go").touch()
+        assert site.slurm.ended(first)["ExitCode"] == "3:0"
+        site.clean()
+    finally:
+        site.settings.write_text(good)
+
+
+def test_a_job_that_is_requeued_after_the_death_of_a_node(site: Site) -> None:
+    """The Epilog of the first attempt, however late, leaves the image of the second alone."""
+    slurm = site.slurm
+    script = """
+        export attempt=${SLURM_RESTART_COUNT:-0}
+        srun $exec sh -c 'echo attempt $attempt; while [ ! -e go2 ]; do sleep 0.2; done; cat /marker'"""
+    job = site.submit("alice", script, "--nodes=2", "--requeue", "--open-mode=append", without="n4")
+    until(lambda: slurm.output("alice", job).count("attempt 0") == 2, WAIT, "the first attempt", step=0.1)
+    slurm.kill("n2")
+    slurm.run("head", ["scontrol", "update", "nodename=n2", "state=down", "reason=dead"])
+    until(lambda: slurm.job(job)["JobState"] == "PENDING", WAIT, "the end of the first attempt", step=0.2)
+    until(lambda: f"{job}.0" not in site.left("n1"), WAIT, "the Epilog of the first attempt", step=0.2)
+    slurm.run("head", ["scontrol", "update", f"jobid={job}", "starttime=now"])
+    until(lambda: slurm.output("alice", job).count("attempt 1") == 2, WAIT, "the second attempt", step=0.1)
+    began = slurm.run("n1", ["cat", f"{JOBS}/{job}.1/began"])
+    for count, earlier in (("0", 0.0), ("1", 0.01)):  # of the attempt before: it began before this one's Prolog did
+        late = ["env", f"SLURM_JOB_ID={job}", f"SLURM_JOB_RESTART_COUNT={count}", sys.executable, "-I", "-m"]
+        slurm.run("n1", [*late, "bootseer.slurm.hooks", "epilog", "60", f"{float(began) - earlier}"])
+    assert f"{JOBS}/{job}.1/rootfs " in site.left("n1")
+    (slurm.home("alice") / "go2").touch()
+    assert slurm.ended(job)["JobState"] == "COMPLETED"
+    assert slurm.output("alice", job).count("of the image") == 2
+    slurm.start("n2")
+    slurm.run("head", ["scontrol", "update", "nodename=n2", "state=resume"])
+    site.clean()
+
+
+def test_an_image_that_is_not_there_and_a_comment_that_is_not_understood(site: Site) -> None:
+    """The job says why, and no node is drained."""
+    for comment, said in (
+        (f"bootseer={site.registry}/team/none:v1", "team/none:v1"),
+        (
+            f"bootseer={site.registry}/team/small:v1 bootseer.user=x",
+            "'bootseer.user=x' in the job's comment is not known",
+        ),
+        ("bootseer=docker-archive:/etc/shadow", "is no image in a registry"),
+    ):
+        job = site.submit("bob", "echo goes on; $exec id", comment=comment)
+        assert site.slurm.ended(job)["ExitCode"] == "66:0"
+        lines = site.slurm.output("bob", job).splitlines()
+        assert (len(lines), lines[1]) == (3, "goes on"), lines
+        for line in (lines[0], lines[2]):  # by the TaskProlog, by exec
+            assert said in line
+    site.clean()
+
+
+def test_a_job_whose_number_an_earlier_job_had_gets_its_own_image(site: Site) -> None:
+    """The controller lost its state, and with it the Epilog of the first one."""
+
+    def hook(verb: str, user: int) -> None:
+        comment = f"bootseer={site.registry}/team/small:v1"
+        words = [f"SLURM_JOB_ID=90000 SLURM_JOB_UID={user} SLURM_JOB_COMMENT={comment}", str(site.hooks / verb)]
+        site.slurm.run("n3", ["sh", "-c", " ".join(words)])
+
+    script = f"SLURM_JOB_ID=90000 {BOOTSEER} exec cat /marker"
+    hook("prolog", 5001)
+    assert site.slurm.run("n3", ["sh", "-c", script], "alice") == "of the image"
+    hook("prolog", 5002)
+    assert "another user's" in site.slurm.run("n3", ["sh", "-c", script], "alice", check=False)
+    assert site.slurm.run("n3", ["sh", "-c", script], "bob") == "of the image"
+    hook("epilog", 5002)
+    site.clean()
+
+
+def test_a_slow_and_a_killed_prolog(site: Site) -> None:
+    with socket.create_server((site.slurm.host, 0)) as silent:
+        comment = f"bootseer={site.slurm.host}:{silent.getsockname()[1]}/team/small:v1"
+        try:
+            site.install(15)  # the client of the registry itself waits for longer than what is left of that
+            job = site.submit("alice", "$exec id", comment=comment)
+            assert site.slurm.ended(job)["ExitCode"] == "66:0"
+            said = site.slurm.output("alice", job)
+            assert "not mounted within 15 s" in said or "not ready in time" in said, (
+                said
+            )  # the latter on a busy machine
+        finally:
+            site.install()
+        job = site.submit("alice", "$exec id", comment=comment)
+        until(lambda: f"{job}.0" in site.left("n1"), WAIT, "the Prolog", step=0.1)
+        site.slurm.run("head", ["scancel", job])
+        assert site.slurm.ended(job)["JobState"] == "CANCELLED"
+        site.clean()
