@@ -162,19 +162,17 @@ def save_safetensors(
     width: int = layout.WIDTH,
     unit: int = layout.UNIT,
 ) -> None:
-    """Store ``tensors`` at ``url`` as a safetensors file, atomically.
+    """Store ``tensors`` at ``url`` as a safetensors file, atomically, one tensor after the other.
 
     ``url`` names a file; or, with a slash at its end, a checkpoint folder: then it is its file ``model.safetensors``,
-    and COMMIT is published after it. Errors of `save`, `UnsupportedError` without the package safetensors, and those of
-    that package for tensors that share memory.
+    and COMMIT is published after it. Errors of `save`, `ConfigError` for what is no tensor, tensors that share memory
+    or are sparse, and names and metadata that are no text, `UnsupportedError` for a dtype that the format has not.
     """
     _torch()
-    try:
-        from safetensors.torch import save as encode
-    except ImportError:
-        raise UnsupportedError("safetensors is not installed", hint="pip install safetensors") from None
-    content: bytes = encode(dict(tensors), None if metadata is None else dict(metadata))
-    _store(url, MODEL, lambda out: out.write(content), width, unit)
+    from bootseer.stripefs.torch.safetensors_writer import Encoded
+
+    encoded = Encoded(tensors, metadata)
+    _store(url, MODEL, encoded.write, width, unit)
 
 
 def load_safetensors(url: str, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """The checkpoint of a start: a striped mount, prefetched in its turn, or an ordinary copy.
 
 What earlier starts of the job read of their checkpoints is known from the store; just that is prefetched, into the node
-cache: after the hot blocks of the image, before the rest of it.
+cache, at once. Where nothing is known, all is prefetched: after the hot blocks of the image, before the rest of it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointStage:
-    """``begin`` mounts, ``release`` lets bytes flow, ``provide`` when the training command needs the folder, ``ready``
-    when it has what it needs of it, ``close`` at the end."""
+    """``begin`` mounts, ``release`` lets all bytes flow, ``provide`` when the training command needs the folder,
+    ``ready`` when it has what it needs of it, ``close`` at the end."""
 
     def __init__(self, table: CheckpointTable, folder: Path, config: Config, identity: Identity) -> None:
         self.table, self.folder, self.config = table, folder, config
@@ -39,7 +39,7 @@ class CheckpointStage:
         """Bytes that the start before read, as far as is known."""
 
     def begin(self) -> None:
-        """Mount, with a prefetch that waits for `release`; once is enough.
+        """Mount, and prefetch what the start before read; without a record, all waits for `release`. Once is enough.
 
         `NotFoundError`, or `DataError` for one without COMMIT.
         """
@@ -53,7 +53,7 @@ class CheckpointStage:
         )
 
     def release(self) -> None:
-        """Let the prefetch begin."""
+        """Let a prefetch begin of which nothing is recorded."""
         if self._mount is not None:
             self._mount.release()
 

@@ -232,9 +232,10 @@ class _Node:
 
     @contextlib.contextmanager
     def _in_turn(self, checkpoint: CheckpointStage) -> Iterator[None]:
-        """Meanwhile a thread lets the checkpoint's bytes flow as soon as the hot blocks of the image are here.
+        """Meanwhile a thread lets all of the checkpoint flow as soon as the hot blocks of the image are here.
 
-        What the job needs first comes first; the rest of the image waits until the job is ready.
+        What the start before read of it waits for nothing: it is little, and needed. The rest of the image waits until
+        the job is ready.
         """
         over = threading.Event()
 

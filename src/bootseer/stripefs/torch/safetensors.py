@@ -21,7 +21,7 @@ from bootseer.stripefs import ChunkFile, split_url
 from bootseer.stripefs.torch.folder import CheckpointFolder
 from bootseer.stripefs.torch.reads import Stored, TensorReads
 
-_MAX_HEADER = 100_000_000
+MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 _INDEX = ".safetensors.index.json"
 _FILE = ".safetensors"
@@ -30,7 +30,7 @@ _BITS = {
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
-_DTYPES = {
+DTYPES = {
     "BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
@@ -65,7 +65,7 @@ def _header(file: ChunkFile) -> _Header:
     # one request nearly always: the header of a large model is some 100 kB
     head = file.read(0, min(file.size, file.unit))
     length = int.from_bytes(head[:8], "little")
-    if length > _MAX_HEADER or length > file.size - 8:
+    if length > MAX_HEADER or length > file.size - 8:
         raise DataError(f"{bad}: its header would have {length} bytes")
     text = head[8 : 8 + length]
     text += file.read(8 + len(text), length - len(text))
@@ -191,7 +191,7 @@ class SafetensorsFile:
         except KeyError:
             raise NotFoundError(f"{self._folder.url} has no tensor {name!r}") from None
         entry = header.tensors[name]
-        dtype = getattr(torch, _DTYPES.get(entry.dtype, ""), None)
+        dtype = getattr(torch, DTYPES.get(entry.dtype, ""), None)
         if dtype is None:
             raise UnsupportedError(f"this version of torch has no dtype {entry.dtype}, which {name!r} has")
         shape = entry.shape
@@ -237,7 +237,7 @@ def _files(url: str) -> tuple[CheckpointFolder, dict[str, list[str] | None]]:
 
 def _indexed(folder: CheckpointFolder, name: str) -> dict[str, list[str] | None]:
     file = folder.open(name)
-    if file.size > _MAX_HEADER:
+    if file.size > MAX_HEADER:
         raise DataError(f"{file.path} is no index of safetensors files: it has {file.size} bytes")
     try:
         index = msgspec.json.decode(file.read(0, file.size), type=_Index)
