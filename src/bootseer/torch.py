@@ -20,9 +20,9 @@ from bootseer.storage.interface import join
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import StripeLost
-from bootseer.stripefs.loads import LoadMeter, keep
 from bootseer.stripefs.torch.output import saved
 from bootseer.stripefs.torch.shared_read import SharedReadReport, read_shared
+from bootseer.stripefs.unmounted import Load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,12 +130,11 @@ def load(
     _refuse_other(url, path)
     if fs.stat(path).is_dir:
         path = f"{path}/{_only_file(fs, path)}"
-    meter = LoadMeter(join(fs.url, path), "torch.load")
-    with fs.open(path) as file:
+    with Load(fs.url, join(fs.url, path), "torch.load") as load, load.use(fs.open(path)) as file:
         fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
         try:
             moved = _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)
-            keep(meter.report(**moved.counts))
+            load.count(moved.counts)
             try:
                 state: object = torch.load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap

@@ -579,7 +579,7 @@ def test_files_are_opened_side_by_side(tmp_path, monkeypatch):
         return real(self, path)
 
     monkeypatch.setattr(StripeFS, "open", opened)
-    with CheckpointFolder(str(tmp_path)) as folder:
+    with CheckpointFolder(str(tmp_path), "DCP") as folder:
         threads = [threading.Thread(target=folder.open, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()

@@ -19,7 +19,7 @@ from bootseer.launch.job import CheckpointTable
 from bootseer.launch.ordinary import copy_checkpoint
 from bootseer.profile import emit
 from bootseer.store import open_store
-from bootseer.stripefs.checkpoint import access
+from bootseer.stripefs.checkpoint import access, jobaccess
 
 log = logging.getLogger(__name__)
 
@@ -57,10 +57,17 @@ class CheckpointStage:
         if self._mount is not None:
             self._mount.release()
 
-    def ready(self) -> None:
-        """Keep for the next start what this one has read until now."""
+    def ready(self, events: Path) -> None:
+        """Keep for the next start what this one has read until now: of the mount, and (of those that note it beside
+        ``events``) by the URL."""
         if self._mount is not None:
-            access.save(open_store(self.config.store_url), self._lineage, self._mount.accessed())
+            record = access.merged([self._mount.accessed(), jobaccess.collect(events)])
+            access.save(open_store(self.config.store_url), self._lineage, record)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What processes of the job are told, so that they note what they read by the URL."""
+        return {jobaccess.VARIABLE: self._mount.url} if self._mount is not None else {}
 
     @property
     def _lineage(self) -> access.Lineage:

@@ -278,6 +278,7 @@ class _Node:
         try:
             if self.checkpoint and self.job.checkpoint:
                 container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path)
+                container.tell(self.checkpoint.variables)
             self.record.exit_code = container.run(self.job.job.command, span=init)
         finally:
             watch.stop()
@@ -289,7 +290,7 @@ class _Node:
     def _keep_access(self) -> None:
         if self.checkpoint:
             with _advisory("keep what was read of the checkpoint"):
-                self.checkpoint.ready()
+                self.checkpoint.ready(self.events)
 
     def _collect(self) -> None:
         """Note what the techniques moved, while their servers still run."""

@@ -200,7 +200,7 @@ def load(store: Store, lineage: Lineage) -> AccessRecord | None:
     try:
         if (size := store.stat(lineage.key).size) > MAX_STORED:
             raise DataError(f"it has {size} bytes")
-        return _decode(store.get(lineage.key))
+        return decode(store.get(lineage.key))
     except NotFoundError:
         return None
     except BootseerError as exc:
@@ -213,14 +213,39 @@ def save(store: Store, lineage: Lineage, record: AccessRecord) -> bool:
     try:
         if not record.files or record == load(store, lineage):
             return False
-        store.put(lineage.key, msgspec.json.encode(record), overwrite=True)
+        store.put(lineage.key, encode(record), overwrite=True)
     except BootseerError as exc:
         _log.warning("cannot keep what this start read of its checkpoint: %s", exc)
         return False
     return True
 
 
-def _decode(data: bytes) -> AccessRecord:
+def merged(records: Iterable[AccessRecord]) -> AccessRecord:
+    """What all of ``records`` name, at most `MAX_FILES` files; of one with several sizes, the first that is named."""
+    found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
+    for file in (file for record in records for file in record.files):
+        if file.path in found or len(found) < MAX_FILES:
+            size, ranges = found.setdefault(file.path, (file.size, []))
+            ranges += file.ranges if size == file.size else ()
+    return AccessRecord(tuple(FileAccess(path, size, _union(ranges)) for path, (size, ranges) in found.items()))
+
+
+def _union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def encode(record: AccessRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes) -> AccessRecord:
+    """Raises `DataError` for what is no record of this version."""
     try:
         record = msgspec.json.decode(data, type=AccessRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

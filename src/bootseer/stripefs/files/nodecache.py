@@ -22,6 +22,7 @@ import errno
 import logging
 import os
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,6 +58,9 @@ class NodeFile:
         self._good = bytearray(blocks.map.count)  # compared with its checksum by this process
         self._broken = False
 
+    def length_of(self, chunk: int) -> int:
+        return self._map.length_of(chunk)
+
     def sound(self, first: int, last: int) -> bool:
         """Whether the kernel may read the chunks ``first`` to ``last`` (exclusive) from ``fd``."""
         durable = self._own.durable if self._own else self._blocks.ready
@@ -71,13 +75,28 @@ class NodeFile:
         if not self._blocks.ready[chunk]:
             return None
         try:
-            data = self._blocks.read(chunk * self._map.block_size, self._map.length_of(chunk))
+            data = memoryview(self._blocks.read(chunk * self._map.block_size, self._map.length_of(chunk)))
         except OSError as exc:
-            _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, exc.strerror)
-            data = b""
-        if self._map.matches(chunk, data):
+            return self._checked(chunk, exc)
+        return self._checked(chunk, data)
+
+    def readinto(self, chunk: int, view: memoryview) -> bool:
+        """`load` ``chunk`` into ``view``; False when it is not there, or not right: then ``view`` holds rubbish."""
+        if not self._blocks.ready[chunk]:
+            return False
+        try:
+            self._blocks.readinto(chunk * self._map.block_size, view)
+        except OSError as exc:
+            return self._checked(chunk, exc) is not None
+        return self._checked(chunk, view) is not None
+
+    def _checked(self, chunk: int, data: memoryview | OSError) -> memoryview | None:
+        """What was read of ``chunk``, if it has its checksum; else it is not there any more."""
+        if isinstance(data, OSError):
+            _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, data.strerror)
+        elif self._map.matches(chunk, data):
             self._good[chunk] = 1
-            return memoryview(data)
+            return data
         self._good[chunk] = 0
         _log.warning("%s: chunk %d in the node cache is damaged; it is fetched again", self.path, chunk)
         if self._own:
@@ -121,9 +140,14 @@ class NodeFile:
             own.write(chunk, data)
 
     def keep(self, chunk: int, data: memoryview) -> None:
-        """`store` it soon, unless too much waits for that already."""
+        """`store` it soon, unless too much waits for that already. ``data`` is not to change."""
         if self._own is not None and not self._broken:
-            self._cache.later(self, chunk, data)
+            self._cache.later(self, chunk, lambda: data)
+
+    def keep_copy(self, chunk: int, data: Sequence[memoryview]) -> None:
+        """As `keep`, of a chunk that ``data`` makes up; it may change after the call."""
+        if self._own is not None and not self._broken and not self._blocks.ready[chunk]:
+            self._cache.later(self, chunk, lambda: memoryview(b"".join(data)))
 
     def sync(self) -> None:
         """Make what was stored sound; in a folder of another process, look what that has synced. One thread."""
@@ -152,6 +176,13 @@ class NodeFile:
     def close(self) -> None:
         self._blocks.close()
 
+    def leave(self) -> None:
+        """In a forked child: the parent goes on."""
+        if self._own is not None:
+            self._own.leave()
+        else:
+            self._blocks.close()
+
 
 class NodeCache:
     """The node cache in ``cache_dir``, a folder that only its owner can write to, for striped files."""
@@ -164,6 +195,7 @@ class NodeCache:
         self._allowed = self._pending = 0
         self._full = False  # the last eviction did not help
         self._closing = threading.Event()
+        self._used = threading.Event()  # a file is open
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="bootseer-cache-write")
         self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
         self._syncing.start()
@@ -188,6 +220,7 @@ class NodeCache:
             with self._lock:
                 self._full = False
                 self._files[file.identity] = made
+                self._used.set()
             return made
 
     def find(self, identity: str) -> NodeFile | None:
@@ -240,25 +273,39 @@ class NodeCache:
         """Have others give space back on a full disk."""
         return eviction.free(self._dir, _STEP, keep=folder.name)
 
-    def later(self, file: NodeFile, chunk: int, data: memoryview) -> None:
+    def later(self, file: NodeFile, chunk: int, data: Callable[[], memoryview]) -> None:
+        """Have the writing thread store ``data``, which is called only where not too much waits already."""
+        size = file.length_of(chunk)
         with self._lock:
-            if self._closing.is_set() or self._pending + len(data) > _PENDING:
+            if self._closing.is_set() or self._pending + size > _PENDING:
                 return
-            self._pending += len(data)
+            self._pending += size
             file.users += 1
-            self._writing.submit(self._store, file, chunk, data)
+        try:
+            self._writing.submit(self._store, file, chunk, data())
+        except BaseException as exc:
+            self._written(file, size)
+            if not isinstance(exc, RuntimeError):  # of an interpreter that ends
+                raise
 
     def _store(self, file: NodeFile, chunk: int, data: memoryview) -> None:
         try:
             file.store(chunk, data)
         finally:
-            with self._lock:
-                self._pending -= len(data)
-                file.users -= 1
+            self._written(file, len(data))
+
+    def _written(self, file: NodeFile, size: int) -> None:
+        with self._lock:
+            self._pending -= size
+            file.users -= 1
 
     def _sync(self) -> None:
         while not self._closing.wait(_SYNC_SECONDS):
             self.sync()
+            with self._lock:
+                if not self._files and not self._closing.is_set():
+                    self._used.clear()
+            self._used.wait()
 
     def sync(self) -> None:
         """Make what was stored survive a crash, and close what nobody uses."""
@@ -275,12 +322,18 @@ class NodeCache:
         """Write what waits, sync and close. Not while anybody reads."""
         with self._lock:
             self._closing.set()
+            self._used.set()
         self._writing.shutdown(wait=True)
         self._syncing.join()
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():
             file.close()
+
+    def leave(self) -> None:
+        """In a forked child, which has none of the threads: keep no folder owned. It is of no use after that."""
+        for file in self._files.values():
+            file.leave()
 
 
 def _digest(shape: ChunkList) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +20,7 @@ from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedEr
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import ChunkFile, split_url
 from bootseer.stripefs.torch.folder import CheckpointFolder
-from bootseer.stripefs.torch.reads import Stored, TensorReads
+from bootseer.stripefs.torch.reads import Range, Stored, TensorReads, read_ranges
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -92,8 +93,10 @@ def _header(file: ChunkFile) -> _Header:
 class LazySlice:
     """A tensor that is read when it is indexed, and then only the part that is asked for."""
 
-    def __init__(self, stored: Stored, dtype: str, device: str | torch.device) -> None:
-        self._stored, self._dtype, self._device = stored, dtype, device
+    def __init__(
+        self, stored: Stored, dtype: str, device: str | torch.device, read: Callable[[Sequence[Range]], object]
+    ) -> None:
+        self._stored, self._dtype, self._device, self._read = stored, dtype, device, read
 
     def get_shape(self) -> list[int]:
         return list(self._stored.sizes)
@@ -132,7 +135,7 @@ class LazySlice:
                 rest += given[number:]
                 break
         part = torch.empty(lengths, dtype=self._stored.dtype)
-        reads = TensorReads()
+        reads = TensorReads(self._read)
         reads.tensor(self._stored, offsets, lengths, part)
         reads.flush()
         found: torch.Tensor = part[tuple(rest)].to(self._device)
@@ -169,7 +172,7 @@ class SafetensorsFile:
 
     def get_slice(self, name: str) -> LazySlice:
         stored, dtype = self._stored(name)
-        return LazySlice(stored, dtype, self._device)
+        return LazySlice(stored, dtype, self._device, self._read)
 
     def get_tensor(self, name: str) -> torch.Tensor:
         return self.get_tensors([name])[name]
@@ -177,13 +180,17 @@ class SafetensorsFile:
     def get_tensors(self, names: list[str] | None = None) -> dict[str, torch.Tensor]:
         """Several tensors, all without ``names``, read together."""
         found: dict[str, torch.Tensor] = {}
-        reads = TensorReads()
+        reads = TensorReads(self._read)
         for name in self.keys() if names is None else names:
             stored, _ = self._stored(name)
             found[name] = target = torch.empty(tuple(stored.sizes), dtype=stored.dtype, device=self._device)
             reads.tensor(stored, [0] * len(stored.sizes), stored.sizes, target)
         reads.flush()
         return found
+
+    def _read(self, ranges: Sequence[Range]) -> None:
+        with self._folder.load.reading(sum(len(view) for _, _, view in ranges)):
+            read_ranges(ranges)
 
     def _stored(self, name: str) -> tuple[Stored, str]:
         try:
@@ -215,8 +222,8 @@ def _files(url: str) -> tuple[CheckpointFolder, dict[str, list[str] | None]]:
     """The folder of the model at ``url`` and its files, each with the tensors that are wanted of it (None: all)."""
     base, name = split_url(url)
     if name.endswith(_FILE):
-        return CheckpointFolder(base), {name: None}
-    folder = CheckpointFolder(base if name.endswith(_INDEX) else url)
+        return CheckpointFolder(base, "safetensors"), {name: None}
+    folder = CheckpointFolder(base if name.endswith(_INDEX) else url, "safetensors")
     try:
         if name.endswith(_INDEX):
             return folder, _indexed(folder, name)

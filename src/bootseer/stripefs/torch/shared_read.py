@@ -53,8 +53,9 @@ _REQUEST = 256 << 20
 
 
 class SharedReadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did, in bytes. ``needed``: asked for; ``read``: from the store, whole chunks; ``received``: from
-    other ranks, ``sent``: to them; ``read_again``: of those read, what another rank should have sent and did not.
+    """What one rank did, in bytes. ``needed``: asked for; ``read``: from the store, whole chunks, ``cached``: from the
+    node cache; ``received``: from other ranks, ``sent``: to them; ``read_again``: of those read, from either, what
+    another rank should have sent and did not.
 
     ``ranks``: how many shared; 1 with ``alone``, which says why, when this rank read by itself. ``late``: the ranks
     that did not send all they should. ``seconds``: of the whole call; ``waited``: of them, for the other ranks to call.
@@ -62,6 +63,7 @@ class SharedReadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     needed: int
     read: int
+    cached: int = 0
     received: int = 0
     sent: int = 0
     read_again: int = 0
@@ -73,10 +75,9 @@ class SharedReadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[str, int | float]:
-        """As fields of a `bootseer.stripefs.loads.LoadReport`."""
+        """As fields of a `bootseer.stripefs.loads.LoadReport`, without what the files count themselves."""
         return {
             "needed": self.needed,
-            "fetched": self.read,
             "received": self.received,
             "repeated": self.read_again,
             "waited": self.seconds,
@@ -99,6 +100,7 @@ def read_shared(
     """
     began = time.monotonic()
     destination = Destination(requests)
+    before = destination.cached
     sharing = _Sharing(destination, deadline)
     try:
         alone = sharing.meet(group, bucket) if group is not None else "no group"
@@ -106,10 +108,11 @@ def read_shared(
         sharing.work()
     finally:
         sharing.close()
-    counts = sharing.counts
+    counts, cached = sharing.counts, destination.cached - before
     report = SharedReadReport(
         needed=destination.size,
-        read=counts["read"],
+        read=counts["read"] - cached,
+        cached=cached,
         received=counts["received"],
         sent=counts["sent"],
         read_again=counts["read_again"],
@@ -329,6 +332,7 @@ class _Sharing:
         expected = self._to.expected_crc(file, number)
         if chunk.crc() != (crc if expected is None else expected):
             return False
+        self._to.keep(file, number, chunk)
         chunk.finish()
         return True
 
