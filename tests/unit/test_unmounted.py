@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 from bootseer.blocks.cache import inventory
+from bootseer.kernel import mount as mounts
 from bootseer.stripefs import loads, open_fs, unmounted
 from bootseer.stripefs.checkpoint import jobaccess
 from bootseer.stripefs.checkpoint.access import UNIT, AccessRecord, FileAccess
@@ -163,15 +164,34 @@ def test_a_folder_that_cannot_be_used_is_a_log_line(node, url, caplog):
     assert list((node / "cache").iterdir()) == []
 
 
-def test_the_default_folder_of_a_container_is_not_filled(node, monkeypatch, caplog):
+def test_the_default_folder_in_a_container_is_not_filled(node, url, monkeypatch, caplog):
     monkeypatch.delenv("BOOTSEER_CACHE_DIR")
-    monkeypatch.setattr(unmounted.settings, "_default_cache", lambda: str(node / "default"))
-    monkeypatch.setattr(unmounted.mount, "fstype", lambda path: "overlay")
+    monkeypatch.delenv("BOOTSEER_CONFIG", raising=False)
     monkeypatch.setattr(unmounted, "_caches", {})
+    monkeypatch.setattr(mounts, "fstype", lambda path: "overlay")
     caplog.set_level(logging.INFO)
-    config, _ = unmounted.settings.trace()
-    assert unmounted._opened(config, chosen=False) is None
-    assert "is a overlay" in caplog.text
+    for _ in range(2):
+        assert torch.equal(_torch(url), WEIGHTS)
+        assert told(node, "torch.load").cached == 0
+    assert sum("is on overlay; set cache_dir to use one" in text for text in caplog.messages) == 1
+
+
+@pytest.mark.root
+def test_a_cache_that_is_shown_read_only_is_read(node, url, monkeypatch):
+    """As the node's own cache in a container."""
+    code = "import sys; from bootseer import torch as bt; bt.load(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, f"{url}/state.pt"], check=True, timeout=120)
+    damage_store(url)
+    (node / "shown").mkdir()
+    subprocess.run(["mount", "--bind", node / "cache", node / "shown"], check=True, timeout=10)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", node / "shown"], check=True, timeout=10)
+        monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(node / "shown"))
+        assert torch.equal(_torch(url), WEIGHTS)
+        assert told(node, "torch.load").fetched == 0
+        unmounted._caches[str(node / "shown")].close()
+    finally:
+        mounts.unmount(node / "shown")
 
 
 FORK = """

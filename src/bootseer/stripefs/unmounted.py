@@ -5,8 +5,9 @@ read of the checkpoint of a job that `bootseer run` started is noted for its nex
 what was moved is told (`loads`). All of this is a help: without a cache folder that can be used, files are read as
 they are, with a line in the log.
 
-The node cache is the one of the settings. Where these name none, the default folder is used, but not in memory and not
-in the root file system of a container, which count against the job and end with it.
+The node cache is the one of the settings; one that cannot be written to is read. Where the settings name none, the
+default folder is used if it is on a disk of the node: not in memory or in the root file system of a container, which
+count against the job and end with it, nor in a home folder that all nodes share.
 
 Concurrency: any thread may read and close files of one `Load`. A process has one node cache for each folder; a forked
 child has none of its parent's.
@@ -38,7 +39,8 @@ from bootseer.stripefs.loads import LoadMeter, keep
 
 _log = logging.getLogger(__name__)
 
-_PASSING = ("overlay", "tmpfs", "ramfs")
+_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
+"""File systems that are taken for a disk of the node."""
 _SIDE_BY_SIDE = 4
 """Threads that read from the disk."""
 _SOON = 1.0
@@ -116,8 +118,9 @@ class Load:
             if self._timer is None:
                 self._timer = threading.Timer(_SOON, self._tell_late)
                 self._timer.daemon = True
-                self._timer.start()
                 _untold.add(self)
+                with contextlib.suppress(RuntimeError):  # the interpreter ends
+                    self._timer.start()
 
     def _tell_late(self) -> None:
         with self._lock:
@@ -168,14 +171,15 @@ class _Here:
             self._cached.keep_copy(chunk, data)
 
     def close(self) -> None:
-        self._load.done(self)
-        if self._cached is not None and self._ours:
-            self._cached.release()
+        if self._ours:
+            self._load.done(self)
+            if self._cached is not None:
+                self._cached.release()
 
 
 _lock, _telling = threading.Lock(), threading.Lock()
 _caches: dict[str, NodeCache | None] = {}
-_jobs: dict[tuple[str | None, ...], JobAccess | None] = {}
+_jobs: dict[tuple[str, Path], JobAccess] = {}
 _untold: set[Load] = set()
 
 
@@ -194,8 +198,8 @@ def _cache() -> NodeCache | None:
 
 def _opened(config: settings.Config, *, chosen: bool) -> NodeCache | None:
     try:
-        if not chosen and (kind := mount.fstype(config.cache_dir)) in _PASSING:
-            _log.info("loads do not use a node cache: %s is a %s; set cache_dir for one", config.cache_dir, kind)
+        if not chosen and (kind := mount.fstype(config.cache_dir)) not in _DISKS:
+            _log.info("loads do not use a node cache: %s is on %s; set cache_dir to use one", config.cache_dir, kind)
             return None
         folder = private_folder(Path(config.cache_dir), sub="blocks").parent
     except (BootseerError, OSError) as exc:
@@ -206,9 +210,9 @@ def _opened(config: settings.Config, *, chosen: bool) -> NodeCache | None:
 
 def _job_access() -> JobAccess | None:
     """One for all loads of this process, which keep one record."""
-    key = (os.environ.get(name) for name in ("BOOTSEER_CHECKPOINT", "BOOTSEER_EVENTS"))
+    made = JobAccess.of_environment()
     with _lock:
-        return _jobs.setdefault(tuple(key), JobAccess.of_environment())
+        return _jobs.setdefault(made.key, made) if made is not None else None
 
 
 @atexit.register

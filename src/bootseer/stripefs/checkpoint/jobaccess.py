@@ -33,6 +33,7 @@ class JobAccess:
     def __init__(self, url: str, events: Path) -> None:
         self._below = f"{url.rstrip('/')}/"
         self._path = events.with_name(f"{events.stem}.{os.getpid()}.access")
+        self.key = self._below, self._path
         self._noted = AccessLog()
         self._written = 0
 

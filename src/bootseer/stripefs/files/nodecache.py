@@ -7,7 +7,7 @@ the ordering of writes and syncs, and who owns a folder are those of every cache
   for sure; only then may the kernel read it from the file. Until then each read checks it again.
 - What is fetched for a reader is written behind its back, by one thread, while at most `_PENDING` bytes wait for it;
   what comes when more wait is not kept. A disk that has no space for a chunk keeps no more of that file.
-- A folder that another process owns is read, as far as that has synced it, and not written.
+- A folder that another process owns, or that is on a read-only mount, is read, as far as its owner has synced it.
 
 A plain file is not kept: nothing says what its bytes must be.
 
@@ -35,7 +35,7 @@ from bootseer.blocks.cache.inventory import CHUNKS, ORIGIN
 from bootseer.blocks.cache.locks import DATA
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.chunklist import ChunkList
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, NotWritableError, UnavailableError
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 
 _log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class NodeCache:
         folder = self._dir / "blocks" / digest.hex()
         try:
             own = CacheFile.open(folder, shape, digest)
-        except UnavailableError as exc:
+        except (NotWritableError, UnavailableError) as exc:
             _log.info("%s: %s; its chunks are read, and none added", file.path, exc.message)
             fd = os.open(folder / DATA, os.O_RDONLY | os.O_CLOEXEC)
             shared = NodeFile(self, file, ReadyBlocks(folder, fd, bytearray(chunks), shape), fd)
