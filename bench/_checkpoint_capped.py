@@ -24,7 +24,7 @@ from bootseer.errors import UnsupportedError
 from bootseer.report import Report, Run
 from support.shapedhdfs import ShapedHadoop
 
-PARTS = ("save", "frozen", "resume", "once")
+PARTS = ("save", "frozen", "resume", "once", "sharing")
 FOLDER, PLAIN, STRIPED = "/run", "plain", "striped"
 SAVED = "/saved"
 
@@ -52,17 +52,18 @@ class Capped:
             self._tensors = self._runner(self._large.path, self._large.digest)
             if "save" in parts:
                 self._saves()
-            if {"frozen", "resume", "once"} & set(parts):
+            if set(parts) & {*PARTS} - {"save"}:
                 site.cluster.restart_namenode(settings={"dfs.replication": "2"})
             if "frozen" in parts:
                 self._frozen()
-            if {"resume", "once"} & set(parts):
+            if {"resume", "once", "sharing"} & set(parts):
                 self._write_large()
             if "resume" in parts:
                 for _ in range(self._rounds):
                     self._resumes()
-            if "once" in parts:
-                self._once()
+            for part, ways in (("once", "WAYS"), ("sharing", "SHARING")):
+                if part in parts:
+                    self._once(part, ways)
 
     def _runner(self, content: Path, expected: str) -> Runner:
         return Runner(self._report, "capped", self._site.cluster, content, program=self._program, expected=expected)
@@ -117,13 +118,15 @@ class Capped:
         local = Task(way="torch-file", url="", path=str(tensors.content), size=tensors.size)
         tensors.record("torch-local", lambda: tensors.client(local))
 
-    def _once(self) -> None:
+    def _once(self, part: str, ways: str) -> None:
+        """The ways of `ONCE` with the name ``ways``."""
         if importlib.util.find_spec(ONCE) is None:
             reason = "could not run: this version does not read a checkpoint once for all ranks"
-            self._report.runs.append(Run(variant="capped:once", n=1, failed=reason))
+            self._report.runs.append(Run(variant=f"capped:{part}", n=1, failed=reason))
             return
         module = importlib.import_module(ONCE)
-        module.run(self._site, self._report, f"{FOLDER}/{STRIPED}", self._large, rounds=self._rounds)
+        path = f"{FOLDER}/{STRIPED}"
+        module.run(self._site, self._report, path, self._large, rounds=self._rounds, ways=getattr(module, ways))
 
     # -- saves ----------------------------------------------------------------------------------------------------
 

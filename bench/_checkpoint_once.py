@@ -1,4 +1,5 @@
-"""The part of bench/checkpoint with 4 ranks that load one checkpoint: read once, each for itself, and as torch does it.
+"""The parts of bench/checkpoint with 4 ranks that load one checkpoint. ``once``: read once, each for itself, and as
+torch does it; ``sharing``: read once, with and without each of two parts of that.
 
     python bench/_checkpoint_once.py RANKS RANK PORT TASK
 
@@ -9,11 +10,14 @@ input, loads, and prints an `Answer`. A run takes as long as its slowest rank.
 from __future__ import annotations
 
 import contextlib
+import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -30,15 +34,21 @@ RANKS = 4
 PLAIN = "plain"
 """The same state dict as one plain HDFS file, beside the striped one."""
 ONCE, APART, VANILLA = "capped:ranks-once", "capped:ranks-apart", "capped:ranks-hdfs-native"
-_WAYS = {VANILLA: "torch-native", APART: "torch", ONCE: "once"}
+WAYS = {VANILLA: "torch-native", APART: "torch", ONCE: "once"}
+ONE_READ, ONE_BUCKET = "capped:ranks-once-one-read", "capped:ranks-once-one-bucket"
+SHARING = {ONCE: "once", ONE_READ: "once-one-read", ONE_BUCKET: "once-one-bucket"}
+"""Without: an owner reads one bucket at a time; each owner has one bucket, and sends nothing before it has read it."""
 
 
-def run(site: ShapedHadoop, report: Report, path: str, made: Made, *, rounds: int) -> None:
-    """Each rank loads ``path``, and the plain file beside it, ``rounds`` times. All memory of a rank is its own."""
+def run(
+    site: ShapedHadoop, report: Report, path: str, made: Made, *, rounds: int, ways: Mapping[str, str] = WAYS
+) -> None:
+    """Each rank loads ``path``, or the plain file beside it, ``rounds`` times in each of ``ways``. All memory of a rank
+    is its own; the node has an empty cache each time."""
     folder, _, name = path.rpartition("/")
     size = made.path.stat().st_size
     for n in range(1, rounds + 1):
-        for variant, way in _WAYS.items():
+        for variant, way in ways.items():
             task = Task(
                 way=way, url=f"{site.cluster.url}{folder}", path=PLAIN if variant == VANILLA else name, size=size
             )
@@ -53,7 +63,7 @@ def run(site: ShapedHadoop, report: Report, path: str, made: Made, *, rounds: in
                 raise Wrong(f"{variant} has other bytes than were written")
             found: dict[str, Any] = {"ranks": RANKS, "unique": size}
             found["sent_by_datanodes"] = sum(node.bytes_sent() for node in site.network.nodes) - before
-            if way == "once":
+            if way.startswith("once"):
                 found["by_rank"] = [answer.details for answer in answers]
                 found["read"] = sum(int(answer.details["read"]) for answer in answers)  # type: ignore[call-overload]
             report.runs.append(Run(variant=variant, n=n, seconds=round(seconds, 4), details=found))
@@ -77,7 +87,18 @@ def makers(report: Report) -> list[Callable[[], None]]:
         ratio = medians.of(ONCE, "read") / medians.of(ONCE, "unique")
         report.figure("bytes_vs_unique", ratio, unit="x", target="<= 1.02", n=medians.count(ONCE), of="median")
 
-    return [speed, apart, counted]
+    def gain(name: str, without: str) -> None:
+        if not (found := [100 * (1 - ratio) for ratio in figures.paired(report.runs, ONCE, without)]):
+            raise figures.Missing(f"no round with {ONCE} and {without}")
+        report.figure(name, statistics.median(found), unit="%", target=">= 5", n=len(found), of="median")
+
+    return [
+        speed,
+        apart,
+        counted,
+        lambda: gain("gain_two_reads", ONE_READ),
+        lambda: gain("gain_buckets", ONE_BUCKET),
+    ]
 
 
 def _measure(task: Task) -> tuple[float, list[Answer]]:
@@ -87,11 +108,13 @@ def _measure(task: Task) -> tuple[float, list[Answer]]:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     task_text = msgspec.json.encode(task).decode()
     with contextlib.ExitStack() as stack:
+        cache = stack.enter_context(tempfile.TemporaryDirectory(prefix="bootseer-cache-", ignore_cleanup_errors=True))
         started = [
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, __file__, str(RANKS), str(rank), str(store.port), task_text],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                    env={**os.environ, "BOOTSEER_CACHE_DIR": cache},
                 )
             )
             for rank in range(RANKS)
@@ -132,12 +155,15 @@ def _rank(ranks: int, rank: int, port: int, task: Task) -> None:
     reports: list[shared_read.SharedReadReport] = []
 
     def noted(requests: Any, group: Any) -> shared_read.SharedReadReport:
-        reports.append(shared_read.read_shared(requests, group))
+        bucket = -(-task.size // ranks) if task.way == "once-one-bucket" else shared_read.BUCKET
+        reports.append(shared_read.read_shared(requests, group, bucket=bucket))
         return reports[-1]
 
     url = f"{task.url}/{task.path}"
     vars(bootseer.torch)["read_shared"] = noted
-    if task.way == "once":
+    if task.way == "once-one-read":
+        shared_read._READS = 1
+    if task.way.startswith("once"):
         work, content = _loading(lambda: bootseer.torch.load(url, group=dist.group.WORLD))
     elif task.way == "torch":
         work, content = _loading(lambda: bootseer.torch.load(url))

@@ -8,8 +8,8 @@ from typing import Any
 
 IN_TURN, BESIDE, EVERYTHING, NEITHER = "in-turn", "beside", "everything", "everything-beside"
 VARIANTS = {
-    IN_TURN: "what was recorded, after the image's hot blocks",
-    BESIDE: "what was recorded, beside them",
+    BESIDE: "what was recorded, beside the image's hot blocks",
+    IN_TURN: "what was recorded, after them",
     EVERYTHING: "all of the checkpoint, after them",
     NEITHER: "all of the checkpoint, beside them",
 }
@@ -23,14 +23,18 @@ def main() -> None:
 
     if variant in (EVERYTHING, NEITHER):
         access.load = lambda *given: None
-    if variant in (BESIDE, NEITHER):
-        begin: Callable[[Any], None] = CheckpointStage.begin
+    begin: Callable[[Any], None] = CheckpointStage.begin
+    release: Callable[[Any], None] = CheckpointStage.release
 
-        def at_once(self: CheckpointStage) -> None:
-            begin(self)
-            self.release()
+    def both(self: CheckpointStage) -> None:
+        begin(self)
+        release(self)
 
-        CheckpointStage.begin = at_once  # type: ignore[method-assign]
+    if variant == IN_TURN:  # its mount, too, comes after the hot blocks only
+        CheckpointStage.begin = lambda self: None  # type: ignore[method-assign]
+        CheckpointStage.release = both  # type: ignore[method-assign]
+    if variant == NEITHER:
+        CheckpointStage.begin = both  # type: ignore[method-assign]
     cli.main()
 
 

@@ -137,14 +137,17 @@ class LocalRunner:
             str(self.program),
             msgspec.json.encode(task).decode(),
         ]
-        with subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **(environ or {})},
-        ) as process:
+        with (
+            tempfile.TemporaryDirectory(prefix="bootseer-cache-", ignore_cleanup_errors=True) as cache,  # of a new node
+            subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "BOOTSEER_CACHE_DIR": cache, **(environ or {})},
+            ) as process,
+        ):
             assert process.stdin is not None
             assert process.stdout is not None
             watchdog = threading.Timer(LIMIT, process.kill)

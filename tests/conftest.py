@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -37,7 +38,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the run mounts of its own: other runs do not see them, nor we theirs, and they end with the run."""
+    """Give the run mounts of its own: other runs do not see them, nor we theirs, and they end with the run; and a node
+    cache, which reads of striped files fill."""
+    cache = tempfile.mkdtemp(prefix="bootseer-pytest-", dir="/var/tmp")
+    atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    os.environ["BOOTSEER_CACHE_DIR"] = cache
     hypothesis.settings.load_profile("soak" if config.option.soak else "quick")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what we start would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,9 +20,9 @@ from bootseer.storage.interface import join
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import StripeLost
-from bootseer.stripefs.loads import LoadMeter, keep
 from bootseer.stripefs.torch.output import saved
 from bootseer.stripefs.torch.shared_read import SharedReadReport, read_shared
+from bootseer.stripefs.unmounted import Load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,12 +130,11 @@ def load(
     _refuse_other(url, path)
     if fs.stat(path).is_dir:
         path = f"{path}/{_only_file(fs, path)}"
-    meter = LoadMeter(join(fs.url, path), "torch.load")
-    with fs.open(path) as file:
+    with Load(fs.url, join(fs.url, path), "torch.load") as load, load.use(fs.open(path)) as file:
         fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
         try:
             moved = _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)
-            keep(meter.report(**moved.counts))
+            load.count(moved.counts)
             try:
                 state: object = torch.load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap
@@ -162,19 +161,17 @@ def save_safetensors(
     width: int = layout.WIDTH,
     unit: int = layout.UNIT,
 ) -> None:
-    """Store ``tensors`` at ``url`` as a safetensors file, atomically.
+    """Store ``tensors`` at ``url`` as a safetensors file, atomically, one tensor after the other.
 
     ``url`` names a file; or, with a slash at its end, a checkpoint folder: then it is its file ``model.safetensors``,
-    and COMMIT is published after it. Errors of `save`, `UnsupportedError` without the package safetensors, and those of
-    that package for tensors that share memory.
+    and COMMIT is published after it. Errors of `save`, `ConfigError` for what is no tensor, tensors that share memory
+    or are sparse, and names and metadata that are no text, `UnsupportedError` for a dtype that the format has not.
     """
     _torch()
-    try:
-        from safetensors.torch import save as encode
-    except ImportError:
-        raise UnsupportedError("safetensors is not installed", hint="pip install safetensors") from None
-    content: bytes = encode(dict(tensors), None if metadata is None else dict(metadata))
-    _store(url, MODEL, lambda out: out.write(content), width, unit)
+    from bootseer.stripefs.torch.safetensors_writer import Encoded
+
+    encoded = Encoded(tensors, metadata)
+    _store(url, MODEL, encoded.write, width, unit)
 
 
 def load_safetensors(url: str, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:

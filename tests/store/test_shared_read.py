@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from bootseer.errors import DataError
-from bootseer.stripefs import open_fs
+from bootseer.stripefs import loads, open_fs
 from bootseer.stripefs.store import StripeFS
 from support import hadoop
 
@@ -231,19 +231,27 @@ def test_a_stranger_gets_nothing(url):
     assert read(found) == TOTAL
 
 
-def test_load_with_a_group_reads_once(tmp_path):
+@pytest.mark.parametrize("store", ["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])
+def test_load_with_a_group_reads_once_and_the_next_one_on_the_node_nothing(store, tmp_path, monkeypatch):
     """`bootseer.torch.load`: each rank has the whole state, and the store was read once."""
     import torch
 
     from bootseer import torch as checkpoints
 
     state = {"w": torch.randn(1000, 2000), "b": torch.arange(7)}
-    checkpoints.save(state, f"{tmp_path}/run/step-1/")
-    found = ranks.run([task(f"{tmp_path}/run", load="step-1") for _ in range(RANKS)])
-    size = open_fs(f"{tmp_path}/run").stat("step-1/state.pt").size
-    assert all_right(found)
-    assert read(found) == size
-    assert [result.loaded for result in found.values()] == [float(state["w"].double().sum())] * RANKS
+    url = str(tmp_path / "run") if store == "folder" else f"{hadoop.shared().url}/{uuid.uuid4().hex}"
+    checkpoints.save(state, f"{url}/step-1/")
+    size = open_fs(url).stat("step-1/state.pt").size
+    for expected in (size, 0):
+        found = ranks.run([task(url, load="step-1") for _ in range(RANKS)])
+        assert all_right(found)
+        assert (read(found), sum(result.report.cached for result in found.values())) == (expected, size - expected)
+        assert [result.loaded for result in found.values()] == [float(state["w"].double().sum())] * RANKS
+    monkeypatch.setenv("BOOTSEER_STATE_DIR", str(tmp_path / "state"))
+    assert torch.equal(checkpoints.load(f"{url}/step-1")["w"], state["w"])
+    (told,) = loads.last(str(tmp_path / "state"))
+    assert (told.fetched, told.cached) == (0, size)
+    assert sum(node.bytes for node in told.nodes) < 4096  # DataNodes gave the pointer and the footers
 
 
 def test_a_group_of_one_and_no_group(url):

@@ -125,15 +125,15 @@ def _read(task: Task) -> Result:
     import torch.distributed as dist
 
     from bootseer.errors import BootseerError
-    from bootseer.stripefs.torch import peers, shared_read
+    from bootseer.stripefs.torch import outbox, peers, shared_read
 
     if task.damage is not None:
-        _damage(peers, shared_read, task.damage)
+        _damage(peers, outbox, task.damage)
     if task.stranger:
         _visit(peers)
     if task.spare:
-        shared_read._SPARE = task.spare
-    spare = _watch_spare(shared_read)
+        outbox.SPARE = task.spare
+    spare = _watch_spare(outbox)
     time.sleep(task.delay)
     os.environ["BOOTSEER_FAULTS"] = task.faults
     before = set(threading.enumerate())
@@ -166,6 +166,7 @@ def _load(task: Task) -> Result:
     import torch.distributed as dist
 
     from bootseer import torch as checkpoints
+    from bootseer.stripefs import unmounted
 
     module: Any = checkpoints
     reports, plain = list[SharedReadReport](), module.read_shared
@@ -176,15 +177,16 @@ def _load(task: Task) -> Result:
 
     module.read_shared = noted
     state: Any = checkpoints.load(f"{task.url}/{task.load}", group=dist.group.WORLD)
+    unmounted._end()  # what the end of the process does, which no rank comes to
     return Result(right=True, report=reports[0], loaded=float(state["w"].double().sum()))
 
 
-def _damage(peers: Any, shared_read: Any, frame: int) -> None:
+def _damage(peers: Any, outbox: Any, frame: int) -> None:
     """Change one bit of the last byte of the chunk that is sent as that one, -1 for any message of a rendezvous."""
     plain, frames = peers.send, iter(range(1 << 30))
 
     def send(sock: Any, parts: Sequence[Any], until: float) -> None:
-        size = shared_read._HEADER.size if frame >= 0 else peers._MESSAGE.size
+        size = outbox.HEADER.size if frame >= 0 else peers._MESSAGE.size
         if len(parts[0]) == size and (frame < 0 or next(frames) == frame):
             last = bytearray(parts[-1])
             last[-1] ^= 1
@@ -209,9 +211,9 @@ def _visit(peers: Any) -> None:
     peers.Door.open = open_
 
 
-def _watch_spare(shared_read: Any) -> list[int]:
-    """What `_Outbox` holds beside the callers' memory, whenever that grows."""
-    outbox, seen = shared_read._Outbox, list[int]()
+def _watch_spare(module: Any) -> list[int]:
+    """What `Outbox` holds beside the callers' memory, whenever that grows."""
+    outbox, seen = module.Outbox, list[int]()
     free = outbox._free
 
     def watched(self: Any) -> None:

@@ -36,6 +36,20 @@ def test_every_part_of_the_scheduler(bench):
             assert cases["quick"].seconds(bench("random").Random(1)) > 0
 
 
+def test_every_part_of_shared_reads(bench):
+    from bootseer.stripefs.torch import shared_read
+
+    once = bench("_checkpoint_once")
+    assert shared_read._READS > 1
+    assert bench("checkpoint").GiB // 4 // once.RANKS > shared_read.BUCKET  # also of the quick form
+    report = Report(name="checkpoint")
+    seconds = {once.ONCE: 9.0, once.ONE_READ: 10.0, once.ONE_BUCKET: 12.0}
+    report.runs += [Run(variant=name, n=1, seconds=took) for name, took in seconds.items()]
+    said = []
+    bench("_checkpoint_figures").compute(report, said.append)
+    assert {figure.name: figure.value for figure in report.figures} == {"gain_two_reads": 10.0, "gain_buckets": 25.0}
+
+
 def test_figures_of_checkpoint(bench):
     report = Report(name="checkpoint")
     speeds = {"local:mount": 5000.0, "local:pyfuse3": 2000.0, "capped:torch-load": 200.0,

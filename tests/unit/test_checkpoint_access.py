@@ -19,6 +19,7 @@ from bootseer.stripefs.checkpoint.access import (
     AccessRecord,
     FileAccess,
     Lineage,
+    counterparts,
     load,
     save,
 )
@@ -83,6 +84,28 @@ def test_a_record_does_not_grow_without_bound() -> None:
 )
 def test_the_next_checkpoint_may_be_a_little_longer_or_shorter(size: int, expected: object) -> None:
     assert RECORD.files[0].of(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("read", "there", "expected"),
+    [
+        (["state-200.pt"], ["state-1000.pt", "note.txt"], ["state-1000.pt"]),
+        (["state-0200.pt"], ["state-1000.pt"], ["state-1000.pt"]),
+        (["epoch=3-step=450.ckpt"], ["epoch=4-step=600.ckpt"], ["epoch=4-step=600.ckpt"]),
+        (["s9-rank1.pt", "s9-rank0.pt"], ["s10-rank0.pt", "s10-rank1.pt"], ["s10-rank1.pt", "s10-rank0.pt"]),
+        (["s9-rank1.pt"], ["s10-rank0.pt", "s10-rank1.pt", "s10-rank2.pt"], ["s10-rank1.pt"]),
+        (["s9-rank2.pt"], ["s10-rank0.pt", "s10-rank1.pt"], []),  # fewer ranks: nobody knows who reads what
+        (["rank0.pt", "rank1.pt"], ["rank0.pt"], ["rank0.pt"]),  # no step in them
+        (["7/s7.pt"], ["8/s8.pt", "9/s9.pt", "9/s8.pt"], ["9/s9.pt"]),
+        (["a-" + "1" * 40], ["a-" + "2" * 40], []),  # a hash
+        (["a.pt"], ["b.pt"], []),
+    ],
+)
+def test_a_step_in_the_names_of_files_does_not_count(read, there, expected) -> None:
+    files = [FileAccess(path, 3 * UNIT, ((0, UNIT),)) for path in read]
+    found = counterparts(files, dict.fromkeys(there, 3 * UNIT))
+    assert found == [(path, ((0, UNIT),)) for path in expected]
+    assert counterparts(files, dict.fromkeys(there, 4 * UNIT)) == []
 
 
 def test_the_next_start_of_the_same_node_finds_it(tmp_path) -> None:

@@ -1,8 +1,13 @@
 """torch.distributed.checkpoint in a striped store: exact parts, verified, nothing of a checkpoint is run."""
 
 import copy
+import io
 import os
 import pickle
+import subprocess
+import sys
+import tracemalloc
+import zipfile
 
 import hypothesis
 import hypothesis.strategies as st
@@ -240,8 +245,6 @@ def test_a_slice_reads_only_its_chunks(store, monkeypatch):
 
 
 def test_where_the_elements_of_a_saved_tensor_are(tmp_path):
-    import io
-
     for tensor in (torch.randn(3000), torch.randn(50, 60), torch.nn.Parameter(torch.randn(9)), torch.tensor(3)):
         out = io.BytesIO()
         torch.save(tensor, out)
@@ -401,8 +404,6 @@ def test_load_says_what_to_call(tmp_path):
 
 
 def test_torch_is_imported_only_when_it_is_used(tmp_path):
-    import subprocess
-    import sys
 
     code = (
         "import sys, bootseer.torch, bootseer.cli.main; assert 'torch' not in sys.modules; bootseer.torch.StorageReader"
@@ -460,9 +461,6 @@ def test_a_checkpoint_does_not_change_the_members_of_an_enumeration():
 
 
 def test_a_saved_tensor_changes_nothing_in_the_process():
-    import io
-    import zipfile
-
     from bootseer.stripefs.torch import pickles
 
     out = io.BytesIO()
@@ -474,10 +472,52 @@ def test_a_saved_tensor_changes_nothing_in_the_process():
     assert not any(hasattr(one, "planted") for one in (pickles._tensor_v2, *pickles._MAKERS.values()))
 
 
-def test_a_saved_tensor_of_odd_sizes_is_none():
-    import io
-    import zipfile
+COPIES = b"q\x00ctorch\nSize\nq\x010" + b"h\x01h\x00\x85R" * 100_000 + b"."
+HUGE = {
+    "memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
+    "copies": pickle.dumps(list(range(100_000)), 2)[:-1] + COPIES,
+    "bytearray": b"\x80\x05\x96" + (40 << 30).to_bytes(8, "little") + b".",
+}
+LOAD = """
+import resource, sys
+from bootseer.torch import StorageReader
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for url in sys.argv[1:]:
+    try:
+        StorageReader(url).read_metadata()
+    except Exception as exc:
+        print(type(exc).__name__, exc)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
 
+
+def test_a_small_metadata_takes_no_gigabytes(tmp_path):
+    for name, planted in HUGE.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".metadata").write_bytes(planted)
+    command = [sys.executable, "-c", LOAD, *(str(tmp_path / name) for name in HUGE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    *said, grown = done.stdout.splitlines()
+    for name, line in zip(HUGE, said, strict=True):
+        assert line.startswith(f"DataError {name}/.metadata is not loaded: decoding its {len(HUGE[name])} bytes takes")
+    assert int(grown) < 512  # MiB
+    assert "Traceback" not in done.stderr
+
+
+def test_a_saved_tensor_takes_no_gigabytes():
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/byteorder", "little")
+        archive.writestr("a/data.pkl", b"\x80\x02Nr" + (50 << 20).to_bytes(4, "little") + b".")
+    tracemalloc.start()
+    try:
+        assert tensor_layout(out.getvalue(), out.getvalue(), len(out.getvalue())) is None
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_saved_tensor_of_odd_sizes_is_none():
     tensor = io.BytesIO()
     torch.save(torch.ones(3, 2), tensor)
     with zipfile.ZipFile(tensor) as archive:
@@ -539,7 +579,7 @@ def test_files_are_opened_side_by_side(tmp_path, monkeypatch):
         return real(self, path)
 
     monkeypatch.setattr(StripeFS, "open", opened)
-    with CheckpointFolder(str(tmp_path)) as folder:
+    with CheckpointFolder(str(tmp_path), "DCP") as folder:
         threads = [threading.Thread(target=folder.open, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()

@@ -257,6 +257,43 @@ def test_checkpoints_and_folders(tmp_path):
         bt.load_safetensors(f"{tmp_path}/none")
 
 
+def test_a_model_is_written_tensor_by_tensor(tmp_path, monkeypatch):
+    from bootseer.stripefs import StripeWriter
+
+    sizes, write = [], StripeWriter.write
+    monkeypatch.setattr(StripeWriter, "write", lambda out, data: sizes.append(len(data)) or write(out, data))
+    whole = torch.randn(3000, 2000)
+    model = {"a": whole[:, 1000:], "b": torch.randn(7), "t": torch.randn(50, 9).t()}
+    model["n"] = torch.nn.Parameter(torch.ones(3).bfloat16())
+    bt.save_safetensors(model, f"{tmp_path}/m.safetensors")
+    assert max(sizes) <= 16 << 20
+    assert len(sizes) == 1 + len(model)
+    theirs = safetensors.torch.load(open_fs(str(tmp_path)).open("m.safetensors").read(0, sum(sizes)))
+    assert theirs.keys() == model.keys()
+    assert all(same(theirs[name], model[name].detach()) for name in model)
+
+
+def test_what_a_safetensors_file_cannot_hold(tmp_path):
+    base = torch.ones(100)
+    for wrong, error in (
+        ({"a": base, "b": base}, "a and b share memory"),
+        ({"a": base[:60], "b": base[50:]}, "a and b share memory"),
+        ({"a": 3}, "cannot hold int 'a'"),
+        ({3: base}, "cannot hold Tensor 3"),
+        ({"__metadata__": base}, "cannot hold Tensor '__metadata__'"),
+        ({"a": base.to_sparse()}, "a is sparse"),
+        ({"a": torch.empty(3, device="meta")}, "a is a meta tensor, whose elements are not here"),
+        ({"\ud800": base}, "must be valid Unicode"),
+        ({"a": torch.ones(3, dtype=torch.complex128)}, r"have no torch\.complex128, which a has"),
+    ):
+        with pytest.raises((ConfigError, UnsupportedError), match=error):
+            bt.save_safetensors(wrong, f"{tmp_path}/m.safetensors")
+    with pytest.raises(ConfigError, match="are text"):
+        bt.save_safetensors({"a": base}, f"{tmp_path}/m.safetensors", {"step": 3})
+    bt.save_safetensors({"a": base[:50], "b": base[50:]}, f"{tmp_path}/m.safetensors")
+    assert list(tmp_path.iterdir()) == [tmp_path / "m.safetensors"]
+
+
 def test_damaged_bytes_are_an_error(tmp_path):
     bt.save_safetensors({"w": torch.randn(1500, 1000)}, f"{tmp_path}/m.safetensors")
     part = max((tmp_path / ".bsx").iterdir(), key=lambda path: path.stat().st_size)

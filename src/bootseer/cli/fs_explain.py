@@ -87,9 +87,7 @@ def _last(as_json: bool) -> None:
 
     found = loads.last(config.load().state_dir)
     if not found:
-        raise NotFoundError(
-            "no load of a checkpoint is known on this node", hint="mount one, or use bootseer.torch.load"
-        )
+        raise NotFoundError("no load of a checkpoint is known on this node", hint="mount one, or use bootseer.torch")
     if as_json:
         print_json(found)
         return

@@ -259,10 +259,7 @@ def cache(config: Config, folder: Path | None) -> str | Found:
         kind = PrivilegeError if os.geteuid() != 0 else NotWritableError
         raise kind(f"{there} cannot be written to", hint=f"make {path} writable, or set cache_dir")
     free = shutil.disk_usage(there).free
-    above = [
-        entry for entry in mount.entries() if f"{os.path.realpath(there)}/".startswith(f"{entry.target.rstrip('/')}/")
-    ]
-    fstype = max(above, key=lambda entry: len(entry.target)).fstype if above else "unknown"
+    fstype = mount.fstype(there) or "unknown"
     detail = f"{path}: {fstype}, {free / 1e9:.1f} GB free"
     if fstype in ("overlay", "tmpfs", "nfs", "nfs4"):
         cost = "overlays may fail, blocks may cost memory or network"

@@ -149,6 +149,14 @@ def find(target: str | Path) -> MountEntry | None:
     return next((entry for entry in reversed(list(entries())) if entry.target == path), None)
 
 
+def fstype(path: str | Path) -> str:
+    """Type of the file system on which ``path`` lies, or would if it was made; "" when none is seen."""
+    there = f"{os.path.realpath(path).rstrip('/')}/"
+    above = [entry for entry in entries() if there.startswith(f"{entry.target.rstrip('/')}/")]
+    # of two on one target, the later one is on top
+    return max(reversed(above), key=lambda entry: len(entry.target)).fstype if above else ""
+
+
 def below(folder: str | Path) -> list[MountEntry]:
     """The mounts strictly below ``folder``, in mount order, as this process sees them."""
     prefix = os.path.realpath(folder).rstrip("/") + "/"

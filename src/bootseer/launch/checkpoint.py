@@ -1,7 +1,7 @@
 """The checkpoint of a start: a striped mount, prefetched in its turn, or an ordinary copy.
 
 What earlier starts of the job read of their checkpoints is known from the store; just that is prefetched, into the node
-cache: after the hot blocks of the image, before the rest of it.
+cache, at once. Where nothing is known, all is prefetched: after the hot blocks of the image, before the rest of it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bootseer.launch.job import CheckpointTable
 from bootseer.launch.ordinary import copy_checkpoint
 from bootseer.profile import emit
 from bootseer.store import open_store
-from bootseer.stripefs.checkpoint import access
+from bootseer.stripefs.checkpoint import access, jobaccess
 
 log = logging.getLogger(__name__)
 
 
 class CheckpointStage:
-    """``begin`` mounts, ``release`` lets bytes flow, ``provide`` when the training command needs the folder, ``ready``
-    when it has what it needs of it, ``close`` at the end."""
+    """``begin`` mounts, ``release`` lets all bytes flow, ``provide`` when the training command needs the folder,
+    ``ready`` when it has what it needs of it, ``close`` at the end."""
 
     def __init__(self, table: CheckpointTable, folder: Path, config: Config, identity: Identity) -> None:
         self.table, self.folder, self.config = table, folder, config
@@ -39,7 +39,7 @@ class CheckpointStage:
         """Bytes that the start before read, as far as is known."""
 
     def begin(self) -> None:
-        """Mount, with a prefetch that waits for `release`; once is enough.
+        """Mount, and prefetch what the start before read; without a record, all waits for `release`. Once is enough.
 
         `NotFoundError`, or `DataError` for one without COMMIT.
         """
@@ -53,14 +53,21 @@ class CheckpointStage:
         )
 
     def release(self) -> None:
-        """Let the prefetch begin."""
+        """Let a prefetch begin of which nothing is recorded."""
         if self._mount is not None:
             self._mount.release()
 
-    def ready(self) -> None:
-        """Keep for the next start what this one has read until now."""
+    def ready(self, events: Path) -> None:
+        """Keep for the next start what this one has read until now: of the mount, and (of those that note it beside
+        ``events``) by the URL."""
         if self._mount is not None:
-            access.save(open_store(self.config.store_url), self._lineage, self._mount.accessed())
+            record = access.merged([self._mount.accessed(), jobaccess.collect(events)])
+            access.save(open_store(self.config.store_url), self._lineage, record)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What processes of the job are told, so that they note what they read by the URL."""
+        return {jobaccess.VARIABLE: self._mount.url} if self._mount is not None else {}
 
     @property
     def _lineage(self) -> access.Lineage:

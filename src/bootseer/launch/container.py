@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import bootseer
@@ -50,6 +50,10 @@ class Container:
     def add_mount(self, source: Path, target: str) -> None:
         """Show the host folder ``source`` read-only at ``target`` in every command started from now on."""
         self._mounts.append(MountTable(source=str(source), target=target))
+
+    def tell(self, variables: Mapping[str, str]) -> None:
+        """Give every command started from now on these variables, too."""
+        self._environ.update(variables)
 
     def host_path(self, path: str) -> Path:
         """Where the container path ``path`` lies on this host: below a mount, or in the root file system."""

@@ -233,9 +233,10 @@ class _Node:
 
     @contextlib.contextmanager
     def _in_turn(self, checkpoint: CheckpointStage) -> Iterator[None]:
-        """Meanwhile a thread lets the checkpoint's bytes flow as soon as the hot blocks of the image are here.
+        """Meanwhile a thread lets all of the checkpoint flow as soon as the hot blocks of the image are here.
 
-        What the job needs first comes first; the rest of the image waits until the job is ready.
+        What the start before read of it waits for nothing: it is little, and needed. The rest of the image waits until
+        the job is ready.
         """
         over = threading.Event()
 
@@ -278,6 +279,7 @@ class _Node:
         try:
             if self.checkpoint and self.job.checkpoint:
                 container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path)
+                container.tell(self.checkpoint.variables)
             self.record.exit_code = container.run(self.job.job.command, span=init, auto=self.job.job.auto)
         finally:
             watch.stop()
@@ -289,7 +291,7 @@ class _Node:
     def _keep_access(self) -> None:
         if self.checkpoint:
             with _advisory("keep what was read of the checkpoint"):
-                self.checkpoint.ready()
+                self.checkpoint.ready(self.events)
 
     def _collect(self) -> None:
         """Note what the techniques moved, while their servers still run."""

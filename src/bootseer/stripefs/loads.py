@@ -1,7 +1,7 @@
 """What the last loads of checkpoints on this node moved: for ``bootseer fs explain --last``.
 
-A process that loads (a mount's server, ``bootseer.torch``) leaves a `LoadReport` in the state folder of its user, where
-the newest few stay. It is for people only: what goes wrong here is a log line.
+A process that loads (a mount's server, ``bootseer.torch``, fsspec) leaves a `LoadReport` in the state folder of its
+user, where the newest few stay. It is for people only: what goes wrong here is a log line.
 """
 
 from __future__ import annotations

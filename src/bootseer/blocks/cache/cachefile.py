@@ -59,6 +59,11 @@ class ReadyBlocks(Generic[Map]):
             raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
         return data
 
+    def readinto(self, offset: int, view: memoryview) -> None:
+        """As `read`, into ``view``."""
+        if os.preadv(self._fd, [view], offset) != len(view):
+            raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
+
     def close(self) -> None:
         """Closing twice is allowed."""
         if self._fd >= 0:
@@ -199,10 +204,17 @@ class CacheFile(ReadyBlocks[Map]):
     def read(self, offset: int, length: int) -> bytes:
         """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter, or lost them in this moment."""
         data = super().read(offset, length)
+        self._refuse_lost(offset, length)
+        return data
+
+    def readinto(self, offset: int, view: memoryview) -> None:
+        super().readinto(offset, view)
+        self._refuse_lost(offset, len(view))
+
+    def _refuse_lost(self, offset: int, length: int) -> None:
         unit = self.map.block_size
         if self.broken and not self.is_ready(offset // unit, max(offset, offset + length - 1) // unit):
             raise OSError(errno.EIO, f"block cache {self.folder} lost data")
-        return data
 
     def blocks_now(self) -> ReadyBlocks[Map]:
         """What is ready now, for reading also after `close`."""
@@ -286,6 +298,13 @@ class CacheFile(ReadyBlocks[Map]):
         if self._lock_fd >= 0:
             with contextlib.suppress(OSError):
                 os.utime(self._lock_fd)  # the time of last use
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def leave(self) -> None:
+        """Close the descriptors and nothing else: for a forked child, whose parent goes on and owns the folder."""
+        super().close()
+        if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
 

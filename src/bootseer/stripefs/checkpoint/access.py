@@ -9,7 +9,8 @@ log line, never an error for the job.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -59,6 +60,69 @@ class AccessRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def bytes(self) -> int:
         return sum(last - first for file in self.files for first, last in file.ranges)
+
+
+_NUMBER = re.compile(r"\d+", re.ASCII)
+_DIGITS = 18
+"""A longer run of digits is part of a name, such as a hash, and no number."""
+
+
+def counterparts(files: Iterable[FileAccess], sizes: Mapping[str, int]) -> list[tuple[str, Ranges]]:
+    """What ``files`` of one checkpoint are in another one, whose files have these ``sizes`` by path, and which ranges
+    of them; in the order of ``files``, without those that have none.
+
+    A path that is there is that file. Numbers in the others may be those of a step: where no path of the same shape
+    (the path without its numbers) is there, and both checkpoints have equally many of it, they are matched in the order
+    of their numbers; where not equally many, those match that differ by one number, the same for all.
+    """
+    wanted = list(files)
+    kept = {_shape(file.path) for file in wanted if file.path in sizes}
+    before = _by_shape(file.path for file in wanted)
+    now = _by_shape(sizes)
+    renamed: dict[str, str] = {}
+    for shape in before.keys() & now.keys() - kept:
+        if len(before[shape]) == len(now[shape]):
+            renamed.update(zip(before[shape], now[shape], strict=True))
+        else:
+            renamed.update(_renumbered(before[shape], now[shape]))
+    found = ((file, path) for file in wanted if (path := renamed.get(file.path, file.path)) in sizes)
+    return [(path, ranges) for file, path in found if (ranges := file.of(sizes[path]))]
+
+
+def _shape(path: str) -> str:
+    return _NUMBER.sub(lambda found: "0" if len(found[0]) <= _DIGITS else found[0], path)
+
+
+def _numbers(path: str) -> list[int]:
+    return [int(digits) for digits in _NUMBER.findall(path) if len(digits) <= _DIGITS]
+
+
+def _by_shape(paths: Iterable[str]) -> dict[str, list[str]]:
+    """Paths of each shape, in the order of their numbers."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(paths, key=lambda path: (_numbers(path), path)):
+        found.setdefault(_shape(path), []).append(path)
+    return found
+
+
+def _renumbered(before: Iterable[str], now: Iterable[str]) -> dict[str, str]:
+    """The renaming of paths by another value of one number that finds most of them; of several, the largest value."""
+    there: dict[tuple[int | None, ...], list[tuple[int, str]]] = {}
+    for path in now:
+        for value, rest in _without_each(path):
+            there.setdefault(rest, []).append((value, path))
+    found: dict[tuple[int, int], dict[str, str]] = {}
+    for path in before:
+        for value, rest in _without_each(path):
+            for other, match in there.get(rest, ()):
+                found.setdefault((value, other), {})[path] = match
+    return max(found.items(), key=lambda item: (len(item[1]), item[0][1]))[1] if found else {}
+
+
+def _without_each(path: str) -> Iterable[tuple[int, tuple[int | None, ...]]]:
+    """Each number of ``path``, and its numbers with None in place of that one."""
+    numbers = _numbers(path)
+    return [(value, tuple(None if number == value else number for number in numbers)) for value in {*numbers}]
 
 
 class AccessLog:
@@ -136,7 +200,7 @@ def load(store: Store, lineage: Lineage) -> AccessRecord | None:
     try:
         if (size := store.stat(lineage.key).size) > MAX_STORED:
             raise DataError(f"it has {size} bytes")
-        return _decode(store.get(lineage.key))
+        return decode(store.get(lineage.key))
     except NotFoundError:
         return None
     except BootseerError as exc:
@@ -149,14 +213,39 @@ def save(store: Store, lineage: Lineage, record: AccessRecord) -> bool:
     try:
         if not record.files or record == load(store, lineage):
             return False
-        store.put(lineage.key, msgspec.json.encode(record), overwrite=True)
+        store.put(lineage.key, encode(record), overwrite=True)
     except BootseerError as exc:
         _log.warning("cannot keep what this start read of its checkpoint: %s", exc)
         return False
     return True
 
 
-def _decode(data: bytes) -> AccessRecord:
+def merged(records: Iterable[AccessRecord]) -> AccessRecord:
+    """What all of ``records`` name, at most `MAX_FILES` files; of one with several sizes, the first that is named."""
+    found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
+    for file in (file for record in records for file in record.files):
+        if file.path in found or len(found) < MAX_FILES:
+            size, ranges = found.setdefault(file.path, (file.size, []))
+            ranges += file.ranges if size == file.size else ()
+    return AccessRecord(tuple(FileAccess(path, size, _union(ranges)) for path, (size, ranges) in found.items()))
+
+
+def _union(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    found: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return tuple(found)
+
+
+def encode(record: AccessRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes) -> AccessRecord:
+    """Raises `DataError` for what is no record of this version."""
     try:
         record = msgspec.json.decode(data, type=AccessRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

@@ -7,7 +7,7 @@ the ordering of writes and syncs, and who owns a folder are those of every cache
   for sure; only then may the kernel read it from the file. Until then each read checks it again.
 - What is fetched for a reader is written behind its back, by one thread, while at most `_PENDING` bytes wait for it;
   what comes when more wait is not kept. A disk that has no space for a chunk keeps no more of that file.
-- A folder that another process owns is read, as far as that has synced it, and not written.
+- A folder that another process owns, or that is on a read-only mount, is read, as far as its owner has synced it.
 
 A plain file is not kept: nothing says what its bytes must be.
 
@@ -23,7 +23,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from bootseer.blocks.cache.inventory import CHUNKS, ORIGIN
 from bootseer.blocks.cache.locks import DATA
 from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.chunklist import ChunkList
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, NotWritableError, UnavailableError
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 
 _log = logging.getLogger(__name__)
@@ -72,6 +72,9 @@ class NodeFile:
         self._broken = False
         self.comparison: _Comparison | None = None
 
+    def length_of(self, chunk: int) -> int:
+        return self._map.length_of(chunk)
+
     def sound(self, first: int, last: int) -> bool:
         """Whether the kernel may read the chunks ``first`` to ``last`` (exclusive) from ``fd``."""
         durable = self._own.durable if self._own else self._blocks.ready
@@ -86,13 +89,28 @@ class NodeFile:
         if not self._blocks.ready[chunk]:
             return None
         try:
-            data = self._blocks.read(chunk * self._map.block_size, self._map.length_of(chunk))
+            data = memoryview(self._blocks.read(chunk * self._map.block_size, self._map.length_of(chunk)))
         except OSError as exc:
-            _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, exc.strerror)
-            data = b""
-        if self._map.matches(chunk, data):
+            return self._checked(chunk, exc)
+        return self._checked(chunk, data)
+
+    def readinto(self, chunk: int, view: memoryview) -> bool:
+        """`load` ``chunk`` into ``view``; False when it is not there, or not right: then ``view`` holds rubbish."""
+        if not self._blocks.ready[chunk]:
+            return False
+        try:
+            self._blocks.readinto(chunk * self._map.block_size, view)
+        except OSError as exc:
+            return self._checked(chunk, exc) is not None
+        return self._checked(chunk, view) is not None
+
+    def _checked(self, chunk: int, data: memoryview | OSError) -> memoryview | None:
+        """What was read of ``chunk``, if it has its checksum; else it is not there any more."""
+        if isinstance(data, OSError):
+            _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, data.strerror)
+        elif self._map.matches(chunk, data):
             self._good[chunk] = 1
-            return memoryview(data)
+            return data
         self._good[chunk] = 0
         _log.warning("%s: chunk %d in the node cache is damaged; it is fetched again", self.path, chunk)
         if self._own:
@@ -134,9 +152,14 @@ class NodeFile:
             own.write(chunk, data)
 
     def keep(self, chunk: int, data: memoryview) -> None:
-        """`store` it soon, unless too much waits for that already."""
+        """`store` it soon, unless too much waits for that already. ``data`` is not to change."""
         if self._own is not None and not self._broken:
-            self._cache.later(self, chunk, data)
+            self._cache.later(self, chunk, lambda: data)
+
+    def keep_copy(self, chunk: int, data: Sequence[memoryview]) -> None:
+        """As `keep`, of a chunk that ``data`` makes up; it may change after the call."""
+        if self._own is not None and not self._broken and not self._blocks.ready[chunk]:
+            self._cache.later(self, chunk, lambda: memoryview(b"".join(data)))
 
     def sync(self) -> None:
         """Make what was stored sound; in a folder of another process, look what that has synced. One thread."""
@@ -165,6 +188,13 @@ class NodeFile:
     def close(self) -> None:
         self._blocks.close()
 
+    def leave(self) -> None:
+        """In a forked child: the parent goes on."""
+        if self._own is not None:
+            self._own.leave()
+        else:
+            self._blocks.close()
+
 
 class NodeCache:
     """The node cache in ``cache_dir``, a folder that only its owner can write to, for striped files."""
@@ -178,6 +208,7 @@ class NodeCache:
         self._full = False  # the last eviction did not help
         self._closing = threading.Event()
         self._checking = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="bootseer-cache-check")
+        self._used = threading.Event()  # a file is open
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="bootseer-cache-write")
         self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
         self._syncing.start()
@@ -202,6 +233,7 @@ class NodeCache:
             with self._lock:
                 self._full = False
                 self._files[file.identity] = made
+                self._used.set()
             return made
 
     def find(self, identity: str) -> NodeFile | None:
@@ -215,7 +247,7 @@ class NodeCache:
         folder = self._dir / "blocks" / digest.hex()
         try:
             own = CacheFile.open(folder, shape, digest)
-        except UnavailableError as exc:
+        except (NotWritableError, UnavailableError) as exc:
             _log.info("%s: %s; its chunks are read, and none added", file.path, exc.message)
             fd = os.open(folder / DATA, os.O_RDONLY | os.O_CLOEXEC)
             shared = NodeFile(self, file, ReadyBlocks(folder, fd, bytearray(chunks), shape), fd)
@@ -254,21 +286,31 @@ class NodeCache:
         """Have others give space back on a full disk."""
         return eviction.free(self._dir, _STEP, keep=folder.name)
 
-    def later(self, file: NodeFile, chunk: int, data: memoryview) -> None:
+    def later(self, file: NodeFile, chunk: int, data: Callable[[], memoryview]) -> None:
+        """Have the writing thread store ``data``, which is called only where not too much waits already."""
+        size = file.length_of(chunk)
         with self._lock:
-            if self._closing.is_set() or self._pending + len(data) > _PENDING:
+            if self._closing.is_set() or self._pending + size > _PENDING:
                 return
-            self._pending += len(data)
+            self._pending += size
             file.users += 1
-            self._writing.submit(self._store, file, chunk, data)
+        try:
+            self._writing.submit(self._store, file, chunk, data())
+        except BaseException as exc:
+            self._written(file, size)
+            if not isinstance(exc, RuntimeError):  # of an interpreter that ends
+                raise
 
     def _store(self, file: NodeFile, chunk: int, data: memoryview) -> None:
         try:
             file.store(chunk, data)
         finally:
-            with self._lock:
-                self._pending -= len(data)
-                file.users -= 1
+            self._written(file, len(data))
+
+    def _written(self, file: NodeFile, size: int) -> None:
+        with self._lock:
+            self._pending -= size
+            file.users -= 1
 
     def compare(self, file: NodeFile, chunks: Sequence[int]) -> threading.Event:
         """Compare ``chunks`` of ``file``, or go on with what is being compared of it; set when that has ended."""
@@ -305,6 +347,10 @@ class NodeCache:
     def _sync(self) -> None:
         while not self._closing.wait(_SYNC_SECONDS):
             self.sync()
+            with self._lock:
+                if not self._files and not self._closing.is_set():
+                    self._used.clear()
+            self._used.wait()
 
     def sync(self) -> None:
         """Make what was stored survive a crash, and close what nobody uses."""
@@ -321,6 +367,7 @@ class NodeCache:
         """Write what waits, sync and close. Not while anybody reads."""
         with self._lock:
             self._closing.set()
+            self._used.set()
         self._writing.shutdown(wait=True)
         self._checking.shutdown(wait=True, cancel_futures=True)
         self._syncing.join()
@@ -328,6 +375,11 @@ class NodeCache:
             files, self._files = self._files, {}
         for file in files.values():
             file.close()
+
+    def leave(self) -> None:
+        """In a forked child, which has none of the threads: keep no folder owned. It is of no use after that."""
+        for file in self._files.values():
+            file.leave()
 
 
 def _digest(shape: ChunkList) -> bytes:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Protocol, Self
 
 from blake3 import blake3
 from crc32c import crc32c
@@ -32,14 +32,34 @@ _POINTER_READ = layout.MAX_REMNANT
 _OPEN_TRIES = 3
 
 
+class Local(Protocol):
+    """What a node has of one open file, and who notes there what is read of it. Any thread may call anything."""
+
+    def note(self, offset: int, length: int) -> None:
+        """These bytes are about to be read."""
+
+    def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
+        """Fill the memory of those whole chunks that are here, checked. Returns the others."""
+
+    def keep(self, chunk: int, data: Sequence[memoryview]) -> None:
+        """``chunk`` was fetched, and has its CRC. ``data`` makes it up, and may change after the call."""
+
+    def close(self) -> None:
+        """The file is not read any more."""
+
+
 class ChunkFile:
     """An open file of the store, read in chunks. ``identity`` changes when the content does.
 
     ``unfinished``: a plain file that a writer still had open; it is read as far as it was complete.
+    ``local``: where its chunks are looked for first and kept. ``fetched``, ``cached``: bytes that came from the storage
+    and from there.
     """
 
     identity: str
     unfinished = False
+    local: Local | None = None
+    fetched = cached = 0
 
     def __init__(self, backend: Backend, path: str, geometry: Geometry) -> None:
         self.path, self.geometry = path, geometry
@@ -69,9 +89,10 @@ class ChunkFile:
             self.check_range(offset, len(view))
             if len(view):
                 views.append((offset, view))
+                if self.local is not None:
+                    self.local.note(offset, len(view))
         copies: list[tuple[memoryview, memoryview]] = []
-        if pieces := self._pieces(views, copies):
-            self._backend.read_many(pieces)
+        self._fetch(self._pieces(views, copies))
         for target, source in copies:
             target[:] = source
 
@@ -86,7 +107,15 @@ class ChunkFile:
             if len(part) != self.geometry.chunk_length(chunk):
                 raise ValueError(f"chunk {chunk} of {self.path} has {self.geometry.chunk_length(chunk)} bytes")
         if parts:
-            self._backend.read_many(self._by_stripe(dict(enumerate(parts, first))))
+            if self.local is not None:
+                self.local.note(first * self.unit, sum(map(len, parts)))
+            self._fetch(self._by_stripe(dict(enumerate(parts, first))))
+
+    def _fetch(self, pieces: Sequence[Piece]) -> None:
+        if pieces:
+            self._backend.read_many(pieces)
+            with self._lock:
+                self.fetched += sum(len(part) for piece in pieces for part in piece.parts)
 
     def _by_stripe(self, wanted: Mapping[int, memoryview]) -> list[Piece]:
         """Whole chunks, each into its memory: a piece for each run of chunks that lie beside each other in a stripe."""
@@ -157,6 +186,9 @@ class ChunkFile:
         """Not while another thread reads."""
         with self._lock:
             sources, self._sources = self._sources, {}
+            local, self.local = self.local, None
+        if local is not None:
+            local.close()
         for source in sources.values():
             source.close()
 
@@ -275,6 +307,13 @@ class StripedFile(ChunkFile):
         self._backend.read_many([piece(i) for i in stripes])
         return tuple(footers[i] for i in stripes)
 
+    def _by_stripe(self, wanted: Mapping[int, memoryview]) -> list[Piece]:
+        if self.local is not None:
+            every, wanted = wanted, self.local.fill(wanted)
+            with self._lock:
+                self.cached += sum(len(view) for chunk, view in every.items() if chunk not in wanted)
+        return super()._by_stripe(wanted)
+
     def _decode_footer(self, stripe: int, data: memoryview) -> Footer:
         name = self.pointer.stripe_path(self.path, stripe)
         footer, crc = layout.decode_footer(bytes(data), name)
@@ -287,10 +326,12 @@ class StripedFile(ChunkFile):
 
         def check(part: int, data: memoryview) -> None:
             position = first + part
+            chunk = position * self.geometry.width + stripe
             if crc32c(data) != crcs[position]:
-                chunk = position * self.geometry.width + stripe
                 name = self.pointer.stripe_path(self.path, stripe)
                 raise DataError(f"chunk {chunk} of {self.path} is damaged ({name})", hint="restore it from a copy")
+            if self.local is not None:
+                self.local.keep(chunk, [data])
 
         source, offset = self._source(stripe), self.geometry.chunk_offset(first)
         return Piece(source, offset, parts, check, self._reopened(stripe), self.path)

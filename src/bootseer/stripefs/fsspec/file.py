@@ -123,8 +123,8 @@ _BUFFER = 64 << 10
 class _Raw(io.RawIOBase):
     """In a forked child it opens its file again: threads and connections are those of the parent process."""
 
-    def __init__(self, open_file: Callable[[], ChunkFile], name: str, window: int) -> None:
-        self._open, self._window = open_file, window
+    def __init__(self, fs: StripePaths, name: str, window: int) -> None:
+        self._fs, self._window = fs, window
         self.name, self.mode = name, "rb"
         with doing(name):
             self._start()
@@ -132,7 +132,7 @@ class _Raw(io.RawIOBase):
         self._position = 0
 
     def _start(self) -> None:
-        self._file, self._pid = self._open(), os.getpid()
+        self._file, self._pid = self._fs.reader(self.name), os.getpid()
         unit = self._file.unit
         window = max(2 * unit, self._window)
         self._ahead = ReadAhead(memory=2 * window, step=2 * unit, far=window)
@@ -172,7 +172,8 @@ class _Raw(io.RawIOBase):
                 self._start()
                 if self._file.identity != self._identity:
                     raise DataError(f"{self._file.path} was replaced while it was read", hint="open it again")
-            self._ahead.readinto(self._file, self._position, view)
+            with self._fs.load.reading(len(view)):
+                self._ahead.readinto(self._file, self._position, view)
             self._position += len(view)
 
     def close(self) -> None:
@@ -181,6 +182,7 @@ class _Raw(io.RawIOBase):
             if self._pid == os.getpid():
                 self._ahead.close()  # not while one of its threads reads from the file
                 self._file.close()
+                self._fs.load.tell_soon()
 
 
 class StripeFile(io.BufferedReader):
@@ -192,7 +194,7 @@ class StripeFile(io.BufferedReader):
 
     def __init__(self, fs: StripePaths, path: str, window: int = WINDOW) -> None:
         self.fs, self.path, self.blocksize = fs, path, window
-        raw = _Raw(lambda: fs.store.open(path), path, window)
+        raw = _Raw(fs, path, window)
         self.size = raw.size
         super().__init__(raw, _BUFFER)
 

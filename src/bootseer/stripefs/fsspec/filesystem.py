@@ -14,6 +14,7 @@ import contextlib
 import datetime
 import errno
 import os
+import time
 from collections.abc import Iterator
 from glob import has_magic
 from hashlib import sha256
@@ -303,12 +304,20 @@ class StripeFileSystem(StripePaths):
         ends = ends if isinstance(ends, list) else [ends] * len(paths)
         wanted = [Wanted(self._key(path), start, end) for path, start, end in zip(paths, starts, ends, strict=True)]
         out: list[Any] = []
-        for item, found in zip(wanted, gather(self.store.open, wanted, gap=max_gap), strict=True):
+        for item, found in zip(wanted, self._gather(wanted, max_gap), strict=True):
             error = os_error(found, absolute(item.path)) if isinstance(found, BootseerError) else found
             if isinstance(error, BaseException) and on_error != "return":
                 raise error from (found if isinstance(found, BootseerError) else None)
             out.append(error)
         return out
+
+    def _gather(self, wanted: list[Wanted], gap: int | None) -> list[bytes | BaseException]:
+        began = time.monotonic()
+        found = gather(self.reader, wanted, gap=gap)
+        needed = sum(len(data) for data in found if isinstance(data, bytes))
+        self.load.count({"needed": needed, "waited": time.monotonic() - began})
+        self.load.tell_soon()
+        return found
 
     def cat(self, path: Any, recursive: bool = False, on_error: str = "raise", **kwargs: object) -> Any:
         paths = self.expand_path(path, recursive=recursive)

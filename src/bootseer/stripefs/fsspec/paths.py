@@ -29,8 +29,10 @@ from bootseer.storage.fsspec import FsspecBackend
 from bootseer.storage.interface import Backend
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.commit import is_hidden
+from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.open import open_backend
 from bootseer.stripefs.store import StripeFS
+from bootseer.stripefs.unmounted import Load
 
 PROTOCOL = "bsx"
 PREFIX = "bsx+"
@@ -158,6 +160,7 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         self.url = self._location.url
         self.protocol = (PREFIX + self.url.partition("://")[0], PROTOCOL)
         self._opened: dict[int, StripeFS] = {}  # by process
+        self._loads: dict[int, Load] = {}
         self._strip_protocol = self._within  # type: ignore[method-assign]
         with doing(self.url):
             self.store  # noqa: B018  an option that nobody knows is an error here and not later
@@ -169,6 +172,18 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         if process not in self._opened:
             self._opened.setdefault(process, StripeFS(self._make()))
         return self._opened[process]
+
+    @property
+    def load(self) -> Load:
+        """All reads of this process."""
+        process = os.getpid()
+        if process not in self._loads:
+            self._loads.setdefault(process, Load(self.store.url, self.store.url, "fsspec"))
+        return self._loads[process]
+
+    def reader(self, path: str) -> ChunkFile:
+        """The file at ``path`` of the store, read by way of the node cache. Errors of `StripeFS.open`."""
+        return self.load.use(self.store.open(path))
 
     @property
     def fsid(self) -> str:

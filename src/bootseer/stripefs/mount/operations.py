@@ -24,7 +24,7 @@ from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import XATTRS, Entry, join
 from bootseer.storage.pool import parallel
-from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess
+from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess, Ranges
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.readahead import ReadAhead
@@ -116,13 +116,17 @@ class StripeOperations(fuse.Operations):
         self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
         self.bytes_read = self.bytes_written = 0
         self.accessed = AccessLog()
-        self._expected = {file.path: file for file in expected}
+        self._expected = {file.path: file.ranges for file in expected}
         self.waited = Waited()
 
     @property
     def unfinished(self) -> int:
         """How many files are being written."""
         return 0
+
+    def expect(self, read: Iterable[tuple[str, Ranges]]) -> None:
+        """A start before read these ranges of files."""
+        self._expected |= dict(read)
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         path = join(self._path(parent), name)
@@ -245,7 +249,7 @@ class StripeOperations(fuse.Operations):
         if backing:
             path, size = os.fsdecode(known.path), known.attr.size
             before = self._expected.get(path)
-            for first, last in (before.of(size) if before else ()) or ((0, size),):
+            for first, last in before if before and before[-1][1] <= size else ((0, size),):
                 self.accessed.add(path, size, first, last - first)
 
     def backings(self) -> Mapping[int, int]:

@@ -29,7 +29,7 @@ from bootseer.private import private_folder
 from bootseer.storage.interface import clean, join
 from bootseer.stripefs import layout, loads
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess, Ranges
+from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess, Ranges, counterparts
 from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
@@ -61,7 +61,8 @@ class ServerSpec(msgspec.Struct, frozen=True):
     """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
     ``limits``: of the node cache.
 
-    ``prefetch``: paths as of `mount.start`, or the ranges of files; ``hold``: not before `FsMount.release`;
+    ``prefetch``: paths as of `mount.start`; ``ranges`` of files go before; ``hold``: whole files only after
+    `FsMount.release`;
     ``memory``: bytes of read-ahead that it holds. ``allow_other``: other users may use the mount, with ``shared`` as
     far as the owners and modes of the storage let them, else for everything.
     ``writable``: with files of ``width`` and ``unit``, and at most ``spool`` bytes of them, unfinished, on this node.
@@ -319,8 +320,7 @@ class Server:
         if self._prefetch == "none":
             return
         try:
-            self._await_release()
-            wanted = [(self._fs.open(path), ranges) for path, ranges in self._wanted()]
+            wanted = [(self._fs.open(path), ranges) for path, ranges in self._recorded() or self._whole()]
             pieces = [(file, list(self._pieces(file, ranges))) for file, ranges in wanted]
             self._total = sum(_bytes(file, piece) for file, parts in pieces for piece in parts)
             with ThreadPoolExecutor(2, thread_name_prefix="bootseer-prefetch") as pool:
@@ -365,24 +365,23 @@ class Server:
                 _log.warning("prefetch begins: it was held back for %.0f s", _HOLD_SECONDS)
                 return
 
-    def _wanted(self) -> list[tuple[str, Ranges]]:
-        """The files to prefetch and which ranges of them: all of those that are named, and the given ranges of those
-        that are still as long."""
-        wanted = []
-        for known in self._spec.ranges:
-            try:
-                ranges = known.of(self._fs.stat(known.path).size)
-            except NotFoundError:
-                ranges = ()
-            if not ranges:
-                _log.info("%s is not what the start before read: not prefetched", known.path)
-            wanted.append((known.path, ranges))
-        whole = self._spec.prefetch
-        if self._spec.ranges and not any(ranges for _, ranges in wanted):
-            _log.info("nothing that the start before read is here: all files are prefetched")
-            whole = ("",)
-        wanted += [(path, ((0, self._fs.stat(path).size),)) for path in self._paths(whole)]
-        return [(path, ranges) for path, ranges in wanted if ranges]
+    def _recorded(self) -> list[tuple[str, Ranges]]:
+        """The given ranges, of files that have a counterpart here; they are few, and wait for nothing."""
+        if not self._spec.ranges:
+            return []
+        sizes = {path: self._fs.stat(path).size for path in self._paths(("",))}
+        wanted = counterparts(self._spec.ranges, sizes)
+        if len(wanted) < len(self._spec.ranges):
+            what = "what else it read" if wanted else "what the start before read: all files are prefetched"
+            _log.info("%s has %d of %d files of %s", self._fs.url, len(wanted), len(self._spec.ranges), what)
+        self._ops.expect(wanted)
+        return wanted
+
+    def _whole(self) -> list[tuple[str, Ranges]]:
+        """All of the files that are named, or of all files when no given range is here. Waits for their turn."""
+        self._await_release()
+        paths = self._paths(self._spec.prefetch or ("",))
+        return [(path, ((0, size),)) for path in paths if (size := self._fs.stat(path).size)]
 
     def _paths(self, items: Sequence[str]) -> list[str]:
         found: dict[str, None] = {}

@@ -7,9 +7,7 @@ import io
 import logging
 import os
 import pickle
-import time
 import uuid
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,6 @@ from torch.futures import Future
 
 from bootseer.errors import DataError, NotFoundError, UnsupportedError
 from bootseer.storage.pool import parallel
-from bootseer.stripefs.loads import LoadMeter, keep
 from bootseer.stripefs.torch.folder import CheckpointFolder
 from bootseer.stripefs.torch.output import EDGE
 from bootseer.stripefs.torch.pickles import DATA_OFFSET, TensorLayout, load_metadata, tensor_layout
@@ -77,7 +74,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         """Of the metadata that was read; "" for none."""
 
     def read_metadata(self) -> Metadata:
-        with CheckpointFolder(self._url) as folder:
+        with CheckpointFolder(self._url, "DCP") as folder:
             if not folder.has(METADATA):
                 if any(name.endswith(METADATA) for name in folder.names()):
                     raise UnsupportedError(
@@ -109,7 +106,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         return DataError(f"{self._url} was replaced while it was loaded", hint="load it again")
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with CheckpointFolder(self._url) as folder:
+        with CheckpointFolder(self._url, "DCP") as folder:
             if self._version and folder.version(METADATA) != self._version:
                 raise self._replaced()
             _Load(folder, self._storage, self._tensors, planner, self._group, self._weights_only).run(plan.items)
@@ -141,22 +138,19 @@ class _Load:
     ) -> None:
         self._folder, self._storage, self._tensors = folder, storage, tensors
         self._planner, self._group, self._weights_only = planner, group, weights_only
-        self._counts: Counter[str] = Counter()
 
     def _reads(self) -> TensorReads:
         return TensorReads(self._read, staging=STAGING if self._group is None else None)
 
     def _read(self, ranges: Sequence[Range]) -> None:
         if self._group is not None:
-            self._counts.update(read_shared(ranges, self._group).counts)
+            self._folder.load.count(read_shared(ranges, self._group).counts)
             return
-        began, size = time.monotonic(), sum(len(view) for _, _, view in ranges)
-        read_ranges(ranges)
-        self._counts.update({"needed": size, "fetched": size, "waited": time.monotonic() - began})
+        with self._folder.load.reading(sum(len(view) for _, _, view in ranges)):
+            read_ranges(ranges)
 
     def run(self, plan: list[ReadItem]) -> None:
         """Read everything that ``plan`` wants. With a group every rank makes the same calls of `read_shared`."""
-        meter = LoadMeter(self._folder.url, "DCP")
         items = self._located(plan)
         if not all(hasattr(info, DATA_OFFSET) for index, info in self._storage.items() if self._is_tensor(index)):
             self._find_layouts(items)
@@ -177,7 +171,6 @@ class _Load:
             else:
                 reads.bytes(it.file, it.info.offset, it.info.length, lambda data, it=it: self._give_whole(it, data))  # type: ignore[misc]
         reads.flush()
-        keep(meter.report(**self._counts))
 
     def _is_tensor(self, index: MetadataIndex) -> bool:
         return isinstance(self._tensors.get(index.fqn), TensorStorageMetadata)

@@ -137,6 +137,17 @@ class Destination:
             chunk.finish()
         return chunks, sum(len(view) for found in ranges.values() for _, view in found)
 
+    @property
+    def cached(self) -> int:
+        """Bytes that came from the node cache so far."""
+        return sum(file.cached for file in self.files.values())
+
+    def keep(self, name: FileId, number: int, chunk: Chunk) -> None:
+        """Put a chunk that another rank has read into the node cache, if it has the store's CRC."""
+        file = self.files[name]
+        if file.local is not None and isinstance(file, StripedFile):
+            file.local.keep(number, chunk.parts)
+
     def expected_crc(self, name: FileId, number: int) -> int | None:
         """CRC-32C that the store says of a chunk; None for a plain file."""
         file = self.files[name]

@@ -16,6 +16,7 @@ from bootseer.stripefs import ChunkFile, layout, open_fs, split_url
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
 from bootseer.stripefs.files.reader import PlainFile
+from bootseer.stripefs.unmounted import Load
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +46,11 @@ class CheckpointFolder:
     wrote it. `DataError` when a save began and did not finish, `NotFoundError` when there is no such folder.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, how: str) -> None:
+        """``how``: by what it is loaded, for `load`."""
         base, self.path = split_url(url)
         self.url, self.fs = url.rstrip("/"), open_fs(base)
+        self.load = Load(self.fs.url, join(self.fs.url, self.path), how)
         self._lock = threading.Lock()
         self._files: dict[str, ChunkFile] = {}
         backend = self.fs.backend
@@ -97,7 +100,7 @@ class CheckpointFolder:
         file = self.fs.open(join(self.path, layout.clean_new(name)))
         try:
             if listed is None:
-                return file
+                return self.load.use(file)
             plain = isinstance(file, PlainFile)
             if file.size != listed.size or (not plain and file.identity != listed.uuid):
                 raise DataError(f"{file.path} was changed after COMMIT", hint="use `bootseer fs latest`")
@@ -105,7 +108,7 @@ class CheckpointFolder:
                 return SmallFile(file, listed.digest)
             if plain and listed.uuid:
                 _log.warning("%s was striped: this is a mount or a copy, whose bytes are checked by the storage", name)
-            return file
+            return self.load.use(file)
         except BaseException:
             file.close()
             raise
@@ -116,6 +119,7 @@ class CheckpointFolder:
             files, self._files = self._files, {}
         for file in files.values():
             file.close()
+        self.load.tell()
 
     def __enter__(self) -> Self:
         return self

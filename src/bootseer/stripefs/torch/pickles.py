@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import collections
 import io
+import logging
 import pathlib
 import pickle
+import pickletools
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +23,16 @@ from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from bootseer.errors import DataError
+from bootseer.stripefs.torch import weigh
+from bootseer.stripefs.torch.output import EDGE
+
+_log = logging.getLogger(__name__)
+
+_ROOM, _GROWTH = 512 << 20, 64
+"""Bytes of memory that decoding a pickle may take, and how many more for each of its own. DCP's metadata take about 10
+for each."""
+_WEIGH_SECONDS = 60.0
+"""And so long, besides a second for each MB."""
 
 
 class _Sealed(type):
@@ -104,7 +118,9 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def load_metadata(data: bytes, name: str) -> dcp.Metadata:
-    """Decode the ``.metadata`` of DCP in file ``name``. `DataError` for what is none, or holds anything else."""
+    """Decode the ``.metadata`` of DCP in file ``name``. `DataError` for what is none, holds anything else, or would
+    take far more memory than it is long."""
+    _weigh(data, name)
     try:
         found = _MetadataUnpickler(io.BytesIO(data)).load()
     except pickle.UnpicklingError as exc:
@@ -126,6 +142,26 @@ def load_metadata(data: bytes, name: str) -> dcp.Metadata:
         if not isinstance(info.relative_path, str) or not all(isinstance(n, int) and n >= 0 for n in numbers):
             raise DataError(f"{name} is damaged: {index.fqn} is nowhere")
     return found
+
+
+def _weigh(data: bytes, name: str) -> None:
+    """Decode ``data`` in another process first, whose memory is limited. `DataError` when that is not enough."""
+    command = [sys.executable, "-I", "-S", weigh.__file__, str(_ROOM + _GROWTH * len(data))]
+    seconds = _WEIGH_SECONDS + len(data) / 1e6
+    try:
+        code = subprocess.run(command, input=data, stderr=subprocess.DEVNULL, timeout=seconds, check=False).returncode
+    except subprocess.TimeoutExpired:
+        raise DataError(f"{name} is not loaded: it takes more than {seconds:.0f} s to decode") from None
+    except OSError as exc:
+        _log.warning("%s is decoded without a look at how much memory that takes: %s", name, exc)
+        return
+    if code == weigh.TOO_MUCH or code < 0:
+        raise DataError(
+            f"{name} is not loaded: decoding its {len(data)} bytes takes more memory than any metadata does",
+            hint="it is damaged, or was made by another program",
+        )
+    if code:
+        _log.warning("%s is decoded without a look at how much memory that takes: exit code %d", name, code)
 
 
 DATA_OFFSET = "bootseer_data_offset"
@@ -217,6 +253,14 @@ class _Edges(io.RawIOBase):
         return data
 
 
+def _small(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """The pickle of one tensor. ValueError for one that is larger, or numbers more objects than it can have."""
+    data = archive.read(entry) if entry.file_size <= EDGE else b""
+    if any(op.name.endswith("PUT") and int(arg or 0) > EDGE for op, arg, _ in pickletools.genops(data)):
+        raise ValueError("it is no pickle of a tensor")
+    return data
+
+
 def tensor_layout(head: bytes, tail: bytes, length: int) -> TensorLayout | None:
     """Where the elements are in a tensor that torch.save wrote as ``length`` bytes, of which ``head`` and ``tail`` are
     the first and the last. None when that cannot be told: then torch.load has to read it.
@@ -226,7 +270,7 @@ def tensor_layout(head: bytes, tail: bytes, length: int) -> TensorLayout | None:
             entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
             if archive.read(entries["byteorder"]) != b"little":
                 return None
-            content = _TensorUnpickler(io.BytesIO(archive.read(entries["data.pkl"]))).load()
+            content = _TensorUnpickler(io.BytesIO(_small(archive, entries["data.pkl"]))).load()
             storage, start, sizes, strides, dtype, rest = content
             data = entries[f"data/{storage.key}"]
             at = data.header_offset

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,9 +20,9 @@ from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedEr
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import ChunkFile, split_url
 from bootseer.stripefs.torch.folder import CheckpointFolder
-from bootseer.stripefs.torch.reads import Stored, TensorReads
+from bootseer.stripefs.torch.reads import Range, Stored, TensorReads, read_ranges
 
-_MAX_HEADER = 100_000_000
+MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 _INDEX = ".safetensors.index.json"
 _FILE = ".safetensors"
@@ -30,7 +31,7 @@ _BITS = {
     "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
     "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
-_DTYPES = {
+DTYPES = {
     "BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
@@ -65,7 +66,7 @@ def _header(file: ChunkFile) -> _Header:
     # one request nearly always: the header of a large model is some 100 kB
     head = file.read(0, min(file.size, file.unit))
     length = int.from_bytes(head[:8], "little")
-    if length > _MAX_HEADER or length > file.size - 8:
+    if length > MAX_HEADER or length > file.size - 8:
         raise DataError(f"{bad}: its header would have {length} bytes")
     text = head[8 : 8 + length]
     text += file.read(8 + len(text), length - len(text))
@@ -92,8 +93,10 @@ def _header(file: ChunkFile) -> _Header:
 class LazySlice:
     """A tensor that is read when it is indexed, and then only the part that is asked for."""
 
-    def __init__(self, stored: Stored, dtype: str, device: str | torch.device) -> None:
-        self._stored, self._dtype, self._device = stored, dtype, device
+    def __init__(
+        self, stored: Stored, dtype: str, device: str | torch.device, read: Callable[[Sequence[Range]], object]
+    ) -> None:
+        self._stored, self._dtype, self._device, self._read = stored, dtype, device, read
 
     def get_shape(self) -> list[int]:
         return list(self._stored.sizes)
@@ -132,7 +135,7 @@ class LazySlice:
                 rest += given[number:]
                 break
         part = torch.empty(lengths, dtype=self._stored.dtype)
-        reads = TensorReads()
+        reads = TensorReads(self._read)
         reads.tensor(self._stored, offsets, lengths, part)
         reads.flush()
         found: torch.Tensor = part[tuple(rest)].to(self._device)
@@ -169,7 +172,7 @@ class SafetensorsFile:
 
     def get_slice(self, name: str) -> LazySlice:
         stored, dtype = self._stored(name)
-        return LazySlice(stored, dtype, self._device)
+        return LazySlice(stored, dtype, self._device, self._read)
 
     def get_tensor(self, name: str) -> torch.Tensor:
         return self.get_tensors([name])[name]
@@ -177,7 +180,7 @@ class SafetensorsFile:
     def get_tensors(self, names: list[str] | None = None) -> dict[str, torch.Tensor]:
         """Several tensors, all without ``names``, read together."""
         found: dict[str, torch.Tensor] = {}
-        reads = TensorReads()
+        reads = TensorReads(self._read)
         for name in self.keys() if names is None else names:
             stored, _ = self._stored(name)
             found[name] = target = torch.empty(tuple(stored.sizes), dtype=stored.dtype, device=self._device)
@@ -185,13 +188,17 @@ class SafetensorsFile:
         reads.flush()
         return found
 
+    def _read(self, ranges: Sequence[Range]) -> None:
+        with self._folder.load.reading(sum(len(view) for _, _, view in ranges)):
+            read_ranges(ranges)
+
     def _stored(self, name: str) -> tuple[Stored, str]:
         try:
             file, header = self._where[name]
         except KeyError:
             raise NotFoundError(f"{self._folder.url} has no tensor {name!r}") from None
         entry = header.tensors[name]
-        dtype = getattr(torch, _DTYPES.get(entry.dtype, ""), None)
+        dtype = getattr(torch, DTYPES.get(entry.dtype, ""), None)
         if dtype is None:
             raise UnsupportedError(f"this version of torch has no dtype {entry.dtype}, which {name!r} has")
         shape = entry.shape
@@ -215,8 +222,8 @@ def _files(url: str) -> tuple[CheckpointFolder, dict[str, list[str] | None]]:
     """The folder of the model at ``url`` and its files, each with the tensors that are wanted of it (None: all)."""
     base, name = split_url(url)
     if name.endswith(_FILE):
-        return CheckpointFolder(base), {name: None}
-    folder = CheckpointFolder(base if name.endswith(_INDEX) else url)
+        return CheckpointFolder(base, "safetensors"), {name: None}
+    folder = CheckpointFolder(base if name.endswith(_INDEX) else url, "safetensors")
     try:
         if name.endswith(_INDEX):
             return folder, _indexed(folder, name)
@@ -237,7 +244,7 @@ def _files(url: str) -> tuple[CheckpointFolder, dict[str, list[str] | None]]:
 
 def _indexed(folder: CheckpointFolder, name: str) -> dict[str, list[str] | None]:
     file = folder.open(name)
-    if file.size > _MAX_HEADER:
+    if file.size > MAX_HEADER:
         raise DataError(f"{file.path} is no index of safetensors files: it has {file.size} bytes")
     try:
         index = msgspec.json.decode(file.read(0, file.size), type=_Index)

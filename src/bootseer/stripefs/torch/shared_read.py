@@ -17,7 +17,6 @@ import contextlib
 import logging
 import queue
 import socket
-import struct
 import threading
 import time
 import weakref
@@ -27,13 +26,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-from crc32c import crc32c
 
 from bootseer import faults
 from bootseer.errors import BootseerError
 from bootseer.hdfs.dial import host_port
 from bootseer.stripefs.torch import peers, shared_plan
 from bootseer.stripefs.torch.destination import Chunk, Destination, Request
+from bootseer.stripefs.torch.outbox import HEADER, MARK, Outbox, header_check
 from bootseer.stripefs.torch.peers import Door, Member, Rendezvous, Roll
 from bootseer.stripefs.torch.shared_plan import FileId, Plan, Span
 
@@ -51,17 +50,12 @@ _READS = 2
 """Buckets that are read at once: the end of one does not leave DataNodes idle."""
 _REQUEST = 256 << 20
 """Most bytes of one request for what only this rank reads: nobody waits for a part of it."""
-_SPARE = 256 << 20
-"""Bytes beside the caller's memory that wait to be sent; while there are more, nothing is read."""
-_MARK = struct.Struct("<Q")
-"""Number of the bucket."""
-_HEADER = struct.Struct("<QII")
-"""Number of the chunk, CRC-32C of its bytes, and one of the file's identity and the fields before it."""
 
 
 class SharedReadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did, in bytes. ``needed``: asked for; ``read``: from the store, whole chunks; ``received``: from
-    other ranks, ``sent``: to them; ``read_again``: of those read, what another rank should have sent and did not.
+    """What one rank did, in bytes. ``needed``: asked for; ``read``: from the store, whole chunks, ``cached``: from the
+    node cache; ``received``: from other ranks, ``sent``: to them; ``read_again``: of those read, from either, what
+    another rank should have sent and did not.
 
     ``ranks``: how many shared; 1 with ``alone``, which says why, when this rank read by itself. ``late``: the ranks
     that did not send all they should. ``seconds``: of the whole call; ``waited``: of them, for the other ranks to call.
@@ -69,6 +63,7 @@ class SharedReadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     needed: int
     read: int
+    cached: int = 0
     received: int = 0
     sent: int = 0
     read_again: int = 0
@@ -80,10 +75,9 @@ class SharedReadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[str, int | float]:
-        """As fields of a `bootseer.stripefs.loads.LoadReport`."""
+        """As fields of a `bootseer.stripefs.loads.LoadReport`, without what the files count themselves."""
         return {
             "needed": self.needed,
-            "fetched": self.read,
             "received": self.received,
             "repeated": self.read_again,
             "waited": self.seconds,
@@ -106,6 +100,7 @@ def read_shared(
     """
     began = time.monotonic()
     destination = Destination(requests)
+    before = destination.cached
     sharing = _Sharing(destination, deadline)
     try:
         alone = sharing.meet(group, bucket) if group is not None else "no group"
@@ -113,10 +108,11 @@ def read_shared(
         sharing.work()
     finally:
         sharing.close()
-    counts = sharing.counts
+    counts, cached = sharing.counts, destination.cached - before
     report = SharedReadReport(
         needed=destination.size,
-        read=counts["read"],
+        read=counts["read"] - cached,
+        cached=cached,
         received=counts["received"],
         sent=counts["sent"],
         read_again=counts["read_again"],
@@ -157,7 +153,7 @@ class _Sharing:
         self._planned = threading.Event()
         self._token = b""
         self._door: Door | None = None
-        self._outbox: _Outbox | None = None
+        self._outbox: Outbox | None = None
         self._rendezvous: Rendezvous | None = None
         self._receivers: dict[int, threading.Thread] = {}
         self._sockets: list[socket.socket] = []
@@ -205,7 +201,7 @@ class _Sharing:
         self._members = {member.rank: member for member in roll.members}
         self.ranks = len(self._members)
         others = [rank for rank in self._members if rank != self._rank]
-        self._outbox = _Outbox(
+        self._outbox = Outbox(
             self._to,
             {rank: spans for rank in others if any(spans := plan.between(self._rank, rank))},
             self._deadline,
@@ -319,23 +315,24 @@ class _Sharing:
 
     def _receive_mark(self, sock: socket.socket, index: int, until: float) -> None:
         """The owner has read bucket ``index``, which it says also to ranks that need nothing of it."""
-        mark = bytearray(_MARK.size)
+        mark = bytearray(MARK.size)
         peers.receive(sock, [memoryview(mark)], until)
-        if _MARK.unpack(mark)[0] != index:
+        if MARK.unpack(mark)[0] != index:
             raise ConnectionAbortedError("it sent something else")
 
     def _receive_chunk(self, sock: socket.socket, file: FileId, number: int, until: float) -> bool:
         """Whether the right bytes have come. `OSError` when the connection is of no use any more."""
-        head = bytearray(_HEADER.size)
+        head = bytearray(HEADER.size)
         peers.receive(sock, [memoryview(head)], until)
-        said, crc, check = _HEADER.unpack(head)
-        if said != number or check != _check(file, number, crc):
+        said, crc, check = HEADER.unpack(head)
+        if said != number or check != header_check(file, number, crc):
             raise ConnectionAbortedError("it sent something else")
         chunk = self._to.chunk(file, number)
         peers.receive(sock, chunk.parts, until)
         expected = self._to.expected_crc(file, number)
         if chunk.crc() != (crc if expected is None else expected):
             return False
+        self._to.keep(file, number, chunk)
         chunk.finish()
         return True
 
@@ -360,112 +357,3 @@ class _Sharing:
             self._door.close()
         for thread in self._receivers.values():
             thread.join()
-
-
-class _Outbox:
-    """Buckets of this rank on their way to those who need them. ``buckets``: by rank, its part of each bucket."""
-
-    def __init__(self, to: Destination, buckets: dict[int, list[list[Span]]], deadline: float) -> None:
-        self._to, self._buckets, self._deadline = to, buckets, deadline
-        self._changed = threading.Condition()
-        self._chunks: dict[int, dict[tuple[FileId, int], Chunk]] = {}
-        self._next = dict.fromkeys(buckets, 0)  # by rank that has not got all yet: the bucket that it gets next
-        self._connected: set[int] = set()
-        self._until = time.monotonic() + deadline  # who has not connected by then does not
-        self._spare = self._sent = 0
-        self._ended = False
-
-    def taker(self, index: int) -> Callable[[dict[tuple[FileId, int], Chunk]], None]:
-        return lambda chunks: self._take(index, chunks)
-
-    def _take(self, index: int, chunks: dict[tuple[FileId, int], Chunk]) -> None:
-        """Bucket ``index`` was read. Returns when there is memory to read more."""
-        faults.point("stripefs.shared.read")
-        with self._changed:
-            self._chunks[index] = chunks
-            self._spare += _spare(chunks)
-            self._free()
-            # the bucket that is needed next is always taken, so that sending goes on
-            self._wait(lambda: self._spare <= _SPARE)
-
-    def send(self, sock: socket.socket, rank: int) -> None:
-        """Send ``rank`` its part of each bucket, as these are read. Raises `OSError`."""
-        with self._changed:
-            if rank not in self._next or rank in self._connected:
-                return
-            self._connected.add(rank)
-        try:
-            for index, spans in enumerate(self._buckets[rank]):
-                with self._changed:
-                    # ends: its reader takes it, or fails and gives up
-                    self._changed.wait_for(lambda index=index: self._ended or index in self._chunks)  # type: ignore[misc]
-                    if self._ended:
-                        return
-                    chunks = self._chunks[index]
-                until = time.monotonic() + self._deadline
-                peers.send(sock, [_MARK.pack(index)], until)
-                for span in spans:
-                    for number in range(span.first, span.first + span.chunks):
-                        self._send_chunk(sock, span.file, number, chunks[span.file, number], until)
-                faults.point("stripefs.shared.sent")
-                self._passed(rank, index + 1)
-        except OSError as exc:
-            _log.warning("rank %d does not take what is sent to it: %s", rank, exc.strerror or exc)
-            raise
-        finally:
-            with self._changed:
-                self._next.pop(rank, None)
-                self._free()
-
-    def _send_chunk(self, sock: socket.socket, file: FileId, number: int, chunk: Chunk, until: float) -> None:
-        crc = self._to.expected_crc(file, number)
-        if crc is None:
-            crc = chunk.crc()
-        peers.send(sock, [_HEADER.pack(number, crc, _check(file, number, crc)), *chunk.parts], until)
-        with self._changed:
-            self._sent += file.bytes_of(number, 1)
-
-    def _passed(self, rank: int, index: int) -> None:
-        with self._changed:
-            self._next[rank] = index
-            self._free()
-
-    def _free(self) -> None:
-        """Drop the buckets that all have got."""
-        needed = min(self._next.values(), default=max(self._chunks, default=0) + 1)
-        for index in [index for index in self._chunks if index < needed]:
-            self._spare -= _spare(self._chunks.pop(index))
-        self._changed.notify_all()
-
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        """Wait until ``ready``, or nobody is left to send to; each of those has a deadline for each bucket."""
-        while not ready() and self._next and not self._ended:
-            absent = self._next.keys() - self._connected
-            left = self._until - time.monotonic()
-            if absent and left <= 0:
-                for rank in absent:
-                    _log.warning("rank %d did not fetch what was read for it", rank)
-                    del self._next[rank]
-                self._free()
-                continue
-            self._changed.wait(left if absent else None)
-
-    def finish(self) -> int:
-        """Wait until all have got everything or are late. Bytes sent."""
-        with self._changed:
-            self._wait(lambda: False)
-            return self._sent
-
-    def give_up(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
-
-
-def _spare(chunks: dict[tuple[FileId, int], Chunk]) -> int:
-    return sum(chunk.spare for chunk in chunks.values())
-
-
-def _check(file: FileId, number: int, crc: int) -> int:
-    found: int = crc32c(file.identity.encode() + _HEADER.pack(number, crc, 0))
-    return found

@@ -1,0 +1,88 @@
+"""What the processes of a job read of its checkpoint by themselves, by URL: handed over to who started the job.
+
+The launcher names the checkpoint in the variable `VARIABLE`. A process that reads of it keeps an `AccessRecord` beside
+the job's events, a file for each process, and the launcher merges these with what was read through its mount. Advice on
+both sides: trouble is a log line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import itertools
+import logging
+import os
+import stat
+from pathlib import Path
+
+from bootseer.errors import BootseerError, DataError
+from bootseer.stripefs.checkpoint.access import MAX_STORED, AccessLog, AccessRecord, decode, encode, merged
+
+_log = logging.getLogger(__name__)
+
+VARIABLE = "BOOTSEER_CHECKPOINT"
+"""URL of the job's checkpoint, as `StripeFS.url` has it: without a login."""
+_EVENTS = "BOOTSEER_EVENTS"
+_MOST_FILES = 1024
+"""That are merged: more than a node has ranks."""
+
+
+class JobAccess:
+    """Notes reads of this process. ``add`` may be called from any thread, ``write`` from one at a time."""
+
+    def __init__(self, url: str, events: Path) -> None:
+        self._below = f"{url.rstrip('/')}/"
+        self._path = events.with_name(f"{events.stem}.{os.getpid()}.access")
+        self.key = self._below, self._path
+        self._noted = AccessLog()
+        self._written = 0
+
+    @classmethod
+    def of_environment(cls) -> JobAccess | None:
+        """Of the job that this process belongs to; None for none, or one without a checkpoint."""
+        url, events = os.environ.get(VARIABLE), os.environ.get(_EVENTS)
+        return cls(url, Path(events)) if url and events else None
+
+    def add(self, url: str, size: int, offset: int, length: int) -> None:
+        """Note a read of the file at ``url``, if that is in the checkpoint."""
+        if url.startswith(self._below):
+            self._noted.add(url.removeprefix(self._below), size, offset, length)
+
+    def write(self) -> None:
+        """Hand over what is new."""
+        if (changes := self._noted.changes) == self._written:
+            return
+        new = self._path.with_suffix(".new")
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                new.unlink()
+            with open(new, "xb") as out:  # not through a link that somebody planted
+                out.write(encode(self._noted.record()))
+            os.replace(new, self._path)
+            self._written = changes
+        except OSError as exc:
+            _log.info("what was read of the checkpoint is not noted for the next start: %s", exc)
+
+
+def collect(events: Path) -> AccessRecord:
+    """What the processes of the start with the file ``events`` have handed over."""
+    found = []
+    paths = sorted(events.parent.glob(f"{glob.escape(events.stem)}.*.access"))
+    for path in itertools.islice(paths, _MOST_FILES):
+        try:
+            found.append(decode(_read(path)))
+        except (OSError, BootseerError) as exc:
+            _log.warning("%s is not used for the next start: %s", path, exc)
+    return merged(found)
+
+
+def _read(path: Path) -> bytes:
+    """A file that any process of the job may have made."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise DataError("it is no file")
+        data = file.read(MAX_STORED + 1)
+    if len(data) > MAX_STORED:
+        raise DataError(f"it has more than {MAX_STORED} bytes")
+    return data

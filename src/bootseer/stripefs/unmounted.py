@@ -1,0 +1,238 @@
+"""Loads without a mount: what a process reads of striped stores by URL (`bootseer.torch`, fsspec).
+
+As with a mount, chunks of striped files are looked for in the node cache and kept there (`files.nodecache`), what is
+read of the checkpoint of a job that `bootseer run` started is noted for its next start (`checkpoint.jobaccess`), and
+what was moved is told (`loads`). All of this is a help: without a cache folder that can be used, files are read as
+they are, with a line in the log.
+
+The node cache is the one of the settings; one that cannot be written to is read. Where the settings name none, the
+default folder is used if it is on a disk of the node: not in memory or in the root file system of a container, which
+count against the job and end with it, nor in a home folder that all nodes share.
+
+Concurrency: any thread may read and close files of one `Load`. A process has one node cache for each folder; a forked
+child has none of its parent's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from bootseer import config as settings
+from bootseer.blocks.cache.eviction import Limits
+from bootseer.errors import BootseerError
+from bootseer.kernel import mount
+from bootseer.private import private_folder
+from bootseer.storage.interface import join
+from bootseer.storage.pool import parallel
+from bootseer.stripefs.checkpoint.jobaccess import JobAccess
+from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
+from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.loads import LoadMeter, keep
+
+_log = logging.getLogger(__name__)
+
+_DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
+"""File systems that are taken for a disk of the node."""
+_SIDE_BY_SIDE = 4
+"""Threads that read from the disk."""
+_SOON = 1.0
+"""Seconds after which `Load.tell_soon` tells."""
+
+
+class Load:
+    """Reads of files of the store at ``base``: `use` each file, then `close`. ``url``: what is loaded, ``how``: by
+    what, both for `loads`.
+
+    """
+
+    def __init__(self, base: str, url: str, how: str) -> None:
+        self.pid = os.getpid()
+        self._base, self._meter = base, LoadMeter(url, how)
+        self._cache = _cache()
+        self._noted = _job_access()
+        self._lock = threading.Lock()
+        self._files: set[_Here] = set()
+        self.moved: dict[str, int | float] = {}
+        """By fields of `loads.LoadReport`; of open files what they have counted comes to it."""
+        self._timer: threading.Timer | None = None
+
+    def use(self, file: ChunkFile) -> ChunkFile:
+        """``file`` reads by way of the node cache from now on, until it is closed."""
+        url = join(self._base, file.path)
+        here = _Here(self, file, url, self._cache.open(file, url) if self._cache else None, self._noted)
+        with self._lock:
+            self._files.add(here)
+        file.local = here
+        return file
+
+    def done(self, here: _Here) -> None:
+        """The file of ``here`` is closed."""
+        with self._lock:
+            if here in self._files:
+                self._files.remove(here)
+                self._count(here.moved)
+
+    @contextlib.contextmanager
+    def reading(self, size: int) -> Iterator[None]:
+        """A reader waits meanwhile for ``size`` bytes that it needs."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.count({"needed": size, "waited": time.monotonic() - began})
+
+    def count(self, moved: Mapping[str, int | float]) -> None:
+        """Add ``moved``, counts by fields of `loads.LoadReport`."""
+        with self._lock:
+            self._count(moved)
+
+    def _count(self, moved: Mapping[str, int | float]) -> None:
+        for name, value in moved.items():
+            self.moved[name] = self.moved.get(name, 0) + value
+
+    def tell(self) -> None:
+        """Say what was moved until now, and what was read of the job's checkpoint."""
+        if self.pid != os.getpid():
+            return
+        with self._lock:
+            moved = dict(self.moved)
+            for name in ("fetched", "cached"):
+                moved[name] = moved.get(name, 0) + sum(here.moved[name] for here in self._files)
+        if moved.get("needed"):
+            keep(self._meter.report(**moved))
+        if self._noted is not None:
+            with _telling:
+                self._noted.write()
+
+    def tell_soon(self) -> None:
+        """`tell` within a second, once for all calls until then."""
+        with self._lock:
+            if self._timer is None:
+                self._timer = threading.Timer(_SOON, self._tell_late)
+                self._timer.daemon = True
+                _untold.add(self)
+                with contextlib.suppress(RuntimeError):  # the interpreter ends
+                    self._timer.start()
+
+    def _tell_late(self) -> None:
+        with self._lock:
+            self._timer = None
+        _untold.discard(self)
+        self.tell()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.tell()
+
+
+class _Here:
+    """`bootseer.stripefs.files.reader.Local` of one file of a load. In a forked child it does nothing."""
+
+    def __init__(self, load: Load, file: ChunkFile, url: str, cached: NodeFile | None, noted: JobAccess | None) -> None:
+        self._load, self._file, self._url, self._cached, self._noted = load, file, url, cached, noted
+
+    @property
+    def moved(self) -> dict[str, int]:
+        return {"fetched": self._file.fetched, "cached": self._file.cached}
+
+    @property
+    def _ours(self) -> bool:
+        return self._load.pid == os.getpid()
+
+    def note(self, offset: int, length: int) -> None:
+        if self._noted is not None and self._ours:
+            self._noted.add(self._url, self._file.size, offset, length)
+
+    def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
+        cached = self._cached
+        if cached is None or not self._ours:
+            return wanted
+        chunks = list(wanted)
+        step = max(1, -(-len(chunks) // _SIDE_BY_SIDE))
+
+        def read(some: Sequence[int]) -> list[int]:
+            return [chunk for chunk in some if not cached.readinto(chunk, wanted[chunk])]
+
+        found = parallel(read, [chunks[start : start + step] for start in range(0, len(chunks), step)])
+        return {chunk: wanted[chunk] for missing in found for chunk in missing}
+
+    def keep(self, chunk: int, data: Sequence[memoryview]) -> None:
+        if self._cached is not None and self._ours:
+            self._cached.keep_copy(chunk, data)
+
+    def close(self) -> None:
+        if self._ours:
+            self._load.done(self)
+            if self._cached is not None:
+                self._cached.release()
+
+
+_lock, _telling = threading.Lock(), threading.Lock()
+_caches: dict[str, NodeCache | None] = {}
+_jobs: dict[tuple[str, Path], JobAccess] = {}
+_untold: set[Load] = set()
+
+
+def _cache() -> NodeCache | None:
+    """The node cache of the settings; None, with a log line for each folder, where there is none to use."""
+    try:
+        config, sources = settings.trace()
+    except BootseerError as exc:
+        _log.warning("loads do not use a node cache: %s", exc)
+        return None
+    with _lock:
+        if config.cache_dir not in _caches:
+            _caches[config.cache_dir] = _opened(config, chosen=sources["cache_dir"] != "default")
+        return _caches[config.cache_dir]
+
+
+def _opened(config: settings.Config, *, chosen: bool) -> NodeCache | None:
+    try:
+        if not chosen and (kind := mount.fstype(config.cache_dir)) not in _DISKS:
+            _log.info("loads do not use a node cache: %s is on %s; set cache_dir to use one", config.cache_dir, kind)
+            return None
+        folder = private_folder(Path(config.cache_dir), sub="blocks").parent
+    except (BootseerError, OSError) as exc:
+        _log.log(logging.WARNING if chosen else logging.INFO, "loads do not use a node cache: %s", exc)
+        return None
+    return NodeCache(folder, Limits(config.cache_limit, config.cache_keep_free))
+
+
+def _job_access() -> JobAccess | None:
+    """One for all loads of this process, which keep one record."""
+    made = JobAccess.of_environment()
+    with _lock:
+        return _jobs.setdefault(made.key, made) if made is not None else None
+
+
+@atexit.register
+def _end() -> None:
+    for load in list(_untold):
+        load.tell()
+    for cache in list(_caches.values()):
+        if cache is not None:
+            cache.close()
+
+
+def _leave() -> None:
+    global _lock, _telling
+    _lock, _telling = threading.Lock(), threading.Lock()
+    for cache in _caches.values():
+        if cache is not None:
+            cache.leave()
+    _caches.clear()
+    _jobs.clear()
+    _untold.clear()
+
+
+os.register_at_fork(after_in_child=_leave)
