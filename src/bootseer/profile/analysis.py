@@ -103,7 +103,7 @@ def find_stragglers(own: Mapping[str, float]) -> list[str]:
 
 
 def _node(line: Timeline, waits: Waits, node: str) -> tuple[NodeReport, dict[str, int], dict[str, int]]:
-    inside = waits.inside.get(node, [])
+    inside = waits.within(node)
     work = intervals.subtract(intervals.union(part for parts in line.work[node].values() for part in parts), inside)
     waiting = intervals.subtract(intervals.union([*inside, *waits.between.get(node, [])]), work)
     waiting = intervals.clip(waiting, line.begin, line.end)

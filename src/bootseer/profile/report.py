@@ -11,7 +11,7 @@ from bootseer.profile.events import AttrValue
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One stage on one node. ``own`` is None when no span of it is DONE; ``wait`` is inside the stage (rendezvous)."""
+    """One stage on one node. ``own`` is None when no span of it is DONE; ``wait`` for others is not part of it."""
 
     own: float | None
     wait: float

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
-from bootseer.profile.events import INIT_STAGES, TOP_STAGES, Span, State
+from bootseer.profile.events import INIT_STAGES, TOP_STAGES, WAIT, Span, State
 from bootseer.profile.intervals import Interval, Intervals
 
 _ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
@@ -20,6 +20,11 @@ class Timeline:
         self.axis = axis
         self.spans = _by_node(spans)
         """node -> stage -> spans."""
+        self.turns: dict[str, list[Span]] = {}
+        """node -> spans in which it waited for another node."""
+        for span in spans:
+            if span.stage == WAIT:
+                self.turns.setdefault(span.node, []).append(span)
         self.nodes = sorted((node for node, stages in self.spans.items() if stages), key=_natural)
         self.gpus = {node: max(s.gpus for group in self.spans[node].values() for s in group) for node in self.nodes}
         self.stages = sorted(
@@ -93,7 +98,7 @@ def _by_node(spans: Iterable[Span]) -> dict[str, dict[str, list[Span]]]:
     by_id = {span.id: span for span in listed}
     nodes: dict[str, dict[str, list[Span]]] = {}
     for span in listed:
-        if span.stage and span.stage != "queue" and (span.stage in _ORDER or not _is_detail(span, by_id)):
+        if span.stage not in ("", "queue", WAIT) and (span.stage in _ORDER or not _is_detail(span, by_id)):
             nodes.setdefault(span.node, {}).setdefault(span.stage, []).append(span)
     return nodes
 

@@ -1,4 +1,5 @@
-"""Where a node waited for others: at the barrier after a stage, inside a rendezvous, and for the slowest first step.
+"""Where a node waited for others: at the barrier after a stage, inside a rendezvous, for the slowest first step, and
+where it said so itself.
 
 A node is only said to wait where its own events show it: it went on after the slowest node arrived, not before.
 """
@@ -18,15 +19,23 @@ BARRIERS = ("alloc", "image", "env")
 
 
 class Waits(NamedTuple):
-    """node -> disjoint intervals in order; ``between`` stages and ``inside`` a rendezvous stage."""
+    """node -> disjoint intervals in order; ``between`` stages, ``inside`` a rendezvous stage, and inside of any stage
+    until another node had done what only one of them does (``turns``)."""
 
     between: defaultdict[str, Intervals]
     inside: defaultdict[str, Intervals]
+    turns: defaultdict[str, Intervals]
+
+    def within(self, node: str) -> Intervals:
+        """Those that lie inside of its stages and are no work."""
+        return union([*self.inside.get(node, []), *self.turns.get(node, [])])
 
 
 def find_waits(line: Timeline) -> Waits:
-    """All waits of a start-up. On one node there are none."""
-    waits = Waits(defaultdict(list), defaultdict(list))
+    """All waits of a start-up. On one node there are none but those that it tells of itself."""
+    waits = Waits(defaultdict(list), defaultdict(list), defaultdict(list))
+    for node in line.nodes:
+        waits.turns[node].extend(line.done(line.turns.get(node, ())))
     if len(line.nodes) > 1:
         for stage in BARRIERS:
             _barrier(line, stage, waits)
