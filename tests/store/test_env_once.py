@@ -1,4 +1,4 @@
-"""Nodes that start together, against real stores: one runs the command, the others restore what it published."""
+"""Nodes that start together, against real stores: one runs the command or converts, the others use its result."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import env
+from bootseer import env, image
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Target
 from bootseer.store import open_store
 from support import hadoop
+from support.images import Member, write_image
 from support.objectserver import BUCKET, ObjectServer
-from support.waits import until
+from support.waits import together, until
 
 NODES = 16
 
@@ -40,7 +41,7 @@ def test_sixteen_nodes_run_the_command_once(
     url: str, tmp_path: Path, fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each with its own folders; or, when it fails, one more of those that have waited."""
-    together, lock, runs = threading.Barrier(NODES), threading.Lock(), []
+    barrier, lock, runs = threading.Barrier(NODES), threading.Lock(), []
 
     def start(number: int) -> EnvResult:
         home = tmp_path / f"node{number}"
@@ -61,7 +62,7 @@ def test_sixteen_nodes_run_the_command_once(
             restore="unpack",
         )
         config = Config(cache_dir=str(home / "cache"), state_dir=str(home / "state"))
-        together.wait(60)
+        barrier.wait(60)
         return env.run(spec, runner, store_url=url, config=config)
 
     with ThreadPoolExecutor(NODES) as pool:
@@ -77,3 +78,15 @@ def test_sixteen_nodes_run_the_command_once(
         assert list(open_store(url).list("leases")) == []
     for number in runs if fails else range(NODES):
         assert (tmp_path / f"node{number}" / "target" / "made").read_text() == "made"
+
+
+def test_four_nodes_convert_an_image_once(url: str, tmp_path: Path) -> None:
+    write_image(tmp_path / "layout", [[Member("a", data=b"data" * 50_000)]], tag="v1")
+
+    def convert(number: int) -> image.Ensured:
+        return image.ensure(f"oci:{tmp_path}/layout:v1", url, work_dir=tmp_path / str(number), wait=600.0)
+
+    made = together(convert, range(4))
+    assert sorted(found.fresh for found in made) == [False] * 3 + [True]
+    assert len({found.record.tree for found in made}) == 1
+    assert list(open_store(url).list("leases")) == []
