@@ -74,14 +74,16 @@ def events_file(folder: Path, identity: Identity) -> Path:
 
 def _join_attempt(folder: Path, identity: Identity) -> str:
     """The attempt that this start is part of, where nobody has named it: the newest one in ``folder`` if another node
-    joined it within `_TOGETHER`, this one has not, and not all nodes have, else a new one. Nodes that share ``folder``
-    agree on it."""
+    joined it within `_TOGETHER`, this one has not, and not all nodes have, else a new one; a restart by torchrun is of
+    the newest one. Nodes that share ``folder`` agree on it."""
     attempts, name = folder / identity.job, f"{identity.node}.jsonl"
     attempts.mkdir(parents=True, exist_ok=True)
     while True:
         found = [path.name.removeprefix("attempt-") for path in attempts.glob("attempt-*")]
         newest = max((int(number) for number in found if number.isdecimal()), default=-1)
         place = attempts / f"attempt-{newest}"
+        if identity.restarts and (place / name).is_file():
+            return place.name.removeprefix("attempt-")
         full = identity.nodes and len(list(place.glob("*.jsonl"))) >= identity.nodes
         if newest < 0 or abs(time.time() - place.stat().st_mtime) > _TOGETHER or os.path.lexists(place / name) or full:
             place = attempts / f"attempt-{newest + 1}"
