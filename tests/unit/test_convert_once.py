@@ -9,12 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
-from bootseer import image
+from bootseer import image, launch
 from bootseer.blocks.formats.manifest import tree_key
 from bootseer.cli.main import assemble
-from bootseer.errors import DataError
+from bootseer.config import Config
+from bootseer.errors import ConfigError, DataError
+from bootseer.launch.job import ImageTable, Job, JobTable
 from bootseer.store import lease
 from bootseer.store.folder import FolderStore
 from support.images import Member, write_image
@@ -125,6 +129,19 @@ def test_two_nodes_that_fail_end_all_waits(site: Site, monkeypatch: pytest.Monke
     monkeypatch.setattr(lease, "take_turn", lambda *args, **more: lease.Turn(failure=failure))
     with pytest.raises(DataError, match="was not converted by other nodes, n1 the last: layer 1 is damaged"):
         image.ensure(site.ref, site.store.url, work_dir=site.place / "w", wait=1.0)
+
+
+def test_a_start_converts_nothing_that_it_would_refuse(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = ed25519.Ed25519PrivateKey.generate().public_key()
+    (site.place / "key.pem").write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    state, cache = str(site.place / "state"), str(site.place / "cache")
+    config = Config(cache_dir=cache, state_dir=state, store=site.store.url, verify_key=str(site.place / "key.pem"))
+    job = Job(job=JobTable(name="j", command=["true"]), image=ImageTable(ref=site.ref, convert=True))
+    who = launch.identity.identify("j", {})
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    with pytest.raises(ConfigError, match="must be signed, and no sign_key"):
+        launch.start(job, config=config, identity=who, events_dir=site.place / "events")
+    assert not list(site.store.list(""))
 
 
 def test_the_command_line(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

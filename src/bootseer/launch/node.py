@@ -21,7 +21,7 @@ import msgspec
 from bootseer import env, image, oci
 from bootseer.blocks.tree import TreeStatus
 from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, from_os_error
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
 from bootseer.launch.checkpoint import CheckpointStage
@@ -310,6 +310,11 @@ def _convert(ref: str, config: Config) -> None:
     try:
         image.resolve(ref, config.store_url, config=config)
     except NotFoundError:
+        if config.verify_key and not config.sign_key:
+            raise ConfigError(
+                f"cannot convert {ref} here: its conversion must be signed, and no sign_key is set",
+                hint="convert it where the key is: bootseer image convert --sign-key",
+            ) from None
         key = Path(config.sign_key) if config.sign_key else None
         image.ensure(ref, config.store_url, work_dir=Path(config.cache_dir, "work"), sign_key=key, wait=lease.WAIT)
 
