@@ -117,11 +117,11 @@ class Lead:
         faults.point("lease.before-end")
         try:
             told = self._end is not None and self._told(self._end)
-            for number in _numbers(self._store, self._folder):
+            if not told:  # first: who waits is let go, and a store that does not answer holds us up once only
+                self._store.delete(_key(self._folder, self._number))
+            for number in _numbers(self._store, self._folder) if self._number else []:
                 if number < self._number - _KEPT * told:
                     self._store.delete(_key(self._folder, number))
-            if not told:
-                self._store.delete(_key(self._folder, self._number))
         except (BootseerError, OSError) as error:
             log.warning("the lease stays until others see that it is not renewed: %s", error)
 
