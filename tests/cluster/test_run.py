@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci, stripefs
-from bootseer.profile import events
+from bootseer.profile import analysis, events
 from support.images import Member, folder, programs, write_image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
@@ -139,6 +139,33 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert summary["ready_seconds"]
     assert set(summary["stages"]) == {"image", "env", "init"}
     assert clean(cold)
+
+
+def test_nodes_that_start_together_convert_and_set_up_once(site: Path, tmp_path: Path) -> None:
+    nodes = [Place(site, tmp_path / name) for name in ("n0", "n1")]
+    for place in nodes:
+        place.here.mkdir()
+        place.env |= {"BOOTSEER_STORE": str(tmp_path / "store"), "BOOTSEER_NODE": place.here.name}
+    refused = nodes[0].start(WHICH="b")
+    assert refused.returncode == 66
+    assert "is not converted in store" in refused.stderr
+    slow = {"BOOTSEER_ATTEMPT": "7", "BOOTSEER_FAULTS": "lease.taken=sleep:5@1"}  # so that the other one waits
+    starts = [
+        subprocess.Popen(
+            place.argv("--convert", WHICH="b"), env=place.env | slow, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for place in nodes
+    ]  # fmt: skip
+    said = [start.communicate(timeout=150) for start in starts]
+    assert [start.returncode for start in starts] == [0, 0], said
+    assert sum(out.count("set-up ran") for out, _ in said) == 1
+    assert sorted(str(place.summary()["env"]["how"]) for place in nodes) == ["ran-and-published", "restored-mount"]
+    assert sum("waiting for n" in err and "which converts oci:" in err for _, err in said) == 1
+    report = analysis.analyse(events.read(tmp_path.glob("n*/events/small/*/*.jsonl")))
+    assert sorted(node.stages["image"].wait > 0 for node in report.nodes) == [False, True]
+    assert not [path for path in (tmp_path / "store/leases").rglob("*") if path.is_file()]
+    assert all(clean(place) for place in nodes)
 
 
 def test_what_a_killed_start_left_is_ended_by_the_next(node: Place) -> None:

@@ -61,20 +61,6 @@ def test_a_span_is_a_begin_and_an_end(file, monkeypatch):
     assert read.attrs["bytes"] == 7
 
 
-@pytest.mark.parametrize(
-    ("cycle", "restarts", "before", "written"),
-    [(None, "2", None, 2), ("3", "2", "1", 4), ("3", "1", "2", 3), ("3", "x", None, 3), ("3", None, "1", 3)],
-)
-def test_what_torchrun_restarts_is_a_cycle(file, monkeypatch, cycle, restarts, before, written):
-    variables = {"BOOTSEER_CYCLE": cycle, "TORCHELASTIC_RESTART_COUNT": restarts, "BOOTSEER_RESTARTS": before}
-    for name, value in variables.items():
-        if value is not None:
-            monkeypatch.setenv(name, value)
-    emit.begin("env")
-    subprocess.run(["sh", "-euc", f". {SOURCE.with_suffix('.sh')}; bootseer_begin env"], check=True)
-    assert [event["cycle"] for event in lines(file)] == [written, written]
-
-
 def test_nothing_happens_without_an_events_file(file, monkeypatch):
     monkeypatch.delenv("BOOTSEER_EVENTS")
     assert emit.begin("env") == ""

@@ -18,10 +18,11 @@ import pytest
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, lease, manifest
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, manifest
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.unpack import _beside, recover
 from bootseer.errors import ConfigError, NotWritableError, UnavailableError
+from bootseer.store import lease
 from bootseer.store.folder import FolderStore
 from support.waits import until
 
@@ -119,9 +120,9 @@ def test_a_failing_command_keeps_its_exit_code_and_publishes_nothing(site: Site)
     assert (result.outcome, result.exit_code) == (Outcome.RAN, 7)
     assert "failed with exit code 7" in result.reason
     assert not list(site.store.glob("env/snapshots/*/*.json"))
-    assert not list(site.store.glob("env/leases/*/0"))
     assert (site.host("a") / "pkg" / "data").exists()
     assert site.run("a").outcome is Outcome.RAN_AND_PUBLISHED
+    assert not list(site.store.glob("leases/env/*/*"))
 
 
 def test_what_the_runner_raises_comes_through(site: Site) -> None:
@@ -364,16 +365,18 @@ from pathlib import Path
 sys.path.insert(0, {folder!r})
 import test_env_stage as t
 site = t.Site(Path({root!r}))
-(site.root / "up-{node}").touch()
-while len(list(site.root.glob("up-*"))) < {together}:
-    t.time.sleep(0.01)
-print(site.run("{node}").outcome.value)
+for node in {nodes!r}[1:]:
+    if not t.os.fork():
+        break
+else:
+    node = {nodes!r}[0]
+t.os.write(1, site.run(node, max_age={max_age}).outcome.value.encode() + b" ")
 """
 
 
-def child(site: Site, node: str, together: int = 0, **environ: str) -> subprocess.Popen[str]:
-    """``together``: so many begin when all of them are there."""
-    code = CHILD.format(folder=str(Path(__file__).parent), root=str(site.root), node=node, together=together)
+def child(site: Site, *nodes: str, max_age: float | None = None, **environ: str) -> subprocess.Popen[str]:
+    """A process for each of the nodes, which begin at once; each prints its outcome."""
+    code = CHILD.format(folder=str(Path(__file__).parent), root=str(site.root), nodes=nodes, max_age=max_age)
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, **environ},
@@ -384,11 +387,12 @@ def child(site: Site, node: str, together: int = 0, **environ: str) -> subproces
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=180)
     return process.returncode, out.strip()
 
 
 POINTS = [
+    "lease.taken",
     "env.publish.before-build",
     "erofs.build.between-renames",
     "env.publish.before-tree",
@@ -398,6 +402,7 @@ POINTS = [
     "env.publish.before-manifest",
     "store.put.before-publish",
     "env.publish.after-manifest",
+    "lease.before-end",
 ]
 
 
@@ -406,9 +411,10 @@ def test_a_killed_publisher_leaves_a_full_snapshot_or_none(
     site: Site, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "DEAD", 0.5)
+    monkeypatch.setattr(lease, "POLL", 0.1)
     assert finish(child(site, "a", BOOTSEER_FAULTS=f"{point}=kill"))[0] == -signal.SIGKILL
     whole = bool(list(site.store.glob("env/snapshots/*/*.json")))
-    assert whole == (point == "env.publish.after-manifest")
+    assert whole == (point in ("env.publish.after-manifest", "lease.before-end"))
     result = site.run("b")
     assert result.outcome is (Outcome.RESTORED_UNPACK if whole else Outcome.RAN_AND_PUBLISHED)
     assert site.run("c").outcome is Outcome.RESTORED_UNPACK
@@ -493,7 +499,7 @@ def test_of_two_publishers_the_first_wins(site: Site) -> None:
 
 
 def await_lease(site: Site) -> None:
-    until(lambda: list(site.store.glob("env/leases/*/0")), 60)
+    until(lambda: list(site.store.glob("leases/env/*/0")), 60)
 
 
 def test_ranks_of_one_node_share_one_run(site: Site) -> None:
@@ -506,10 +512,9 @@ def test_ranks_of_one_node_share_one_run(site: Site) -> None:
 
 
 def test_sixteen_nodes_that_start_together_run_the_command_once(site: Site) -> None:
-    processes = [child(site, f"n{number}", together=16) for number in range(16)]
-    outcomes = sorted(finish(process) for process in processes)
-    assert outcomes == [(0, "ran-and-published")] + [(0, "restored-unpack")] * 15
-    assert not list(site.store.glob("env/leases/*/*"))
+    _, said = finish(child(site, *(f"n{number}" for number in range(16))))
+    assert sorted(said.split()) == ["ran-and-published"] + ["restored-unpack"] * 15
+    assert not list(site.store.glob("leases/env/*/*"))
     for number in range(16):
         assert len(files(site.host(f"n{number}"))) >= 2
 
@@ -518,8 +523,8 @@ def test_of_nodes_that_meet_a_damaged_snapshot_together_one_replaces_it(site: Si
     site.run("x")
     for path in (site.store / "env/lists").iterdir():
         path.write_bytes(b"damaged")
-    outcomes = sorted(finish(process) for process in [child(site, f"n{number}", together=6) for number in range(6)])
-    assert outcomes == [(0, "ran-and-published")] + [(0, "restored-unpack")] * 5
+    _, said = finish(child(site, *(f"n{number}" for number in range(6))))
+    assert sorted(said.split()) == ["ran-and-published"] + ["restored-unpack"] * 5
 
 
 def test_waiting_for_the_node_that_runs(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -568,46 +573,76 @@ def test_a_leader_that_dies_is_replaced_by_one_other(site: Site, point: str, mon
     else:
         assert outcomes == ["ran-and-published"] + ["restored-unpack"] * 5
         assert len(site.runs) == 1
-        assert not list(site.store.glob("env/leases/*/*"))
+        assert not list(site.store.glob("leases/env/*/*"))
 
 
-def test_what_a_dead_node_left_long_ago_is_not_watched(site: Site) -> None:
-    assert finish(child(site, "a", BOOTSEER_FAULTS="env.publish.before-build=kill"))[0] == -signal.SIGKILL
-    (left,) = site.store.glob("env/leases/*/0")
-    old = msgspec.json.decode(left.read_bytes(), type=lease.Lease)
-    for data in (msgspec.json.encode(msgspec.structs.replace(old, written=old.written - 3600.0)), b"", b"[]"):
-        left.write_bytes(data)
-        result = site.run("b", code=1)
-        assert result.timings["wait"] < lease.DEAD / 2
-        left.parent.mkdir(exist_ok=True)
-    assert site.runs == ["b"] * 3
-
-
-@pytest.mark.parametrize("trouble", ["exit code", "secret"])
-def test_when_the_leader_failed_the_others_run_at_once(
-    site: Site, trouble: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("old", [False, True])
+def test_a_leader_that_was_stopped_and_goes_on_replaces_nothing(
+    site: Site, old: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting = threading.Barrier(4)
+    """Also when both replace a snapshot that has expired."""
+    monkeypatch.setattr(lease, "DEAD", 1.0)
+    if old:
+        site.run("x")
+        expired = msgspec.structs.replace(site.manifest(), created=int(time.time()) - 8 * 86400)
+        site.manifest_file().write_bytes(expired.encode())
+    stopped = child(site, "a", max_age=7 * 86400.0 if old else None, BOOTSEER_FAULTS="env.publish.before-manifest=stop")
+    await_lease(site)
+    result = site.run("b", max_age=7 * 86400.0)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    before = site.manifest_file().read_bytes()
+    stopped.send_signal(signal.SIGCONT)
+    assert finish(stopped) == (0, "ran")
+    assert site.manifest_file().read_bytes() == before
+    assert site.run("c").outcome is Outcome.RESTORED_UNPACK
 
-    def runner(node: str) -> Callable[[], int]:
+
+def all_wait(caplog: pytest.LogCaptureFixture, count: int) -> None:
+    until(lambda: caplog.text.count("waiting for a, which") >= count, 60)
+
+
+def test_when_the_command_fails_on_two_nodes_nobody_else_runs_it(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    def start(node: str) -> EnvResult:
         def run() -> int:
-            if trouble == "secret":
-                site.host(node).mkdir(parents=True, exist_ok=True)
-                (site.host(node) / ".netrc").write_text("machine x login y password z\n")
-            if not site.runs:
-                site.runs.append(node)
-                until(lambda: caplog.text.count("waiting for") >= 4, 60)
-            else:
-                site.runs.append(node)
-                waiting.wait(60)  # only when all four run at the same time
-            return 3 if trouble == "exit code" else 0
+            site.runs.append(node)
+            if node == "a":
+                all_wait(caplog, 4)
+            return 3
 
-        return run
+        return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
+
+    with ThreadPoolExecutor(5) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "this_node", lambda: "a")
+        first = pool.submit(start, "a")
+        await_lease(site)
+        others = [pool.submit(start, node) for node in "bcde"]
+        results = [first.result(120), *(other.result(120) for other in others)]
+    assert len(site.runs) == 2
+    assert {result.exit_code for result in results} == {3}
+    assert sorted(result.outcome.value for result in results) == ["failed"] * 3 + ["ran"] * 2
+    (said,) = {result.reason for result in results if result.outcome is Outcome.FAILED}
+    assert said == "other nodes ran the command without success, a the last: the command failed with exit code 3"
+    assert site.run("f").outcome is Outcome.RAN_AND_PUBLISHED  # a later start begins anew
+
+
+def test_when_nothing_can_be_published_the_others_run_at_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    together = threading.Barrier(4)
 
     def start(node: str) -> EnvResult:
-        return env.run(site.spec(node), runner(node), store_url=str(site.store), config=site.config(node))
+        def run() -> int:
+            (site.host(node)).mkdir(parents=True)
+            (site.host(node) / ".netrc").write_text("machine x login y password z\n")
+            site.runs.append(node)
+            if node == "a":
+                all_wait(caplog, 4)
+            else:
+                together.wait(60)  # only when all four run at the same time
+            return 0
 
-    with ThreadPoolExecutor(5) as pool:
+        return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
+
+    with ThreadPoolExecutor(5) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "this_node", lambda: "a")
         first = pool.submit(start, "a")
         await_lease(site)
         others = [pool.submit(start, node) for node in "bcde"]

@@ -14,8 +14,6 @@ def test_slurm_torchrun_and_kubernetes():
     assert identify("j", {"GROUP_RANK": "5", "GROUP_WORLD_SIZE": "6"}).nodes == 6
     assert identify("j", {"JOB_COMPLETION_INDEX": "7"}).rank == 7
     assert identify("j", {"SLURM_JOB_NODELIST": "n[1-9]", "SLURM_STEP_NODELIST": "n[1-2]"}).nodelist == "n[1-2]"
-    restarted = identify("j", {"TORCHELASTIC_RESTART_COUNT": "2"}).environ(8)
-    assert restarted["BOOTSEER_RESTARTS"] == "2"  # which is in the name of the attempt
 
 
 @pytest.mark.parametrize(
@@ -24,7 +22,7 @@ def test_slurm_torchrun_and_kubernetes():
         ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1"}, "48.0.1"),
         ({"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "2"}, "48.2.1"),
         ({"SLURM_JOB_ID": "48", "SLURM_RESTART_COUNT": "2"}, ""),  # a batch script may start it twice
-        ({"TORCHELASTIC_RUN_ID": "a/b:c", "TORCHELASTIC_RESTART_COUNT": "3"}, "a_b_c.3"),
+        ({"TORCHELASTIC_RUN_ID": "a/b:c", "TORCHELASTIC_RESTART_COUNT": "3"}, "a_b_c.0"),
         ({"TORCHELASTIC_RUN_ID": "/nfs/rdzv"}, "9c8e360502eb8e8c"),
         ({"TORCHELASTIC_RUN_ID": "r" * 110}, "b269299bc36af221"),
         ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "3"}, ""),
@@ -81,6 +79,15 @@ def test_our_own_variables_win():
     assert (found.job, found.rank, found.node) == ("k", 1, "me")
     assert found.environ(8)["BOOTSEER_GPUS"] == "8"
     assert "BOOTSEER_RANK" not in found.environ(8), "a process's rank is its framework's to say"
+
+
+def test_restarts_by_torchrun_are_cycles_of_one_attempt(tmp_path):
+    """The emitters in the same process add what torchrun says to what they are told here."""
+    elastic = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "2", "LOCAL_WORLD_SIZE": "1"}
+    found = identify("j", {**elastic, "BOOTSEER_CYCLE": "5", "BOOTSEER_NODE": "n1"})
+    assert (found.cycle, found.environ(8)["BOOTSEER_CYCLE"]) == (7, "5")
+    assert starts(tmp_path, "n1", "n1") == ["0", "1"]
+    assert _join_attempt(tmp_path, found) == "1"
 
 
 def test_not_a_number():

@@ -180,7 +180,8 @@ def main():
     for (x,) in loader(CTX):
         step(x).sum().backward()
         optimizer.step()
-    left = [hook for hook in optimizers._global_optimizer_post_hooks], [type(f).__name__ for f in sys.meta_path]
+    finders = {type(finder).__name__ for finder in sys.meta_path} - {"type", "DistutilsMetaFinder"}
+    left = list(optimizers._global_optimizer_post_hooks), list(finders)
     from torch.utils.data.dataloader import DataLoader
     places = DataLoader.__iter__, torch.autograd.backward, torch.serialization.load, distributed.init_process_group
     files = [os.path.basename(place.__code__.co_filename) for place in places]
@@ -207,7 +208,7 @@ def test_a_training_program_until_its_first_step(tmp_path):
     done = run([*AUTO, "train.py"], cwd=tmp_path, env=environ(**more))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
-        "left": [[], ["type", "type", "type"]],
+        "left": [[], []],
         "files": ["dataloader.py", "__init__.py", "serialization.py", "c10d_logger.py"],
         "patched": True,
     }

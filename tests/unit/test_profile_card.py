@@ -63,8 +63,11 @@ def test_cards_fit_80_columns(node):
 
 
 def test_one_node_shows_how_instead_of_a_comparison():
-    shown = text(card.render(analyse(start(1, slow="").log())))
-    assert "restored-mount" in shown
+    one = start(1, slow="")
+    assert "waited" not in text(card.render(analyse(one.log())))
+    one.span("n0", "wait", 40, 52.5)
+    shown = text(card.render(analyse(one.log())))
+    assert "restored-mount, waited 12.5 s" in shown
     assert "median" not in shown
     assert "node x stage" not in shown
 

@@ -220,6 +220,22 @@ def test_waiting_in_a_rendezvous():
     assert (n1.wait, n1.stages["dist_init"].own) == (0, near(2))
 
 
+def test_waiting_for_another_node_s_result():
+    s = StartUp()
+    for node in ("n0", "n1"):
+        env = s.span(node, "env", 0, 20)
+        s.span(node, "first_step", 20, 30)
+    s.span("n1", "wait", 2, 18, parent=env)
+    n0, n1 = analyse(s.log()).nodes
+    assert (n0.wait, n0.own) == (0, near(30))
+    assert (n1.wait, n1.own, n1.stages["env"].own, n1.stages["env"].wait) == (near(16), near(14), near(4), near(16))
+    alone = StartUp()
+    alone.events = [event for event in s.events if event["node"] == "n1"]
+    report = analyse(alone.log())
+    assert [(stage.stage, stage.seconds) for stage in report.stages] == [("env", near(20)), ("first_step", near(10))]
+    assert (report.gap_seconds, report.nodes[0].gap, report.nodes[0].wait) == (0, 0, near(16))
+
+
 def test_gap():
     s = StartUp()
     for node in ("n0", "n1"):

@@ -56,6 +56,12 @@ def convert(
     ] = "",
     plain_http: PlainHttp = None,
     repair: Annotated[bool, typer.Option("--repair", help="Convert again, replace what the store has damaged")] = False,
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="One of the nodes that run this converts, the others wait for it")
+    ] = False,
+    wait: Annotated[
+        float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait, with --if-missing (default: 1800)")
+    ] = None,
     sign_key: Annotated[str, typer.Option(metavar="FILE", help="Private key to sign with (default: settings)")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +72,12 @@ def convert(
     Example: bootseer image convert registry:5000/team/torch:2.6 --store /shared/bootseer
     """
     from bootseer import image
+    from bootseer.store.lease import WAIT
 
+    if if_missing and repair:
+        raise typer.BadParameter("--if-missing and --repair contradict each other")
+    if wait is not None and not if_missing:
+        raise typer.BadParameter("--wait is for --if-missing")
     config = settings(store)
     with Bars(quiet=as_json) as bars:
         record, fresh = image.ensure(
@@ -78,6 +89,7 @@ def convert(
             plain_http=plain_http,
             repair=repair,
             sign_key=Path(key) if (key := sign_key or config.sign_key) else None,
+            wait=(WAIT if wait is None else wait) if if_missing else None,
         )
     steps = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in record.seconds.items())
     shared = f"{size_text(record.shared_bytes)} shared with other images"

@@ -25,6 +25,7 @@ def run(
         str,
         typer.Option(metavar="LIST", help="Do these the ordinary way: image,env,checkpoint (comma-separated), or all"),
     ] = "",
+    convert: Annotated[bool, typer.Option("--convert", help="Convert the image if it is not, on one node")] = False,
     store: StoreUrl = "",
     events: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for start-up events (default: in the cache)")
@@ -53,6 +54,8 @@ def run(
         raise ConfigError(
             f"--without {','.join(sorted(unknown))} names no technique", hint="there are image, env and checkpoint"
         )
+    if convert:
+        job = msgspec.structs.replace(job, image=msgspec.structs.replace(job.image, convert=True))
     config = settings(store)
     identity = launch.identity.identify(job.job.name)
 

@@ -33,7 +33,7 @@ _SLACK = 64 << 20
 
 class Lookup(msgspec.Struct, kw_only=True):
     """``found`` is set on a hit, else ``reason`` says why there is none. ``absent``: the store has no snapshot of this
-    key and these inputs; ``replace``: it has one of no use to any node, which a publication may overwrite."""
+    key and these inputs; ``replace``: it has one of no use to any node, which a publication may replace."""
 
     document: KeyDocument
     found: SnapshotManifest | None = None
@@ -43,6 +43,8 @@ class Lookup(msgspec.Struct, kw_only=True):
     absent: bool = False
     replace: bool = False
     store: Store | None = None
+    seen: dict[str, bytes] = {}
+    """Name -> manifest of the snapshots of this key, as they were read."""
 
     @property
     def key(self) -> str:
@@ -90,7 +92,8 @@ def _candidates(out: Lookup, store: Store) -> list[SnapshotManifest]:
     found = []
     for name in names:
         try:
-            found.append(manifest.decode(store.get(manifest.manifest_key(name)), name))
+            out.seen[name] = store.get(manifest.manifest_key(name))
+            found.append(manifest.decode(out.seen[name], name))
         except NotFoundError:
             continue  # removed meanwhile
         except (DataError, ConfigError) as exc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -36,18 +36,19 @@ def publish(
     result: list[str],
     node: str,
     seconds: float,
-    overwrite: bool,
+    replaced: Mapping[str, bytes],
     cancelled: Callable[[], bool],
 ) -> bool:
     """Publish the layers in ``layers`` as the snapshot of ``document`` and ``inputs``. False: another was first.
 
-    ``work`` gets the EROFS files (as large as the layers). ``overwrite`` replaces an expired or damaged snapshot,
-    and what is damaged of the objects that both need.
+    ``work`` gets the EROFS files (as large as the layers). ``replaced``: snapshots that are expired or damaged, name ->
+    manifest; the one of this name is replaced if it is still that one, and what is damaged of the objects of both.
     Raises `FullError`, `NotWritableError`, `UnavailableError`, `OSError`, `DataError` when the layers have changed
     since ``entries`` were read, `BootseerError` once ``cancelled`` says so; nothing half-published is visible then.
     """
     name = manifest_key(f"{document.key}/{inputs.name}")
-    if not overwrite and store.exists(name):
+    old = replaced.get(f"{document.key}/{inputs.name}")
+    if old is None and store.exists(name):
         return False
     meta, data = work / "meta", work / "data"
     try:
@@ -63,7 +64,7 @@ def publish(
     faults.point("env.publish.before-inventory")
     stored = inventory.encode(entries)
     digest = inventory.digest(stored)
-    store.put(inventory_key(digest), stored, overwrite=overwrite)
+    store.put(inventory_key(digest), stored, overwrite=bool(replaced))
     manifest = SnapshotManifest(
         key=document.key,
         document=document,
@@ -82,7 +83,8 @@ def publish(
     faults.point("env.publish.before-manifest")
     check_unchanged(layers, entries)
     _go_on(cancelled)
-    if not store.put(name, manifest.encode(), overwrite=overwrite):
+    raw = manifest.encode()
+    if not (store.put(name, raw) if old is None else store.replace(name, raw, old=old)):
         return False
     faults.point("env.publish.after-manifest")
     try:

@@ -113,6 +113,8 @@ class Outcome(enum.StrEnum):
     RESTORED_UNPACK = "restored-unpack"
     RAN_AND_PUBLISHED = "ran-and-published"
     RAN = "ran"
+    FAILED = "failed"
+    """The command did not run here: it had failed on the nodes that this one waited for."""
 
 
 class Mounted(Protocol):
@@ -122,7 +124,7 @@ class Mounted(Protocol):
 
 
 class EnvResult(msgspec.Struct, kw_only=True):
-    """``exit_code`` is the command's, 0 when it did not run. ``timings`` in seconds, by step."""
+    """``exit_code`` is the command's, 0 when its result was restored. ``timings`` in seconds, by step."""
 
     outcome: Outcome
     reason: str

@@ -2,22 +2,20 @@
 
 Advisory throughout: whatever goes wrong with a snapshot is a log line and a reason, and the command runs. Concurrency:
 one thread, and with ``EnvSpec.background`` one more that publishes (`publication`); ranks of one node that ask for the
-same targets wait for each other (`lock`), nodes for the one that runs the command (`lease`).
+same targets wait for each other (`lock`), nodes for the one that runs the command (`bootseer.store.lease`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, lease, lookup, overlay, pyc, quarantine, scan, snapshots
+from bootseer.env import capture, inputs, key, lookup, overlay, pyc, quarantine, scan, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.capture import Capture
 from bootseer.env.inputs import Observed
@@ -30,7 +28,7 @@ from bootseer.env.publish import publish
 from bootseer.env.spec import EnvResult, EnvSpec, Outcome
 from bootseer.env.unpack import recover, unpack
 from bootseer.errors import BootseerError, DataError, NotFoundError
-from bootseer.store import Store
+from bootseer.store import Store, lease
 
 log = logging.getLogger(__name__)
 
@@ -102,13 +100,25 @@ class _Stage:
                 look = self._look(document, unpacking)
             if result := self._restored(look, unpacking):
                 return result
-            lead = None
-            if look.absent or look.replace:
+            turn = lease.Turn()
+            if look.store is not None and (look.absent or look.replace):
+
+                def settled() -> bool:
+                    nonlocal look
+                    nearest, look = look.nearest, self._look(document, unpacking)
+                    if look.found is None and look.nearest != nearest:
+                        log.info("another node published what does not fit here; waiting for no other")
+                        return True
+                    return look.found is not None or look.store is None
+
                 with self._timed("wait"):
-                    look, lead = lease.take_turn(look, lambda: self._look(document, unpacking), _node(), spec.wait)
+                    name, work = f"env/{self.key}", "runs the set-up command"
+                    turn = lease.take_turn(look.store, name, work=work, seconds=spec.wait, settled=settled)
+                if turn.failure:
+                    return self._failed(turn.failure)
                 if result := self._restored(look, unpacking):
                     return result
-            return self._run_and_publish(look, lead)
+            return self._run_and_publish(look, turn.lead)
 
     def _look(self, document: KeyDocument, unpacking: bool) -> Lookup:
         return lookup.look(self.spec, document, self.store_url, self.config, unpacking=unpacking)
@@ -169,6 +179,7 @@ class _Stage:
             quarantine.put(Path(self.config.cache_dir), quarantine.mark_of(found), exc.message)
             log.warning("%s; snapshot %s is quarantined on this node, running the command", exc, self.key[:12])
             look.reason, look.replace = f"the snapshot is damaged and quarantined on this node: {exc.message}", True
+            look.found, look.nearest = None, found
         except (BootseerError, OSError) as exc:
             log.warning("cannot restore snapshot %s: %s; running the command", self.key[:12], exc)
             look.reason = f"the snapshot could not be restored: {exc}"
@@ -190,6 +201,11 @@ class _Stage:
         with _whole():
             unpack(store, found, snapshots.entries(store, found), self.spec.targets)
         return self._result(Outcome.RESTORED_UNPACK, _hit("hit", found.inputs))
+
+    def _failed(self, failure: lease.Failure) -> EnvResult:
+        reason = f"other nodes ran the command without success, {failure.node} the last: {failure.message}"
+        log.error("%s", reason)
+        return self._result(Outcome.FAILED, reason, code=failure.code)
 
     # -- run and publish --------------------------------------------------------------------------------------------
 
@@ -216,8 +232,10 @@ class _Stage:
             mounts = [catch.group] if catch.group else []
             observer = inputs.Observer(self.spec, self.config)
             if code := self._guarded_command(catch, observer):
-                _give_up(lead)
-                reason = f"{look.reason}; the command failed with exit code {code}, nothing is published"
+                failure = f"the command failed with exit code {code}"
+                if lead:
+                    lead.failed(failure, code)
+                reason = f"{look.reason}; {failure}, nothing is published"
                 return self._result(Outcome.RAN, reason, code=code, mounts=mounts)
             made = self._finish(look, catch, observer)
             if made.result is not None:
@@ -239,8 +257,8 @@ class _Stage:
             def publish_it(cancelled: Callable[[], bool]) -> tuple[bool, str]:
                 with later or contextlib.nullcontext():
                     published, why = self._publish(look, catch, base, made, cancelled)
-                    if not published and not cancelled():
-                        _give_up(lead)
+                    if lead and not published and not cancelled():
+                        lead.unshared(why)
                     return published, why
 
             if later and catch.group:
@@ -297,9 +315,9 @@ class _Stage:
                     work=catch.work,
                     base=base,
                     result=made.result,
-                    node=_node(),
+                    node=lease.this_node(),
                     seconds=self.timings["command"],
-                    overwrite=look.replace,
+                    replaced=look.seen if look.replace else {},
                     cancelled=cancelled,
                 )
         except (BootseerError, OSError) as exc:
@@ -341,13 +359,3 @@ def _whole() -> Iterator[None]:
         yield
     except NotFoundError as exc:
         raise DataError(f"a part of the snapshot is missing: {exc.message}") from exc
-
-
-def _give_up(lead: lease.Lead | None) -> None:
-    """The nodes that wait are to run the command, all at once."""
-    if lead:
-        lead.failed = True
-
-
-def _node() -> str:
-    return os.environ.get("BOOTSEER_NODE") or socket.gethostname()

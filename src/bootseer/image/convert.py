@@ -24,7 +24,7 @@ from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.config import Config
-from bootseer.errors import NotFoundError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
@@ -34,7 +34,7 @@ from bootseer.oci.image import past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
 from bootseer.owned import adopted, clear, owned_folder, remove
-from bootseer.store import Store, open_store
+from bootseer.store import Store, lease, open_store
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ def ensure(
     plain_http: bool | None = None,
     repair: bool = False,
     sign_key: Path | None = None,
+    wait: float | None = None,
 ) -> Ensured:
     """Convert ``ref`` into the store, unless that image has been converted before and its tree is still there.
 
@@ -86,38 +87,67 @@ def ensure(
     whatever happens. The same layers give the same tree, but for blocks that other images in the store have already:
     those are referred to. ``repair`` converts it again, and shares nothing. ``sign_key``: the private key to sign the
     record with. A record in the store that is not signed with it may be anybody's: it is not signed, but replaced by
-    that of another conversion.
-    Raises `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`, and
-    `ConfigError` for what is no key.
+    that of another conversion. ``wait``: seconds to wait at most for another node that converts the image; None: do not
+    wait, and let nobody wait for this node.
+    Raises `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`,
+    `ConfigError` for what is no key, and, after two failures on nodes that it waited for, the last one's.
     """
     key = signature.signing_key(sign_key) if sign_key else None
     keys = [key.public_key()] if key else []
     store = open_store(store_url)
-    replace = repair
     with oci.open_image(ref, platform=platform, plain_http=plain_http) as image:
-        if not repair:
+        name = records.key_of(image.digest, image.platform)
+        before: ImageRecord | None = None
+        useless: bytes | None = None  # a record that another conversion is to replace
+
+        def look() -> bool:
+            nonlocal before, useless
+            before = useless = None
             try:
-                before = records.load(store, image.digest, image.platform, keys)
-                if store.exists(tree_key(before.tree)):
-                    return Ensured(before, False)
-                log.warning("tree %s of %s is missing in store %s; converting again", before.tree, ref, store.shown)
-                replace = True
+                found = records.load(store, image.digest, image.platform, keys)
+                if store.exists(tree_key(found.tree)):
+                    before = found
+                    return True
+                log.warning("tree %s of %s is missing in store %s; converting again", found.tree, ref, store.shown)
+                useless = store.get(name)
             except UnsignedError as exc:
                 log.warning("%s; converting again", exc.message)
-                replace = True
+                useless = store.get(name)
             except NotFoundError:
                 pass
+            return False
 
         def convert_now() -> Ensured:
             with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
                 result = _convert(image, store, work, progress, repair)
                 faults.point("image.convert.before-record")
-                if not records.save(store, result, overwrite=replace, key=key):
+                if not records.save(store, result, overwrite=repair, old=useless, key=key):
                     log.info("another conversion of %s was first", image.ref)
                     return Ensured(records.load(store, image.digest, image.platform, keys), False)
             return Ensured(result, True)
 
-        return past_mirrors(image.source, convert_now)
+        turn = lease.Turn()
+        if not repair and not look() and wait is not None:
+            turn = lease.take_turn(
+                store, name.removesuffix(".json"), work=f"converts {image.ref}", seconds=wait, settled=look
+            )
+        if before:
+            return Ensured(before, False)
+        if turn.failure:
+            raise _failure(turn.failure, str(image.ref))
+        with turn.lead or contextlib.nullcontext():
+            try:
+                return past_mirrors(image.source, convert_now)
+            except (BootseerError, OSError) as exc:
+                if turn.lead:
+                    turn.lead.failed(str(exc), exc.exit_code if isinstance(exc, BootseerError) else 70)
+                raise
+
+
+def _failure(found: lease.Failure, ref: str) -> BootseerError:
+    """The error that the last of other nodes met, of the kind that its exit code tells."""
+    kind = next((kind for kind in BootseerError.__subclasses__() if kind.exit_code == found.code), BootseerError)
+    return kind(f"{ref} was not converted by other nodes, {found.node} the last: {found.message}")
 
 
 def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | None, repair: bool) -> ImageRecord:

@@ -87,13 +87,26 @@ def load(store: Store, image: str, platform: str, keys: Sequence[Ed25519PublicKe
     return record
 
 
-def save(store: Store, record: ImageRecord, *, overwrite: bool = False, key: Ed25519PrivateKey | None = None) -> bool:
-    """Publish, signed with ``key``; False when another conversion of the same image was first."""
+def save(
+    store: Store,
+    record: ImageRecord,
+    *,
+    overwrite: bool = False,
+    old: bytes | None = None,
+    key: Ed25519PrivateKey | None = None,
+) -> bool:
+    """Publish, signed with ``key``; False when another conversion of the same image was first.
+
+    ``old``: the record that this one replaces, if it is still that one; with ``overwrite`` it replaces any.
+    """
     raw = msgspec.json.encode(record)
     if key is not None:
         raw = raw[:-1] + _SIGNATURE + signature.sign(key, raw) + b'"}'
     raw = raw[:-1] + _CHECK + _hash.hexdigest(raw).encode() + b'"}'
-    return store.put(key_of(record.image, record.platform), raw, overwrite=overwrite)
+    name = key_of(record.image, record.platform)
+    if old is not None and not overwrite:
+        return store.replace(name, raw, old=old)
+    return store.put(name, raw, overwrite=overwrite)
 
 
 def remove(store: Store | str, records: Iterable[ImageRecord]) -> None:

@@ -42,14 +42,14 @@ class Identity(msgspec.Struct, frozen=True):
     nodelist: str = ""
     """Their names, as Slurm writes them (`bootseer.profile.hostlist`); empty: nobody said."""
     restarts: int = 0
-    """How often torchrun had restarted its workers when this start began; what it restarts later are cycles."""
+    """How often torchrun, which started this, has restarted it; a part of ``cycle``."""
 
     def environ(self, gpus: int) -> dict[str, str]:
         """The variables by which emitters in any process of this start know who they are."""
         return {
             "BOOTSEER_JOB": self.job,
             "BOOTSEER_ATTEMPT": self.attempt,
-            "BOOTSEER_CYCLE": str(self.cycle),
+            "BOOTSEER_CYCLE": str(self.cycle - self.restarts),  # emitters see torchrun's variable, too
             "BOOTSEER_NODE": self.node,
             "BOOTSEER_NODE_RANK": str(self.rank),
             "BOOTSEER_GPUS": str(gpus),
@@ -72,7 +72,7 @@ def _attempt(environ: Mapping[str, str]) -> str:
         return named
     for ids, restart in (
         (("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_RESTART_COUNT"),
-        (("TORCHELASTIC_RUN_ID",), "TORCHELASTIC_RESTART_COUNT"),
+        (("TORCHELASTIC_RUN_ID",), ""),  # its restarts are cycles
     ):
         first, *more = (environ.get(name, "") for name in ids)
         if all((first, *more)) and first != "none":  # torchrun's run id where nobody chose one
@@ -91,16 +91,22 @@ def _name(what: str, text: str) -> str:
 
 
 def identify(job: str, environ: Mapping[str, str] | None = None) -> Identity:
-    """The identity of this start of ``job``. Raises `ConfigError` for a variable that is no number or no name."""
+    """The identity of this start of ``job``. Raises `ConfigError` for a variable that is no number or no name, and when
+    torchrun started several of these on one node."""
     env = os.environ if environ is None else environ
-    attempt = _attempt(env)
+    attempt, restarts = _attempt(env), _number(env, ("TORCHELASTIC_RESTART_COUNT",))
+    if env.get("TORCHELASTIC_RUN_ID") and (local := _number(env, ("LOCAL_WORLD_SIZE",))) > 1:
+        raise ConfigError(
+            f"torchrun has started bootseer run {local} times on this node, and each would start the whole job",
+            hint='put bootseer outside: torchrun belongs in the job file, [job] command = ["torchrun", ...]',
+        )
     return Identity(
         job=_name("job", env.get("BOOTSEER_JOB") or job),
         attempt=_name("attempt", attempt) if attempt else "",
-        cycle=_number(env, ("BOOTSEER_CYCLE",)),
+        cycle=_number(env, ("BOOTSEER_CYCLE",)) + restarts,
         node=_name("node", env.get("BOOTSEER_NODE") or env.get("SLURMD_NODENAME") or socket.gethostname()),
         rank=_number(env, _RANK),
         nodes=_number(env, _NODES),
         nodelist=env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "",
-        restarts=_number(env, ("TORCHELASTIC_RESTART_COUNT",)),
+        restarts=restarts,
     )

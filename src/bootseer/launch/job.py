@@ -54,6 +54,8 @@ class ImageTable(_Table, frozen=True, kw_only=True):
     """Public keys (a PEM file), one of which must have signed the image's conversion. Empty: that of the settings."""
     require_signature: bool = False
     """True: refuse the image when neither names a key."""
+    convert: bool = False
+    """True: convert the image when it is not converted; one node of those that start together does."""
     ordinary: Literal["containerd", "unpack"] = "containerd"
     """How the ordinary way loads it: ``ctr images pull`` of a running containerd, or bootseer's own full unpack."""
     containerd: str = "/run/containerd/containerd.sock"

@@ -21,7 +21,7 @@ import msgspec
 from bootseer import env, image, oci
 from bootseer.blocks.tree import TreeStatus
 from bootseer.config import Config
-from bootseer.errors import BootseerError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, from_os_error
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
 from bootseer.launch.checkpoint import CheckpointStage
@@ -34,6 +34,7 @@ from bootseer.launch.ready import ReadyWatch
 from bootseer.owned import clear, owned_folder
 from bootseer.private import private_folder
 from bootseer.profile import emit
+from bootseer.store import lease
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +74,16 @@ def events_file(folder: Path, identity: Identity) -> Path:
 
 def _join_attempt(folder: Path, identity: Identity) -> str:
     """The attempt that this start is part of, where nobody has named it: the newest one in ``folder`` if another node
-    joined it within `_TOGETHER`, this one has not, and not all nodes have, else a new one. Nodes that share ``folder``
-    agree on it."""
+    joined it within `_TOGETHER`, this one has not, and not all nodes have, else a new one; a restart by torchrun is of
+    the newest one. Nodes that share ``folder`` agree on it."""
     attempts, name = folder / identity.job, f"{identity.node}.jsonl"
     attempts.mkdir(parents=True, exist_ok=True)
     while True:
         found = [path.name.removeprefix("attempt-") for path in attempts.glob("attempt-*")]
         newest = max((int(number) for number in found if number.isdecimal()), default=-1)
         place = attempts / f"attempt-{newest}"
+        if identity.restarts and (place / name).is_file():
+            return place.name.removeprefix("attempt-")
         full = identity.nodes and len(list(place.glob("*.jsonl"))) >= identity.nodes
         if newest < 0 or abs(time.time() - place.stat().st_mtime) > _TOGETHER or os.path.lexists(place / name) or full:
             place = attempts / f"attempt-{newest + 1}"
@@ -174,20 +177,23 @@ class _Node:
         table = self.job.image
         rootfs = self.folder / ROOTFS
         if table.enabled:
+            config = self.config.trusting(table.verify_key, table.require_signature)
+            if table.convert:
+                _convert(table.ref, config)
             self.mounted = image.mount(
                 table.ref,
                 rootfs,
                 store_url=self.config.store_url,
-                config=self.config.trusting(table.verify_key, table.require_signature),
+                config=config,
                 job=self.job.job.name,
                 privileged=True,
             )
             self.stack.callback(self.mounted.unmount)
-            rootfs, config, how = self.mounted.rootfs, self.mounted.config, "lazy"
+            rootfs, runs, how = self.mounted.rootfs, self.mounted.config, "lazy"
             self.image_digest = self.mounted.digest
         else:
             pulled = oci.open_image(table.ref)
-            config, how = pulled.config, table.ordinary
+            runs, how = pulled.config, table.ordinary
             self.image_digest = pulled.digest
             if table.ordinary == "containerd":
                 plain = oci.Reference.parse(table.ref).plain_http(self.config.plain_http)
@@ -196,7 +202,7 @@ class _Node:
                 oci.unpack(pulled, rootfs)
         emit.annotate(span, how=how)
         self.record.image["how"] = how
-        return Container(self.job, rootfs, config, self.events, self.identity.environ(self.gpus), self.devices)
+        return Container(self.job, rootfs, runs, self.events, self.identity.environ(self.gpus), self.devices)
 
     def _env(self, container: Container, table: EnvTable, span: str) -> int:
         spec = env.EnvSpec(
@@ -300,6 +306,20 @@ class _Node:
                 self.record.image.update(msgspec.to_builtins(self.mounted.status()))
         if self.checkpoint:
             self.record.checkpoint = self.checkpoint.status()
+
+
+def _convert(ref: str, config: Config) -> None:
+    """Have the image in the store, by this node's conversion or by another's that it waits for."""
+    try:
+        image.resolve(ref, config.store_url, config=config)
+    except NotFoundError:
+        if config.verify_key and not config.sign_key:
+            raise ConfigError(
+                f"cannot convert {ref} here: its conversion must be signed, and no sign_key is set",
+                hint="convert it where the key is: bootseer image convert --sign-key",
+            ) from None
+        key = Path(config.sign_key) if config.sign_key else None
+        image.ensure(ref, config.store_url, work_dir=Path(config.cache_dir, "work"), sign_key=key, wait=lease.WAIT)
 
 
 def _hot(image: TreeStatus) -> bool:

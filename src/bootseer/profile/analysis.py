@@ -198,9 +198,10 @@ def _shares(line: Timeline, parts: Mapping[Track, Parts]) -> dict[str, int]:
     """Each instant of start-up goes to the stage of the least advanced rank at work, or to ``""``; ns by stage."""
     index = {stage: place for place, stage in enumerate(line.stages)}
     steps: list[tuple[int, int, int]] = []
-    for part in parts.values():
+    for track, part in parts.items():
         for stage, own in part.own.items():
-            for begin, end in own:
+            turns = intervals.intersect(line.work[track][stage], line.turns[track[0]])  # at work elsewhere
+            for begin, end in intervals.union([*own, *turns]):
                 steps.append((begin, 1, index[stage]))
                 steps.append((end, -1, index[stage]))
     steps.sort()

@@ -151,13 +151,13 @@ def _stages(report: JobReport) -> Table:
 
 
 def _how(cell: Cell | None) -> str:
-    """What the techniques said of themselves: the attributes ``how`` or ``outcome``."""
+    """What the techniques said of themselves: the attributes ``how`` or ``outcome``; and how long it waited."""
     if cell is None:
         return ""
     if cell.own is None:
         return cell.state
     said: AttrValue = cell.attrs.get("how", cell.attrs.get("outcome", ""))
-    return str(said)
+    return ", ".join(filter(None, (str(said), f"waited {_number(cell.wait)} s" if cell.wait >= 0.05 else "")))
 
 
 def _remarks(report: JobReport) -> list[str]:

@@ -4,7 +4,7 @@ Format: ``docs/internals/events.md``. Nothing happens unless ``BOOTSEER_EVENTS``
 here raises, prints or waits, whatever happens to that file; events that could not be written are counted and the count
 travels on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_CYCLE``, ``_NODE``, ``_RANK`` (else
 ``RANK``, which torchrun sets) and ``_GPUS`` (the GPUs of the node), the enclosing span from ``BOOTSEER_SPAN`` or
-``TRACEPARENT``. Restarts by torchrun (``TORCHELASTIC_RESTART_COUNT``) are further cycles.
+``TRACEPARENT``. Restarts that torchrun counts are added to the cycle.
 
 Concurrency: safe from threads and after fork; an event is one ``open``/``write``/``close`` with ``O_APPEND``: no lock,
 and no descriptor that the host program could close and reuse. Measured by ``bench/emit.py``.
@@ -126,7 +126,7 @@ def child_env(span_id: str) -> dict[str, str]:
     else:  # one trace per start-up, the same on every node without talking to them
         import hashlib
 
-        name = "|".join(os.environ.get("BOOTSEER_" + key, "") for key in ("JOB", "ATTEMPT", "CYCLE"))
+        name = "|".join((os.environ.get("BOOTSEER_JOB", ""), os.environ.get("BOOTSEER_ATTEMPT", ""), _cycle()))
         trace = hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:32]
     return {"BOOTSEER_SPAN": span_id, "TRACEPARENT": "00-" + trace + "-" + span_id + "-01"}
 
@@ -177,8 +177,7 @@ def _line(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str, pare
         head += ',"stage":' + _quote(stage[:_IDENTITY_LIMIT])
     head += ',"job":' + _quote(get("BOOTSEER_JOB", "")[:_IDENTITY_LIMIT])
     head += ',"attempt":' + _quote((get("BOOTSEER_ATTEMPT") or "0")[:_IDENTITY_LIMIT])
-    restarts = int(_int(get("TORCHELASTIC_RESTART_COUNT"))) - int(_int(get("BOOTSEER_RESTARTS")))
-    head += ',"cycle":' + str(int(_int(get("BOOTSEER_CYCLE"))) + max(restarts, 0))
+    head += ',"cycle":' + _cycle()
     head += ',"node":' + _quote(node[:_IDENTITY_LIMIT])
     rank = get("BOOTSEER_RANK") or get("RANK") or _rank
     if rank and rank.isdigit():
@@ -237,6 +236,11 @@ def redact(name: str, text: str) -> str:
         text = re.sub(r"(?i)([\w.-]*(?:" + words + r")[\w.-]*=|[?&](?:sig|key|auth)=)[^&\s]+", r"\1" + _REDACTED, text)
         text = re.sub(r"(?i)(\bbearer )\S+", r"\1" + _REDACTED, text)
     return text
+
+
+def _cycle() -> str:
+    get = os.environ.get
+    return str(int(_int(get("BOOTSEER_CYCLE"))) + int(_int(get("TORCHELASTIC_RESTART_COUNT"))))
 
 
 def _int(text: str | None) -> str:

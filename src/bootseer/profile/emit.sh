@@ -186,19 +186,9 @@ _bs_write() {
     _bs_quote "${BOOTSEER_ATTEMPT:-0}" 128
     _bs_line="$_bs_line,\"attempt\":$_bs_q"
     _bs_int "${BOOTSEER_CYCLE-}"
-    case ${TORCHELASTIC_RESTART_COUNT-}${BOOTSEER_RESTARTS-}$_bs_q in
-    *[!0-9]* | ???????????????????*) ;; # too long to add
-    *)
-        _bs_cycle=$_bs_q
-        _bs_int "${TORCHELASTIC_RESTART_COUNT-}"
-        _bs_again=$_bs_q
-        _bs_int "${BOOTSEER_RESTARTS-}"
-        _bs_again=$((_bs_again - _bs_q))
-        [ "$_bs_again" -ge 0 ] || _bs_again=0
-        _bs_q=$((_bs_cycle + _bs_again))
-        ;;
-    esac
-    _bs_line="$_bs_line,\"cycle\":$_bs_q"
+    _bs_cycle=$_bs_q
+    _bs_int "${TORCHELASTIC_RESTART_COUNT-}"
+    _bs_line="$_bs_line,\"cycle\":$((_bs_cycle + _bs_q))"
     _bs_quote "$_bs_node" 128
     _bs_line="$_bs_line,\"node\":$_bs_q"
     _bs_rank=${BOOTSEER_RANK-${RANK-}}

@@ -30,6 +30,8 @@ INIT_STAGES = (
     "compile",
     "first_step",
 )
+WAIT = "wait"
+"""A span of this name, in any stage, is waiting for another node, and no work."""
 
 Identity = tuple[str, str, int]
 """(job, attempt, cycle) of a start-up."""

@@ -40,6 +40,11 @@ def subtract(minuend: Intervals, subtrahend: Intervals) -> Intervals:
     return result
 
 
+def intersect(one: Intervals, other: Intervals) -> Intervals:
+    """What lies in both; both as `union` returns them."""
+    return subtract(one, subtract(one, other))
+
+
 def clip(parts: Intervals, begin: int, end: int) -> Intervals:
     """What of ``parts`` lies in [begin, end)."""
     return [(max(a, begin), min(b, end)) for a, b in parts if a < end and b > begin]

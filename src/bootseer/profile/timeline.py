@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
-from bootseer.profile.events import INIT_STAGES, TOP_STAGES, Span, State
+from bootseer.profile.events import INIT_STAGES, TOP_STAGES, WAIT, Span, State
 from bootseer.profile.intervals import Interval, Intervals
 
 Track = tuple[str, int | None]
@@ -31,6 +31,11 @@ class Timeline:
             for track in tracks
         }
         """track -> stage -> spans."""
+        self.turns = {
+            node: intervals.union(self.done(span for span in spans if span.stage == WAIT and span.node == node))
+            for node in self.nodes
+        }
+        """node -> when it waited for another node, which did for all what one of them does."""
         self.gpus = {node: max(span.gpus for span in by_node[node]) for node in self.nodes}
         self.stages = sorted({span.stage for found in by_node.values() for span in found}, key=_place)
         self.nodes_expected = _expected(spans, "nodes")
@@ -150,7 +155,7 @@ def _by_node(spans: Iterable[Span]) -> Mapping[str, list[Span]]:
     by_id = {span.id: span for span in listed}
     nodes: defaultdict[str, list[Span]] = defaultdict(list)
     for span in listed:
-        if span.stage and span.stage != "queue" and (span.stage in _ORDER or not _is_detail(span, by_id)):
+        if span.stage not in ("", "queue", WAIT) and (span.stage in _ORDER or not _is_detail(span, by_id)):
             nodes[span.node].append(span)
     return nodes
 

@@ -1,4 +1,5 @@
-"""Where a rank waited for others: at the barrier after a stage, inside a rendezvous, and for the slowest first step.
+"""Where a rank waited for others: at the barrier after a stage, inside a rendezvous, for the slowest first step, and
+where it said so itself.
 
 A rank is only said to wait where its own events show it: it went on after the slowest one arrived, not before. Each
 wait belongs to the stage that it follows or lies in.
@@ -23,7 +24,7 @@ Waits = defaultdict[Track, dict[str, Intervals]]
 
 def find_waits(line: Timeline) -> tuple[Waits, Waits]:
     """Waits inside of a rendezvous, which are part of the stage's work, and those between stages, which may lie beside
-    other work. Where there is one rank alone, there are none."""
+    other work. Where there is one rank alone, there are only those that its node tells of."""
     inside: Waits = defaultdict(dict)
     between: Waits = defaultdict(dict)
     if len(line.spans) > 1:
@@ -34,7 +35,17 @@ def find_waits(line: Timeline) -> tuple[Waits, Waits]:
         if line.complete:
             for track, ready in line.ready.items():
                 between[track]["first_step"] = [(ready, line.end)]
+    _turns(line, inside)
     return inside, between
+
+
+def _turns(line: Timeline, waits: Waits) -> None:
+    """Until another node had done what only one of them does, in whatever stage that was."""
+    for track, work in line.work.items():
+        if turns := line.turns[track[0]]:
+            for stage, at in work.items():
+                told = intervals.intersect(at, turns)
+                waits[track][stage] = intervals.union([*waits[track].get(stage, []), *told])
 
 
 def _barrier(line: Timeline, stage: str, waits: Waits) -> None:

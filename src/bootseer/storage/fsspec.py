@@ -211,6 +211,10 @@ class FsspecBackend(FsspecPlace, Backend):
 
     access = ("fsspec", "the store is reached through fsspec")
 
+    @property
+    def exclusive(self) -> bool:
+        return bool(self.protocols & _CONDITIONAL)  # where the server knows conditions
+
     def whole(self) -> tuple[FsspecBackend, str]:
         """The whole storage (of an object store: the bucket), and the path of this store in it.
 

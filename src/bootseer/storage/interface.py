@@ -137,6 +137,11 @@ class Backend(abc.ABC):
     def access(self) -> tuple[str, str]:
         """How the storage is reached, and why, for `bootseer.stripefs.explain`."""
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether of writers that put one new name at one moment, without ``overwrite``, only one succeeds."""
+        return True
+
     @abc.abstractmethod
     def stat(self, path: str) -> Entry: ...
 

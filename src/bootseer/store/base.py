@@ -79,6 +79,11 @@ class Store(abc.ABC):
     url: str
 
     @property
+    def exclusive(self) -> bool:
+        """Whether of nodes that put one new key at one moment only one is told that it was first."""
+        return False
+
+    @property
     def shown(self) -> str:
         """The URL as messages and logs have it: without a login that may be in ``url``."""
         return self.url
@@ -100,6 +105,21 @@ class Store(abc.ABC):
 
         Returns False, and changes nothing, when the key exists and ``overwrite`` is false (first publish wins).
         """
+
+    def replace(self, key: str, data: bytes, *, old: bytes) -> bool:
+        """Publish ``data`` in place of ``old``. False, and nothing has changed, when the object is another one by now.
+
+        For a moment there is no such object, so that who is late by any time replaces nothing that another node has
+        published since. A store that is not `exclusive` replaces what is there when it is written.
+        """
+        try:
+            if self.get(key) != old:
+                return False
+            if self.exclusive:
+                self.delete(key)
+        except NotFoundError:
+            pass
+        return self.put(key, data, overwrite=not self.exclusive)
 
     @abc.abstractmethod
     def list(self, prefix: str) -> Iterator[ObjectInfo]:

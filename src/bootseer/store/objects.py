@@ -32,6 +32,10 @@ class ObjectStore(Store):
         self.url, self._backend = url.rstrip("/") or url, backend
 
     @property
+    def exclusive(self) -> bool:
+        return self._backend.exclusive
+
+    @property
     def shown(self) -> str:
         return self._backend.url
 
