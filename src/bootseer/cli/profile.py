@@ -1,4 +1,4 @@
-"""``bootseer profile``: show, record (wrap, auto) and export start-up events."""
+"""``bootseer profile``: show, record (wrap, auto), import and export start-up events."""
 
 from __future__ import annotations
 
@@ -113,6 +113,28 @@ def auto(
     wrapper.become(command)
 
 
+@app.command("import")
+def import_(
+    sacct: Annotated[Path, typer.Option("--sacct", help="What sacct -D --json, or --parsable2, printed; - is stdin")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Events file to write; - is stdout")] = Path("-"),
+    job: Annotated[str, typer.Option("--job", help="The job's name in the events (default: Slurm's)")] = "",
+) -> None:
+    """Write events of what Slurm's accounting knows: queue and alloc of each attempt of its jobs.
+
+    Example: SLURM_TIME_FORMAT=%s sacct -D --json -j 48211 | bootseer profile import --sacct - -o events/sacct.jsonl
+    """
+    from bootseer.profile import sacct as accounting
+
+    try:
+        text = sys.stdin.buffer.read() if str(sacct) == "-" else sacct.read_bytes()
+    except OSError as exc:
+        raise from_os_error(exc, f"read {sacct}") from None
+    found = accounting.read(text)
+    if found.bad:
+        log.warning("%d records of sacct were not understood; the first: %s", len(found.bad), found.bad[0])
+    _write_out(b"".join(accounting.events(found.attempts, job)), output)
+
+
 @app.command()
 def export(
     events: Events = None,
@@ -133,6 +155,10 @@ def export(
     named = any(part is not None for part in (job, attempt, cycle))
     picked = _choose(log, job, attempt, cycle, False)[0] if named else None
     document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+    _write_out(document, output)
+
+
+def _write_out(document: bytes, output: Path) -> None:
     if str(output) == "-":
         sys.stdout.buffer.write(document)
         return
