@@ -231,9 +231,10 @@ class Hooks:
     def _begin(self, stage: str, attrs: dict[str, object]) -> str:
         if not self._emitters:
             self._emitters = self._load_emitters()
-        world = os.environ.get("WORLD_SIZE", "")
-        if world.isdigit():
-            attrs["ranks"] = int(world)
+        for name, variable in (("ranks", "WORLD_SIZE"), ("node_ranks", "LOCAL_WORLD_SIZE")):
+            number = os.environ.get(variable, "")
+            if number.isdigit():
+                attrs[name] = int(number)
         span: str = self._emitters["begin"](stage, **attrs)
         return span
 
