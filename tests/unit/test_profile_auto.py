@@ -153,7 +153,7 @@ def test_the_files_are_for_python_3_8():
 
 
 TRAIN = """
-import json, os, sys, tempfile
+import json, os, sys, tempfile, time
 import torch
 from torch import distributed
 from torch.optim import optimizer as optimizers
@@ -161,8 +161,10 @@ from torch.optim import optimizer as optimizers
 
 def main():
     rank, restart = int(os.environ.get("RANK", 0)), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    if os.environ.get("FAIL") and restart == 0 and rank == 1:
-        sys.exit(3)
+    if os.environ.get("FAIL") and restart == 0:
+        if rank == 1:
+            sys.exit(3)
+        time.sleep(200)  # torchrun kills it; what it had left in the store would be taken for this restart's
     if "RANK" in os.environ:
         distributed.init_process_group("gloo")
     else:
