@@ -90,6 +90,7 @@ def test_expected_ranks():
         s.span("n0", "first_step", 0, 10, rank=rank, ranks=4)
     report = analyse(s.log())
     assert (report.ranks_expected, report.ranks_ready, report.startup_seconds) == (4, 3, None)
+    assert analyse(s.log(), whole=False).startup_seconds == near(10)  # of one node, to be shown there
     s.span("n1", "first_step", 0, 12, rank=3)
     assert analyse(s.log()).startup_seconds == near(12)
 

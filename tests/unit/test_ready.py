@@ -26,6 +26,24 @@ def test_ready_when_a_first_step_ends_and_only_once(tmp_path, monkeypatch):
     assert calls == [1]
 
 
+def test_all_ranks_of_the_node_are_waited_for(tmp_path, monkeypatch):
+    file = tmp_path / "events.jsonl"
+    monkeypatch.setenv("BOOTSEER_EVENTS", str(file))
+    watch = ReadyWatch(file, lambda: None)
+    watch.start()
+    first, second = emit.begin("first_step", node_ranks=2), emit.begin("first_step", node_ranks=2)
+    emit.end(first)
+    assert not watch.ready.wait(0.3)
+    emit.end(second)
+    assert watch.ready.wait(10)
+    watch.stop()
+    early = ReadyWatch(file, lambda: None)
+    early.start(file.stat().st_size)
+    emit.end(emit.begin("first_step", node_ranks=2))
+    early.stop()  # the job has ended
+    assert early.ready.is_set()
+
+
 def test_a_job_that_ends_at_once_is_still_seen(tmp_path, monkeypatch):
     file = tmp_path / "events.jsonl"
     watch = ReadyWatch(file, lambda: None)

@@ -1,4 +1,4 @@
-"""``bootseer profile``: show, record (wrap, auto) and export start-up events."""
+"""``bootseer profile``: show, record (wrap, auto), import and export start-up events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import typer
 
 from bootseer.cli import profile_fleet, profile_import
 from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json, understood
-from bootseer.errors import ConfigError, from_os_error
+from bootseer.cli.profile_import import write_out
+from bootseer.errors import ConfigError
 from bootseer.units import one_line
 
 if TYPE_CHECKING:
@@ -149,13 +150,7 @@ def export(
         document = page.html(log, picked).encode()
     else:
         document = prometheus.text(starts.of(log, picked)).encode()
-    if str(output) == "-":
-        sys.stdout.buffer.write(document)
-        return
-    try:
-        output.write_bytes(document)
-    except OSError as exc:
-        raise from_os_error(exc, f"write {output}") from None
+    write_out(document, output)
 
 
 def _nodes(given: str | None) -> tuple[int | None, list[str]]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.errors import ConfigError, DataError, doing
+from bootseer.errors import DataError, doing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from bootseer.profile.logs import Pattern
+
+log = logging.getLogger(__name__)
+
+_LOG = "Log of torchrun, Megatron-LM, NeMo, Lightning or HF's Trainer; - is stdin"
+_SACCT = "What sacct -D --json, or --parsable2, printed; - is stdin"
 
 
 def register(app: typer.Typer) -> None:
@@ -19,40 +28,63 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
-    log: Annotated[
-        list[Path],
-        typer.Option(
-            "--log", metavar="FILE", help="Log of torchrun, Megatron-LM, NeMo, Lightning or HF's Trainer; - is stdin"
-        ),
-    ],
-    job: Annotated[str, typer.Option("--job", help="Name of the job; default: the first log's name")] = "",
-    attempt: Annotated[str, typer.Option("--attempt", help="Which attempt of the job this is")] = "0",
-    node: Annotated[str, typer.Option("--node", help="Node of lines that name none; default: the log's name")] = "",
-    gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs of each node")] = 0,
+    logs: Annotated[list[Path] | None, typer.Option("--log", metavar="FILE", help=_LOG)] = None,
+    sacct: Annotated[Path | None, typer.Option("--sacct", metavar="FILE", help=_SACCT)] = None,
+    job: Annotated[str, typer.Option("--job", help="Name of the job (default: Slurm's, or the first log's name)")] = "",
+    attempt: Annotated[str, typer.Option("--attempt", help="Which attempt of the job the logs are of")] = "0",
+    node: Annotated[str, typer.Option("--node", help="Node of lines that name none (default: the log's name)")] = "",
+    gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs of each node in the logs")] = 0,
     patterns: Annotated[
         Path | None, typer.Option("--patterns", metavar="FILE", help="Patterns instead of ours")
     ] = None,
-    utc: Annotated[bool, typer.Option("--utc", help="Times that name no zone are UTC; default: local time")] = False,
+    utc: Annotated[bool, typer.Option("--utc", help="Times of logs that name no zone are UTC, not local time")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Events file to write; - is stdout")] = Path("-"),
 ) -> None:
-    """Read a start-up from logs, for code that nobody can change: the lines say when each stage began.
+    """Write events of what others know of a start: the lines of its logs, or Slurm's accounting (queue and alloc).
 
-    Times come from the lines: use `kubectl logs --timestamps --prefix`, or a log format with the time.
+    Logs are for code that nobody can change. Their lines must carry a time: `kubectl logs --timestamps --prefix`, or a
+    log format with the time.
 
     Example: bootseer profile import --log node1.log --log node2.log --gpus 8 -o llm.jsonl
+
+    Example: SLURM_TIME_FORMAT=%s sacct -D --json -j 48211 | bootseer profile import --sacct - -o events/sacct.jsonl
     """
+    from bootseer.profile.logs import patterns as known
+
+    if bool(logs) == bool(sacct):
+        raise typer.BadParameter("name logs or sacct's output, one of both", param_hint="--log, --sacct")
+    if sacct is not None:
+        document = _of_sacct(sacct, job)
+    else:
+        document = _of_logs(logs or [], known(patterns), job=job, attempt=attempt, node=node, gpus=gpus, utc=utc)
+    write_out(document, output)
+
+
+def _of_sacct(file: Path, job: str) -> bytes:
+    from bootseer.profile import sacct as accounting
+
+    with doing(f"read {file}"):
+        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    found = accounting.read(text)
+    if found.bad:
+        log.warning("%d records of sacct were not understood; the first: %s", len(found.bad), found.bad[0])
+    return b"".join(accounting.events(found.attempts, job))
+
+
+def _of_logs(
+    files: Sequence[Path], known: Sequence[Pattern], *, job: str, attempt: str, node: str, gpus: int, utc: bool
+) -> bytes:
     import datetime
 
     import msgspec
 
-    from bootseer.profile import logs
+    from bootseer.profile.logs import extract
 
-    known = logs.patterns(patterns)
     zone = datetime.UTC if utc else None
     events, timeless = [], 0
-    names = ["stdin" if str(file) == "-" else file.name.removesuffix(".log") for file in log]
-    for file, name in zip(log, names, strict=True):
-        found = logs.extract(
+    names = ["stdin" if str(file) == "-" else file.name.removesuffix(".log") for file in files]
+    for file, name in zip(files, names, strict=True):
+        found = extract(
             _lines(file), known, job=job or names[0], node=node or name, gpus=gpus, attempt=attempt, year=_year(file),
             zone=zone,
         )  # fmt: skip
@@ -60,20 +92,13 @@ def import_(
         timeless += found.timeless
     hint = "have each line begin with its time: kubectl logs --timestamps, or the program's own log format"
     if not events:
-        lines = f"{timeless} lines that are known carry no time" if timeless else "no line is known"
+        said = f"{timeless} lines that are known carry no time" if timeless else "no line is known"
         raise DataError(
-            f"no start-up in {', '.join(map(str, log))}: {lines}", hint=hint if timeless else "see --patterns"
+            f"no start-up in {', '.join(map(str, files))}: {said}", hint=hint if timeless else "see --patterns"
         )
     if timeless:
-        typer.echo(f"{timeless} lines that are known carry no time and were left out; {hint}", err=True)
-    document = b"".join(msgspec.json.encode(event) + b"\n" for event in events)
-    if str(output) == "-":
-        sys.stdout.buffer.write(document)
-        return
-    if output.suffix != ".jsonl":
-        raise ConfigError(f"events file {output} does not end in .jsonl", hint="other files in a folder are not read")
-    with doing(f"write {output}"):
-        output.write_bytes(document)
+        log.warning("%d lines that are known carry no time and were left out; %s", timeless, hint)
+    return b"".join(msgspec.json.encode(event) + b"\n" for event in events)
 
 
 def _lines(file: Path) -> Iterator[str]:
@@ -93,3 +118,12 @@ def _year(file: Path) -> int | None:
         return None
     with doing(f"read {file}"):
         return datetime.datetime.fromtimestamp(file.stat().st_mtime).year
+
+
+def write_out(document: bytes, output: Path) -> None:
+    """Write a file, or stdout where it is ``-``."""
+    if str(output) == "-":
+        sys.stdout.buffer.write(document)
+        return
+    with doing(f"write {output}"):
+        output.write_bytes(document)

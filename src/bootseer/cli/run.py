@@ -88,7 +88,7 @@ def _show_card(events: Path) -> None:
         from bootseer.profile import analysis, card
         from bootseer.profile import events as event_files
 
-        report = analysis.analyse(event_files.read([events]))
+        report = analysis.analyse(event_files.read([events]), whole=False)
         Console(stderr=True).print(card.render(report))
     except Exception as exc:
         logging.getLogger(__name__).warning("cannot show the start-up card: %s", exc)

@@ -26,18 +26,29 @@ _HOUR = 3600e9
 
 
 def analyse(
-    log: EventLog, identity: Identity | None = None, *, nodes: int | None = None, names: Collection[str] = ()
+    log: EventLog,
+    identity: Identity | None = None,
+    *,
+    nodes: int | None = None,
+    names: Collection[str] = (),
+    whole: bool = True,
 ) -> JobReport:
     """The report of one start-up: ``identity`` is (job, attempt, cycle), by default the one that began last.
 
     ``nodes`` is how many nodes the job has, and ``names`` which, where the events do not say it (attributes ``nodes``
-    and ``nodelist``). Raises `NotFoundError` when the log does not hold the identity.
+    and ``nodelist``). Not ``whole``: the log is of some of the nodes alone. Raises `NotFoundError` when the log
+    does not hold the identity.
     """
-    return look(log, identity, nodes=nodes, names=names)[0]
+    return look(log, identity, nodes=nodes, names=names, whole=whole)[0]
 
 
 def look(
-    log: EventLog, identity: Identity | None = None, *, nodes: int | None = None, names: Collection[str] = ()
+    log: EventLog,
+    identity: Identity | None = None,
+    *,
+    nodes: int | None = None,
+    names: Collection[str] = (),
+    whole: bool = True,
 ) -> tuple[JobReport, Timeline, dict[Track, Parts]]:
     """`analyse`, and what the report was made of: the spans on one axis, and the parts of each rank."""
     known = log.identities()
@@ -50,7 +61,7 @@ def look(
         raise NotFoundError(f"no span of {what} in the events", hint=f"there are: {there}")
     axis = Axis(spans)
     axis.align(spans)
-    line = Timeline(spans, axis)
+    line = Timeline(spans, axis, whole=whole)
     parts = share_out(line)
     shares = _shares(line, parts)
     _check(parts, shares, line)

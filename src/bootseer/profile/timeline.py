@@ -17,9 +17,12 @@ _ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
 
 
 class Timeline:
-    """Built once per analysis; read-only afterwards. Times in ns on ``axis``; ``queue`` costs nothing and stays out."""
+    """Built once per analysis; read-only afterwards. Times in ns on ``axis``; ``queue`` costs nothing and stays out.
 
-    def __init__(self, spans: Sequence[Span], axis: Axis) -> None:
+    Not ``whole``: ranks without any span are not waited for.
+    """
+
+    def __init__(self, spans: Sequence[Span], axis: Axis, *, whole: bool = True) -> None:
         self.axis = axis
         by_node = _by_node(spans)
         self.nodes = sorted(by_node, key=_natural)
@@ -45,7 +48,7 @@ class Timeline:
         self.ranks_ready = len({rank for _, rank in self.ready if rank is not None})
         self.complete = (
             bool(self.ready)
-            and self.ranks_ready >= (self.ranks_expected or 0)
+            and (not whole or self.ranks_ready >= (self.ranks_expected or 0))
             and not any(self._on_its_way(track) for track in self.spans)
         )
         queue = [span for span in spans if span.stage == "queue" and span.state is State.DONE]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 HEAVY = frozenset(
     ("torch", "tensorflow", "jax", "transformers", "deepspeed", "megatron", "lightning", "pytorch_lightning", "nemo")
 )
-"""Packages whose import is a span; what one of them imports of the others belongs to it."""
+"""Packages whose import is a span, and that of a module of theirs which they import late; what is imported meanwhile
+belongs to it."""
 
 CALLS = {
     "torch.serialization": (("load", "checkpoint_load", "torch"),),
@@ -47,10 +48,14 @@ CALLS = {
 }
 """module -> (function, its stage, a module that has the function under the same name, too)."""
 
-_WATCHED = HEAVY.union(CALLS, ("torch.optim.optimizer", "torch._dynamo.callback"))
-_MOST_SPANS = 256
-_INTERNAL = "<frozen importlib._bootstrap> of bootseer"
-"""File name of the wrappers' code: `warnings` does not count frames of such a file for ``stacklevel``."""
+_PACKAGES = HEAVY.union(name.partition(".")[0] for name in CALLS)
+_CHANGED = frozenset(CALLS).union(("torch.optim.optimizer", "torch._dynamo.callback"))
+"""Modules in which something is put."""
+_MOST_SPANS = 64
+"""Of each stage."""
+_FILE, _NAME = "<frozen importlib._bootstrap>", "_call_with_frames_removed"
+"""What the wrappers' code calls itself: `warnings` does not count such frames for ``stacklevel``, and an import takes
+them out of the traceback of its error, before Python 3.11 too."""
 
 
 def install(load_emitters: Callable[[], Emitters]) -> None:
@@ -70,15 +75,17 @@ class Hooks:
         self._helpers: set[int] = set()
         """Those of them whose new processes only help: workers of a data loader, of a compiler."""
         self._auto = ""
-        self._left = _MOST_SPANS
+        self._left: dict[str, int] = {}
         self._pid = os.getpid()
         self._is_rank = False
         self._step = ""
         self._over = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        """What the other finders find; its loader tells us when it has loaded one of the modules that are watched."""
-        if name not in _WATCHED or self._over:
+        """What the other finders find; its loader tells us when it loads a module of the packages that are watched."""
+        if self._over or name.partition(".")[0] not in _PACKAGES:
+            return None
+        if name not in _CHANGED and get_ident() in self._inside:
             return None
         try:
             mine = sys.meta_path.index(self)
@@ -93,7 +100,7 @@ class Hooks:
 
     def _watch(self, name: str, loader: Any) -> None:
         run = loader.exec_module
-        stage = "import" if name in HEAVY else ""
+        stage = "import" if name.partition(".")[0] in HEAVY else ""
 
         def before(args: Any) -> Token | None:
             if loader.__dict__.pop("exec_module", None) is None or not stage:
@@ -183,13 +190,14 @@ class Hooks:
     def _enter(self, stage: str, **attrs: object) -> Token | None:
         """The begin of a timed call, unless this thread is inside of one already; ``""`` is one without a span."""
         thread = get_ident()
-        if self._over or thread in self._inside or self._left <= 0 or not self._records():
+        left = self._left.get(stage, _MOST_SPANS)
+        if self._over or thread in self._inside or left <= 0 or not self._records():
             return None
         self._inside.add(thread)
         span = ""
         try:
             if stage:
-                self._left -= 1
+                self._left[stage] = left - 1
                 span = self._begin(stage, attrs)
             if stage not in ("", "import"):
                 if not self._helpers:
@@ -223,9 +231,10 @@ class Hooks:
     def _begin(self, stage: str, attrs: dict[str, object]) -> str:
         if not self._emitters:
             self._emitters = self._load_emitters()
-        world = os.environ.get("WORLD_SIZE", "")
-        if world.isdigit():
-            attrs["ranks"] = int(world)
+        for name, variable in (("ranks", "WORLD_SIZE"), ("node_ranks", "LOCAL_WORLD_SIZE")):
+            number = os.environ.get(variable, "")
+            if number.isdigit():
+                attrs[name] = int(number)
         span: str = self._emitters["begin"](stage, **attrs)
         return span
 
@@ -298,5 +307,5 @@ def _around(
             pass
     run.__dict__.update(getattr(call, "__dict__", {}))
     run.__wrapped__ = call  # type: ignore[attr-defined]
-    run.__code__ = run.__code__.replace(co_filename=_INTERNAL)
+    run.__code__ = run.__code__.replace(co_filename=_FILE, co_name=_NAME)
     return run

@@ -1,0 +1,206 @@
+"""What Slurm's accounting says of start-ups, as events: ``queue`` and ``alloc`` of each attempt of each job.
+
+Reads ``sacct -D`` (all records of a job that was requeued), with ``--json`` or with ``--parsable2``. An attempt is
+named as `bootseer run` names it: JOB_ID.RESTART.STEP_ID, of its first ``srun`` step. Times are whole seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from bootseer.errors import ConfigError, DataError
+from bootseer.profile import hostlist
+from bootseer.profile.events import VERSION
+
+_NEEDED = ("JobIDRaw", "Submit", "Start")
+COLUMNS = "JobIDRaw,Submit,Start,End,State,NodeList,AllocTRES,JobName"
+_TEXT_LIMIT = 512
+_NAME_LIMIT = 128
+
+
+class Attempt(msgspec.Struct):
+    """One record of a job: from its submission, or from when it was requeued. Times in s since 1970; 0: not yet."""
+
+    job_id: str
+    name: str
+    submitted: int
+    started: int
+    ended: int
+    state: str
+    nodelist: str
+    nodes: list[str]
+    gpus: int
+    restart: int = 0
+    step: str = ""
+    step_started: int = 0
+    """When the step began, or where there is none the batch script."""
+
+
+class Accounts(NamedTuple):
+    """``bad``: records that were not understood, each with where it stands and why."""
+
+    attempts: list[Attempt]
+    bad: list[str]
+
+
+def read(text: bytes) -> Accounts:
+    """The attempts in an output of ``sacct``. Raises `DataError` where it is none."""
+    accounts = Accounts([], [])
+    records = _json_records(text) if text.lstrip()[:1] == b"{" else _table_records(text)
+    latest: dict[str, Attempt] = {}
+    for where, record in records:
+        try:
+            _take(record, latest, accounts.attempts)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, ConfigError) as exc:
+            accounts.bad.append(f"{where}: {exc or type(exc).__name__}")
+    if not accounts.attempts:
+        why = f": {accounts.bad[0]}" if accounts.bad else ""
+        raise DataError(
+            f"no job in this output of sacct{why}", hint=f"give what sacct -D --parsable2 -o {COLUMNS} prints"
+        )
+    return accounts
+
+
+def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
+    """The lines of an events file; ``job`` replaces the names that Slurm has. An attempt's spans always have the same
+    ids, so that a second import of it counts as a duplicate."""
+    for one in attempts:
+        name = f"{one.job_id}.{one.restart}" + (f".{one.step}" if one.step else "")
+        identity = {"job": (job or one.name)[:_NAME_LIMIT], "attempt": name[:_NAME_LIMIT], "cycle": 0}
+        attrs = {"state": one.state[:_TEXT_LIMIT], "restart": one.restart}
+        yield from _span("queue", "slurm", one.submitted, one.started or one.ended, identity, 0, attrs)
+        if one.started:
+            attrs |= {"nodes": len(one.nodes), "nodelist": one.nodelist[:_TEXT_LIMIT]}
+            for node in one.nodes:
+                yield from _span("alloc", node, one.started, one.step_started or one.ended, identity, one.gpus, attrs)
+
+
+def _span(
+    stage: str, node: str, begin: int, end: int, identity: dict[str, Any], gpus: int, attrs: dict[str, Any]
+) -> Iterator[bytes]:
+    about = "|".join(("sacct", str(identity["job"]), str(identity["attempt"]), stage, node))
+    span = hashlib.blake2b(about.encode("utf-8", "replace"), digest_size=8).hexdigest()
+    for kind, when in (("begin", begin), ("end", end)):
+        if when:
+            line = {
+                "bootseer": VERSION,
+                "ev": kind,
+                "span": span,
+                "stage": stage,
+                **identity,
+                "node": node[:_NAME_LIMIT],
+            }
+            yield msgspec.json.encode({**line, "gpus": gpus, "wall": when * 10**9, "attrs": attrs}) + b"\n"
+
+
+def _take(record: dict[str, str], latest: dict[str, Attempt], found: list[Attempt]) -> None:
+    if not record:
+        raise ValueError("it has not the fields of a record")
+    job_id, _, step = record["JobIDRaw"].partition(".")
+    if not job_id.isdecimal():
+        raise ValueError(f"{record['JobIDRaw']!r} is no job")
+    if step:
+        mine = latest.get(job_id)
+        if mine is not None and not mine.step and step != "extern":
+            mine.step_started = _seconds(record["Start"])
+            mine.step = step if step.isdecimal() else ""
+        return
+    nodelist = record.get("NodeList", "")
+    nodes = [] if nodelist == "None assigned" else hostlist.expand(nodelist)
+    started = _seconds(record["Start"]) if nodes else 0
+    before = latest.get(job_id)
+    attempt = Attempt(
+        job_id=job_id,
+        name=record.get("JobName", "") or job_id,
+        submitted=_seconds(record["Submit"]),
+        started=started,
+        ended=_seconds(record.get("End", "")),
+        state=record.get("State", ""),
+        nodelist=nodelist,
+        nodes=nodes,
+        gpus=_gpus(record.get("AllocTRES", "")) // max(len(nodes), 1),
+        restart=before.restart + 1 if before else 0,
+    )
+    if not attempt.submitted:
+        raise ValueError(f"job {job_id} has no time of submission")
+    latest[job_id] = attempt
+    found.append(attempt)
+
+
+def _seconds(text: str) -> int:
+    """A time of ``sacct``: seconds since 1970 (``SLURM_TIME_FORMAT=%s``), or this machine's local time."""
+    if text in ("", "Unknown", "None", "0"):
+        return 0
+    seconds = int(text) if text.isdecimal() else int(datetime.fromisoformat(text).timestamp())
+    if not 0 < seconds < 1 << 32:
+        raise ValueError(f"{text!r} is no time")
+    return seconds
+
+
+def _gpus(tres: str) -> int:
+    """All GPUs of ``billing=2,gres/gpu=16,gres/gpu:h100=16``; 0 where the site does not account for them."""
+    held = dict(part.partition("=")[::2] for part in tres.split(","))
+    typed = [count for name, count in held.items() if name.startswith("gres/gpu:")]
+    gpus = int(held["gres/gpu"]) if "gres/gpu" in held else sum(map(int, typed))
+    if not 0 <= gpus < 1 << 24:
+        raise ValueError(f"{gpus} GPUs are none")
+    return gpus
+
+
+def _table_records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
+    lines = text.decode("utf-8", "replace").splitlines()
+    columns = lines[0].split("|") if lines else []
+    if missing := [name for name in _NEEDED if name not in columns]:
+        raise DataError(
+            f"this is no output of sacct with the column {missing[0]}",
+            hint=f"SLURM_TIME_FORMAT=%s sacct -D --parsable2 -o {COLUMNS}",
+        )
+    for number, line in enumerate(lines[1:], start=2):
+        # Slurm lets a job's name have the separator in it; where that is the last column, the rest is the name.
+        parts = line.split("|", len(columns) - 1 if columns[-1] == "JobName" else -1)
+        yield f"line {number}", dict(zip(columns, parts, strict=True)) if len(parts) == len(columns) else {}
+
+
+def _json_records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
+    try:
+        jobs = msgspec.json.decode(text).get("jobs")
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise DataError(f"this output of sacct --json is no JSON: {exc}") from None
+    for number, job in enumerate(jobs if isinstance(jobs, list) else [], start=1):
+        try:
+            record = {
+                "JobIDRaw": str(_plain(job["job_id"])),
+                "JobName": str(job.get("name") or ""),
+                "Submit": str(_plain(job["time"]["submission"])),
+                "Start": str(_plain(job["time"]["start"])),
+                "End": str(_plain(job["time"].get("end"))),
+                "State": str(_plain(job.get("state", {}).get("current"))),
+                "NodeList": str(job.get("nodes") or ""),
+                "AllocTRES": ",".join(_tres(one) for one in job.get("tres", {}).get("allocated") or ()),
+            }
+            steps = [(one["step"]["id"], one["time"]["start"]) for one in job.get("steps") or ()]
+        except (KeyError, TypeError, AttributeError):
+            record, steps = {}, []
+        yield f"job {number}", record
+        for step, start in steps:
+            step_id = str(step).rpartition(".")[2]  # newer versions: "1.0"
+            yield f"job {number}", {"JobIDRaw": f"{record['JobIDRaw']}.{step_id}", "Start": str(_plain(start))}
+
+
+def _plain(value: Any) -> Any:
+    """A number as newer versions write it (``{"set": true, "number": 1}``), and the first of several states."""
+    if isinstance(value, dict):
+        return value.get("number", 0) if value.get("set") else 0
+    if isinstance(value, list):
+        return value[0] if value else ""
+    return 0 if value is None else value
+
+
+def _tres(one: dict[str, Any]) -> str:
+    kind, name, count = one["type"], one.get("name"), _plain(one.get("count"))
+    return f"{kind}/{name}={count}" if name else f"{kind}={count}"
