@@ -162,9 +162,11 @@ def test_a_job_that_is_requeued_after_the_death_of_a_node(site: Site) -> None:
     slurm.kill("n2")
 
     def again() -> bool:
-        """Slurm lets a requeued job wait for two minutes, from the end of the Epilog on."""
-        slurm.run("head", ["scontrol", "update", f"jobid={job}", "starttime=now"], check=False)
-        return slurm.job(job)["JobState"] == "RUNNING" and slurm.job(job)["Restarts"] == "1"
+        """Slurm lets a requeued job wait for two minutes, from the end of the Epilog on. It tells attempts apart by
+        the second: a node that gets the next one in the same second does not run the Prolog."""
+        slurm.run("head", ["scontrol", "update", f"jobid={job}", "starttime=now+3"], check=False)
+        until(lambda: slurm.job(job)["JobState"] == "RUNNING" and slurm.job(job)["Restarts"] == "1", 15, step=0.2)
+        return True
 
     until(again, WAIT, "the second attempt", step=0.5)
     until(lambda: f"{job}.0" not in site.left("n1"), WAIT, "the Epilog of the first attempt", step=0.2)
