@@ -101,7 +101,7 @@ class SlurmCluster:
             log = self.root / "log/slurmctld.log"  # a client that asks before it listens waits for 10 s
             until(lambda: log.exists() and "Running as primary" in log.read_text(), WAIT, "the start of slurmctld")
             for name in self.names:
-                self.start(name)
+                self._boot(name, "slurmd", "-D", "-N", name)
             until(self.idle, WAIT, "the start of the nodes", step=0.1)
             self._undo = undo.pop_all()
         return self
@@ -109,15 +109,21 @@ class SlurmCluster:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self._undo.close()
 
-    def start(self, name: str) -> None:
-        """Boot a node."""
-        self._boot(name, "slurmd", "-D", "-N", name)
-
     def kill(self, name: str) -> None:
         """A node loses its power."""
         machine = self._machines.pop(name)
-        machine.kill()  # its only child is process 1 of the node, which the kernel kills then
+        machine.kill()
         machine.wait(WAIT)
+        self.run(
+            "head", ["scontrol", "update", f"nodename={name}", "state=down", "reason=dead"]
+        )  # it sees it in minutes
+
+    def boot(self) -> None:
+        """Boot the nodes that were killed."""
+        for name in self.names:
+            if name not in self._machines:
+                self._boot(name, "slurmd", "-D", "-N", name)
+                self.run("head", ["scontrol", "update", f"nodename={name}", "state=resume"])
 
     def configure(self, *lines: str) -> None:
         """More lines for slurm.conf, which all daemons read again."""
@@ -213,8 +219,10 @@ class SlurmCluster:
             )
 
     def _stop(self) -> None:
-        for name in list(self._machines):
-            self.kill(name)
+        for machine in self._machines.values():
+            machine.kill()  # its only child is process 1 of the node, which the kernel kills then
+        for machine in self._machines.values():
+            machine.wait(WAIT)
 
 
 def installed() -> bool:

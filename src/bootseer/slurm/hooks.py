@@ -89,8 +89,7 @@ def _prolog(argv: list[str]) -> None:
 
 def _epilog(argv: list[str]) -> None:
     seconds, began = map(float, argv)
-    attempt = Attempt.of(os.environ)
-    jobfolder.end(attempt.job, attempt.restart, began)
+    jobfolder.end(Attempt.of(os.environ).job, began)
     if any(jobfolder.ended()) and not _wait(_start("unmount"), seconds, began):
         log.warning("unmounting takes long; it goes on behind the Epilog")
 

@@ -149,17 +149,16 @@ def has_answer(folder: Path) -> bool:
     return (folder / _IMAGE).exists() or (folder / _ERROR).exists()
 
 
-def end(job: int, restart: int, began: float) -> None:
+def end(job: int, began: float) -> None:
     """Mark all attempts that an Epilog of ``job`` ends that began at ``began``, in seconds since boot.
 
-    The Epilog of an attempt that is requeued has the restart count of the next attempt already, whose Prolog may run
-    before a slow Epilog does: so the attempt must also have begun before the Epilog.
+    These are all that began before it. Its restart count does not tell: the Epilog of an attempt that is requeued has
+    that of the next attempt, whose Prolog may run before a slow Epilog has come as far as here.
     """
     for folder in BASE.glob(f"{job}.*"):
-        if int(folder.suffix[1:]) <= restart:
-            with contextlib.suppress(FileNotFoundError):
-                if float((folder / _BEGAN).read_text()) < began:
-                    (folder / ENDED).touch()
+        with contextlib.suppress(FileNotFoundError):
+            if float((folder / _BEGAN).read_text()) < began:
+                (folder / ENDED).touch()
 
 
 def ended() -> Iterator[Path]:

@@ -23,7 +23,7 @@ _ASK_SECONDS = 15.0
 
 _HOOK = """\
 #!/bin/sh
-{mark}, which says what it does: {name} of Slurm
+{mark}: the {name} of Slurm
 {when}
 read -r began _ </proc/uptime
 umask 022
@@ -39,7 +39,7 @@ _WHEN = {
 }
 _TASK = """\
 #!/bin/sh
-{mark}, which says what it does: TaskProlog of Slurm
+{mark}: the TaskProlog of Slurm
 error=/run/bootseer-slurm/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}/error
 if [ "$SLURM_LOCALID" = 0 ] && [ -r "$error" ]; then
     read -r why <"$error"
