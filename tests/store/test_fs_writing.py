@@ -635,6 +635,43 @@ def test_a_file_whose_close_failed_is_not_published_later(site: Site) -> None:
 
 
 @pytest.mark.hdfs
+@pytest.mark.parametrize("access", ["direct", "native"])
+def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: str) -> None:
+    """Whom a NameNode answers otherwise than its superuser."""
+    fs = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
+    fs.backend.make_folder("")
+    fs.backend.change("", owner=("alice", "staff"))
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", access)
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+    monkeypatch.undo()
+    try:
+        path = made.mountpoint / "f"
+        for content in (BIG, BIG[::-1], b"small"):
+            path.write_bytes(content)
+        path.write_bytes(BIG)
+        (made.mountpoint / "d").mkdir()
+        os.rename(path, made.mountpoint / "d/g")
+        os.chmod(made.mountpoint / "d/g", 0o600)
+        if access == "direct":
+            os.setxattr(made.mountpoint / "d/g", "user.a", b"1")
+            refused(errno.EACCES, lambda: os.setxattr(made.mountpoint / "d/g", "trusted.a", b"1"))
+        with open(made.mountpoint / "d/g", "ab") as file:
+            file.write(b"more")
+        (made.mountpoint / "gone").write_bytes(b"x")
+        (made.mountpoint / "gone").unlink()
+        with fs.open("d/g") as stored:
+            assert stored.read(0, stored.size) == BIG + b"more"
+        for folder in ("", "d", "d/.bsx"):
+            assert {entry.permissions and entry.permissions.owner for entry in fs.backend.list(folder)} == {
+                ("alice", "staff")
+            }
+    finally:
+        made.unmount()
+
+
+@pytest.mark.hdfs
 def test_through_hdfs_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     direct = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
     direct.backend.make_folder("")

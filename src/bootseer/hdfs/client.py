@@ -20,7 +20,7 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.hdfs import extra
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
-from bootseer.hdfs.errors import REACH, translate
+from bootseer.hdfs.errors import REACH, is_below_a_file, translate
 from bootseer.hdfs.newfile import NewFile
 from bootseer.hdfs.records import FileStatus
 
@@ -115,7 +115,12 @@ class HdfsClient:
             raise translate(exc, f"{doing} on {self.url}") from exc
 
     def info(self, path: str) -> FileStatus:
-        return _status(self.call(lambda client: client.get_file_info(path), f"look up {path}"), path)
+        try:
+            return _status(self.call(lambda client: client.get_file_info(path), f"look up {path}"), path)
+        except BootseerError as exc:
+            if is_below_a_file(exc):
+                raise NotFoundError(f"cannot look up {path} on {self.url}: no such file or folder") from exc
+            raise
 
     def consumed(self, path: str) -> int:
         """Bytes that all replicas of a file take; a block that is still being written counts as a whole one."""

@@ -106,6 +106,12 @@ def remote(exc: RemoteError, doing: str) -> BootseerError | FileExistsError:
     return _classify(exc.java, exc.java, exc.text, doing)
 
 
+def is_below_a_file(exc: BootseerError) -> bool:
+    """Whether a NameNode refused a path because a part of it is a file. It tells ordinary users so as a denial."""
+    said = exc.message if isinstance(exc, NotWritableError) else ""
+    return said.endswith("(is not a directory)") or ": ParentNotDirectoryException " in said
+
+
 def xattr_errno(exc: BootseerError) -> int:
     """What setxattr(2) calls the refusal of an extended attribute by a NameNode; 0 for any other error."""
     said = exc.__cause__.text if isinstance(exc.__cause__, RemoteError) else ""

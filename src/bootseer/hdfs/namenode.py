@@ -26,10 +26,10 @@ from urllib.parse import urlsplit
 
 from google.protobuf.message import Message
 
-from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.hdfs import nameservice
 from bootseer.hdfs.client import split
-from bootseer.hdfs.errors import RemoteError
+from bootseer.hdfs.errors import is_below_a_file
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located, storage_ids
 from bootseer.hdfs.rpc import Channel
@@ -134,9 +134,9 @@ class NameNode:
             found = self._call("getFileInfo", request, wire.GetFileInfoResponse, f"look up {path}", deadline)
         except NotFoundError:
             return None
-        except Exception as exc:
-            if isinstance(exc.__cause__, RemoteError) and exc.__cause__.java == "ParentNotDirectoryException":
-                return None  # a part of the path is a file
+        except BootseerError as exc:
+            if is_below_a_file(exc):
+                return None
             raise
         return FileStatus.of(found.status, path) if found.HasField("status") else None
 
