@@ -203,7 +203,7 @@ def test_prefetch_fills_the_node_cache(fs, tmp_path, config):
             # the second mount finds the striped file on disk; a plain one has nothing to check it with
             assert status.fetched_ahead == (len(DATA) + 2 if again else 2 * len(DATA) + 2)
             assert (status.opened_passthrough, status.opened_served) == (1, 1), "the striped file is in the cache"
-            assert status.bytes_read == len(DATA)
+            assert len(DATA) <= status.bytes_read < 2 * len(DATA)  # the kernel may drop a page, and ask again
         finally:
             made.unmount()
 

@@ -236,6 +236,7 @@ def test_what_a_job_reads_by_url_is_noted(node, url, monkeypatch):
     found = jobaccess.collect(events)
     assert found.files == (FileAccess("model.safetensors", size, ((0, UNIT), (3 * UNIT, 4 * UNIT))),)
     # what others put there is no help, and no harm
+    (node / "attempt-0/node1.0.access").write_bytes(b" " * (17 << 20))
     (node / "attempt-0/node1.1.access").symlink_to("/etc/passwd")
     (node / "attempt-0/node1.2.access").write_bytes(b"{")
     os.mkfifo(node / "attempt-0/node1.3.access")

@@ -43,6 +43,8 @@ _DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
 """File systems that are taken for a disk of the node."""
 _SIDE_BY_SIDE = 4
 """Threads that read from the disk."""
+_AT_ONCE = 4
+"""Chunks for which another thread is not worth it."""
 _SOON = 1.0
 """Seconds after which `Load.tell_soon` tells."""
 
@@ -157,14 +159,15 @@ class _Here:
         cached = self._cached
         if cached is None or not self._ours:
             return wanted
-        chunks = list(wanted)
-        step = max(1, -(-len(chunks) // _SIDE_BY_SIDE))
+        chunks = [chunk for chunk in wanted if cached.holds(chunk)]
+        step = max(_AT_ONCE, -(-len(chunks) // _SIDE_BY_SIDE))
 
         def read(some: Sequence[int]) -> list[int]:
-            return [chunk for chunk in some if not cached.readinto(chunk, wanted[chunk])]
+            return [chunk for chunk in some if cached.readinto(chunk, wanted[chunk])]
 
         found = parallel(read, [chunks[start : start + step] for start in range(0, len(chunks), step)])
-        return {chunk: wanted[chunk] for missing in found for chunk in missing}
+        filled = {chunk for some in found for chunk in some}
+        return {chunk: view for chunk, view in wanted.items() if chunk not in filled}
 
     def keep(self, chunk: int, data: Sequence[memoryview]) -> None:
         if self._cached is not None and self._ours:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import itertools
 import logging
 import os
 import stat
@@ -23,8 +22,6 @@ _log = logging.getLogger(__name__)
 VARIABLE = "BOOTSEER_CHECKPOINT"
 """URL of the job's checkpoint, as `StripeFS.url` has it: without a login."""
 _EVENTS = "BOOTSEER_EVENTS"
-_MOST_FILES = 1024
-"""That are merged: more than a node has ranks."""
 
 
 class JobAccess:
@@ -66,23 +63,24 @@ class JobAccess:
 
 def collect(events: Path) -> AccessRecord:
     """What the processes of the start with the file ``events`` have handed over."""
-    found = []
-    paths = sorted(events.parent.glob(f"{glob.escape(events.stem)}.*.access"))
-    for path in itertools.islice(paths, _MOST_FILES):
+    found, room = [], MAX_STORED
+    for path in sorted(events.parent.glob(f"{glob.escape(events.stem)}.*.access")):
         try:
-            found.append(decode(_read(path)))
+            data = _read(path, room)
+            room -= len(data)
+            found.append(decode(data))
         except (OSError, BootseerError) as exc:
             _log.warning("%s is not used for the next start: %s", path, exc)
     return merged(found)
 
 
-def _read(path: Path) -> bytes:
-    """A file that any process of the job may have made."""
+def _read(path: Path, most: int) -> bytes:
+    """A file of at most ``most`` bytes that any process of the job may have made."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise DataError("it is no file")
-        data = file.read(MAX_STORED + 1)
-    if len(data) > MAX_STORED:
-        raise DataError(f"it has more than {MAX_STORED} bytes")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise DataError(f"it and those before it have more than {MAX_STORED} bytes")
     return data

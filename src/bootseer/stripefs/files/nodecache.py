@@ -80,6 +80,10 @@ class NodeFile:
         durable = self._own.durable if self._own else self._blocks.ready
         return self._good.find(b"\0", first, last) < 0 and durable.find(b"\0", first, last) < 0
 
+    def holds(self, chunk: int) -> bool:
+        """Whether ``chunk`` is there, right or not."""
+        return bool(self._blocks.ready[chunk])
+
     def has(self, chunk: int) -> bool:
         """Whether ``chunk`` is there; compares it when this process has not yet."""
         return bool(self._blocks.ready[chunk]) and (bool(self._good[chunk]) or self.load(chunk) is not None)

@@ -14,41 +14,32 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from bootseer.blocks.cache.eviction import Limits
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, doing
+from bootseer.errors import BootseerError, doing
 from bootseer.kernel import channel, fuse
 from bootseer.private import private_folder
-from bootseer.storage.interface import clean, join
 from bootseer.stripefs import layout, loads
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess, Ranges, counterparts
+from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess
 from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import MEMORY, ReadAhead
-from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.nodes import Gone, Known
 from bootseer.stripefs.mount.operations import FRESH, StripeOperations
+from bootseer.stripefs.mount.prefetch import Prefetch, State
 from bootseer.stripefs.mount.unfinished import SPOOLS, Spools
 from bootseer.stripefs.mount.writing import WritableStripes
 from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
 
-LATEST = "@latest"
-"""In ``prefetch``: every file of the newest complete checkpoint in the mounted folder."""
 _WORKERS = 8
-_PIECE = 16 << 20
-_END_SECONDS = 15.0
 _REPORT_SECONDS = 5.0
-_HOLD_SECONDS = 600.0
-"""A prefetch that nobody releases begins after so long: who should have may be dead."""
 PROVEN_SECONDS = 0.5
 """A server that has served for so long, or whose reads have moved bytes, has not died of its start."""
 SILENCE = 10.0, 60.0
@@ -108,7 +99,7 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     fetched_ahead: int = 0
     opened_passthrough: int = 0
     opened_served: int = 0
-    prefetch: Literal["none", "running", "done", "failed"] = "none"
+    prefetch: State = "none"
     prefetch_total: int = 0
     prefetch_done: int = 0
 
@@ -261,11 +252,10 @@ class Server:
         if generation:
             self._ops.accessed.add_all(Record.read_accessed(self._path))
         self._server: fuse.Server | None = None
-        self._stop = threading.Event()
-        self._prefetch: Literal["none", "running", "done", "failed"] = (
-            "running" if spec.prefetch or spec.ranges else "none"
-        )
-        self._total = self._done = 0
+        self._prefetch = Prefetch(
+            self._fs, self._cache, self._ahead, self._ops, spec.prefetch, spec.ranges,
+            hold=Record.hold(self._path) if spec.hold else None, memory=spec.memory,
+        )  # fmt: skip
         self._accessed = 0
         self._meter = loads.LoadMeter(self._fs.url, "mount")
         self._reported = 0.0, 0, 0  # when, and which bytes
@@ -273,7 +263,6 @@ class Server:
 
     def run(self, stop: threading.Event) -> None:
         """Prefetch and serve until the mount has ended or ``stop`` is set. Nothing is left running."""
-        pulling = threading.Thread(target=self._pull, name="prefetch", daemon=True)
         server = self._server = self._serve()
         try:
             assert server.negotiated is not None
@@ -282,7 +271,7 @@ class Server:
                 told = self._status()
                 self._write_record(told)  # who started the mount finds it
             self._tell(Ready(server.negotiated.encode(), self._status()))
-            pulling.start()
+            self._prefetch.start()
             began = time.monotonic()
             while not server.wait(0.02 if time.monotonic() - began < PROVEN_SECONDS else 0.2) and not stop.is_set():
                 if (status := self._status()) != told and self._supervisor.send(Figures(status)):
@@ -292,10 +281,9 @@ class Server:
                 self._keep_access()
                 self._keep_report()
         finally:
-            self._stop.set()
+            self._prefetch.end()
             server.stop(timeout=2.0)
-            if pulling.ident is not None:
-                pulling.join(_END_SECONDS)
+            self._prefetch.join()
             if isinstance(self._ops, WritableStripes):
                 self._ops.close()
             self._keep_report(at_once=True)
@@ -315,84 +303,6 @@ class Server:
         if not self._supervisor.send(message, timeout=_TELL_SECONDS):
             _log.error("the supervisor of %s does not take what it is told", self._spec.mountpoint)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def _pull(self) -> None:
-        if self._prefetch == "none":
-            return
-        try:
-            wanted = [(self._fs.open(path), ranges) for path, ranges in self._recorded() or self._whole()]
-            pieces = [(file, list(self._pieces(file, ranges))) for file, ranges in wanted]
-            self._total = sum(_bytes(file, piece) for file, parts in pieces for piece in parts)
-            with ThreadPoolExecutor(2, thread_name_prefix="bootseer-prefetch") as pool:
-                for file, parts in pieces:
-                    # open until the mount ends: what was asked for is not evicted, nor compared again
-                    cached = self._cache.open(file, join(self._fs.url, file.path)) if self._cache else None
-                    if cached is None:
-                        fits = self._spec.memory // 2 // file.unit
-                        self._done += sum(_bytes(file, piece) for piece in parts if piece[1] > fits)
-                        parts = [piece for piece in parts if piece[1] <= fits]
-                    for count in pool.map(partial(self._pull_piece, file), parts):
-                        self._done += count
-                    file.close()
-            if self._cache:
-                self._cache.sync()
-            self._prefetch = "done"
-        except (BootseerError, OSError) as exc:
-            self._prefetch = "failed"
-            _log.warning("prefetch stopped: %s", exc)
-
-    def _pull_piece(self, file: ChunkFile, piece: tuple[int, int]) -> int:
-        if self._stop.is_set():
-            raise UnavailableError("the mount ended")
-        self._ahead.prefetch(file, *piece)
-        return _bytes(file, piece)
-
-    def _pieces(self, file: ChunkFile, ranges: Ranges) -> Iterator[tuple[int, int]]:
-        """The chunks of ``ranges``, in steps of `_PIECE` bytes: (first, one after the last)."""
-        step, done = max(1, _PIECE // file.unit), 0
-        for first, last in ranges:
-            begin, end = max(done, first // file.unit), -(-last // file.unit)
-            yield from ((at, min(at + step, end)) for at in range(begin, end, step))
-            done = max(done, end)
-
-    def _await_release(self) -> None:
-        """Wait until whoever held the prefetch back lets it go."""
-        hold, until = Record.hold(self._path), time.monotonic() + _HOLD_SECONDS
-        while self._spec.hold and hold.exists():
-            if self._stop.wait(0.1):
-                raise UnavailableError("the mount ended")
-            if time.monotonic() >= until:
-                _log.warning("prefetch begins: it was held back for %.0f s", _HOLD_SECONDS)
-                return
-
-    def _recorded(self) -> list[tuple[str, Ranges]]:
-        """The given ranges, of files that have a counterpart here; they are few, and wait for nothing."""
-        if not self._spec.ranges:
-            return []
-        sizes = {path: self._fs.stat(path).size for path in self._paths(("",))}
-        wanted = counterparts(self._spec.ranges, sizes)
-        if len(wanted) < len(self._spec.ranges):
-            what = "what else it read" if wanted else "what the start before read: all files are prefetched"
-            _log.info("%s has %d of %d files of %s", self._fs.url, len(wanted), len(self._spec.ranges), what)
-        self._ops.expect(wanted)
-        return wanted
-
-    def _whole(self) -> list[tuple[str, Ranges]]:
-        """All of the files that are named, or of all files when no given range is here. Waits for their turn."""
-        self._await_release()
-        paths = self._paths(self._spec.prefetch or ("",))
-        return [(path, ((0, size),)) for path in paths if (size := self._fs.stat(path).size)]
-
-    def _paths(self, items: Sequence[str]) -> list[str]:
-        found: dict[str, None] = {}
-        for item in items:
-            path = self._fs.latest("") if item == LATEST else clean(item)
-            try:
-                names = [join(path, file.path) for file in self._fs.checkpoint(path).files]
-            except (NotFoundError, DataError):
-                names = [name for name in self._fs.files(path) if name.rpartition("/")[2] != commit.NAME]
-            found |= dict.fromkeys(names)
-        return list(found)
 
     def _keep_report(self, *, at_once: bool = False) -> None:
         """Tell `loads.last` what the mount has moved, if anything new."""
@@ -440,15 +350,10 @@ class Server:
             fetched_ahead=self._before.fetched_ahead + self._ahead.ahead,
             opened_passthrough=self._before.opened_passthrough + passed,
             opened_served=self._before.opened_served + served,
-            prefetch=self._prefetch,
-            prefetch_total=self._total,
-            prefetch_done=self._done,
+            prefetch=self._prefetch.state,
+            prefetch_total=self._prefetch.total,
+            prefetch_done=self._prefetch.done,
         )
-
-
-def _bytes(file: ChunkFile, piece: tuple[int, int]) -> int:
-    first, last = piece
-    return min(last * file.unit, file.size) - first * file.unit
 
 
 def may_be_shared(fs: StripeFS) -> bool:
