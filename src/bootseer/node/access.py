@@ -1,0 +1,162 @@
+"""Whether a user may read an image: asked at its registry as that user, with the logins that this user has.
+
+Logins may name programs (credential helpers), and what those run may be the user's own. So the question is asked by a
+process that has become the user, in a session, keyring and process namespace of its own: all that it starts ends with
+it. It reads nothing of the settings but which registries have no TLS, and asks no mirrors, as these let anybody in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import resource
+import select
+import signal
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from bootseer import oci
+from bootseer.config import Config
+from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
+from bootseer.image.record import ImageRecord, load
+from bootseer.image.signature import trusted_keys
+from bootseer.kernel import _libc
+from bootseer.kernel.child import Child, close_others, die_with
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_SECONDS = 60.0
+_MEMORY = 2 << 30
+_MAX_ANSWER = 1 << 16
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+
+
+class _Answer(msgspec.Struct):
+    digest: str = ""
+    code: int = 0
+    message: str = ""
+    hint: str = ""
+
+
+class User(NamedTuple):
+    uid: int
+    gid: int
+    name: str
+    home: str
+
+
+def user_of(uid: int) -> User:
+    """Raises `PrivilegeError` for a number that this node has no user for."""
+    try:
+        found = pwd.getpwuid(uid)
+    except (KeyError, OverflowError):
+        raise PrivilegeError(f"this node has no user {uid}", hint="ask its administrator") from None
+    return User(found.pw_uid, found.pw_gid, found.pw_name, found.pw_dir)
+
+
+def readable(ref: oci.Reference, store: Store, uid: int, *, config: Config, logins: Mapping[str, str]) -> ImageRecord:
+    """The record of the image that ``ref`` names at its registry, once that registry, and the one that the image was
+    converted from, have given its manifest to user ``uid``.
+
+    Raises `NotFoundError`, `PrivilegeError`, `UnavailableError` (also when a registry does not answer: then nobody
+    knows whether the user may read it), `UnsignedError`, `ConfigError`.
+    """
+    user, wanted = user_of(uid), ref
+    digest = _digest_for(user, wanted, config, logins)
+    record = load(store, digest, oci.host_platform(), trusted_keys(config))
+    origin = oci.Reference.parse(record.reference)
+    if not origin.registry:
+        raise PrivilegeError(
+            f"{wanted} was converted from a file, {origin}: no registry says who may read it",
+            hint="have root mount it, or convert it from its registry",
+        )
+    if (origin.registry, origin.name) != (wanted.registry, wanted.name):
+        exact = oci.Reference(registry=origin.registry, name=origin.name, digest=record.image)
+        if _digest_for(user, exact, config, logins) != record.image:
+            raise PrivilegeError(f"{exact} is not the image that was converted")
+    return record
+
+
+def _digest_for(user: User, ref: oci.Reference, config: Config, logins: Mapping[str, str]) -> str:
+    """The digest of the manifest that the registry gives ``user`` for ``ref``."""
+    read, write = os.pipe()
+    parent = os.getpid()
+    apart = Child("access check", lambda: _apart(write, user, ref, config, logins, parent))
+    os.close(write)
+    try:
+        said = _all_of(read, _SECONDS)
+    finally:
+        os.close(read)
+        apart.end()
+    try:
+        answer = msgspec.json.decode(said, type=_Answer)
+    except msgspec.MsgspecError:
+        raise UnavailableError(
+            f"user {user.name} could not ask for {ref} within {_SECONDS:.0f} s", hint="try again; do its logins work?"
+        ) from None
+    if answer.code:
+        raise from_exit_code(answer.code, answer.message, hint=answer.hint)
+    return answer.digest
+
+
+def _all_of(fd: int, seconds: float) -> bytes:
+    """What comes through a pipe until its end; empty when that takes too long."""
+    until, data = time.monotonic() + seconds, b""
+    while select.select([fd], [], [], max(0.0, until - time.monotonic()))[0] and len(data) < _MAX_ANSWER:
+        if not (piece := os.read(fd, _MAX_ANSWER)):
+            return data
+        data += piece
+    return b""
+
+
+def _apart(out: int, user: User, ref: oci.Reference, config: Config, logins: Mapping[str, str], parent: int) -> int:
+    """In a process that becomes nobody: the next one is the first of a process namespace, which ends with it."""
+    die_with(parent)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    close_others(out)
+    _libc.unshare(_libc.CLONE_NEWPID)
+    pid = os.fork()
+    if pid:
+        os.close(out)
+        os.waitpid(pid, 0)
+        return 0
+    answer = _Answer()
+    try:
+        _become(user, config, logins)
+        answer.digest = oci.resolve_digest(ref)
+    except BootseerError as exc:
+        answer = _Answer(code=exc.exit_code, message=exc.message, hint=exc.hint)
+    except BaseException as exc:
+        answer = _Answer(code=BootseerError.exit_code, message=f"cannot ask for {ref}: {exc!r}"[:1000])
+    with contextlib.suppress(OSError):
+        os.write(out, msgspec.json.encode(answer))
+    os._exit(0)
+
+
+def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
+    """Be ``user`` and nobody else, for good. Raises `OSError`."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+    signal.alarm(int(_SECONDS))
+    os.setsid()
+    for kind, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, _MEMORY)):
+        resource.setrlimit(kind, (limit, limit))
+    os.initgroups(user.name, user.gid)
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    _libc.hide()
+    _libc.die_with_parent()  # not before: a change of user clears it
+    _libc.leave_keyring()
+    proxies = {name: value for name, value in os.environ.items() if name.lower() in _PROXIES}
+    os.environ.clear()
+    os.environ.update(proxies, HOME=user.home, USER=user.name, LOGNAME=user.name, PATH=_PATH)
+    os.environ.update(logins, XDG_RUNTIME_DIR=f"/run/user/{user.uid}")
+    os.environ.update(BOOTSEER_CONFIG=os.devnull, BOOTSEER_PLAIN_HTTP=",".join(config.plain_http))

@@ -1,0 +1,52 @@
+"""The folders in which users find what was mounted for them: ``<node_dir>/mounts/<id>/root``.
+
+``<id>`` is a file system of its own, of a few kilobytes, with the one folder ``root`` in it. It belongs to the user and
+only the user can enter it. It is read-only before anything is mounted in it, so that even its owner can open it to
+nobody else, nor put anything else where ``root`` is, in no mount namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from bootseer import image
+from bootseer.blocks.serving.client import unmount_target
+from bootseer.errors import NotFoundError, doing
+from bootseer.kernel import mount as mounts
+from bootseer.node.access import User
+
+_ROOT = "root"
+_SAFE = mounts.MS_NOSUID | mounts.MS_NODEV
+
+
+def root_of(place: Path) -> Path:
+    return place / _ROOT
+
+
+def make(place: Path, user: User) -> None:
+    """Make ``place`` for ``user``. On any failure, `remove` ends what there is of it."""
+    with doing(f"make the folder {place}"):
+        place.mkdir(mode=0o700)
+        options = f"mode=0500,uid={user.uid},gid={user.gid},size=64k,nr_inodes=16"
+        mounts.mount("bootseer", place, "tmpfs", flags=_SAFE, data=options)
+        root_of(place).mkdir(mode=0o755)
+        mounts.mount("bootseer", place, "", flags=_SAFE | mounts.MS_REMOUNT | mounts.MS_RDONLY)
+
+
+def remove(place: Path, state_dir: Path, *, killed: bool) -> None:
+    """Unmount the image and remove ``place``; nothing of it need be there. A mount in use is detached, and ends with
+    its last user. ``killed``: the process that was mounting it was killed.
+
+    Raises `BootseerError`; then call it again later.
+    """
+    root = root_of(place)
+    if killed:
+        image.sweep(state_dir)
+    with contextlib.suppress(NotFoundError):
+        image.attach(root, state_dir).unmount()
+    unmount_target(root)
+    unmount_target(place)
+    with doing(f"remove the folder {place}"), contextlib.suppress(FileNotFoundError):
+        os.rmdir(place)
