@@ -29,9 +29,10 @@ from bootseer.errors import (
 )
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import close_others
-from bootseer.node import client
+from bootseer.node import access, client
 from bootseer.node.daemon import Daemon
 from bootseer.node.door import MAX_CONNECTIONS
+from bootseer.store import open_store
 from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
 from support.nodedaemon import NodeDaemon, User, command
@@ -344,7 +345,6 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
     assert switches(daemon.pid) == before
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) < 60_000
-    assert run("true") == ""
     assert "bootseer_node_mounts 0" in command(["node", "metrics"], config)[1]
     assert "KillMode=process" in command(["node", "unit"], config)[1]
 
@@ -367,6 +367,52 @@ def askers(daemon: int) -> list[int]:
 def switches(pid: int) -> str:
     status = Path(f"/proc/{pid}/status").read_text()
     return status.partition("\nvoluntary_ctxt_switches:")[2].split()[0]
+
+
+HELPER = """#!/bin/sh
+{ cat /proc/self/status; ls -l /proc/self/fd; keyctl show @s 2>&1; env; cat /proc/self/cgroup; } > %(said)s
+setsid sleep 31415 > /dev/null 2>&1 < /dev/null &
+(trap "" HUP TERM; sleep 31416) > /dev/null 2>&1 &
+echo '{"Username": "%(user)s", "Secret": "%(password)s"}'
+"""
+
+
+def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    login, said = site.login(ALICE), place / "said"
+    programs, config = place / "bin", Path(login["DOCKER_CONFIG"], "config.json")
+    programs.mkdir()
+    said.touch()
+    os.chown(said, ALICE, ALICE)
+    helper = programs / "docker-credential-own"
+    helper.write_text(HELPER % {"said": said, "user": USER, "password": PASSWORD})
+    helper.chmod(0o755)
+    config.write_text(json.dumps({"credsStore": "own"}))
+    monkeypatch.setattr(access, "_PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("ROOTS_SECRET", "root's")
+    asker = access.Asker(access.user_of(ALICE), login, os.getpid())
+    found = access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker, Config())
+    assert found.reference == site.ref
+    text = said.read_text()
+    assert f"Uid:\t{ALICE}\t{ALICE}\t{ALICE}\t{ALICE}" in text
+    assert "CapEff:\t0000000000000000" in text
+    assert "ROOTS_SECRET" not in text
+    assert "/dev/tty" not in text
+    assert "/dev/pts" not in text
+    until(lambda: not asleep(), 30.0, "the end of what the helper had started")
+    # Root's own logins do not help a user.
+    monkeypatch.setenv("DOCKER_CONFIG", site.login(0)["DOCKER_CONFIG"])
+    with pytest.raises(PrivilegeError, match="denies access"):
+        access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker._replace(logins={}), Config())
+
+
+def asleep() -> list[str]:
+    """The processes that the helper has left."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (path / "cmdline").read_bytes() in (b"sleep\x0031415\x00", b"sleep\x0031416\x00"):
+                found.append(path.name)
+    return found
 
 
 def test_folders_and_sockets_that_somebody_planted(place: Path, site: Site) -> None:

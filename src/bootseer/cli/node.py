@@ -20,8 +20,13 @@ def serve() -> None:
 
     It adopts what an earlier daemon has mounted. It uses the store and the limits of the settings.
     """
+    import logging
+
+    from bootseer.loglimit import LogRateLimit
     from bootseer.node.daemon import Daemon
 
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogRateLimit())  # any user can cause lines
     Daemon(settings()).run()
 
 

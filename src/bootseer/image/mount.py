@@ -118,7 +118,7 @@ def mount(
     `FullError`, `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """
     if os.geteuid() != 0:
-        raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
+        raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo, or leave DIR to the node daemon")
     with tree.NewServer(server) as new:  # it needs about as long as what follows
         store = open_store(store_url)
         if record is None:

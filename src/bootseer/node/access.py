@@ -8,6 +8,7 @@ it. It reads nothing of the settings but which registries have no TLS, and asks 
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401 - as the user it could not be read where root alone sees this program
 import logging
 import os
 import pwd
@@ -16,6 +17,7 @@ import select
 import signal
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -23,9 +25,10 @@ import msgspec
 from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
-from bootseer.image.record import ImageRecord, load
-from bootseer.image.signature import trusted_keys
+from bootseer.image.convert import converted
+from bootseer.image.record import ImageRecord
 from bootseer.kernel import _libc
+from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import Child, close_others, die_with
 from bootseer.store import Store
 
@@ -35,7 +38,8 @@ _SECONDS = 60.0
 _MEMORY = 2 << 30
 _MAX_ANSWER = 1 << 16
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+_KEPT = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ssl_cert_file", "ssl_cert_dir")
+"""Variables of the daemon by which registries are reached."""
 
 
 class _Answer(msgspec.Struct):
@@ -61,34 +65,40 @@ def user_of(uid: int) -> User:
     return User(found.pw_uid, found.pw_gid, found.pw_name, found.pw_dir)
 
 
-def readable(ref: oci.Reference, store: Store, uid: int, *, config: Config, logins: Mapping[str, str]) -> ImageRecord:
+class Asker(NamedTuple):
+    """Who is to ask: ``user``, with the ``logins`` that these variables name, limited as process ``like`` is."""
+
+    user: User
+    logins: Mapping[str, str]
+    like: int
+
+
+def readable(ref: oci.Reference, store: Store, asker: Asker, config: Config) -> ImageRecord:
     """The record of the image that ``ref`` names at its registry, once that registry, and the one that the image was
-    converted from, have given its manifest to user ``uid``.
+    converted from, have given its manifest to the user.
 
     Raises `NotFoundError`, `PrivilegeError`, `UnavailableError` (also when a registry does not answer: then nobody
     knows whether the user may read it), `UnsignedError`, `ConfigError`.
     """
-    user, wanted = user_of(uid), ref
-    digest = _digest_for(user, wanted, config, logins)
-    record = load(store, digest, oci.host_platform(), trusted_keys(config))
+    record = converted(ref, _digest_for(asker, ref, config), store, config)
     origin = oci.Reference.parse(record.reference)
     if not origin.registry:
         raise PrivilegeError(
-            f"{wanted} was converted from a file, {origin}: no registry says who may read it",
+            f"{ref} was converted from a file, {origin}: no registry says who may read it",
             hint="have root mount it, or convert it from its registry",
         )
-    if (origin.registry, origin.name) != (wanted.registry, wanted.name):
+    if (origin.registry, origin.name) != (ref.registry, ref.name):
         exact = oci.Reference(registry=origin.registry, name=origin.name, digest=record.image)
-        if _digest_for(user, exact, config, logins) != record.image:
+        if _digest_for(asker, exact, config) != record.image:
             raise PrivilegeError(f"{exact} is not the image that was converted")
     return record
 
 
-def _digest_for(user: User, ref: oci.Reference, config: Config, logins: Mapping[str, str]) -> str:
-    """The digest of the manifest that the registry gives ``user`` for ``ref``."""
+def _digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
+    """The digest of the manifest that the registry gives the user for ``ref``."""
     read, write = os.pipe()
     parent = os.getpid()
-    apart = Child("access check", lambda: _apart(write, user, ref, config, logins, parent))
+    apart = Child("access check", lambda: _apart(write, asker, ref, config, parent))
     os.close(write)
     try:
         said = _all_of(read, _SECONDS)
@@ -99,7 +109,8 @@ def _digest_for(user: User, ref: oci.Reference, config: Config, logins: Mapping[
         answer = msgspec.json.decode(said, type=_Answer)
     except msgspec.MsgspecError:
         raise UnavailableError(
-            f"user {user.name} could not ask for {ref} within {_SECONDS:.0f} s", hint="try again; do its logins work?"
+            f"nobody could ask as user {asker.user.name} for {ref} within {_SECONDS:.0f} s",
+            hint="do the logins of that user work? The log of the node daemon may say more",
         ) from None
     if answer.code:
         raise from_exit_code(answer.code, answer.message, hint=answer.hint)
@@ -116,14 +127,15 @@ def _all_of(fd: int, seconds: float) -> bytes:
     return b""
 
 
-def _apart(out: int, user: User, ref: oci.Reference, config: Config, logins: Mapping[str, str], parent: int) -> int:
+def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: int) -> int:
     """In a process that becomes nobody: the next one is the first of a process namespace, which ends with it."""
     die_with(parent)
+    _join_cgroups(asker.like)
+    _libc.unshare(_libc.CLONE_NEWPID)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
     close_others(out)
-    _libc.unshare(_libc.CLONE_NEWPID)
     pid = os.fork()
     if pid:
         os.close(out)
@@ -131,7 +143,7 @@ def _apart(out: int, user: User, ref: oci.Reference, config: Config, logins: Map
         return 0
     answer = _Answer()
     try:
-        _become(user, config, logins)
+        _become(asker.user, config, asker.logins)
         answer.digest = oci.resolve_digest(ref)
     except BootseerError as exc:
         answer = _Answer(code=exc.exit_code, message=exc.message, hint=exc.hint)
@@ -140,6 +152,17 @@ def _apart(out: int, user: User, ref: oci.Reference, config: Config, logins: Map
     with contextlib.suppress(OSError):
         os.write(out, msgspec.json.encode(answer))
     os._exit(0)
+
+
+def _join_cgroups(pid: int) -> None:
+    """Be limited as process ``pid`` is, and end with its job: what a login runs is not to count for the daemon."""
+    tops = [entry for entry in mounts.entries() if entry.fstype in ("cgroup", "cgroup2")]
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for top in tops:
+            if set(controllers.split(",")) <= set(top.options) if controllers else top.fstype == "cgroup2":
+                with contextlib.suppress(OSError):  # a hierarchy that is mounted elsewhere too, or not ours
+                    Path(top.target, path.lstrip("/"), "cgroup.procs").write_text("0")
 
 
 def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
@@ -155,8 +178,8 @@ def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
     _libc.hide()
     _libc.die_with_parent()  # not before: a change of user clears it
     _libc.leave_keyring()
-    proxies = {name: value for name, value in os.environ.items() if name.lower() in _PROXIES}
+    kept = {name: value for name, value in os.environ.items() if name.lower() in _KEPT}
     os.environ.clear()
-    os.environ.update(proxies, HOME=user.home, USER=user.name, LOGNAME=user.name, PATH=_PATH)
+    os.environ.update(kept, HOME=user.home, USER=user.name, LOGNAME=user.name, PATH=_PATH)
     os.environ.update(logins, XDG_RUNTIME_DIR=f"/run/user/{user.uid}")
     os.environ.update(BOOTSEER_CONFIG=os.devnull, BOOTSEER_PLAIN_HTTP=",".join(config.plain_http))

@@ -142,9 +142,10 @@ class Daemon:
         log.info("user %d has %s mounted as %s for user %d", client.uid, reference, made.id, owner)
 
         def work() -> Reply:
-            store = open_store(self._config.store_url)
-            record = access.readable(reference, store, owner, config=self._config, logins=request.logins)
-            places.make(place, access.user_of(owner))
+            store, user = open_store(self._config.store_url), access.user_of(owner)
+            asker = access.Asker(user, request.logins, client.pid)
+            record = access.readable(reference, store, asker, self._config)
+            places.make(place, user)
             image.mount(
                 reference, places.root_of(place), store_url=store.url, config=self._config,
                 job=request.profile or None, writable=False, record=record,
