@@ -37,7 +37,7 @@ from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
 from support.nodedaemon import NodeDaemon, User, command
 from support.registry import PASSWORD, USER, DockerRegistry
-from support.waits import until
+from support.waits import later, until
 
 T = TypeVar("T")
 
@@ -102,14 +102,16 @@ def _site(base: Path) -> Iterator[Site]:
 @pytest.fixture
 def daemon(place: Path, site: Site) -> Iterator[NodeDaemon]:
     running = NodeDaemon(place, site.store)
-    running.start()
-    yield running
-    if running.process is not None and running.process.poll() is None:
-        for one in client.mounts(config=running.config):
-            with contextlib.suppress(BootseerError):  # it ends by itself
-                client.unmount(one.id, config=running.config)
-        until(lambda: not running.left(), 60.0, f"the end of {running.left()}")
-        running.stop()
+    try:
+        running.start()
+        yield running
+        if running.serves:
+            for one in client.mounts(config=running.config):
+                with contextlib.suppress(BootseerError):  # it ends by itself
+                    client.unmount(one.id, config=running.config)
+            until(lambda: not running.left(), 60.0, f"the end of {running.left()}")
+    finally:
+        running.kill()
 
 
 def gone(daemon: NodeDaemon) -> None:
@@ -300,11 +302,6 @@ def test_nothing_that_is_sent_breaks_it(daemon: NodeDaemon, site: Site) -> None:
         with pytest.raises(UnavailableError, match="connections"):
             bob.do(client.mounts, config=config)
         assert alice.do(client.mounts, config=config) == []
-        # Its child has the connections, too; they end with it all the same.
-        heir = bob.do(fork_sleeper)
-        bob.end()
-        until(lambda: client.node(config=config).connections == 1, 30.0, "the end of the connections")
-        os.kill(heir, signal.SIGKILL)
     gone(daemon)
     assert client.node(config=config).pid == daemon.pid
     log = daemon.log.read_text()
@@ -313,12 +310,18 @@ def test_nothing_that_is_sent_breaks_it(daemon: NodeDaemon, site: Site) -> None:
 
 
 def fork_sleeper() -> int:
+    """A child that has the connections of this process, and outlives it."""
     pid = os.fork()
     if not pid:
-        close_others(*(sock.fileno() for sock in _kept))
+        fds = [int(name) for name in os.listdir("/proc/self/fd")]
+        close_others(*(fd for fd in fds if os.path.islink(link := f"/proc/self/fd/{fd}") and is_socket(link)))
         time.sleep(300)
         os._exit(0)
     return pid
+
+
+def is_socket(link: str) -> bool:
+    return os.readlink(link).startswith("socket:")
 
 
 def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site: Site, place: Path) -> None:
@@ -327,18 +330,29 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
     stuck.unlink()
     os.mkfifo(stuck)
     os.chown(stuck, ALICE, ALICE)
-    with User(ALICE, login) as alice, User(ALICE) as other:
-        alice.start(client.mount_image, site.ref, config=config, job="1")
+    with User(ALICE, login) as alice, User(ALICE, login) as other:
+        alice.do(in_thread, site.ref, config)
         until(lambda: client.mounts(config=config), 30.0, "the mount to begin")
         (begun,) = other.do(client.mounts, config=config)
         assert begun.state == "mounting"
         with pytest.raises(UnavailableError, match="is mounting just now"):
             other.do(client.unmount, begun.id, config=config)
-        until(lambda: askers(daemon.pid), 30.0, "the question at the registry")
-        asking = askers(daemon.pid)
-        alice.end()
+        asking = asked(daemon)
+        heir = alice.do(fork_sleeper)
+        alice.end()  # its child has the connection, too
         gone(daemon)
-        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in asking), 30.0, "the end of the question")
+        until(lambda: not alive(asking), 30.0, "the end of the question")
+        os.kill(heir, signal.SIGKILL)
+
+        other.start(client.mount_image, site.ref, config=config, job="1")
+        asking = asked(daemon)
+        daemon.kill()
+        with pytest.raises(UnavailableError, match="ended before it answered"):
+            other.result()
+        until(lambda: not client.present(config), 30.0, "the end of the socket")
+        until(lambda: not alive(asking), 30.0, "the end of the question")
+        daemon.start()
+        gone(daemon)
     # Idle, it is small, and does not even wake up.
     before = switches(daemon.pid)
     time.sleep(0.5)
@@ -349,19 +363,43 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
     assert "KillMode=process" in command(["node", "unit"], config)[1]
 
 
-def askers(daemon: int) -> list[int]:
-    """Processes of user `ALICE` that descend from the daemon."""
-    found = {daemon}
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = dict(line.split(":\t", 1) for line in (path / "status").read_text().splitlines() if ":\t" in line)
-        except OSError:
-            continue
-        parents[int(path.name)] = (int(fields["PPid"]), int(fields["Uid"].split()[0]))
-    for _ in range(4):
-        found |= {pid for pid, (parent, _) in parents.items() if parent in found}
-    return [pid for pid in found if parents.get(pid, (0, 0))[1] == ALICE]
+def in_thread(ref: str, config: Config) -> None:
+    """Begin a mount that this user does not wait for."""
+    later(lambda: client.mount_image(ref, config=config, job="1"))
+    until(lambda: client.mounts(config=config), 30.0)
+
+
+def asked(daemon: NodeDaemon) -> list[int]:
+    """The processes that ask a registry for the daemon as user `ALICE`, once there are any."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [pid for pid in descendants(daemon.pid) if uid_of(pid) == ALICE]
+        return bool(found)
+
+    until(look, 30.0, "the question at the registry")
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    found, new = [], [pid]
+    while new:
+        parent = new.pop()
+        with contextlib.suppress(OSError):
+            children = [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+            found += children
+            new += children
+    return found
+
+
+def uid_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split()[0])
+    return -1
+
+
+def alive(pids: list[int]) -> bool:
+    return any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 def switches(pid: int) -> str:

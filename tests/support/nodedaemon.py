@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from bootseer.config import Config
+from bootseer.demo.programs import WITH_US
 from bootseer.node import client
 from support.waits import until
 
@@ -40,7 +41,7 @@ class NodeDaemon:
         env |= {"BOOTSEER_STORE": self.config.store, "DOCKER_CONFIG": "/nonexistent"}
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _MAIN, "-v", "node", "serve"],
+                [*WITH_US, sys.executable, "-c", _MAIN, "-v", "node", "serve"],
                 env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
         until(lambda: self._listens(), _SECONDS, f"the start of the node daemon ({self.log})", step=0.05)
@@ -54,6 +55,10 @@ class NodeDaemon:
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
+
+    @property
+    def serves(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def kill(self) -> None:
         self.stop(signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from bootseer.cli._shared import (
     print_json,
     settings,
 )
+from bootseer.errors import UnavailableError
 from bootseer.units import size_text
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from bootseer.config import Config
     from bootseer.image.mount import MountRecord
     from bootseer.node.protocol import Mount
+
+
+log = logging.getLogger(__name__)
 
 
 def register(app: typer.Typer) -> None:
@@ -156,10 +161,14 @@ def _daemon_mounts(config: Config, target: str = "") -> list[Mount]:
     """What the node daemon, if there is one, has mounted for this user; only ``target``, if it is given."""
     from bootseer.node import client
 
-    if not client.present(config):
-        return []
     wanted = (target, os.path.abspath(target))
-    found = [one for one in client.mounts(config=config) if one.state == "mounted"]
+    try:
+        found = [one for one in client.mounts(config=config) if one.state == "mounted"]
+    except client.AbsentError:
+        return []
+    except UnavailableError as exc:
+        log.warning("%s; looking without it", exc)
+        return []
     return [one for one in found if not target or one.id in wanted or one.folder in wanted]
 
 

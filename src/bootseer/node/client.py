@@ -27,8 +27,9 @@ from bootseer.node.protocol import (
 )
 
 _CONNECT_SECONDS = 10.0
-_GRACE_SECONDS = 20.0
-"""The daemon gives a request up by itself; a client waits this much longer for its answer."""
+_ANSWER_SECONDS = 30.0
+"""The daemon answers at once, or, when it has work to do first, gives that up by itself; a client waits this much
+longer."""
 
 
 class AbsentError(UnavailableError):
@@ -145,7 +146,7 @@ def _ask(do: str, config: Config | None, **fields: object) -> Reply:
         try:
             with contextlib.suppress(BrokenPipeError):  # it has answered already: this user has too many connections
                 sock.send(packet)
-            sock.settimeout(REQUEST_SECONDS + _GRACE_SECONDS)
+            sock.settimeout(_ANSWER_SECONDS + (REQUEST_SECONDS if fields else 0.0))
             try:
                 answer = sock.recv(MAX_REPLY)
             except ConnectionResetError:  # it has answered without reading the request: that is told first
