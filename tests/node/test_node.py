@@ -193,7 +193,7 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
 def read_on(path: str, stop: str) -> int:
     """Read the file again and again, past the page cache, until ``stop`` exists; how often it was right."""
     count = 0
-    while not os.path.exists(stop):
+    while not count or not os.path.exists(stop):
         fd = os.open(path, os.O_RDONLY)
         try:
             data = b"".join(os.pread(fd, 1 << 20, at) for at in range(0, len(NOISE), 1 << 20))
@@ -354,9 +354,7 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
         daemon.start()
         gone(daemon)
     # Idle, it is small, and does not even wake up.
-    before = switches(daemon.pid)
-    time.sleep(0.5)
-    assert switches(daemon.pid) == before
+    until(lambda: rests(daemon.pid), 30.0, "that the daemon does nothing")
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) < 60_000
     assert "bootseer_node_mounts 0" in command(["node", "metrics"], config)[1]
@@ -402,15 +400,23 @@ def alive(pids: list[int]) -> bool:
     return any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def switches(pid: int) -> str:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return status.partition("\nvoluntary_ctxt_switches:")[2].split()[0]
+def rests(pid: int) -> bool:
+    """Whether the process does not even wake up for a while."""
+
+    def switches() -> str:
+        return Path(f"/proc/{pid}/status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0]
+
+    before = switches()
+    time.sleep(0.5)
+    return switches() == before
 
 
+SLEEP = 1_000_000 + os.getpid()
+"""Of no other process on this machine."""
 HELPER = """#!/bin/sh
 { cat /proc/self/status; ls -l /proc/self/fd; keyctl show @s 2>&1; env; cat /proc/self/cgroup; } > %(said)s
-setsid sleep 31415 > /dev/null 2>&1 < /dev/null &
-(trap "" HUP TERM; sleep 31416) > /dev/null 2>&1 &
+setsid sleep %(seconds)s > /dev/null 2>&1 < /dev/null &
+(trap "" HUP TERM; sleep %(seconds)s) > /dev/null 2>&1 &
 echo '{"Username": "%(user)s", "Secret": "%(password)s"}'
 """
 
@@ -422,7 +428,7 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     said.touch()
     os.chown(said, ALICE, ALICE)
     helper = programs / "docker-credential-own"
-    helper.write_text(HELPER % {"said": said, "user": USER, "password": PASSWORD})
+    helper.write_text(HELPER % {"said": said, "user": USER, "password": PASSWORD, "seconds": SLEEP})
     helper.chmod(0o755)
     config.write_text(json.dumps({"credsStore": "own"}))
     monkeypatch.setattr(access, "_PATH", f"{programs}:{os.environ['PATH']}")
@@ -448,7 +454,7 @@ def asleep() -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (path / "cmdline").read_bytes() in (b"sleep\x0031415\x00", b"sleep\x0031416\x00"):
+            if (path / "cmdline").read_bytes() == f"sleep\0{SLEEP}\0".encode():
                 found.append(path.name)
     return found
 
