@@ -29,7 +29,7 @@ from bootseer.errors import (
 )
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import close_others
-from bootseer.node import access, client
+from bootseer.node import access, client, places
 from bootseer.node.daemon import Daemon
 from bootseer.node.door import MAX_CONNECTIONS
 from bootseer.store import open_store
@@ -457,6 +457,28 @@ def asleep() -> list[str]:
             if (path / "cmdline").read_bytes() == f"sleep\0{SLEEP}\0".encode():
                 found.append(path.name)
     return found
+
+
+def test_nobody_reaches_a_place_before_it_is_read_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its owner could put a link where root is about to mount."""
+    mine, calls = place / "mine", []
+    really = mounts.mount
+
+    def watched(source: str, target: Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
+        really(source, target, fstype, flags=flags, data=data)
+        calls.append(fstype)
+        with User(ALICE) as alice, pytest.raises(OSError, match="Permission denied"):
+            alice.do(os.chmod, target, 0o777)
+
+    monkeypatch.setattr("bootseer.kernel.mount.mount", watched)
+    places.make(mine, access.user_of(ALICE))
+    assert calls == ["tmpfs", ""]
+    with User(ALICE) as alice:
+        assert alice.do(os.listdir, places.root_of(mine)) == []
+        with pytest.raises(OSError, match="Read-only"):
+            alice.do(os.chmod, places.root_of(mine).parent, 0o777)
+    places.remove(mine, place / "state", killed=False)
+    assert not mine.exists()
 
 
 def test_folders_and_sockets_that_somebody_planted(place: Path, site: Site) -> None:
