@@ -44,6 +44,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Node-local disk for blocks (ext4, xfs or btrfs)."""
     state_dir: str = msgspec.field(default_factory=_default_state)
     """Sockets, pids and mount records of running servers; need not survive a reboot."""
+    node_dir: str = "/run/bootseer-node"
+    """The socket of the node daemon and the folders of what it mounts (`bootseer node`)."""
     server_cgroup: str = ""
     """The cgroup, by its path below the top, that block servers go to (in each hierarchy that has it): a tree is shared
     by the jobs of a node. Empty: they stay in that of the job that mounts first, and end with it."""

@@ -110,6 +110,12 @@ def from_os_error(exc: OSError, doing: str) -> BootseerError:
     return BootseerError(text)
 
 
+def from_exit_code(code: int, message: str, *, hint: str = "") -> BootseerError:
+    """The error of this module with exit code ``code``, as another process met it; `BootseerError` for other codes."""
+    kinds = {kind.exit_code: kind for kind in BootseerError.__subclasses__() if kind.__module__ == __name__}
+    return kinds.get(code, BootseerError)(message, hint=hint)
+
+
 @contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
     """What `from_os_error` makes of an ``OSError`` inside."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli import image_cache, image_look, image_profile
+from bootseer.cli import image_cache, image_look, image_mount, image_profile
 from bootseer.cli._shared import (
     COMMAND_LAST,
     AsJson,
@@ -26,15 +26,14 @@ from bootseer.cli._shared import (
     answer_table,
     count_text,
     old_name,
-    print_json,
     settings,
 )
+from bootseer.cli.image_mount import status_lines, sweep
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.private import private_folder
 from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
-    from bootseer.blocks.tree import TreeStatus
     from bootseer.config import Config
     from bootseer.image import ImageMount
     from bootseer.image.inventory import Item
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Container images that start before they have arrived")
 image_look.register(app)
+image_mount.register(app)
 app.add_typer(image_profile.app, name="profile")
 app.add_typer(image_cache.app, name="cache")
 
@@ -106,51 +106,6 @@ def convert(
     )
 
 
-@app.command()
-def mount(
-    ref: Ref,
-    target: Annotated[Path, typer.Argument(metavar="DIR")],
-    read_only: Annotated[bool, typer.Option("--read-only", help="Without a writable layer on top")] = False,
-    privileged: Annotated[
-        bool,
-        typer.Option("--privileged", help="Set-uid programs and devices work; only root may reach DIR"),
-    ] = False,
-    job: JobName = "",
-    store: StoreUrl = "",
-    verify_key: VerifyKey = "",
-    require_signature: RequireSignature = False,
-    plain_http: PlainHttp = None,
-    as_json: AsJson = False,
-) -> None:
-    """Mount a converted image on DIR; its bytes arrive as they are read."""
-    from bootseer import image
-
-    config = settings(store, verify_key, require_signature)
-    _sweep(config)
-    mounted = image.mount(
-        ref,
-        target,
-        store_url=config.store_url,
-        config=config,
-        job=job or None,
-        writable=not read_only,
-        privileged=privileged,
-        plain_http=plain_http,
-    )
-    answer(mounted.record, as_json, f"mounted {ref} on {mounted.rootfs}")
-
-
-@app.command()
-def unmount(
-    target: Annotated[str, typer.Argument(metavar="DIR", help="Mount point or id")], as_json: AsJson = False
-) -> None:
-    """Unmount an image and delete what was written on top of it."""
-    from bootseer import image
-
-    image.unmount(target, settings().state_dir)
-    answer({"target": target, "mounted": False}, as_json)
-
-
 @app.command(context_settings=COMMAND_LAST)
 def run(
     ref: Ref,
@@ -196,7 +151,7 @@ def run(
     began = time.monotonic()
     state = Path(config.state_dir)
     with contextlib.ExitStack() as undo:
-        _sweep(config)
+        sweep(config)
         folder = undo.enter_context(owned_folder(private_folder(state, sub=RUNS), "rootfs-"))
         undo.callback(_remove, folder / "rootfs")
         mounted = image.mount(
@@ -226,28 +181,6 @@ def run(
         if summary or logging.getLogger().isEnabledFor(logging.INFO):
             _print_summary(mounted, mount_seconds, time.monotonic() - began)
     raise typer.Exit(code)
-
-
-@app.command()
-def status(
-    target: Annotated[str, typer.Argument(metavar="[DIR]", help="Mount point or id (default: all)")] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Show what has arrived of mounted images, and what readers waited for."""
-    import msgspec
-
-    from bootseer import image
-
-    state = Path(settings().state_dir)
-    mounts = [image.attach(target, state)] if target else image.mounts(state)
-    if as_json:
-        found = [{"mount": msgspec.to_builtins(m.record), "status": msgspec.to_builtins(m.status())} for m in mounts]
-        print_json(found[0] if target else found)
-        return
-    for mounted in mounts:
-        typer.echo(f"{mounted.rootfs}: {one_line(mounted.record.reference)} ({mounted.digest[7:19]})")
-        for line in _status_lines(mounted.status()):
-            typer.echo(f"  {line}")
 
 
 @app.command()
@@ -301,7 +234,7 @@ def gc(dry_run: DryRun = False, as_json: AsJson = False) -> None:
     before = [item for item in _inventory(config) if item.state == STALE]
     left: set[str] = set()
     if not dry_run:
-        _sweep(config, 120.0)
+        sweep(config, 120.0)
         left = {item.id for item in _inventory(config) if item.state == STALE}
     gone = [item for item in before if item.id not in left]
     done = "would end" if dry_run else "ended"
@@ -317,19 +250,6 @@ def _inventory(config: Config) -> list[Item]:
     return inventory.listing(Path(config.state_dir), Path(config.cache_dir))
 
 
-def _sweep(config: Config, seconds: float = 10.0) -> None:
-    """End what killed processes left. Only where starts are left are their parts imported."""
-    from bootseer import image
-    from bootseer.image.mount import STARTS
-
-    if any(Path(config.cache_dir, STARTS).glob("[!.]*")):
-        from bootseer.launch import leftovers
-
-        leftovers.sweep(config, seconds)
-    else:
-        image.sweep(Path(config.state_dir), seconds)
-
-
 def _remove(folder: Path) -> None:
     with contextlib.suppress(OSError):
         folder.rmdir()
@@ -338,21 +258,10 @@ def _remove(folder: Path) -> None:
 def _print_summary(mounted: ImageMount, mount_seconds: float, seconds: float) -> None:
     typer.echo(f"bootseer: mounted in {mount_seconds:.2f} s, ended after {seconds:.2f} s", err=True)
     try:
-        for line in _status_lines(mounted.status()):
+        for line in status_lines(mounted.status()):
             typer.echo(f"bootseer: {line}", err=True)
     except BootseerError as exc:
         typer.echo(f"bootseer: {exc}", err=True)
-
-
-def _status_lines(status: TreeStatus) -> list[str]:
-    moved = f"demand {size_text(status.bytes_demand)}, hot {size_text(status.bytes_hot)}"
-    return [
-        f"blocks {status.blocks_ready}/{status.blocks_total}, hot {status.hot_ready}/{status.hot_total}, "
-        f"driver {status.driver}",
-        f"moved by {moved}, background {size_text(status.bytes_background)}",
-        f"readers waited {status.stall_seconds:.2f} s in {status.slow_faults} slow faults",
-        f"recording: {status.recording}",
-    ]
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -246,18 +246,21 @@ def resolve(
     Raises `NotFoundError` (no such image, or not converted into this store), `UnavailableError`, `UnsignedError`, and
     `ConfigError` for what is no key.
     """
-    keys = signature.trusted_keys(config or settings.load())
     parsed = oci.Reference.parse(ref) if isinstance(ref, str) else ref
     store = open_store(store) if isinstance(store, str) else store
-    platform = oci.host_platform()
     if parsed.digest:
         with contextlib.suppress(NotFoundError):
-            return records.load(store, parsed.digest, platform, keys)
-    digest = oci.resolve_digest(parsed, plain_http=plain_http)
+            return converted(parsed, parsed.digest, store, config)
+    return converted(parsed, oci.resolve_digest(parsed, plain_http=plain_http), store, config)
+
+
+def converted(ref: oci.Reference, digest: str, store: Store, config: Config | None = None) -> ImageRecord:
+    """As `resolve`, when it is known that ``ref`` names the manifest ``digest``. No registry is asked."""
+    keys = signature.trusted_keys(config or settings.load())
     try:
-        return records.load(store, digest, platform, keys)
+        return records.load(store, digest, oci.host_platform(), keys)
     except NotFoundError:
         raise NotFoundError(
-            f"image {parsed} ({digest[:19]}) is not converted in store {store.shown}",
-            hint=f"run bootseer image convert {parsed}",
+            f"image {ref} ({digest[:19]}) is not converted in store {store.shown}",
+            hint=f"run bootseer image convert {ref}",
         ) from None

@@ -25,6 +25,7 @@ from bootseer.blocks import tree
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
 from bootseer.image import runtime
 from bootseer.image.convert import resolve
+from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 from bootseer.owned import adopted, clear, is_owned, owned_folder, release, remove
@@ -102,24 +103,27 @@ def mount(
     writable: bool = True,
     privileged: bool = False,
     plain_http: bool | None = None,
+    record: ImageRecord | None = None,
     server: Sequence[str] = tree.SERVER,
 ) -> ImageMount:
     """Mount the converted image ``ref`` on the folder ``target`` (made when missing).
 
     ``job`` names the profile to prefetch by and to record into (None: the default one). Set-uid programs and device
-    nodes of the image work only in a writable mount that is ``privileged``, the root of a container. ``server`` is the
-    command that serves blocks (see `tree.mount`). On any failure nothing stays mounted.
+    nodes of the image work only in a writable mount that is ``privileged``, the root of a container. ``record``: what
+    ``ref`` names, when the caller has found that out and made sure that it may be read. ``server`` is the command that
+    serves blocks (see `tree.mount`). On any failure nothing stays mounted.
 
     Raises `ConfigError` when other users can reach a ``target`` that is to be privileged, `NotFoundError` (no such
     image, or not converted), `UnsignedError` (not signed as ``config`` wants), `UnavailableError`, `PrivilegeError`,
     `FullError`, `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """
     if os.geteuid() != 0:
-        raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo")
+        raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo, or leave DIR to the node daemon")
     with tree.NewServer(server) as new:  # it needs about as long as what follows
         store = open_store(store_url)
-        record = resolve(ref, store, plain_http=plain_http, config=config)
-        oci.preflight(ref, plain_http=plain_http)
+        if record is None:
+            record = resolve(ref, store, plain_http=plain_http, config=config)
+            oci.preflight(ref, plain_http=plain_http)
         target = Path(mounts.real(target))
         state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))
         if mounts.is_mounted(target):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import struct
@@ -19,10 +20,12 @@ _libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ct
 _libc.statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
 _libc.fallocate64.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
-CLONE_NEWNS, CLONE_FS, CLONE_NEWUSER = 0x20000, 0x200, 0x10000000
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+CLONE_NEWNS, CLONE_FS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x200, 0x10000000, 0x20000000
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # on all machines
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 1, 4, 1, 0x8000
+_KEYCTL = {"x86_64": 250, "aarch64": 219}
+_KEYCTL_JOIN_SESSION_KEYRING = 1
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
 _STATX = struct.Struct("=I24xH2xQQ32xqI4xqI4xqI4x8xII")
 
@@ -100,6 +103,24 @@ def move_mount(fd: int, target: str) -> None:
     """move_mount(2): mount what `open_tree` has copied."""
     arguments = (_MOVE_MOUNT, fd, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
     _check(_libc.syscall(*arguments), target)
+
+
+def hide() -> None:
+    """prctl(2): no process of the same user may look into this one (its memory, its descriptors)."""
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0), "prctl")
+
+
+def leave_keyring() -> None:
+    """keyctl(2): an empty session keyring of its own for this process. Where the kernel has no keyrings, or a sandbox
+    forbids their use, nothing happens: then there is nothing to reach. Raises `OSError` otherwise."""
+    number = _KEYCTL.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOTSUP, "the number of keyctl is not known on this machine")
+    try:
+        _check(_libc.syscall(ctypes.c_long(number), ctypes.c_long(_KEYCTL_JOIN_SESSION_KEYRING), None), "keyctl")
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSYS, errno.EPERM):
+            raise
 
 
 def setns(fd: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import select
 import signal
 import threading
@@ -156,6 +157,15 @@ def die_with(parent: int) -> None:
     _libc.die_with_parent()
     if os.getppid() != parent:
         os._exit(0)
+
+
+def close_others(*kept: int) -> None:
+    """Close all descriptors but the first three and those ``kept``, in a process that was forked just now. What still
+    refers to the closed ones must not be used, nor deleted, any more."""
+    low = 3
+    for fd in (*sorted(kept), resource.getrlimit(resource.RLIMIT_NOFILE)[1]):
+        os.closerange(low, fd)
+        low = fd + 1
 
 
 class Watch:

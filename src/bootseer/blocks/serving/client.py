@@ -16,7 +16,6 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer import errors
 from bootseer.blocks.serving.mount_readahead import NAMES
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
@@ -31,7 +30,7 @@ from bootseer.blocks.serving.protocol import (
     StoppingError,
     TreeStatus,
 )
-from bootseer.errors import BootseerError, UnavailableError, doing, from_os_error
+from bootseer.errors import BootseerError, UnavailableError, doing, from_exit_code, from_os_error
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.flock import lock
 
@@ -104,18 +103,8 @@ def _ask(folder: Path, request: Request, timeout: float) -> TreeStatus:
         os.close(fd)
     if reply.status is None:
         text = f"block server in {folder}: {reply.error}"
-        raise StoppingError(text) if reply.stopping else _error(reply.code, text)
+        raise StoppingError(text) if reply.stopping else from_exit_code(reply.code, text)
     return reply.status
-
-
-def _error(code: int, text: str) -> BootseerError:
-    """The error with this exit code."""
-    kinds = {
-        kind.exit_code: kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, BootseerError)
-    }
-    return kinds.get(code, BootseerError)(text)
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------
@@ -202,7 +191,7 @@ class NewServer:
             return rest
         if word == "error":
             code, _, text = rest.partition(" ")
-            raise _error(int(code), text)
+            raise from_exit_code(int(code), text)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
         raise UnavailableError("the block server did not start", hint=f"see {folder.with_suffix('.log')}")

@@ -1,0 +1,185 @@
+"""Whether a user may read an image: asked at its registry as that user, with the logins that this user has.
+
+Logins may name programs (credential helpers), and what those run may be the user's own. So the question is asked by a
+process that has become the user, in a session, keyring and process namespace of its own: all that it starts ends with
+it. It reads nothing of the settings but which registries have no TLS, and asks no mirrors, as these let anybody in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import encodings.idna  # noqa: F401 - as the user it could not be read where root alone sees this program
+import logging
+import os
+import pwd
+import resource
+import select
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from bootseer import oci
+from bootseer.config import Config
+from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
+from bootseer.image.convert import converted
+from bootseer.image.record import ImageRecord
+from bootseer.kernel import _libc
+from bootseer.kernel import mount as mounts
+from bootseer.kernel.child import Child, close_others, die_with
+from bootseer.store import Store
+
+log = logging.getLogger(__name__)
+
+_SECONDS = 60.0
+_MEMORY = 2 << 30
+_MAX_ANSWER = 1 << 16
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_KEPT = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ssl_cert_file", "ssl_cert_dir")
+"""Variables of the daemon by which registries are reached."""
+
+
+class _Answer(msgspec.Struct):
+    digest: str = ""
+    code: int = 0
+    message: str = ""
+    hint: str = ""
+
+
+class User(NamedTuple):
+    uid: int
+    gid: int
+    name: str
+    home: str
+
+
+def user_of(uid: int) -> User:
+    """Raises `PrivilegeError` for a number that this node has no user for."""
+    try:
+        found = pwd.getpwuid(uid)
+    except (KeyError, OverflowError):
+        raise PrivilegeError(f"this node has no user {uid}", hint="ask its administrator") from None
+    return User(found.pw_uid, found.pw_gid, found.pw_name, found.pw_dir)
+
+
+class Asker(NamedTuple):
+    """Who is to ask: ``user``, with the ``logins`` that these variables name, limited as process ``like`` is."""
+
+    user: User
+    logins: Mapping[str, str]
+    like: int
+
+
+def readable(ref: oci.Reference, store: Store, asker: Asker, config: Config) -> ImageRecord:
+    """The record of the image that ``ref`` names at its registry, once that registry, and the one that the image was
+    converted from, have given its manifest to the user.
+
+    Raises `NotFoundError`, `PrivilegeError`, `UnavailableError` (also when a registry does not answer: then nobody
+    knows whether the user may read it), `UnsignedError`, `ConfigError`.
+    """
+    record = converted(ref, _digest_for(asker, ref, config), store, config)
+    origin = oci.Reference.parse(record.reference)
+    if not origin.registry:
+        raise PrivilegeError(
+            f"{ref} was converted from a file, {origin}: no registry says who may read it",
+            hint="have root mount it, or convert it from its registry",
+        )
+    if (origin.registry, origin.name) != (ref.registry, ref.name):
+        exact = oci.Reference(registry=origin.registry, name=origin.name, digest=record.image)
+        if _digest_for(asker, exact, config) != record.image:
+            raise PrivilegeError(f"{exact} is not the image that was converted")
+    return record
+
+
+def _digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
+    """The digest of the manifest that the registry gives the user for ``ref``."""
+    read, write = os.pipe()
+    parent = os.getpid()
+    apart = Child("access check", lambda: _apart(write, asker, ref, config, parent))
+    os.close(write)
+    try:
+        said = _all_of(read, _SECONDS)
+    finally:
+        os.close(read)
+        apart.end()
+    try:
+        answer = msgspec.json.decode(said, type=_Answer)
+    except msgspec.MsgspecError:
+        raise UnavailableError(
+            f"nobody could ask as user {asker.user.name} for {ref} within {_SECONDS:.0f} s",
+            hint="do the logins of that user work? The log of the node daemon may say more",
+        ) from None
+    if answer.code:
+        raise from_exit_code(answer.code, answer.message, hint=answer.hint)
+    return answer.digest
+
+
+def _all_of(fd: int, seconds: float) -> bytes:
+    """What comes through a pipe until its end; empty when that takes too long."""
+    until, data = time.monotonic() + seconds, b""
+    while select.select([fd], [], [], max(0.0, until - time.monotonic()))[0] and len(data) < _MAX_ANSWER:
+        if not (piece := os.read(fd, _MAX_ANSWER)):
+            return data
+        data += piece
+    return b""
+
+
+def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: int) -> int:
+    """In a process that becomes nobody: the next one is the first of a process namespace, which ends with it."""
+    die_with(parent)
+    _join_cgroups(asker.like)
+    _libc.unshare(_libc.CLONE_NEWPID)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    close_others(out)
+    pid = os.fork()
+    if pid:
+        os.close(out)
+        os.waitpid(pid, 0)
+        return 0
+    answer = _Answer()
+    try:
+        _become(asker.user, config, asker.logins)
+        answer.digest = oci.resolve_digest(ref)
+    except BootseerError as exc:
+        answer = _Answer(code=exc.exit_code, message=exc.message, hint=exc.hint)
+    except BaseException as exc:
+        answer = _Answer(code=BootseerError.exit_code, message=f"cannot ask for {ref}: {exc!r}"[:1000])
+    with contextlib.suppress(OSError):
+        os.write(out, msgspec.json.encode(answer))
+    os._exit(0)
+
+
+def _join_cgroups(pid: int) -> None:
+    """Be limited as process ``pid`` is, and end with its job: what a login runs is not to count for the daemon."""
+    tops = [entry for entry in mounts.entries() if entry.fstype in ("cgroup", "cgroup2")]
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        for top in tops:
+            if set(controllers.split(",")) <= set(top.options) if controllers else top.fstype == "cgroup2":
+                with contextlib.suppress(OSError):  # a hierarchy that is mounted elsewhere too, or not ours
+                    Path(top.target, path.lstrip("/"), "cgroup.procs").write_text("0")
+
+
+def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
+    """Be ``user`` and nobody else, for good. Raises `OSError`."""
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
+    signal.alarm(int(_SECONDS))
+    os.setsid()
+    for kind, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, _MEMORY)):
+        resource.setrlimit(kind, (limit, limit))
+    os.initgroups(user.name, user.gid)
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    _libc.hide()
+    _libc.die_with_parent()  # not before: a change of user clears it
+    _libc.leave_keyring()
+    kept = {name: value for name, value in os.environ.items() if name.lower() in _KEPT}
+    os.environ.clear()
+    os.environ.update(kept, HOME=user.home, USER=user.name, LOGNAME=user.name, PATH=_PATH)
+    os.environ.update(logins, XDG_RUNTIME_DIR=f"/run/user/{user.uid}")
+    os.environ.update(BOOTSEER_CONFIG=os.devnull, BOOTSEER_PLAIN_HTTP=",".join(config.plain_http))

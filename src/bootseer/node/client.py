@@ -1,0 +1,165 @@
+"""Asking the node daemon: what the command line and other programs use as any user. Never blocks beyond a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+
+import msgspec
+
+from bootseer import config as settings
+from bootseer.blocks.tree import TreeStatus
+from bootseer.config import Config
+from bootseer.errors import PrivilegeError, UnavailableError, from_exit_code
+from bootseer.node.protocol import (
+    LOGINS,
+    MAX_REPLY,
+    REQUEST_SECONDS,
+    VERSION,
+    Mount,
+    NodeStatus,
+    Reply,
+    Request,
+    credentials,
+    socket_path,
+)
+
+_CONNECT_SECONDS = 10.0
+_ANSWER_SECONDS = 30.0
+"""The daemon answers at once, or, when it has work to do first, gives that up by itself; a client waits this much
+longer."""
+
+
+class AbsentError(UnavailableError):
+    """There is no node daemon on this node."""
+
+
+def mount_image(
+    ref: str, *, config: Config | None = None, job: str | None = None, user: int | None = None, profile: str = ""
+) -> Mount:
+    """Have the converted image ``ref`` mounted read-only, in a folder that only ``user`` (a number; None: whoever asks;
+    others only for root) can enter. It ends with `unmount`, at the latest with the session of this process, or, when
+    ``job`` names one, with `unmount_job`. ``profile`` says whose earlier starts to prefetch by.
+
+    Raises `AbsentError`, `PrivilegeError` (that user's logins may not read it at the registry it was converted from),
+    `NotFoundError` (no such image, or not converted), `UnavailableError`, `UnsignedError`, `ConfigError`, and what
+    `bootseer.image.mount` raises.
+    """
+    logins = {name: os.path.abspath(os.environ[name]) for name in LOGINS if os.environ.get(name)}
+    mount = _ask(
+        "mount",
+        config,
+        ref=ref,
+        job=job or "",
+        profile=profile,
+        user=-1 if user is None else user,
+        logins=logins if user is None else {},
+    ).mount
+    assert mount is not None
+    return mount
+
+
+def unmount(id: str, *, config: Config | None = None) -> None:
+    """End the mount with this id or folder. Raises `NotFoundError` when this user has none, `BootseerError`."""
+    _ask("unmount", config, id=id)
+
+
+def unmount_job(job: str, *, config: Config | None = None) -> list[Mount]:
+    """End all mounts of ``job`` that this user may end, and return them. Raises as `unmount`."""
+    found = [mount for mount in mounts(config=config) if mount.job == job]
+    for mount in found:
+        unmount(mount.id, config=config)
+    return found
+
+
+def ready(id: str, *, config: Config | None = None) -> None:
+    """The job that uses the mount is ready: recording may stop, and its trace be published."""
+    _ask("ready", config, id=id)
+
+
+def status(id: str, *, config: Config | None = None) -> TreeStatus:
+    """Counters of the block server of a mount."""
+    tree = _ask("look", config, id=id).tree
+    assert tree is not None
+    return tree
+
+
+def mounts(*, config: Config | None = None) -> list[Mount]:
+    """The mounts of this user; all of them for root. Raises `AbsentError`, `UnavailableError`."""
+    return _ask("mounts", config).mounts or []
+
+
+def node(*, config: Config | None = None) -> NodeStatus:
+    """The daemon's own state. Raises `AbsentError`, `UnavailableError`."""
+    found = _ask("node", config).node
+    assert found is not None
+    return found
+
+
+def drain(*, config: Config | None = None) -> None:
+    """Have the daemon refuse new mounts and end when none is left. Raises `PrivilegeError` unless root asks."""
+    _ask("drain", config)
+
+
+def present(config: Config | None = None) -> bool:
+    """Whether a node daemon listens here."""
+    try:
+        _connect(config or settings.load()).close()
+    except UnavailableError:
+        return False
+    return True
+
+
+def _connect(config: Config) -> socket.socket:
+    path = socket_path(config.node_dir)
+    until = time.monotonic() + _CONNECT_SECONDS
+    with contextlib.ExitStack() as undo:
+        sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        sock.settimeout(_CONNECT_SECONDS)
+        while True:
+            try:
+                sock.connect(str(path))
+                break
+            except BlockingIOError:  # its queue is full
+                if time.monotonic() >= until:
+                    raise UnavailableError(f"the node daemon at {path} accepts nobody", hint="try again") from None
+                time.sleep(0.05)
+            except OSError as exc:
+                raise AbsentError(
+                    f"no node daemon answers at {path}: {exc.strerror or exc}",
+                    hint="have root start it (bootseer node serve), or mount on a DIR as root",
+                ) from None
+        if credentials(sock)[1] != 0:
+            raise PrivilegeError(
+                f"the socket {path} is not root's", hint="somebody planted it; tell your administrator"
+            )
+        undo.pop_all()
+    return sock
+
+
+def _ask(do: str, config: Config | None, **fields: object) -> Reply:
+    path = socket_path((config := config or settings.load()).node_dir)
+    packet = msgspec.json.encode(Request(do=do, version=VERSION, **fields))  # type: ignore[arg-type]
+    with _connect(config) as sock:
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has answered already: this user has too many connections
+                sock.send(packet)
+            sock.settimeout(_ANSWER_SECONDS + (REQUEST_SECONDS if fields else 0.0))
+            try:
+                answer = sock.recv(MAX_REPLY)
+            except ConnectionResetError:  # it has answered without reading the request: that is told first
+                answer = sock.recv(MAX_REPLY)
+        except OSError as exc:
+            raise UnavailableError(
+                f"the node daemon at {path} does not answer: {exc}", hint="its log says more"
+            ) from None
+    try:
+        reply = msgspec.json.decode(answer, type=Reply)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        why = "answers something else" if answer else "ended before it answered"
+        raise UnavailableError(f"the node daemon at {path} {why}", hint="try again; is it of this version?") from None
+    if reply.code:
+        raise from_exit_code(reply.code, reply.error, hint=reply.hint)
+    return reply

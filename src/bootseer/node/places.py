@@ -1,0 +1,56 @@
+"""The folders in which users find what was mounted for them: ``<node_dir>/mounts/<id>/private/root``.
+
+``private`` is a file system of its own, of a few kilobytes, with the one folder ``root`` in it. It belongs to the user
+and only the user can enter it. It is read-only before the user can reach it at all, so that even its owner can open it
+to nobody else, nor put anything else where ``root`` is, in no mount namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from bootseer import image
+from bootseer.blocks.serving.client import unmount_target
+from bootseer.errors import NotFoundError, doing
+from bootseer.kernel import mount as mounts
+from bootseer.node.access import User
+
+_PRIVATE, _ROOT = "private", "root"
+_SAFE = mounts.MS_NOSUID | mounts.MS_NODEV
+
+
+def root_of(place: Path) -> Path:
+    return place / _PRIVATE / _ROOT
+
+
+def make(place: Path, user: User) -> None:
+    """Make ``place`` for ``user``. On any failure, `remove` ends what there is of it."""
+    private = place / _PRIVATE
+    with doing(f"make the folder {place}"):
+        place.mkdir(mode=0o700)  # nobody gets further until all is done
+        private.mkdir(mode=0o700)
+        options = f"mode=0500,uid={user.uid},gid={user.gid},size=64k,nr_inodes=16"
+        mounts.mount("bootseer", private, "tmpfs", flags=_SAFE, data=options)
+        root_of(place).mkdir(mode=0o755)
+        mounts.mount("bootseer", private, "", flags=_SAFE | mounts.MS_REMOUNT | mounts.MS_RDONLY)
+        place.chmod(0o711)
+
+
+def remove(place: Path, state_dir: Path, *, killed: bool) -> None:
+    """Unmount the image and remove ``place``; nothing of it need be there. A mount in use is detached, and ends with
+    its last user. ``killed``: the process that was mounting it was killed.
+
+    Raises `BootseerError`; then call it again later.
+    """
+    root = root_of(place)
+    if killed:
+        image.sweep(state_dir)
+    with contextlib.suppress(NotFoundError):
+        image.attach(root, state_dir).unmount()
+    unmount_target(root)
+    unmount_target(place / _PRIVATE)
+    for folder in (place / _PRIVATE, place):
+        with doing(f"remove the folder {folder}"), contextlib.suppress(FileNotFoundError):
+            os.rmdir(folder)

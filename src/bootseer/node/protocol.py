@@ -1,0 +1,140 @@
+"""What clients and the node daemon say to each other: one packet each way per connection, over a Unix socket.
+
+The socket is ``<node_dir>/node.sock``, SOCK_SEQPACKET: a request is one JSON document in one packet, never a part of
+one. Who asks the kernel says (SO_PEERCRED, SO_PEERPIDFD), never the request.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import struct
+from pathlib import Path
+
+import msgspec
+
+from bootseer import __version__
+from bootseer.blocks.tree import TreeStatus
+from bootseer.errors import BootseerError, ConfigError
+
+SOCKET = "node.sock"
+MAX_REQUEST = 8192
+MAX_REPLY = 1 << 20
+REQUEST_SECONDS = 180.0
+"""What a request may take; then it is given up and what it did is undone."""
+LOGINS = ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
+"""Variables of a client that name files with its user's logins."""
+VERSION = 1
+_CREDENTIALS = struct.Struct("3i")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``do``: ``mount`` (of ``ref``), ``unmount``, ``ready`` or ``look`` (of the mount ``id``), ``mounts``, ``node``,
+    ``drain``."""
+
+    do: str
+    version: int
+    id: str = ""
+    ref: str = ""
+    job: str = ""
+    """The mount ends when somebody ends this job's mounts; empty: with the session of the client."""
+    profile: str = ""
+    """Whose earlier starts to prefetch by."""
+    user: int = -1
+    """For whom to mount, if not for the client's own user; only root may."""
+    logins: dict[str, str] = {}
+    """Values of `LOGINS`."""
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """A mounted image as clients see it."""
+
+    id: str
+    folder: str
+    reference: str
+    uid: int
+    job: str = ""
+    state: str = "mounting"
+    """``mounting``, ``mounted`` or ``ending``."""
+    image: str = ""
+    """Digest of the manifest."""
+    made: float = 0.0
+    """Seconds since 1970."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon's state and counters since its start."""
+
+    pid: int
+    version: str
+    started: float
+    """Seconds since 1970."""
+    draining: bool
+    mounts: int
+    running: int
+    """Requests that are being worked off."""
+    connections: int
+    done: dict[str, int]
+    """Requests that succeeded, by what they were to do."""
+    failed: dict[str, int]
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``error`` and ``code`` (its exit code) say what failed; else one of the others answers the request."""
+
+    error: str = ""
+    hint: str = ""
+    code: int = 0
+    mount: Mount | None = None
+    mounts: list[Mount] | None = None
+    node: NodeStatus | None = None
+    tree: TreeStatus | None = None
+
+
+def failure(exc: BaseException) -> Reply:
+    """The reply that says ``exc``."""
+    if isinstance(exc, BootseerError):
+        return Reply(error=exc.message, hint=exc.hint, code=exc.exit_code)
+    return Reply(error=f"the node daemon failed: {exc!r}", hint="its log says more", code=BootseerError.exit_code)
+
+
+def decode_request(packet: bytes, whole: bool) -> Request:
+    """The request in ``packet``. Raises `ConfigError` for anything else, however deep, long or broken it is."""
+    reason = f"it has more than {MAX_REQUEST} bytes"
+    if whole:
+        try:
+            request = msgspec.json.decode(packet, type=Request)
+            if request.version == VERSION:
+                return request
+            reason = f"it has version {request.version}"
+        except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+            reason = str(exc)
+    raise ConfigError(
+        f"the node daemon does not understand the request: {reason}", hint=f"use a client of bootseer {__version__}"
+    )
+
+
+def check_word(text: str, what: str) -> None:
+    """Raises `ConfigError` when ``text`` is no short plain word (or empty): it becomes part of names and messages."""
+    if text and not _WORD.match(text):
+        raise ConfigError(f"bad {what} {text[:64]!r}", hint="up to 64 letters, digits, dots, dashes and underscores")
+
+
+def credentials(sock: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as they were when it connected (or began to listen). Raises `OSError`."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
+def ended(pidfd: int) -> bool:
+    """Whether the process of a pidfd has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def socket_path(node_dir: str) -> Path:
+    return Path(node_dir).absolute() / SOCKET

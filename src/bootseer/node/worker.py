@@ -1,0 +1,89 @@
+"""A forked process that does one thing for the daemon, until a deadline, and answers through a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+import msgspec
+
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.kernel.child import Child, close_others, die_with
+from bootseer.node.loop import Loop
+from bootseer.node.protocol import REQUEST_SECONDS, Reply, failure
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Does ``work``; then ``finish`` gets its answer in the loop, or the failure that it was. It is killed when the
+    daemon ends, and keeps ``lock`` open until it is dead."""
+
+    def __init__(
+        self, loop: Loop, name: str, lock: int, work: Callable[[], Reply], finish: Callable[[Reply], None]
+    ) -> None:
+        """Raises `OSError` without descriptors."""
+        self._loop, self._name, self._finish = loop, name, finish
+        self._said, self._why = b"", ""
+        self._pipe, out = os.pipe()
+        os.set_blocking(self._pipe, False)
+        daemon = os.getpid()
+        self._child = Child(f"{name} request", lambda: _run(daemon, lock, out, work))
+        os.close(out)
+        self._fds = [fd for fd in (self._child.fileno(), self._pipe) if fd >= 0]
+        for fd in self._fds:
+            loop.watch(fd, self._see)
+        loop.later(self, REQUEST_SECONDS, lambda: self.give_up(f"it took longer than {REQUEST_SECONDS:.0f} s"))
+
+    def give_up(self, why: str) -> None:
+        """Kill it; it fails soon, whatever it has done."""
+        self._why = self._why or why
+        self._child.kill()
+
+    def _see(self) -> None:
+        if self._pipe < 0:
+            return
+        dead = self._child.dead
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self._pipe, 1 << 16):
+                self._said += piece
+        if dead:
+            reply = self._reply(self._child.ending)
+            for fd in self._fds:
+                self._loop.forget(fd)
+            self._loop.cancel(self)
+            self._child.forget()
+            os.close(self._pipe)
+            self._pipe = -1
+            self._finish(reply)
+
+    def _reply(self, ending: str) -> Reply:
+        if not self._why:
+            with contextlib.suppress(msgspec.MsgspecError):
+                return msgspec.json.decode(self._said, type=Reply)
+        why = self._why or f"its process ended early ({ending})"
+        log.warning("a %s request is given up: %s", self._name, why)
+        return failure(UnavailableError(f"the {self._name} request is given up: {why}", hint="try again"))
+
+
+def _run(daemon: int, lock: int, out: int, work: Callable[[], Reply]) -> int:
+    """In the process: nothing of the daemon's stays open here but its lock, its socket above all."""
+    die_with(daemon)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    close_others(lock, out)
+    os.umask(0o077)
+    try:
+        reply = work()
+    except BootseerError as exc:
+        reply = failure(exc)
+    except Exception as exc:
+        log.exception("a request failed")
+        reply = failure(exc)
+    answer = msgspec.json.encode(reply)
+    while answer:
+        answer = answer[os.write(out, answer) :]
+    return 0

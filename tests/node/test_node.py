@@ -1,0 +1,517 @@
+"""The node daemon: images for ordinary users of a node, and nothing more than images."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from bootseer import image, oci
+from bootseer.config import Config
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    NotFoundError,
+    PrivilegeError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bootseer.kernel import mount as mounts
+from bootseer.kernel.child import close_others
+from bootseer.node import access, client, places
+from bootseer.node.daemon import Daemon
+from bootseer.node.door import MAX_CONNECTIONS
+from bootseer.store import open_store
+from support.images import Member, folder, programs, tar_of
+from support.layouts import push, write_layout
+from support.nodedaemon import NodeDaemon, User, command
+from support.registry import PASSWORD, USER, DockerRegistry
+from support.waits import later, until
+
+T = TypeVar("T")
+
+pytestmark = [pytest.mark.root, pytest.mark.registry]
+
+ALICE, BOB = 65534, 1
+"""Users that every node has: nobody and daemon."""
+NOISE = os.urandom(6_000_000)
+
+
+class Site:
+    """A registry that wants a login, an open one, an image in both that was converted from the first, and ``free``."""
+
+    def __init__(self, folder: Path, private: str, public: str) -> None:
+        self.folder = folder
+        self.ref, self.copy, self.free = f"{private}/team/x:v1", f"{public}/copy/x:v1", f"{public}/free:v1"
+        self.store = str(folder / "store")
+
+    def login(self, uid: int, password: str = PASSWORD) -> dict[str, str]:
+        """The logins of a user, in files that are this user's alone."""
+        place = self.folder / f"login-{uid}-{len(list(self.folder.iterdir()))}"
+        place.mkdir(mode=0o700)
+        auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
+        (place / "config.json").write_text(json.dumps({"auths": {self.ref.partition("/")[0]: {"auth": auth}}}))
+        for path in (place / "config.json", place):
+            os.chown(path, uid, uid)
+        return {"DOCKER_CONFIG": str(place)}
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="bootseer-site-", dir="/var/tmp") as path:
+        os.chmod(path, 0o755)  # logins are the users' own, and read by them
+        yield from _site(Path(path))
+
+
+def _site(base: Path) -> Iterator[Site]:
+    before = os.environ.get("DOCKER_CONFIG")
+    with DockerRegistry(login=True) as private, DockerRegistry() as public:
+        site = Site(base, private.address, public.address)
+        members = [
+            one if one.name != "bin/id" else Member("bin/id", data=one.data, mode=0o4755) for one in programs("id")
+        ]
+        (base / "0.tar").write_bytes(tar_of([*members, folder("data"), Member("data/noise", data=NOISE)]))
+        write_layout(base / "layout", [base / "0.tar"], oci.ContainerConfig(), "v1")
+        os.environ.update(site.login(0))
+        try:
+            push(f"oci:{base}/layout:v1", site.ref)
+            push(f"oci:{base}/layout:v1", site.copy)
+            (base / "1.tar").write_bytes(tar_of([Member("free", data=b"for all")]))
+            write_layout(base / "layout1", [base / "1.tar"], oci.ContainerConfig(), "v1")
+            push(f"oci:{base}/layout1:v1", site.free)
+            for ref in (site.ref, site.free):
+                image.convert(ref, site.store, work_dir=base / "work")
+        finally:
+            del os.environ["DOCKER_CONFIG"]
+            if before is not None:
+                os.environ["DOCKER_CONFIG"] = before
+        yield site
+
+
+@pytest.fixture
+def daemon(place: Path, site: Site) -> Iterator[NodeDaemon]:
+    running = NodeDaemon(place, site.store)
+    try:
+        running.start()
+        yield running
+        if running.serves:
+            for one in client.mounts(config=running.config):
+                with contextlib.suppress(BootseerError):  # it ends by itself
+                    client.unmount(one.id, config=running.config)
+            until(lambda: not running.left(), 60.0, f"the end of {running.left()}")
+    finally:
+        running.kill()
+
+
+def gone(daemon: NodeDaemon) -> None:
+    until(lambda: not client.mounts(config=daemon.config), 60.0, f"the end of the mounts ({daemon.log})")
+    until(lambda: not daemon.left(), 10.0, f"the end of {daemon.left()}")
+
+
+def attempt_harm(root: str) -> list[str]:
+    """What the owner of a mount could change around it."""
+    above, done = os.path.dirname(root), []
+    for name, call in {
+        "chmod": lambda: os.chmod(above, 0o777),
+        "rmdir": lambda: os.rmdir(root),
+        "rename": lambda: os.rename(root, f"{root}2"),
+        "make": lambda: os.mkdir(f"{above}/x"),
+        "write": lambda: open(f"{root}/data/new", "w").close(),
+    }.items():
+        try:
+            call()
+            done.append(name)
+        except OSError:
+            pass
+    return done
+
+
+def run(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+
+def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Site) -> None:
+    config = daemon.config
+    with User(ALICE, site.login(ALICE)) as alice, User(BOB) as bob:
+        code, said = alice.do(command, ["image", "mount", site.ref], config)
+        assert code == 0, said
+        root = said.strip()
+        assert alice.do(Path.read_bytes, Path(root, "data/noise")) == NOISE
+        assert os.stat(f"{root}/bin/id").st_mode & 0o4000
+        assert alice.do(run, f"{root}/bin/id", "-u") == str(ALICE)
+        for flag in (os.ST_NOSUID, os.ST_NODEV):
+            assert os.statvfs(root).f_flag & flag
+        assert alice.do(attempt_harm, root) == []
+        assert mounts.is_mounted(root)
+        (mine,) = alice.do(client.mounts, config=config)
+        assert (mine.folder, mine.uid, mine.state, mine.reference) == (root, ALICE, "mounted", site.ref)
+        code, said = alice.do(command, ["image", "status"], config)
+        assert (code, said.partition(":")[0]) == (0, root)
+        alice.do(client.ready, mine.id, config=config)
+        assert alice.do(client.status, mine.id, config=config).digest
+
+        with pytest.raises(PermissionError):
+            bob.do(os.listdir, root)
+        assert bob.do(client.mounts, config=config) == []
+        for call in (client.unmount, client.ready, client.status):
+            with pytest.raises(NotFoundError, match=f"user {BOB} has no mount"):
+                bob.do(call, mine.id, config=config)
+        with pytest.raises(PrivilegeError, match="denies access"):
+            bob.do(client.mount_image, site.ref, config=config)
+        # The same image where everybody may read it: it was not converted from there.
+        with pytest.raises(PrivilegeError, match="denies access"):
+            bob.do(client.mount_image, site.copy, config=config)
+        with pytest.raises(PrivilegeError, match="cannot mount for user"):
+            bob.do(client.mount_image, site.ref, config=config, user=ALICE)
+        with pytest.raises(PrivilegeError, match="needs root"):
+            bob.do(client.drain, config=config)
+        with pytest.raises(NotFoundError):
+            alice.do(client.mount_image, site.ref.replace("x:v1", "y:v1"), config=config)
+        with pytest.raises(UnsupportedError, match="images of registries"):
+            alice.do(client.mount_image, f"oci:{site.folder}/layout:v1", config=config)
+        until(lambda: [one.id for one in client.mounts(config=config)] == [mine.id], 30.0)
+
+        second = alice.do(client.mount_image, site.copy, config=config)
+        code, said = alice.do(command, ["image", "unmount", second.folder], config)
+        assert code == 0, said
+        assert [one.id for one in client.mounts(config=config)] == [mine.id]
+    gone(daemon)  # with the session of who asked
+    assert f"user {BOB}: mount failed" in daemon.log.read_text()
+
+
+def read_on(path: str, stop: str) -> int:
+    """Read the file again and again, past the page cache, until ``stop`` exists; how often it was right."""
+    count = 0
+    while not count or not os.path.exists(stop):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            data = b"".join(os.pread(fd, 1 << 20, at) for at in range(0, len(NOISE), 1 << 20))
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+        assert data == NOISE
+        count += 1
+    return count
+
+
+def root(call: Callable[..., T], *args: object) -> T:
+    return call(*args)
+
+
+def test_a_killed_daemon_costs_no_reader_anything(daemon: NodeDaemon, site: Site, place: Path) -> None:
+    config, login = daemon.config, site.login(ALICE)
+    with User(ALICE, login) as reader, User(ALICE, login) as quitter:
+        job = reader.do(client.mount_image, site.ref, config=config, job="17.0")
+        own = reader.do(client.mount_image, site.ref, config=config)
+        quitter.do(client.mount_image, site.ref, config=config)
+        with pytest.raises(PrivilegeError, match="denies access"):
+            client.mount_image(site.ref, config=config, job="17.0", user=BOB)
+        for_bob = client.mount_image(site.free, config=config, job="17.0", user=BOB)
+        assert for_bob.uid == BOB
+        reader.start(read_on, f"{own.folder}/data/noise", str(place / "stop"))
+        daemon.kill()
+        assert not client.present(config)
+        with pytest.raises(client.AbsentError, match="no node daemon"):
+            client.mounts(config=config)
+        quitter.end()
+        daemon.start()
+        until(lambda: len(client.mounts(config=config)) == 3, 60.0, "the end of the session that ended meanwhile")
+        assert {one.id for one in client.mounts(config=config)} == {job.id, own.id, for_bob.id}
+        time.sleep(0.2)
+        (place / "stop").touch()
+        assert reader.result() > 0
+        assert client.node(config=config).mounts == 3
+
+        client.drain(config=config)
+        with pytest.raises(UnavailableError, match="drained"):
+            reader.do(client.mount_image, site.ref, config=config)
+        for ask, ends in ((reader.do, job), (root, for_bob)):  # each user's own ones, and all of the job for root
+            code, said = ask(command, ["image", "unmount", "--for-job", "17.0"], config)
+            assert (code, said) == (0, f"unmounted {ends.folder}\n")
+        assert daemon.process is not None
+        assert daemon.process.poll() is None
+    assert daemon.process.wait(60) == 0
+    assert not daemon.left()
+    assert not client.present(config)
+
+
+def send(config: Config, packet: bytes) -> str:
+    """What the daemon answers to a packet."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(30)
+        sock.connect(f"{config.node_dir}/node.sock")
+        sock.send(packet)
+        return sock.recv(1 << 20).decode()
+
+
+def crowd(config: Config, count: int) -> int:
+    """Connect ``count`` times and say nothing, for as long as this process lives. How many of them were refused."""
+    socks = []
+    for _ in range(count):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.settimeout(1)
+        sock.connect(f"{config.node_dir}/node.sock")
+        socks.append(sock)
+    refused = 0
+    for sock in socks[MAX_CONNECTIONS:]:
+        refused += b"connections" in sock.recv(1 << 16)
+    _kept.extend(socks)
+    return refused
+
+
+_kept: list[socket.socket] = []
+
+
+def test_nothing_that_is_sent_breaks_it(daemon: NodeDaemon, site: Site) -> None:
+    config = daemon.config
+    start = b'{"version":1,"do":'
+    bad = {
+        b"[" * 8000: "understand",
+        start + b'"node","id":' + b"[" * 7000: "understand",
+        start + b'"node","else":{"a":[]}}': "understand",
+        start + b'"mounts","id":"' + b"x" * 20_000 + b'"}': "more than",
+        b"\xff\xfe": "understand",
+        b'{"version":2,"do":"node"}': "version 2",
+        start + b'"fl\\u001b\\ny"}': "cannot do",
+        start + b'"unmount","id":"../../x\\n"}': "no mount",
+        start + b'"mount","ref":"h:1/x:v1\\nroot: all is well"}': "reference",
+        start + b'"mount","ref":"h:1/x","job":"a\\nb"}': "bad job",
+        start + b'"mount","ref":"h:1/x","logins":{"LD_PRELOAD":"/x"}}': "logins cannot",
+        start + b'"mount","ref":"h:1/x","user":123456789012345678901234}': "",
+        start + b'"mount","ref":"127.0.0.1:1/x","user":4000000000,"job":"x"}': "no user 4000000000",
+    }
+    with User(BOB) as bob, User(ALICE, site.login(ALICE)) as alice:
+        for packet, reason in bad.items():
+            answer = send(config, packet)
+            assert reason in answer, (packet[:40], answer)
+            assert '"code"' in answer
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, pytest.raises(OSError, match="wrong type"):
+            sock.connect(f"{config.node_dir}/node.sock")
+        assert bob.do(crowd, config, MAX_CONNECTIONS + 4) == 4
+        with pytest.raises(UnavailableError, match="connections"):
+            bob.do(client.mounts, config=config)
+        assert alice.do(client.mounts, config=config) == []
+    gone(daemon)
+    assert client.node(config=config).pid == daemon.pid
+    log = daemon.log.read_text()
+    assert "Traceback" not in log
+    assert not any(line.startswith("root: all is well") for line in log.splitlines())
+
+
+def fork_sleeper() -> int:
+    """A child that has the connections of this process, and outlives it."""
+    pid = os.fork()
+    if not pid:
+        fds = [int(name) for name in os.listdir("/proc/self/fd")]
+        close_others(*(fd for fd in fds if os.path.islink(link := f"/proc/self/fd/{fd}") and is_socket(link)))
+        time.sleep(300)
+        os._exit(0)
+    return pid
+
+
+def is_socket(link: str) -> bool:
+    return os.readlink(link).startswith("socket:")
+
+
+def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site: Site, place: Path) -> None:
+    config, login = daemon.config, site.login(ALICE)
+    stuck = Path(login["DOCKER_CONFIG"], "config.json")
+    stuck.unlink()
+    os.mkfifo(stuck)
+    os.chown(stuck, ALICE, ALICE)
+    with User(ALICE, login) as alice, User(ALICE, login) as other:
+        alice.do(in_thread, site.ref, config)
+        until(lambda: client.mounts(config=config), 30.0, "the mount to begin")
+        (begun,) = other.do(client.mounts, config=config)
+        assert begun.state == "mounting"
+        with pytest.raises(UnavailableError, match="is mounting just now"):
+            other.do(client.unmount, begun.id, config=config)
+        asking = asked(daemon)
+        heir = alice.do(fork_sleeper)
+        alice.end()  # its child has the connection, too
+        gone(daemon)
+        until(lambda: not alive(asking), 30.0, "the end of the question")
+        os.kill(heir, signal.SIGKILL)
+
+        other.start(client.mount_image, site.ref, config=config, job="1")
+        asking = asked(daemon)
+        daemon.kill()
+        with pytest.raises(UnavailableError, match="ended before it answered"):
+            other.result()
+        until(lambda: not client.present(config), 30.0, "the end of the socket")
+        until(lambda: not alive(asking), 30.0, "the end of the question")
+        daemon.start()
+        gone(daemon)
+    # Idle, it is small, and does not even wake up.
+    until(lambda: rests(daemon.pid), 30.0, "that the daemon does nothing")
+    status = Path(f"/proc/{daemon.pid}/status").read_text()
+    assert int(status.partition("VmRSS:")[2].split()[0]) < 60_000
+    assert "bootseer_node_mounts 0" in command(["node", "metrics"], config)[1]
+    assert "KillMode=process" in command(["node", "unit"], config)[1]
+
+
+def in_thread(ref: str, config: Config) -> None:
+    """Begin a mount that this user does not wait for."""
+    later(lambda: client.mount_image(ref, config=config, job="1"))
+    until(lambda: client.mounts(config=config), 30.0)
+
+
+def asked(daemon: NodeDaemon) -> list[int]:
+    """The processes that ask a registry for the daemon as user `ALICE`, once there are any."""
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = [pid for pid in descendants(daemon.pid) if uid_of(pid) == ALICE]
+        return bool(found)
+
+    until(look, 30.0, "the question at the registry")
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    found, new = [], [pid]
+    while new:
+        parent = new.pop()
+        with contextlib.suppress(OSError):
+            children = [int(word) for word in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+            found += children
+            new += children
+    return found
+
+
+def uid_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/status").read_text().partition("\nUid:")[2].split()[0])
+    return -1
+
+
+def alive(pids: list[int]) -> bool:
+    return any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def rests(pid: int) -> bool:
+    """Whether the process does not even wake up for a while."""
+
+    def switches() -> str:
+        return Path(f"/proc/{pid}/status").read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0]
+
+    before = switches()
+    time.sleep(0.5)
+    return switches() == before
+
+
+SLEEP = 1_000_000 + os.getpid()
+"""Of no other process on this machine."""
+HELPER = """#!/bin/sh
+{ cat /proc/self/status; ls -l /proc/self/fd; keyctl show @s 2>&1; env; cat /proc/self/cgroup; } > %(said)s
+setsid sleep %(seconds)s > /dev/null 2>&1 < /dev/null &
+(trap "" HUP TERM; sleep %(seconds)s) > /dev/null 2>&1 &
+echo '{"Username": "%(user)s", "Secret": "%(password)s"}'
+"""
+
+
+def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    login, said = site.login(ALICE), place / "said"
+    programs, config = place / "bin", Path(login["DOCKER_CONFIG"], "config.json")
+    programs.mkdir()
+    said.touch()
+    os.chown(said, ALICE, ALICE)
+    helper = programs / "docker-credential-own"
+    helper.write_text(HELPER % {"said": said, "user": USER, "password": PASSWORD, "seconds": SLEEP})
+    helper.chmod(0o755)
+    config.write_text(json.dumps({"credsStore": "own"}))
+    monkeypatch.setattr(access, "_PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("ROOTS_SECRET", "root's")
+    asker = access.Asker(access.user_of(ALICE), login, os.getpid())
+    found = access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker, Config())
+    assert found.reference == site.ref
+    text = said.read_text()
+    assert f"Uid:\t{ALICE}\t{ALICE}\t{ALICE}\t{ALICE}" in text
+    assert "CapEff:\t0000000000000000" in text
+    assert "ROOTS_SECRET" not in text
+    assert "/dev/tty" not in text
+    assert "/dev/pts" not in text
+    until(lambda: not asleep(), 30.0, "the end of what the helper had started")
+    # Root's own logins do not help a user.
+    monkeypatch.setenv("DOCKER_CONFIG", site.login(0)["DOCKER_CONFIG"])
+    with pytest.raises(PrivilegeError, match="denies access"):
+        access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker._replace(logins={}), Config())
+
+
+def asleep() -> list[str]:
+    """The processes that the helper has left."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (path / "cmdline").read_bytes() == f"sleep\0{SLEEP}\0".encode():
+                found.append(path.name)
+    return found
+
+
+def test_nobody_reaches_a_place_before_it_is_read_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its owner could put a link where root is about to mount."""
+    mine, calls = place / "mine", []
+    really = mounts.mount
+
+    def watched(source: str, target: Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
+        really(source, target, fstype, flags=flags, data=data)
+        calls.append(fstype)
+        with User(ALICE) as alice, pytest.raises(OSError, match="Permission denied"):
+            alice.do(os.chmod, target, 0o777)
+
+    monkeypatch.setattr("bootseer.kernel.mount.mount", watched)
+    places.make(mine, access.user_of(ALICE))
+    assert calls == ["tmpfs", ""]
+    with User(ALICE) as alice:
+        assert alice.do(os.listdir, places.root_of(mine)) == []
+        with pytest.raises(OSError, match="Read-only"):
+            alice.do(os.chmod, places.root_of(mine).parent, 0o777)
+    places.remove(mine, place / "state", killed=False)
+    assert not mine.exists()
+
+
+def test_folders_and_sockets_that_somebody_planted(place: Path, site: Site) -> None:
+    planted, link, loose = place / "planted", place / "link", place / "loose"
+    planted.mkdir(mode=0o755)
+    os.chown(planted, BOB, BOB)
+    link.symlink_to(planted)
+    loose.mkdir()
+    loose.chmod(0o777)
+    for bad, reason in ((planted, "belongs to user"), (link, "is a link"), (loose, "others can write")):
+        with pytest.raises(ConfigError, match=reason):
+            Daemon(Config(node_dir=str(bad), state_dir=str(place / "state"), cache_dir=str(place / "cache")))
+        assert not os.listdir(bad)
+    config = Config(node_dir=str(loose))
+    with User(BOB) as bob:
+        bob.do(listen, str(loose / "node.sock"))
+        with pytest.raises(PrivilegeError, match="is not root's"):
+            client.mounts(config=config)
+        with pytest.raises(PrivilegeError, match="needs root"):
+            bob.do(Daemon, config)
+
+
+def listen(path: str) -> None:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.bind(path)
+    os.chmod(path, 0o666)
+    sock.listen()
+    _kept.append(sock)
+
+
+def test_a_second_daemon_is_refused(daemon: NodeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.node.daemon._LOCK_SECONDS", 0.1)
+    with pytest.raises(UnavailableError, match="another node daemon"):
+        Daemon(daemon.config)
+    assert daemon.stop() == 128 + signal.SIGTERM
+    assert not client.present(daemon.config)
