@@ -55,9 +55,10 @@ def _root(
 @functools.cache
 def assemble() -> typer.Typer:
     """The whole command line, with all verbs; they are imported here, and not with this module."""
-    from bootseer.cli import completion, config, demo, doctor, env, fs, image, profile, run
+    from bootseer.cli import completion, config, containerd, demo, doctor, env, fs, image, profile, run
 
-    for module, name in ((profile, "profile"), (image, "image"), (env, "env"), (fs, "fs"), (config, "config")):
+    groups = (profile, "profile"), (image, "image"), (env, "env"), (fs, "fs"), (containerd, "containerd")
+    for module, name in (*groups, (config, "config")):
         app.add_typer(module.app, name=name)
     for module in (run, doctor, demo, completion):
         module.register(app)
