@@ -1,4 +1,4 @@
-"""Without the extra ``hdfs`` all works but HDFS, which says in one line what is missing."""
+"""Without the extras ``hdfs`` and ``containerd`` the rest works; what needs them says in one line what is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import importlib, pkgutil, sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "hdfs_native" or name == "google.protobuf":
+        if name.split(".")[0] in ("hdfs_native", "grpc") or name == "google.protobuf":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())
@@ -21,7 +21,8 @@ sys.meta_path.insert(0, Blocked())
 EVERYTHING = """
 import bootseer
 for found in pkgutil.walk_packages(bootseer.__path__, "bootseer."):
-    if not found.name.startswith(("bootseer.hdfs.", "bootseer.storage.hdfs", "bootseer.stripefs.hdfs")):
+    extras = "bootseer.hdfs.", "bootseer.storage.hdfs", "bootseer.stripefs.hdfs", "bootseer.containerd."
+    if not found.name.startswith(extras):
         importlib.import_module(found.name)
 """
 VERB = """
@@ -34,7 +35,7 @@ def run(script: str, *args: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", BLOCKED + script, *args], capture_output=True, text=True, timeout=120)
 
 
-def test_every_module_but_those_of_hdfs_is_imported() -> None:
+def test_every_module_but_those_of_extras_is_imported() -> None:
     done = run(EVERYTHING)
     assert done.returncode == 0, done.stderr
 
@@ -63,3 +64,11 @@ def test_hdfs_is_one_line(args: list[str]) -> None:
     assert done.stderr.startswith("bootseer: HDFS needs more packages: ")
     assert done.stderr.endswith("; pip install 'bootseer[hdfs]'\n")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_snapshotter_is_one_line() -> None:
+    done = run(VERB, "containerd", "serve")
+    assert done.returncode == 71
+    assert done.stderr.startswith("bootseer: the snapshotter needs more packages: ")
+    assert done.stderr.endswith("; pip install 'bootseer[containerd]'\n")
+    assert run(VERB, "containerd", "config").returncode == 0

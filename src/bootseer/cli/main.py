@@ -55,10 +55,25 @@ def _root(
 @functools.cache
 def assemble() -> typer.Typer:
     """The whole command line, with all verbs; they are imported here, and not with this module."""
-    from bootseer.cli import completion, config, demo, doctor, env, exec, fs, image, node, profile, run, slurm
+    from bootseer.cli import (
+        completion,
+        config,
+        containerd,
+        demo,
+        doctor,
+        env,
+        exec,
+        fs,
+        image,
+        node,
+        profile,
+        run,
+        slurm,
+    )
 
     groups = {
-        "profile": profile, "image": image, "env": env, "fs": fs, "node": node, "slurm": slurm, "config": config,
+        "profile": profile, "image": image, "env": env, "fs": fs, "node": node, "slurm": slurm,
+        "containerd": containerd, "config": config,
     }  # fmt: skip
     for name, group in groups.items():
         app.add_typer(group.app, name=name)

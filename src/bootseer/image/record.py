@@ -80,10 +80,15 @@ def load(store: Store, image: str, platform: str, keys: Sequence[Ed25519PublicKe
     Raises `NotFoundError` when the image is not converted, `DataError` when the record is no such thing, and its kin
     `UnsignedError`.
     """
+    return read(store.get(key_of(image, platform)), image, platform, keys, where=f"in store {store.shown}")
+
+
+def read(data: bytes, image: str, platform: str, keys: Sequence[Ed25519PublicKey], *, where: str) -> ImageRecord:
+    """The record that has the stored form ``data``; ``where`` it lies is for messages. Raises as `load` does."""
     key = key_of(image, platform)
-    record = _decode(store.get(key), f"{key} in store {store.shown}", keys)
+    record = _decode(data, f"{key} {where}", keys)
     if (record.image, record.platform) != (image, platform):
-        raise DataError(f"{key} in store {store.shown} describes another image, {record.image!r}", hint=_REPAIR)
+        raise DataError(f"{key} {where} describes another image, {record.image!r}", hint=_REPAIR)
     return record
 
 

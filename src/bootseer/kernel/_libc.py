@@ -151,3 +151,12 @@ def statx(file: int | str) -> Statx:
 def punch_hole(fd: int, offset: int, length: int) -> None:
     """fallocate(2): the range becomes a hole that reads as zeros; the file keeps its size."""
     _check(_libc.fallocate64(fd, 3, offset, length), "fallocate")  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+def syncfs(folder: str) -> None:
+    """syncfs(2): all that was written to the file system of ``folder`` is on its disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _check(_libc.syncfs(fd), folder)
+    finally:
+        os.close(fd)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from bootseer.errors import DataError, UnavailableError
 from bootseer.oci import spec
 from bootseer.oci.archive import Archive
@@ -60,6 +62,13 @@ class Image:
         """The compressed bytes of layer ``index``, bottom first; `DataError` at the latest with the last chunk."""
         item = self.layers[index]
         return verified(self.source.blob(item), item, f"layer {item.digest} of {self.ref}")
+
+    def bottom(self, count: int) -> Image:
+        """The image that the first ``count`` layers make; it shares the connections of this one."""
+        rootfs = msgspec.structs.replace(self.config.rootfs, diff_ids=self.config.rootfs.diff_ids[:count])
+        manifest = msgspec.structs.replace(self.manifest, layers=self.layers[:count])
+        config = msgspec.structs.replace(self.config, rootfs=rootfs)
+        return Image(self.ref, self.source, self.descriptor, manifest, config, spec.Platform.parse(self.platform))
 
     def close(self) -> None:
         self.source.close()

@@ -117,6 +117,14 @@ class RootFS(msgspec.Struct, frozen=True):
     diff_ids: tuple[str, ...]
     type: str = "layers"
 
+    @property
+    def chain_ids(self) -> list[str]:
+        """For each layer the digest that names it together with all below it (image-spec 1.1, "Layer ChainID")."""
+        chains: list[str] = []
+        for diff_id in self.diff_ids:
+            chains.append(digest_of(f"{chains[-1]} {diff_id}".encode()) if chains else diff_id)
+        return chains
+
 
 class ImageConfig(msgspec.Struct, frozen=True, omit_defaults=True):
     """The image configuration document; ``rootfs.diff_ids`` are digests of the uncompressed layers."""

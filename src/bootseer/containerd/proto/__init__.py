@@ -1,0 +1,1 @@
+"""Messages of containerd's snapshots service, compiled from ``snapshots.proto`` by ``scripts/protos``."""

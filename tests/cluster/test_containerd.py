@@ -1,0 +1,239 @@
+"""The snapshotter under a real containerd, with images from a real registry."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from bootseer import image
+from bootseer.image.record import ImageRecord
+from bootseer.kernel import fuse, mount
+from support.images import Member, folder, write_image
+from support.layouts import push
+from support.registry import DockerRegistry
+
+pytestmark = [pytest.mark.root, pytest.mark.registry, pytest.mark.runtime]
+pytest.importorskip("grpc")
+
+from bootseer.containerd import service  # noqa: E402
+from support.containerd import ContainerdNode  # noqa: E402
+from support.waits import until  # noqa: E402
+
+BUSYBOX = [
+    folder("bin"),
+    Member("bin/busybox", data=Path("/bin/busybox").read_bytes(), mode=0o755),
+    *(Member(f"bin/{name}", "symlink", link="busybox") for name in ("sh", "cat", "sleep", "sha256sum", "dd", "ls")),
+    folder("etc"),
+    Member("etc/base", data=b"base"),
+    Member("etc/hidden", data=b"hidden"),
+]
+NOISE = random.Random(7).randbytes(24 << 20)
+SUM = hashlib.sha256(NOISE).hexdigest()
+OTHER = random.Random(8).randbytes(1 << 20)
+
+
+class Site(NamedTuple):
+    """``converted`` and ``away`` are converted images of two layers; ``sharing`` is not, and has the lowest layer of
+    ``converted``; ``plain`` shares nothing."""
+
+    node: ContainerdNode
+    store: Path
+    converted: str
+    away: str
+    sharing: str
+    plain: str
+    record: ImageRecord
+    away_record: ImageRecord
+
+
+@pytest.fixture(scope="module")
+def site(registry: DockerRegistry) -> Iterator[Site]:
+    here = Path(tempfile.mkdtemp(prefix="bootseer-pytest-containerd-", dir="/var/tmp"))
+    here.chmod(0o755)
+    images = {
+        "converted": [BUSYBOX, [folder("data"), Member("data/noise", data=NOISE)]],
+        "away": [[*BUSYBOX, Member("etc/away", data=b"away")], [folder("data"), Member("data/other", data=OTHER)]],
+        "sharing": [BUSYBOX, [folder("etc"), Member("etc/.wh.hidden"), Member("etc/own", data=b"own")]],
+        "plain": [[*BUSYBOX, Member("etc/plain", data=b"plain")], [folder("etc"), Member("etc/top", data=b"top")]],
+    }
+    refs, records = {}, {}
+    for name, layers in images.items():
+        refs[name] = f"{registry.address}/containerd/{name}:1"
+        write_image(here / "layout", layers, tag=name)
+        push(f"oci:{here}/layout:{name}", refs[name])
+        if name in ("converted", "away"):
+            records[name] = image.convert(refs[name], str(here / "store"), work_dir=here / "work")
+    node = ContainerdNode(here, str(here / "store"))
+    try:
+        node.start()
+        yield Site(node, here / "store", **refs, record=records["converted"], away_record=records["away"])
+    finally:
+        node.stop()
+        node.clear()
+        for entry in reversed(mount.below(here)):
+            mount.unmount(entry.target, lazy=True, force=True)
+        shutil.rmtree(here)
+
+
+def said(done: subprocess.CompletedProcess[bytes]) -> str:
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+@contextlib.contextmanager
+def pulled(site: Site, *refs: str) -> Iterator[None]:
+    """These images are there. Afterwards they are removed, and nothing of them is left."""
+    node = site.node
+    for ref in refs:
+        node.pull(ref)
+    try:
+        yield
+    finally:
+        for ref in reversed(refs):
+            node.remove_image(ref)
+        until(lambda: not mount.below(node.root), 60.0, "the unmount of trees that are not needed")
+        until(lambda: not list((node.root / "snapshots").iterdir()), 60.0, "the end of snapshots")
+        until(lambda: not list((node.here / "state/trees").glob("*/")), 60.0, "the end of block servers")
+
+
+def test_a_pull_of_a_converted_image_moves_almost_nothing(site: Site) -> None:
+    node = site.node
+    with pulled(site, site.converted):
+        assert node.content_bytes() < 0.05 * site.record.layer_bytes
+        assert said(node.run(site.converted, "sum", "sha256sum", "/data/noise")).split()[0] == SUM
+        written = "echo new > /data/more && rm /etc/hidden && cat /data/more && ls /etc"
+        assert said(node.run(site.converted, "write", "sh", "-c", written)).split() == ["new", "base"]
+        assert said(node.run(site.converted, "again", "ls", "/etc")).split() == ["base", "hidden"]
+
+
+def test_annotations_of_a_pod_make_nothing_lazy(site: Site) -> None:
+    """CRI gives them to the snapshot of a container as labels."""
+    node, chain = site.node, site.record.config.rootfs.chain_ids[0]
+    labels = {service.REF: chain, service.MANIFEST: site.record.image, service.IMAGE: site.converted}
+    with node.preparing(["container"], "", labels) as (call,):
+        assert call.result().mounts[0].type == "bind"
+    node.remove_snapshot("container")
+
+
+def test_images_that_are_not_converted(site: Site) -> None:
+    """Alone they are ordinary; over a layer that was not pulled, that is downloaded."""
+    node = site.node
+    with pulled(site, site.plain, site.converted, site.sharing):
+        assert said(node.run(site.plain, "plain", "cat", "/etc/base", "/etc/plain", "/etc/top")) == "baseplaintop"
+        assert said(node.run(site.sharing, "sharing", "sh", "-c", "cat /etc/*")) == "baseown"
+        assert said(node.run(site.converted, "sum", "sha256sum", "/data/noise")).split()[0] == SUM
+        assert "another image, which is not converted, shares them" in node.log.read_text()
+
+
+def test_a_store_that_is_away_holds_up_nobody_else(site: Site) -> None:
+    """It answers what an image is, but not with its tree: containers are told to try again, and others start."""
+    node, manifest = site.node, site.store / f"trees/{site.away_record.tree}.json"
+    content, back = manifest.read_bytes(), threading.Event()
+
+    def read(offset: int, size: int, _: object) -> bytes:
+        back.wait(60.0)
+        return content[offset : offset + size]
+
+    hanging = fuse.SingleFile(manifest.name, len(content), read)
+    with pulled(site, site.converted), fuse.Server(hanging, manifest.parent):
+        node.pull(site.away)
+        try:
+            with node.preparing(
+                [f"waiting-{n}" for n in range(24)], site.away_record.config.rootfs.chain_ids[-1]
+            ) as waiting:
+                assert said(node.run(site.converted, "other", "cat", "/etc/base")) == "base"
+                assert {call.exception().code().name for call in waiting} == {"UNAVAILABLE"}
+                assert "did not come within 5 s; the node goes on to bring them" in waiting[0].exception().details()
+            back.set()
+            assert said(node.run(site.away, "late", "cat", "/etc/away")) == "away"
+        finally:
+            back.set()
+            node.remove_image(site.away)
+
+
+def test_kill_9_costs_running_containers_nothing(site: Site) -> None:
+    """Both are killed while a container reads blocks that are not here yet, and start again over what they find."""
+    node = site.node
+    with pulled(site, site.away):
+        loop = "i=0; while true; do sha256sum /data/other || exit 1; i=$((i+1)); echo $i > /turns; sleep 0.1; done"
+        said(node.run(site.away, "reader", "sh", "-c", loop, detach=True))
+        try:
+            node.kill()
+            node.start()
+
+            def turns() -> int:
+                return int(node.execute("reader", f"t{time.monotonic_ns()}", "cat", "/turns").stdout or 0)
+
+            before = turns()
+            until(lambda: turns() > before, 60.0, "another turn of the reader")
+            assert said(node.run(site.away, "second", "cat", "/etc/away")) == "away"
+        finally:
+            node.end("reader")
+
+
+def test_images_that_were_answered_before_they_had_to_be_signed(site: Site) -> None:
+    """They are not used any more: their layers are pulled after all."""
+    node = site.node
+    with pulled(site, site.converted):
+        key = ed25519.Ed25519PrivateKey.generate().public_key()
+        (node.here / "key.pem").write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+        node.environ["BOOTSEER_VERIFY_KEY"] = str(node.here / "key.pem")
+        try:
+            node.stop("snapshotter")
+            node.start("snapshotter")
+            assert said(node.run(site.converted, "sum", "sha256sum", "/data/noise")).split()[0] == SUM
+            assert "is not signed" in node.log.read_text()
+            assert "layers of" in node.log.read_text()
+        finally:
+            del node.environ["BOOTSEER_VERIFY_KEY"]
+            node.stop("snapshotter")
+            node.start("snapshotter")
+
+
+def test_the_configuration(site: Site) -> None:
+    node, options = site.node, ("--socket", str(site.node.socket))
+    done = node.bootseer("config", "--check", "--file", str(node.config), *options)
+    assert (done.returncode, done.stdout) == (0, f"{node.config} has all that the snapshotter needs\n")
+    default = subprocess.run(["containerd", "config", "default"], capture_output=True, check=True, timeout=30).stdout
+    (node.here / "default.toml").write_bytes(default)
+    done = node.bootseer("config", "--check", "--file", str(node.here / "default.toml"), *options)
+    assert done.returncode == 78
+    assert [line.split("]")[0] for line in done.stdout.splitlines()] == [
+        "[proxy_plugins.bootseer",
+        '[plugins."io.containerd.grpc.v1.cri".containerd',
+        '[plugins."io.containerd.grpc.v1.cri".containerd',
+    ]
+    assert done.stderr.count("\n") == 1
+
+
+def test_uninstall(site: Site) -> None:
+    """It takes nothing from anybody, says what has to go first, and leaves nothing. The last test of this module."""
+    node, options = site.node, ("--root", str(site.node.root), "--socket", str(site.node.socket))
+    node.pull(site.converted)
+    said(node.run(site.converted, "running", "sleep", "1000", detach=True))
+    done = node.bootseer("uninstall", *options)
+    assert done.returncode == 70
+    assert done.stdout.splitlines() == ["ctr -n k8s.io containers rm running", f"crictl rmi {site.converted}"]
+    node.end("running")
+    node.remove_image(site.converted)
+    done = node.bootseer("uninstall", *options)
+    assert (done.returncode, done.stdout) == (70, "")
+    assert "systemctl stop bootseer-containerd" in done.stderr
+    node.stop("snapshotter")
+    assert node.bootseer("uninstall", *options).returncode == 0
+    assert not node.root.exists()
+    assert not node.socket.exists()
+    assert not mount.below(node.here)

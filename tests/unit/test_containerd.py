@@ -1,0 +1,152 @@
+"""What the snapshotter keeps of snapshots, and what a configuration of containerd lacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.containerd import settings
+from bootseer.containerd.snapshots import ExistsError, Kind, Layer, MissingError, Snapshots, StateError
+from bootseer.errors import ConfigError, DataError, NotFoundError
+
+LAYER = Layer("sha256:chain", "sha256:manifest", "registry:5000/name:1")
+SOCKET = Path("/run/bootseer/containerd.sock")
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path) -> Iterator[Snapshots]:
+    with contextlib.closing(Snapshots(tmp_path)) as made:
+        yield made
+
+
+def test_a_life(snapshots: Snapshots, tmp_path: Path) -> None:
+    snapshots.create("ns/1/extract", "", Kind.ACTIVE, {"a": "1", "b": "2"}, None)
+    snapshots.commit("ns/1/extract", "ns/2/layer", {"b": "3"})
+    (like := tmp_path / "like").mkdir(mode=0o710)
+    top = snapshots.create("ns/3/container", "ns/2/layer", Kind.ACTIVE, {}, like)
+    assert [item.name for item in snapshots.below("ns/3/container")] == ["ns/3/container", "ns/2/layer"]
+    assert snapshots.files(top).stat().st_mode & 0o777 == 0o710
+    (snapshots.files(top) / "file").write_bytes(b"x" * 10_000)
+    size, inodes = snapshots.usage(top)
+    assert size >= 10_000
+    assert inodes == 2
+    assert snapshots.get("ns/2/layer").labels == {"a": "1", "b": "3"}
+    assert snapshots.relabel("ns/2/layer", {"b": "", "c": "4"}, ["labels.b", "labels.c"]).labels == {"a": "1", "c": "4"}
+    assert snapshots.relabel("ns/2/layer", {"d": "5"}, []).labels == {"d": "5"}
+    with contextlib.closing(Snapshots(tmp_path)) as again:
+        assert [item.kind for item in again.listing()] == [Kind.COMMITTED, Kind.ACTIVE]
+
+
+def test_what_cannot_be_done(snapshots: Snapshots) -> None:
+    snapshots.create("active", "", Kind.ACTIVE, {}, None)
+    with pytest.raises(ExistsError):
+        snapshots.create("active", "", Kind.ACTIVE, {}, None)
+    with pytest.raises(StateError):
+        snapshots.create("on top", "active", Kind.ACTIVE, {}, None)
+    with pytest.raises(MissingError):
+        snapshots.create("on nothing", "nothing", Kind.VIEW, {}, None)
+    snapshots.commit("active", "layer", {})
+    with pytest.raises(StateError):
+        snapshots.commit("layer", "again", {})
+    snapshots.create("view", "layer", Kind.VIEW, {}, None)
+    with pytest.raises(StateError):
+        snapshots.remove("layer")
+    with pytest.raises(StateError):
+        snapshots.relabel("layer", {}, ["kind"])
+
+
+def test_a_folder_of_a_snapshot_that_failed_is_nobody_elses(snapshots: Snapshots, tmp_path: Path) -> None:
+    """What is left of one that failed goes, and takes nothing of a later one with it."""
+    with pytest.raises(NotFoundError):
+        snapshots.create("failed", "", Kind.ACTIVE, {}, tmp_path / "missing")
+    (left,) = (tmp_path / "snapshots").iterdir()
+    made = snapshots.create("made", "", Kind.ACTIVE, {}, None)
+    assert made.folder != left.name
+    snapshots.collect()
+    assert [path.name for path in (tmp_path / "snapshots").iterdir()] == [made.folder]
+    snapshots.remove("made")
+    assert snapshots.files(made).exists()
+    snapshots.collect()
+    assert not snapshots.files(made).exists()
+
+
+def test_collect_follows_no_link(snapshots: Snapshots, tmp_path: Path) -> None:
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "file").touch()
+    made = snapshots.create("made", "", Kind.ACTIVE, {}, None)
+    os.symlink(mine, snapshots.files(made) / "link")
+    snapshots.remove("made")
+    snapshots.collect()
+    assert (mine / "file").exists()
+
+
+def test_a_lazy_snapshot_has_what_is_below_it(snapshots: Snapshots, tmp_path: Path) -> None:
+    snapshots.create("one", "", Kind.ACTIVE, {}, None)
+    snapshots.commit("one", "layer", {})
+    lazy = snapshots.create_lazy("lazy", "layer", {}, LAYER)
+    assert snapshots.create_lazy("other", "layer", {}, LAYER) == lazy
+    snapshots.create("container", "lazy", Kind.ACTIVE, {}, None)
+    assert [item.name for item in snapshots.below("container")] == ["container", "lazy"]
+    assert snapshots.usage(lazy) == (0, 0)
+    (made := tmp_path / "made").mkdir()
+    (made / "file").touch()
+    assert (snapshots.adopt(lazy, made) / "file").exists()
+    assert snapshots.files(snapshots.get("lazy")) != made
+
+
+def test_records_and_trees_are_kept_while_a_snapshot_needs_them(snapshots: Snapshots) -> None:
+    lazy = snapshots.create_lazy("lazy", "", {}, LAYER)
+    snapshots.keep_record(LAYER.manifest, b"record")
+    snapshots.use_tree(lazy, "tree")
+    snapshots.collect()
+    assert snapshots.record(LAYER.manifest) == b"record"
+    assert snapshots.trees() == {"tree"}
+    snapshots.remove("lazy")
+    snapshots.collect()
+    assert snapshots.record(LAYER.manifest) is None
+    assert snapshots.trees() == set()
+    with pytest.raises(MissingError):
+        snapshots.use_tree(lazy, "tree")
+
+
+@pytest.mark.parametrize("content", [b"no database" * 100, None])
+def test_a_database_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+    made = Snapshots(tmp_path)
+    if content is None:
+        made._db.execute("pragma user_version = 2")
+    made.close()
+    if content is not None:
+        (tmp_path / "state.db").write_bytes(content)
+    with pytest.raises(DataError):
+        Snapshots(tmp_path)
+
+
+@pytest.mark.parametrize("version", ["1.6", "1.7", "2", "2.1"])
+def test_what_is_printed_lacks_nothing(version: str) -> None:
+    printed = settings.text(version, Path("/root"), SOCKET, "linux/amd64")
+    assert settings.missing(printed, SOCKET, "config") == []
+    assert len(settings.missing(printed, Path("/other.sock"), "config")) == 1
+
+
+def test_what_a_configuration_lacks() -> None:
+    assert settings.missing("", SOCKET, "config") == [
+        "version is 1: set version = 2 (containerd 1.6, 1.7) or 3 (containerd 2)"
+    ]
+    assert settings.missing('version = 2\ndisabled_plugins = ["cri"]', SOCKET, "config") == [
+        'disabled_plugins has "cri", without which no pod runs: take it out of the list',
+        '[proxy_plugins.bootseer] is missing: add it, with type = "snapshot" and '
+        'address = "/run/bootseer/containerd.sock"',
+        '[plugins."io.containerd.grpc.v1.cri".containerd] has no snapshotter: add snapshotter = "bootseer"',
+        '[plugins."io.containerd.grpc.v1.cri".containerd] has no disable_snapshot_annotations: '
+        "add disable_snapshot_annotations = false",
+    ]
+    assert len(settings.missing("version = 3\nplugins = 5", SOCKET, "config")) == 5
+    for bad in ("[", "version = "):
+        with pytest.raises(ConfigError, match="config is no TOML"):
+            settings.missing(bad, SOCKET, "config")
+    with pytest.raises(ConfigError, match="not known"):
+        settings.text("1.5", Path("/root"), SOCKET, "linux/amd64")
