@@ -99,7 +99,7 @@ def test_four_starts_one_report(bootseer: Path, cache: Path, tmp_path: Path) -> 
     assert left_over(cache) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_ended_in_the_middle(bootseer: Path, cache: Path, tmp_path: Path, number: int) -> None:
     process = subprocess.Popen(
         [str(bootseer), "demo", "--cache", str(cache)],

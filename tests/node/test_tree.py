@@ -407,7 +407,12 @@ def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, ca
 
 
 @pytest.mark.parametrize(
-    "fault", ["blocks.cache.write=kill@20", "blocks.cache.bitmap=kill", "blocks.cache.bitmap.before-rename=kill"]
+    "fault",
+    [
+        "blocks.cache.write=kill@20",
+        "blocks.cache.bitmap.before-rename=kill",
+        pytest.param("blocks.cache.bitmap=kill", marks=pytest.mark.soak),
+    ],
 )
 def test_killed_while_filling_then_right_bytes(site: Site, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", fault)

@@ -22,6 +22,7 @@ from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import DataNode
 from support.hadoop import HadoopCluster
+from support.waits import later
 
 pytestmark = pytest.mark.hdfs
 
@@ -176,12 +177,12 @@ def test_the_namenode_is_away_during_a_recovery(cluster, namenode, path):
         out.write(data[: 4 * MIB])
         with down(cluster, cluster.index_of(out.nodes[1].address), "frozen"):
             with cluster.frozen_namenode():
-                writing = threading.Thread(target=out.write, args=(data[4 * MIB :],))
-                writing.start()
+                writing = later(
+                    lambda: (out.write(data[4 * MIB :]), out.close())
+                )  # sockets may hold all that is written
                 time.sleep(4)
-                assert writing.is_alive()
-            writing.join(60)
-            out.close()
+                assert not writing.done()
+            writing.result(60)
     assert content(cluster, path) == data
 
 
