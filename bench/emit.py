@@ -78,7 +78,7 @@ def main() -> None:
     )
     if plain:
         share = 100 * (statistics.median(hooked) / statistics.median(plain) - 1)
-        figure = made.figure("auto_import_share", share, unit="%", target="<= 1", n=len(plain), of="medians")
+        figure = made.figure("auto_import_share", share, unit="%", target="<= 1", n=len(plain), of="median")
         print(f"{figure.name}: {figure.value:g} {figure.unit} (target {figure.target})")
     for name in SHELLS:
         seen = [run.seconds for run in made.runs if run.variant == f"{name}-event" and run.seconds is not None]

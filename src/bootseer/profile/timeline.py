@@ -34,10 +34,11 @@ class Timeline:
             for track in tracks
         }
         """track -> stage -> spans."""
-        self.turns = {
-            node: intervals.union(self.done(span for span in spans if span.stage == WAIT and span.node == node))
-            for node in self.nodes
-        }
+        told = defaultdict(list)
+        for span in spans:
+            if span.stage == WAIT:
+                told[span.node].append(span)
+        self.turns = {node: intervals.union(self.done(told[node])) for node in self.nodes}
         """node -> when it waited for another node, which did for all what one of them does."""
         self.gpus = {node: max(span.gpus for span in by_node[node]) for node in self.nodes}
         self.stages = sorted({span.stage for found in by_node.values() for span in found}, key=_place)
