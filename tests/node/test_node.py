@@ -338,6 +338,15 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
         with pytest.raises(UnavailableError, match="is mounting just now"):
             other.do(client.unmount, begun.id, config=config)
         asking = asked(daemon)
+        code, said = other.do(command, ["image", "unmount", begun.id], config)
+        assert (code, "is mounting just now" in said) == (UnavailableError.exit_code, True), said
+        # One that cannot be ended keeps no other mount of the job from its end; no job's mounts are in no job.
+        done = client.mount_image(site.free, config=config, job="1", user=BOB)
+        with pytest.raises(ConfigError, match="no job"):
+            client.unmount_job("", config=config)
+        with pytest.raises(UnavailableError, match="is mounting just now"):
+            client.unmount_job("1", config=config)
+        assert done.id not in {one.id for one in client.mounts(config=config)}
         heir = alice.do(fork_sleeper)
         alice.end()  # its child has the connection, too
         gone(daemon)
