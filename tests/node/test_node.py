@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -31,7 +32,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import close_others
 from bootseer.node import access, client, places
 from bootseer.node.daemon import Daemon
-from bootseer.node.door import MAX_CONNECTIONS
+from bootseer.node.door import _SO_PEERPIDFD, MAX_CONNECTIONS, Client
 from bootseer.store import open_store
 from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
@@ -524,3 +525,19 @@ def test_a_second_daemon_is_refused(daemon: NodeDaemon, monkeypatch: pytest.Monk
         Daemon(daemon.config)
     assert daemon.stop() == 128 + signal.SIGTERM
     assert not client.present(daemon.config)
+
+
+class ClientGone(socket.socket):
+    """The end of a connection whose maker has been seen to end, on kernels that give no pidfd of such a process."""
+
+    def getsockopt(self, level: int, option: int, *size: int) -> Any:
+        if option == _SO_PEERPIDFD:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return super().getsockopt(level, option, *size)
+
+
+def test_a_process_with_the_number_of_one_that_ended_is_no_client() -> None:
+    no_door: Any = None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, ClientGone(fileno=ours.detach()) as gone, pytest.raises(OSError, match="Invalid argument"):
+        Client(no_door, gone)
