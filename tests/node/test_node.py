@@ -541,3 +541,8 @@ def test_a_process_with_the_number_of_one_that_ended_is_no_client() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, ClientGone(fileno=ours.detach()) as gone, pytest.raises(OSError, match="Invalid argument"):
         Client(no_door, gone)
+
+
+def test_commands_with_words_that_are_no_text(place: Path) -> None:
+    config = Config(node_dir=str(place))
+    assert command(["image", "mount", "h:1/x\udcff"], config)[0] == ConfigError.exit_code

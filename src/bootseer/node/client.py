@@ -163,7 +163,10 @@ def _connect(config: Config) -> socket.socket:
 
 def _ask(do: str, config: Config | None, **fields: object) -> Reply:
     path = socket_path((config := config or settings.load()).node_dir)
-    packet = msgspec.json.encode(Request(do=do, version=VERSION, **fields))  # type: ignore[arg-type]
+    try:
+        packet = msgspec.json.encode(Request(do=do, version=VERSION, **fields))  # type: ignore[arg-type]
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{exc.object!r} is no text in UTF-8", hint="the node daemon takes no other") from None
     with _connect(config) as sock:
         try:
             with contextlib.suppress(BrokenPipeError):  # it has answered already: this user has too many connections
