@@ -546,3 +546,9 @@ def test_a_process_with_the_number_of_one_that_ended_is_no_client() -> None:
 def test_commands_with_words_that_are_no_text(place: Path) -> None:
     config = Config(node_dir=str(place))
     assert command(["image", "mount", "h:1/x\udcff"], config)[0] == ConfigError.exit_code
+
+
+def test_the_unit_finds_the_settings_from_any_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("BOOTSEER_CONFIG", "node.toml")
+    assert f"--config {place}/node.toml node serve" in command(["node", "unit"], Config())[1]
