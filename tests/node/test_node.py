@@ -427,6 +427,7 @@ HELPER = """#!/bin/sh
 { cat /proc/self/status; ls -l /proc/self/fd; keyctl show @s 2>&1; env; cat /proc/self/cgroup; } > %(said)s
 setsid sleep %(seconds)s > /dev/null 2>&1 < /dev/null &
 (trap "" HUP TERM; sleep %(seconds)s) > /dev/null 2>&1 &
+echo "oom $(cat /proc/self/oom_score_adj)" >> %(said)s
 echo '{"Username": "%(user)s", "Secret": "%(password)s"}'
 """
 
@@ -443,20 +444,26 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     config.write_text(json.dumps({"credsStore": "own"}))
     monkeypatch.setattr(access, "_PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("ROOTS_SECRET", "root's")
-    asker = access.Asker(access.user_of(ALICE), login, os.getpid())
-    found = access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker, Config())
+    score = min(1000, max(0, int(Path("/proc/self/oom_score_adj").read_text())) + 100)
+    with User(ALICE) as alice:
+        Path(f"/proc/{alice.pid}/oom_score_adj").write_text(str(score))
+        asker = access.Asker(access.user_of(ALICE), login, alice.pid)
+        found = access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker, Config())
     assert found.reference == site.ref
     text = said.read_text()
     assert f"Uid:\t{ALICE}\t{ALICE}\t{ALICE}\t{ALICE}" in text
     assert "CapEff:\t0000000000000000" in text
     assert "ROOTS_SECRET" not in text
+    assert f"oom {score}\n" in text
     assert "/dev/tty" not in text
     assert "/dev/pts" not in text
     until(lambda: not asleep(), 30.0, "the end of what the helper had started")
     # Root's own logins do not help a user.
     monkeypatch.setenv("DOCKER_CONFIG", site.login(0)["DOCKER_CONFIG"])
     with pytest.raises(PrivilegeError, match="denies access"):
-        access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker._replace(logins={}), Config())
+        access.readable(
+            oci.Reference.parse(site.ref), open_store(site.store), asker._replace(logins={}, like=os.getpid()), Config()
+        )
 
 
 def asleep() -> list[str]:
