@@ -444,6 +444,7 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     config.write_text(json.dumps({"credsStore": "own"}))
     monkeypatch.setattr(access, "_PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("ROOTS_SECRET", "root's")
+    monkeypatch.setenv("HTTPS_PROXY", "http://site:proxys-password@proxy.invalid:3128")
     score = min(1000, max(0, int(Path("/proc/self/oom_score_adj").read_text())) + 100)
     with User(ALICE) as alice:
         Path(f"/proc/{alice.pid}/oom_score_adj").write_text(str(score))
@@ -454,6 +455,7 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     assert f"Uid:\t{ALICE}\t{ALICE}\t{ALICE}\t{ALICE}" in text
     assert "CapEff:\t0000000000000000" in text
     assert "ROOTS_SECRET" not in text
+    assert "proxys-password" not in text
     assert f"oom {score}\n" in text
     assert "/dev/tty" not in text
     assert "/dev/pts" not in text

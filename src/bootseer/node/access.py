@@ -190,4 +190,7 @@ def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(kept, HOME=user.home, USER=user.name, LOGNAME=user.name, PATH=_PATH)
     os.environ.update(logins, XDG_RUNTIME_DIR=f"/run/user/{user.uid}")
+    for name, value in kept.items():
+        if "@" in value:  # the site's login at its proxy: used by this process, not seen by what it starts
+            os.unsetenv(name)
     os.environ.update(BOOTSEER_CONFIG=os.devnull, BOOTSEER_PLAIN_HTTP=",".join(config.plain_http))
