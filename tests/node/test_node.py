@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -31,7 +32,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import close_others
 from bootseer.node import access, client, places
 from bootseer.node.daemon import Daemon
-from bootseer.node.door import MAX_CONNECTIONS
+from bootseer.node.door import _SO_PEERPIDFD, MAX_CONNECTIONS, Client
 from bootseer.store import open_store
 from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
@@ -338,6 +339,15 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
         with pytest.raises(UnavailableError, match="is mounting just now"):
             other.do(client.unmount, begun.id, config=config)
         asking = asked(daemon)
+        code, said = other.do(command, ["image", "unmount", begun.id], config)
+        assert (code, "is mounting just now" in said) == (UnavailableError.exit_code, True), said
+        # One that cannot be ended keeps no other mount of the job from its end; no job's mounts are in no job.
+        done = client.mount_image(site.free, config=config, job="1", user=BOB)
+        with pytest.raises(ConfigError, match="no job"):
+            client.unmount_job("", config=config)
+        with pytest.raises(UnavailableError, match="is mounting just now"):
+            client.unmount_job("1", config=config)
+        assert done.id not in {one.id for one in client.mounts(config=config)}
         heir = alice.do(fork_sleeper)
         alice.end()  # its child has the connection, too
         gone(daemon)
@@ -417,6 +427,7 @@ HELPER = """#!/bin/sh
 { cat /proc/self/status; ls -l /proc/self/fd; keyctl show @s 2>&1; env; cat /proc/self/cgroup; } > %(said)s
 setsid sleep %(seconds)s > /dev/null 2>&1 < /dev/null &
 (trap "" HUP TERM; sleep %(seconds)s) > /dev/null 2>&1 &
+echo "oom $(cat /proc/self/oom_score_adj)" >> %(said)s
 echo '{"Username": "%(user)s", "Secret": "%(password)s"}'
 """
 
@@ -433,20 +444,28 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     config.write_text(json.dumps({"credsStore": "own"}))
     monkeypatch.setattr(access, "_PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("ROOTS_SECRET", "root's")
-    asker = access.Asker(access.user_of(ALICE), login, os.getpid())
-    found = access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker, Config())
+    monkeypatch.setenv("HTTPS_PROXY", "http://site:proxys-password@proxy.invalid:3128")
+    score = min(1000, max(0, int(Path("/proc/self/oom_score_adj").read_text())) + 100)
+    with User(ALICE) as alice:
+        Path(f"/proc/{alice.pid}/oom_score_adj").write_text(str(score))
+        asker = access.Asker(access.user_of(ALICE), login, alice.pid)
+        found = access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker, Config())
     assert found.reference == site.ref
     text = said.read_text()
     assert f"Uid:\t{ALICE}\t{ALICE}\t{ALICE}\t{ALICE}" in text
     assert "CapEff:\t0000000000000000" in text
     assert "ROOTS_SECRET" not in text
+    assert "proxys-password" not in text
+    assert f"oom {score}\n" in text
     assert "/dev/tty" not in text
     assert "/dev/pts" not in text
     until(lambda: not asleep(), 30.0, "the end of what the helper had started")
     # Root's own logins do not help a user.
     monkeypatch.setenv("DOCKER_CONFIG", site.login(0)["DOCKER_CONFIG"])
     with pytest.raises(PrivilegeError, match="denies access"):
-        access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker._replace(logins={}), Config())
+        access.readable(
+            oci.Reference.parse(site.ref), open_store(site.store), asker._replace(logins={}, like=os.getpid()), Config()
+        )
 
 
 def asleep() -> list[str]:
@@ -515,3 +534,30 @@ def test_a_second_daemon_is_refused(daemon: NodeDaemon, monkeypatch: pytest.Monk
         Daemon(daemon.config)
     assert daemon.stop() == 128 + signal.SIGTERM
     assert not client.present(daemon.config)
+
+
+class ClientGone(socket.socket):
+    """The end of a connection whose maker has been seen to end, on kernels that give no pidfd of such a process."""
+
+    def getsockopt(self, level: int, option: int, *size: int) -> Any:
+        if option == _SO_PEERPIDFD:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return super().getsockopt(level, option, *size)
+
+
+def test_a_process_with_the_number_of_one_that_ended_is_no_client() -> None:
+    no_door: Any = None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, ClientGone(fileno=ours.detach()) as gone, pytest.raises(OSError, match="Invalid argument"):
+        Client(no_door, gone)
+
+
+def test_commands_with_words_that_are_no_text(place: Path) -> None:
+    config = Config(node_dir=str(place))
+    assert command(["image", "mount", "h:1/x\udcff"], config)[0] == ConfigError.exit_code
+
+
+def test_the_unit_finds_the_settings_from_any_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("BOOTSEER_CONFIG", "node.toml")
+    assert f"--config {place}/node.toml node serve" in command(["node", "unit"], Config())[1]

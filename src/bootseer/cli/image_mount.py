@@ -138,7 +138,7 @@ def status(
 
     config = settings()
     rows: list[tuple[MountRecord | Mount, str, Callable[[], TreeStatus]]]
-    if os.geteuid() != 0 and (own := _daemon_mounts(config, target)):
+    if os.geteuid() != 0 and (own := [one for one in _daemon_mounts(config, target) if one.state == "mounted"]):
         from bootseer.node import client
 
         rows = [(m, m.folder, functools.partial(client.status, m.id, config=config)) for m in own]
@@ -162,7 +162,7 @@ def _daemon_mounts(config: Config, target: str = "") -> list[Mount]:
 
     wanted = (target, os.path.abspath(target))
     try:
-        found = [one for one in client.mounts(config=config) if one.state == "mounted"]
+        found = client.mounts(config=config)
     except client.AbsentError:
         return []
     except UnavailableError as exc:

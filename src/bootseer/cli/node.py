@@ -77,7 +77,7 @@ def unit() -> None:
     program = shutil.which(sys.argv[0]) or sys.argv[0]
     words = [os.path.abspath(program), "-v"]
     if chosen := os.environ.get("BOOTSEER_CONFIG"):
-        words += ["--config", chosen]
+        words += ["--config", os.path.abspath(chosen)]
     typer.echo(site.systemd_unit(shlex.join([*words, "node", "serve"])), nl=False)
 
 

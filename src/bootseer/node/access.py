@@ -131,6 +131,7 @@ def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: i
     """In a process that becomes nobody: the next one is the first of a process namespace, which ends with it."""
     die_with(parent)
     _join_cgroups(asker.like)
+    _be_killed_as(asker.like)
     _libc.unshare(_libc.CLONE_NEWPID)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -165,6 +166,13 @@ def _join_cgroups(pid: int) -> None:
                     Path(top.target, path.lstrip("/"), "cgroup.procs").write_text("0")
 
 
+def _be_killed_as(pid: int) -> None:
+    """Where memory is short, be ended as soon as process ``pid`` is: the unit protects the daemon from that."""
+    own = max(0, int(Path(f"/proc/{pid}/oom_score_adj").read_text()))
+    with contextlib.suppress(PermissionError):  # the daemon's own score is higher, and not to be lowered
+        Path("/proc/self/oom_score_adj").write_text(str(own))
+
+
 def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
     """Be ``user`` and nobody else, for good. Raises `OSError`."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
@@ -182,4 +190,7 @@ def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(kept, HOME=user.home, USER=user.name, LOGNAME=user.name, PATH=_PATH)
     os.environ.update(logins, XDG_RUNTIME_DIR=f"/run/user/{user.uid}")
+    for name, value in kept.items():
+        if "@" in value:  # the site's login at its proxy: used by this process, not seen by what it starts
+            os.unsetenv(name)
     os.environ.update(BOOTSEER_CONFIG=os.devnull, BOOTSEER_PLAIN_HTTP=",".join(config.plain_http))

@@ -12,7 +12,14 @@ import msgspec
 from bootseer import config as settings
 from bootseer.blocks.tree import TreeStatus
 from bootseer.config import Config
-from bootseer.errors import PrivilegeError, UnavailableError, from_exit_code
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    NotFoundError,
+    PrivilegeError,
+    UnavailableError,
+    from_exit_code,
+)
 from bootseer.node.protocol import (
     LOGINS,
     MAX_REPLY,
@@ -67,11 +74,26 @@ def unmount(id: str, *, config: Config | None = None) -> None:
 
 
 def unmount_job(job: str, *, config: Config | None = None) -> list[Mount]:
-    """End all mounts of ``job`` that this user may end, and return them. Raises as `unmount`."""
-    found = [mount for mount in mounts(config=config) if mount.job == job]
-    for mount in found:
-        unmount(mount.id, config=config)
-    return found
+    """End all mounts of ``job`` that this user may end, and return them. One that cannot be ended, as it is being made,
+    keeps no other from its end; then raises as `unmount`. Raises `ConfigError` for no job."""
+    if not job:
+        raise ConfigError("no job is named to end the mounts of", hint="a mount for no job ends with its session")
+    until, ended, failed = time.monotonic() + REQUEST_SECONDS, [], None
+    for mount in mounts(config=config):
+        if mount.job != job or mount.state == "ending":
+            continue
+        try:
+            unmount(mount.id, config=config)
+            ended.append(mount)
+        except NotFoundError:  # ended meanwhile
+            pass
+        except BootseerError as exc:
+            failed = failed or exc
+            if time.monotonic() >= until:
+                break
+    if failed:
+        raise failed
+    return ended
 
 
 def ready(id: str, *, config: Config | None = None) -> None:
@@ -141,7 +163,10 @@ def _connect(config: Config) -> socket.socket:
 
 def _ask(do: str, config: Config | None, **fields: object) -> Reply:
     path = socket_path((config := config or settings.load()).node_dir)
-    packet = msgspec.json.encode(Request(do=do, version=VERSION, **fields))  # type: ignore[arg-type]
+    try:
+        packet = msgspec.json.encode(Request(do=do, version=VERSION, **fields))  # type: ignore[arg-type]
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{exc.object!r} is no text in UTF-8", hint="the node daemon takes no other") from None
     with _connect(config) as sock:
         try:
             with contextlib.suppress(BrokenPipeError):  # it has answered already: this user has too many connections

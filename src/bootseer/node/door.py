@@ -54,7 +54,10 @@ class Client:
             raise ProcessLookupError(errno.ESRCH, "it is in a process namespace that is not seen from here")
         try:
             self.pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
-        except OSError:  # before Linux 6.5
+        except OSError as exc:
+            if exc.errno != errno.ENOPROTOOPT:
+                raise  # it has ended: its number may be another process's
+            # before Linux 6.5
             self.pidfd = os.pidfd_open(self.pid)
 
     def answer(self, reply: Reply) -> bool:
