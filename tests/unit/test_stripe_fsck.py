@@ -21,6 +21,7 @@ from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.maintenance import collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
 from bootseer.stripefs.store import StripeFS
+from support.modes import KeepsModes
 from support.stripes import content, flip
 
 UNIT, WIDTH = 4096, 3
@@ -153,6 +154,24 @@ def test_a_lost_pointer_is_rebuilt_from_its_stripes(fs, how):
     assert pointer.read_bytes() == before
     assert fs.fsck().findings == ()
     fs.verify()
+
+
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_a_rebuilt_pointer_is_as_private_as_its_stripes(tmp_path, how):
+    backend = KeepsModes(tmp_path)
+    fs = StripeFS(backend)
+    with fs.create("f", striped=True, unit=UNIT, width=WIDTH, mode=0o600) as out:
+        out.write(DATA)
+    for path, _ in list(backend.walk("")):
+        backend.change(path, owner=("alice", "research"))
+    before = backend.rights()
+    if how == "gone":
+        local(fs, "f").unlink()
+    else:
+        os.truncate(local(fs, "f"), 60)
+    (made,) = fs.repair(fs.fsck())
+    assert made.done
+    assert backend.rights() == before == {(0o600, ("alice", "research"))}
 
 
 def test_a_pointer_is_not_rebuilt_from_damaged_chunks(fs):

@@ -17,9 +17,11 @@ from bootseer.errors import BootseerError, FullError, NotWritableError, Unavaila
 from bootseer.storage import folder
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.files import stripe, writer
+from bootseer.stripefs.files.copy import copy_file
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
+from support.modes import KeepsModes
 from support.stripes import content
 
 UNIT = 4096
@@ -351,3 +353,19 @@ def test_a_folder_that_cannot_be_read_keeps_what_was_published(fs, monkeypatch):
         writer.finish()
     monkeypatch.undo()
     assert content(fs, "f") == b"new"
+
+
+@pytest.mark.parametrize("how", ["appended to", "striped in place"])
+def test_a_private_file_that_is_stored_anew_stays_private_and_whose_it_is(tmp_path, how):
+    backend = KeepsModes(tmp_path)
+    (tmp_path / "f").write_bytes(b"secret" * (1 << 20))
+    backend.change("f", mode=0o640, owner=("alice", "research"))
+    fs = StripeFS(backend)
+    if how == "appended to":
+        with fs.append("f") as out:
+            out.write(b"more")
+    else:
+        copy_file(fs, "f", fs, "f")
+    assert fs.stat("f").striped
+    assert {mode for path, mode in backend.made if ".bsx" in path} == {0o640}  # from the start
+    assert backend.rights() == {(0o640, ("alice", "research"))}

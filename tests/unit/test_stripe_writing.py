@@ -1,17 +1,22 @@
 """Files that are written through a mount by several at once: in which order their requests come."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from bootseer import faults
+from bootseer.errors import DataError
 from bootseer.kernel import fuse
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.mount.openfiles import OpenFiles
 from bootseer.stripefs.mount.unfinished import Spools, Unfinished
 from bootseer.stripefs.mount.writing import WritableStripes
+from bootseer.stripefs.store import StripeFS
+from support.modes import KeepsModes
 
 
 @pytest.fixture
@@ -114,3 +119,45 @@ def test_a_file_that_is_written_and_closed_while_it_is_renamed_is_at_its_new_nam
     closing[0].join(10)
     assert stored(ops, "tmp") is None
     assert stored(ops, "f") == b"abcdef"
+
+
+def test_a_file_that_is_made_private_while_it_is_open_has_private_stripes_from_then_on(tmp_path):
+    backend = KeepsModes(tmp_path)
+    ahead = ReadAhead(None)
+    ops = WritableStripes(StripeFS(backend), ahead, Spools(tmp_path), width=2)
+    node, handle = put(ops, "f", b"x")
+    ops.fsync(handle, asks())
+    ops.setattr(node, fuse.Change(mode=0o600), asks())
+    backend.made.clear()
+    ops.write(handle, 1, memoryview(bytes(5 << 20)), asks())
+    ops.flush(handle, asks())
+    ops.close()
+    ahead.close()
+    assert {mode for path, mode in backend.made if ".bsx" in path} == {0o600}
+
+
+@pytest.mark.parametrize("when", ["copied", "lost", "removed"])
+def test_a_file_that_is_written_while_it_moves_to_another_folder_is_busy(ops, monkeypatch, caplog, when):
+    def write() -> None:
+        with ops._fs.create("a/f", striped=True) as out:
+            out.write(b"new")
+
+    def point(name: str) -> None:
+        real(name)
+        if name == ("stripefs.move.remove" if when == "removed" else "stripefs.move.copy"):
+            monkeypatch.setattr(faults, "point", real)
+            write()
+            if when == "lost":
+                raise DataError("a/f was replaced while it was read")
+
+    a, b = (ops.mkdir(fuse.ROOT, name, 0o755, asks()).node for name in "ab")
+    with ops._fs.create("a/f", striped=True) as out:
+        out.write(b"old")
+    real = faults.point
+    monkeypatch.setattr(faults, "point", point)
+    with pytest.raises(OSError, match="busy") as caught:
+        ops.rename(a, "f", b, "f", asks(), overwrite=True)
+    assert caught.value.errno == errno.EBUSY
+    assert "a/f was written while it was moved: that version stays" in caplog.text
+    with ops._fs.open("a/f") as file:
+        assert file.read(0, file.size) == b"new"

@@ -22,6 +22,7 @@ import torch.distributed.checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter  # noqa: E402
 from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
 from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader, FsspecWriter  # noqa: E402
+from torch.distributed.checkpoint.metadata import TensorProperties  # noqa: E402
 from torch.distributed.checkpoint.planner import LoadPlan  # noqa: E402
 
 from bootseer import torch as bt  # noqa: E402
@@ -473,10 +474,13 @@ def test_a_saved_tensor_changes_nothing_in_the_process():
 
 
 COPIES = b"q\x00ctorch\nSize\nq\x010" + b"h\x01h\x00\x85R" * 100_000 + b"."
+PROPERTIES = pickle.dumps(TensorProperties(), 3)[:-1] + b"0"  # whose state is a tuple
 HUGE = {
     "memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
     "copies": pickle.dumps(list(range(100_000)), 2)[:-1] + COPIES,
     "bytearray": b"\x80\x05\x96" + (40 << 30).to_bytes(8, "little") + b".",
+    "behind-a-tensor": PROPERTIES + b"\x96" + (40 << 30).to_bytes(8, "little") + b".",
+    "behind-a-type": b"\x80\x05ctorch\nfloat32\nNb0\x96" + (40 << 30).to_bytes(8, "little") + b".",
 }
 LOAD = """
 import resource, sys

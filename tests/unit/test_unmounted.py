@@ -257,3 +257,29 @@ def test_records_are_merged(node):
 
     found = merged([AccessRecord((one,)), AccessRecord((other,)), AccessRecord((more, FileAccess("b", 1, ((0, 1),))))])
     assert found.files == (FileAccess("a", 4 * UNIT, ((0, 4 * UNIT),)), FileAccess("b", 1, ((0, 1),)))
+
+
+COLLECTED = """
+import gc, sys
+import fsspec
+from bootseer.stripefs import unmounted
+fs = fsspec.filesystem("bsx", url=sys.argv[1])
+gc.disable()
+lost = [fs.open("/f", "rb")]
+lost.append(lost)
+lost[0].read(1)
+del lost
+moved = unmounted._Here.moved.fget
+unmounted._Here.moved = property(lambda here: gc.collect() and 0 or moved(here))
+fs.load.tell()
+print("told")
+"""
+
+
+def test_a_file_that_nobody_closed_is_collected_in_any_moment(node):
+    """Such as while this thread has a lock that closing it takes."""
+    with open_fs(f"{node}/store").create("f", **SHAPE, striped=True) as out:
+        out.write(bytes(200_000))
+    command = [sys.executable, "-c", COLLECTED, f"{node}/store"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("told\n", 0), done.stderr

@@ -20,7 +20,7 @@ from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin
 from bootseer.stripefs.checkpoint.commit import Commit
-from bootseer.stripefs.files import namespace
+from bootseer.stripefs.files import namespace, rights
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.stat import FileStat, of_entry
@@ -373,7 +373,15 @@ class StripeFS:
             return self.create(path, width=width, unit=unit, striped=striped)
         if pointer is not None:
             width, unit, striped = pointer.width, pointer.unit, True
-        writer = self.create(path, width=width, unit=unit, striped=striped)
+        old = self.backend.stat(path).permissions
+
+        def keep(pointer: Pointer | None) -> None:
+            if old is not None:
+                new = self.backend.stat(writer.temporary).permissions
+                rights.keep_owner(self.backend, path, pointer, old, new, at=writer.temporary)
+
+        mode = old.kept if old else FILE_MODE
+        writer = self.create(path, width=width, unit=unit, striped=striped, mode=mode, before=keep)
         try:
             with self.open(path) as file:
                 namespace.copy_open(file, writer)

@@ -60,7 +60,7 @@ class Load:
         self._base, self._meter = base, LoadMeter(url, how)
         self._cache = _cache()
         self._noted = _job_access()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a file that nobody closed may be collected while this thread has it
         self._files: set[_Here] = set()
         self.moved: dict[str, int | float] = {}
         """By fields of `loads.LoadReport`; of open files what they have counted comes to it."""
@@ -107,7 +107,7 @@ class Load:
         with self._lock:
             moved = dict(self.moved)
             for name in ("fetched", "cached"):
-                moved[name] = moved.get(name, 0) + sum(here.moved[name] for here in self._files)
+                moved[name] = moved.get(name, 0) + sum(here.moved[name] for here in list(self._files))
         if moved.get("needed"):
             keep(self._meter.report(**moved))
         if self._noted is not None:

@@ -12,10 +12,11 @@ import msgspec
 
 from bootseer import faults
 from bootseer.errors import DataError, NotFoundError, NotWritableError
-from bootseer.storage.interface import exists, join, read_all
+from bootseer.storage.interface import FILE_MODE, Permissions, exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit
+from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import StripedFile, refuse_unfinished
 from bootseer.stripefs.files.stat import FileStat
@@ -87,6 +88,9 @@ def copy_file(
         faults.point("stripefs.copy.check")
         if version and dst.backend.stat(target).version != version:
             raise NotWritableError(f"{target} was changed while it was imported", hint="run again")
+        if old is not None:
+            new = dst.backend.stat(out.temporary).permissions
+            rights.keep_owner(dst.backend, target, pointer, old, new, at=out.temporary)
         if expected not in ("", out.digest):
             raise DataError(f"{path} does not have its digest", hint="restore it from a copy")
         if verify and pointer is not None:
@@ -97,13 +101,16 @@ def copy_file(
 
     with src.open(path) as file:
         version = ""
+        old: Permissions | None = None
         if in_place:
             if dst.backend.is_open(target):
                 raise NotWritableError(
                     f"{target} is still being written", hint="run again when its writer has closed it"
                 )
-            version = dst.backend.stat(target).version
-        with dst.create(target, width=width, unit=unit, before=check) as out:
+            entry = dst.backend.stat(target)
+            version, old = entry.version, entry.permissions
+        mode = old.kept if old else FILE_MODE
+        with dst.create(target, width=width, unit=unit, mode=mode, before=check) as out:
             for piece in in_order(file):
                 out.write(piece)
                 if progress:

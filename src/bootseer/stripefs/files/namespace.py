@@ -130,19 +130,22 @@ def copy_open(file: ChunkFile, writer: StripeWriter) -> None:
         writer.write(piece)
 
 
+class WrittenMeanwhile(NotWritableError):
+    """What was to be moved is another version now, which stays."""
+
+
 class Move:
     """The striped file at ``src``, whose ``pointer`` is given, on its way to ``dst`` in another folder: `copy`, which
     takes its time, then `finish`; or `abandon`, which does nothing after that. Nothing is seen at ``dst`` before.
 
-    `FileExistsError` when ``dst`` exists and ``overwrite`` is off; `NotWritableError` when ``src`` was written
-    meanwhile.
+    `FileExistsError` when ``dst`` exists and ``overwrite`` is off; `WrittenMeanwhile` when ``src`` was.
     """
 
     def __init__(self, backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
         if not overwrite and exists(backend, dst):
             raise FileExistsError(dst)
         self._backend, self._src, self._dst, self._pointer, self._overwrite = backend, src, dst, pointer, overwrite
-        self._written = NotWritableError(f"{src} was written while it was moved: that version stays", hint="run again")
+        self._written = WrittenMeanwhile(f"{src} was written while it was moved: that version stays", hint="run again")
         told = backend.stat(src).permissions
         self._writer = StripeWriter(
             backend,
@@ -156,12 +159,17 @@ class Move:
 
     def copy(self, check: Callable[[], None] = lambda: None) -> None:
         """``check`` is called every few MiB, to end it with an error."""
-        with open_file(self._backend, self._src) as file:
-            refuse_unfinished(file)
-            for piece in in_order(file):
-                faults.point("stripefs.move.copy")
-                check()
-                self._writer.write(piece)
+        try:
+            with open_file(self._backend, self._src) as file:
+                refuse_unfinished(file)
+                for piece in in_order(file):
+                    faults.point("stripefs.move.copy")
+                    check()
+                    self._writer.write(piece)
+        except DataError:
+            if _pointer(self._backend, self._src) != self._pointer:
+                raise self._written from None
+            raise
 
     def finish(self) -> None:
         """Publish the copy, remove the source."""

@@ -11,7 +11,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, Unavailable
 from bootseer.storage.interface import Backend, exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
-from bootseer.stripefs.files import namespace
+from bootseer.stripefs.files import namespace, rights
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, Report
 from bootseer.stripefs.maintenance.scan import Folder
@@ -76,6 +76,10 @@ def _rebuild(backend: Backend, folder: Folder, name: str, uuid: str, text: bytes
     tmp = join(folder.path, f"{layout.TEMPORARY}{uuid}")
     pointer = msgspec.structs.replace(whole, digest=digest)
     namespace.write_small(backend, tmp, layout.encode_pointer(pointer))
+    told = backend.stat(path if name in folder.damaged else folder.stripe_path(uuid, 0)).permissions
+    if told is not None:
+        rights.keep_owner(backend, path, None, told, backend.stat(tmp).permissions, at=tmp)
+        rights.change(backend, path, None, at=tmp, mode=told.kept)
     faults.point("stripefs.repair.rename")
     try:
         if text != _text(backend, path):  # reading the content took its time

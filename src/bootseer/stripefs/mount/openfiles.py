@@ -31,6 +31,7 @@ from bootseer.kernel import fuse
 from bootseer.storage.interface import Entry, join
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.files.namespace import WrittenMeanwhile
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.writer import StripeWriter
@@ -59,6 +60,7 @@ def numbered(path: str) -> Iterator[None]:
     except BootseerError as exc:
         _log.warning("%s: %s", path or "/", exc)
         for kind, code in (
+            (WrittenMeanwhile, errno.EBUSY),
             (NotWritableError, errno.EACCES),
             (FullError, errno.ENOSPC),
             (ConfigError, errno.EINVAL),

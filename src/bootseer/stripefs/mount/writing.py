@@ -223,11 +223,12 @@ class WritableStripes(OpenFiles):
     def _change_unfinished(self, writing: Writing, change: fuse.Change) -> bool:
         """Keep a change of attributes until the file is published; False when it is."""
         with writing.file.lock:
+            if change.mode is not None:  # also of a version to come
+                writing.file.mode = change.mode
             if not (writing.file.changed or writing.unlinked):
                 return False
             given = {key: value for key, value in change._asdict().items() if value is not None}
             writing.change = writing.change._replace(**given)
-            writing.file.mode = given.get("mode", writing.file.mode)
             return True
 
     def _change_stored(self, node: int, path: str, change: fuse.Change) -> None:

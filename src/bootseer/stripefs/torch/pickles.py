@@ -29,7 +29,7 @@ from bootseer.stripefs.torch.output import EDGE
 _log = logging.getLogger(__name__)
 
 _ROOM, _GROWTH = 512 << 20, 64
-"""Bytes of memory that decoding a pickle may take, and how many more for each of its own. DCP's metadata take about 10
+"""Bytes of memory that decoding a pickle may take, and how many more for each of its own. DCP's metadata take about 15
 for each."""
 _WEIGH_SECONDS = 60.0
 """And so long, besides a second for each MB."""
