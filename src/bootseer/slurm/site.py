@@ -40,7 +40,9 @@ _WHEN = {
 _TASK = """\
 #!/bin/sh
 {mark}: the TaskProlog of Slurm
-error=/run/bootseer-slurm/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}/error
+folder=/run/bootseer-slurm/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
+[ -d "$folder" ] || folder=/run/bootseer-slurm/$SLURM_JOB_ID.0  # the count is that of the job that submitted this one
+error=$folder/error
 if [ "$SLURM_LOCALID" = 0 ] && [ -r "$error" ]; then
     read -r why <"$error"
     echo "print bootseer: no image on $SLURMD_NODENAME: $why"
