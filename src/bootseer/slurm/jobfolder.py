@@ -163,6 +163,11 @@ def end(job: int, began: float) -> None:
                 (folder / ENDED).touch()
 
 
+def present() -> list[Path]:
+    """The folders of all attempts on this node, ended or not."""
+    return sorted(path.parent for path in BASE.glob(f"[!.]*/{_BEGAN}"))
+
+
 def ended() -> Iterator[Path]:
     """The folders that are to be removed."""
     return (path.parent for path in sorted(BASE.glob(f"[!.]*/{ENDED}")))
