@@ -127,6 +127,19 @@ def test_a_job_without_an_administrator(site: Site) -> None:
     assert (home / "setups").read_text() == "ran\n"
 
 
+def test_a_job_that_a_requeued_one_submitted(site: Site) -> None:
+    """It inherits the count of the other one: Slurm sets the variable only where it is not 0."""
+    count = "--export=ALL,SLURM_RESTART_COUNT=1"
+    job = site.submit("alice", "$exec cat /marker", count)
+    assert site.slurm.ended(job)["ExitCode"] == "0:0", site.slurm.output("alice", job)
+    assert site.slurm.output("alice", job) == "of the image\n"
+    job = site.submit("alice", "echo goes on", count, comment="bootseer=none")
+    assert site.slurm.ended(job)["ExitCode"] == "0:0"
+    said = site.slurm.output("alice", job).splitlines()
+    assert (len(said), said[-1]) == (2, "goes on"), said
+    assert "no registry in image reference 'none'" in said[0]  # by the TaskProlog
+
+
 def test_two_users_on_one_node_and_broken_settings_in_the_epilog(site: Site) -> None:
     hold = '$exec sh -c "cat /marker; while [ ! -e go ]; do sleep 0.2; done"'
     first = site.submit("alice", f"{hold}; exit 3")

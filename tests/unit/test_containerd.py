@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.config import Config
 from bootseer.containerd import settings
-from bootseer.containerd.snapshots import ExistsError, Kind, Layer, MissingError, Snapshots, StateError
+from bootseer.containerd.images import Images
+from bootseer.containerd.snapshots import ExistsError, Kind, Layer, MissingError, Snapshot, Snapshots, StateError
 from bootseer.errors import ConfigError, DataError, NotFoundError
 
 LAYER = Layer("sha256:chain", "sha256:manifest", "registry:5000/name:1")
@@ -96,6 +98,34 @@ def test_a_lazy_snapshot_has_what_is_below_it(snapshots: Snapshots, tmp_path: Pa
     (made / "file").touch()
     assert (snapshots.adopt(lazy, made) / "file").exists()
     assert snapshots.files(snapshots.get("lazy")) != made
+
+
+def test_an_overlay_of_all_layers_that_an_image_can_have(snapshots: Snapshots) -> None:
+    """containerd mounts it from the folder that the layers share; its options must fit into one page."""
+    layers = [snapshots.create(f"{number}", "", Kind.ACTIVE, {}, None) for number in range(127)]
+    top = layers.pop()
+    usual = Path("/var/lib/bootseer/containerd")
+    work, upper = (usual / path.relative_to(snapshots.root) for path in (snapshots.work(top), snapshots.files(top)))
+    lower = ":".join(f"{snapshots.files(one).relative_to(snapshots.root)}" for one in layers)
+    assert len(f"index=off,workdir={work},upperdir={upper},lowerdir={lower}") < 4096
+
+
+def test_layers_that_are_asked_for_while_they_are_unpacked_are_unpacked_once(
+    snapshots: Snapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose answer comes late has an old view of the snapshot; the folder that containers use must stay."""
+    images = Images(snapshots, Config(store=str(tmp_path / "store")))
+
+    def unpacked(snapshot: Snapshot, _: Layer) -> Path:
+        (made := tmp_path / "made").mkdir()
+        return snapshots.adopt(snapshot, made)
+
+    monkeypatch.setattr(images, "_unpacked", unpacked)
+    lazy = snapshots.create_lazy("lazy", "", {}, LAYER)
+    first = images.files(lazy)
+    assert images.files(lazy) == first
+    snapshots.collect()
+    assert first.exists()
 
 
 def test_records_and_trees_are_kept_while_a_snapshot_needs_them(snapshots: Snapshots) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import ConfigError
-from bootseer.slurm import comment, site
+from bootseer.errors import BootseerError, ConfigError
+from bootseer.slurm import comment, jobfolder, site
 from bootseer.slurm.comment import Wish
 
 
@@ -58,7 +59,8 @@ def test_comments_of_others_are_not_ours() -> None:
     assert not any(map(comment.concerns_us, ("", "budget=7", "note=bootseer", "see:bootseer")))
 
 
-def test_scripts_are_written_and_removed_and_other_files_stay(prefix: Path) -> None:
+def test_scripts_are_written_and_removed_and_other_files_stay(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "settings", dict)
     paths = site.install(prefix, 60)
     assert {path.name: path.stat().st_mode & 0o777 for path in paths} == dict.fromkeys(
         ("prolog", "epilog", "task-prolog"), 0o755
@@ -79,6 +81,60 @@ def test_a_folder_that_is_there_keeps_its_mode_and_must_be_reachable(prefix: Pat
         site.install(prefix, 60)
     assert prefix.stat().st_mode & 0o777 == 0o700
     assert list(prefix.iterdir()) == []
+
+
+def test_scripts_stay_while_it_is_not_known_whether_slurm_runs_them(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = site.install(prefix, 60)
+    (scontrol := tmp_path / "scontrol").write_text("#!/bin/sh\necho Unable to contact slurm controller >&2\nexit 1\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(BootseerError, match="Unable to contact") as caught:
+        site.uninstall(prefix)
+    assert caught.value.hint
+    assert all(path.exists() for path in paths)
+
+
+def test_scripts_stay_while_an_image_of_a_job_is_mounted(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing would unmount it once they are gone."""
+    monkeypatch.setattr(jobfolder, "BASE", tmp_path)
+    monkeypatch.setattr(site, "settings", dict)
+    paths = site.install(prefix, 60)
+    (folder := tmp_path / "7.0").mkdir()
+    (folder / "began").touch()
+    with pytest.raises(BootseerError, match="job 7") as caught:
+        site.uninstall(prefix)
+    assert f"{prefix}/epilog" in caught.value.hint
+    shutil.rmtree(folder)
+    assert site.uninstall(prefix) == paths
+
+
+def test_settings_that_the_hooks_use_are_not_another_users(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = prefix.with_name("own.toml")
+    own.touch(mode=0o644)
+    monkeypatch.chdir(own.parent)
+    monkeypatch.setenv("BOOTSEER_CONFIG", own.name)
+    assert f"BOOTSEER_CONFIG={own}\n" in site.install(prefix, 60)[0].read_text()  # the hooks run in /
+    own.chmod(0o666)
+    with pytest.raises(ConfigError, match=r"own\.toml"):
+        site.install(prefix, 60)
+    own.chmod(0o644)
+    own.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="others can write to"):
+        site.install(prefix, 60)
+
+
+def test_a_task_prolog_takes_no_orders_from_an_error(prefix: Path, tmp_path: Path) -> None:
+    """Slurm carries out each line that it prints, as ``export NAME=VALUE``."""
+    (folder := tmp_path / "7.0").mkdir()
+    (folder / "error").write_text("no\\nexport LD_PRELOAD=evil\n")
+    text = site.install(prefix, 60)[2].read_text().replace("/run/bootseer-slurm", str(tmp_path))
+    environ = {"SLURM_JOB_ID": "7", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "n1", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["sh", "-c", text], env=environ, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "print bootseer: no image on n1: no\\nexport LD_PRELOAD=evil\n"
 
 
 def test_a_hook_exits_with_0_when_bootseer_is_gone(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:

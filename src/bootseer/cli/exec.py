@@ -96,7 +96,7 @@ def _volume(text: str) -> Shown:
     from bootseer.kernel.enter import Shown
 
     parts = text.split(":")
-    if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
+    if len(parts) not in (2, 3) or not parts[0] or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
         raise ConfigError(f"bad volume {text!r}", hint="write SRC:DST or SRC:DST:ro")
     return Shown(os.path.abspath(parts[0]), parts[1], parts[2:] == ["ro"])
 

@@ -109,6 +109,7 @@ class Images:
 
         Raises `UnavailableError` and whatever keeps both ways from working.
         """
+        snapshot = self._snapshots.get(snapshot.name)  # it may have got its files since the caller looked
         layer = snapshot.layer
         assert layer is not None
         if snapshot.folder:

@@ -41,6 +41,11 @@ _VERSION = 1
 _COLUMNS = "name, parent, kind, labels, created, updated, folder, chain, manifest, image"
 
 
+def _new_name() -> str:
+    """Of a folder. It is short: the options of an overlay name those of all layers, and have to fit into one page."""
+    return secrets.token_hex(8)
+
+
 class Kind(enum.IntEnum):
     """What containerd calls the kinds of snapshots."""
 
@@ -118,7 +123,7 @@ class Snapshots:
         `MissingError` (no such parent), `StateError` (it is not committed)."""
         with self._lock:
             self._check_parent(name, parent)
-            folder = self._folders / secrets.token_hex(16)
+            folder = self._folders / _new_name()
             with doing(f"make a snapshot in {self.root}"):
                 folder.mkdir(mode=0o700)
                 for part, mode in (("fs", 0o755), ("work", 0o711)):
@@ -241,7 +246,7 @@ class Snapshots:
         """The folder ``made``, beside those of snapshots, has the files of the lazy ``snapshot``; it is moved. Where
         they are now. Raises `MissingError` when the snapshot was removed meanwhile."""
         with self._lock:
-            folder = self._folders / secrets.token_hex(16)
+            folder = self._folders / _new_name()
             self._get(snapshot.name)
             with doing(f"make a snapshot in {self.root}"):
                 folder.mkdir(mode=0o700)

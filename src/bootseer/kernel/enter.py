@@ -89,6 +89,10 @@ def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> No
                 fd = _libc.open_tree(one.source, read_only=one.read_only)
             except FileNotFoundError:
                 raise NotFoundError(f"no file or folder {one.source} to show in the image") from None
+            except OSError as exc:
+                if exc.errno != errno.EACCES:
+                    raise
+                raise PrivilegeError(f"{one.source} is another user's", hint="show what you may read") from None
             stack.callback(os.close, fd)
             sources.append(fd)
         tree = os.open(root, os.O_PATH | os.O_CLOEXEC)
@@ -106,7 +110,12 @@ def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> No
         options = f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work"
         _libc.mount("bootseer", "root", "overlay", MS_NOSUID | MS_NODEV, options)
         for one, source in zip(shown, sources, strict=True):
-            _libc.move_mount(source, f"root/{one.target}")
+            try:
+                _libc.move_mount(source, f"root/{one.target}")
+            except (FileNotFoundError, NotADirectoryError):  # in a folder that is shown itself, so that we made nothing
+                kind = "folder" if stat.S_ISDIR(os.fstat(source).st_mode) else "file"
+                hint = "make it in the folder of this host that is seen there, or choose another place"
+                raise ConfigError(f"the {kind} {one.target} is not there to show {one.source}", hint=hint) from None
     os.chdir("root")
 
 

@@ -122,6 +122,8 @@ def image(attempt: Attempt) -> tuple[Path, Image]:
     """The root folder of the attempt's image, and what is known of it, for a step. Raises `NotFoundError` with the
     reason when there is none."""
     folder = trusted(BASE) / attempt.folder.name
+    if not folder.exists():  # a job has the count of the requeued one that submitted it: Slurm sets it only above 0
+        folder = folder.with_name(f"{attempt.job}.0")
     hint = "the administrator finds more in /run/bootseer-slurm/log of the node"
     try:
         if (folder / ENDED).exists():
@@ -159,6 +161,11 @@ def end(job: int, began: float) -> None:
         with contextlib.suppress(FileNotFoundError):
             if float((folder / _BEGAN).read_text()) < began:
                 (folder / ENDED).touch()
+
+
+def present() -> list[Path]:
+    """The folders of all attempts on this node, ended or not."""
+    return sorted(path.parent for path in BASE.glob(f"[!.]*/{_BEGAN}"))
 
 
 def ended() -> Iterator[Path]:

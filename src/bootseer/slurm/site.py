@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import bootseer
-from bootseer.errors import BootseerError, ConfigError, doing
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, doing
 from bootseer.private import private_folder, trusted
+from bootseer.slurm import jobfolder
 
 PREFIX = Path("/etc/bootseer/slurm")
 SECONDS = 60
@@ -40,10 +42,12 @@ _WHEN = {
 _TASK = """\
 #!/bin/sh
 {mark}: the TaskProlog of Slurm
-error=/run/bootseer-slurm/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}/error
+folder=/run/bootseer-slurm/$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
+[ -d "$folder" ] || folder=/run/bootseer-slurm/$SLURM_JOB_ID.0  # the count is that of the job that submitted this one
+error=$folder/error
 if [ "$SLURM_LOCALID" = 0 ] && [ -r "$error" ]; then
     read -r why <"$error"
-    echo "print bootseer: no image on $SLURMD_NODENAME: $why"
+    printf 'print bootseer: no image on %s: %s\n' "$SLURMD_NODENAME" "$why"
 fi
 exit 0
 """
@@ -57,6 +61,8 @@ def install(prefix: Path, seconds: int) -> list[Path]:
     """
     for path in (Path(sys.prefix), Path(bootseer.__file__).parent):
         trusted(path.resolve())
+    if named := os.environ.get("BOOTSEER_CONFIG"):
+        _check_settings(Path(named))
     made = not prefix.exists()
     with doing(f"write {prefix}"):
         prefix = private_folder(prefix)
@@ -80,17 +86,25 @@ def install(prefix: Path, seconds: int) -> list[Path]:
 def uninstall(prefix: Path) -> list[Path]:
     """Remove what `install` has written, and ``prefix`` if nothing else is in it.
 
-    Raises `ConfigError` while Slurm's settings name a script: a node whose Prolog is missing is drained.
+    Raises `ConfigError` while Slurm's settings name a script (a node whose Prolog is missing is drained) or an image is
+    mounted (nothing else would unmount it), `BootseerError` when Slurm does not tell its settings.
     """
     found = [path for name in _NAMES if _is_ours(path := prefix / name)]
     try:
         config = settings()
-    except BootseerError:
+    except NotFoundError:  # no Slurm
         config = {}
+    except BootseerError as exc:
+        hint = f"try again when slurmctld answers, or remove {prefix} when slurm.conf does not name it"
+        raise BootseerError(f"it is not known whether Slurm still runs the scripts: {exc.message}", hint=hint) from None
     for key in _NAMES.values():
         if config.get(key, "") in [str(path) for path in found]:
             hint = f"remove the line {key}=... from slurm.conf and run scontrol reconfigure first"
             raise ConfigError(f"Slurm still runs {config[key]}", hint=hint)
+    if left := jobfolder.present():
+        job = left[0].name.partition(".")[0]
+        hint = f"drain the node first, or unmount it with SLURM_JOB_ID={job} {prefix}/epilog"
+        raise ConfigError(f"the image of job {job} is still mounted here", hint=hint)
     with doing(f"remove the scripts in {prefix}"):
         for path in found:
             path.unlink()
@@ -117,7 +131,7 @@ def settings() -> dict[str, str]:
             stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
-        raise BootseerError("there is no scontrol here") from None
+        raise NotFoundError("there is no scontrol here") from None
     except subprocess.TimeoutExpired:
         raise BootseerError(f"scontrol did not answer within {_ASK_SECONDS:g} s") from None
     except subprocess.CalledProcessError as exc:
@@ -157,10 +171,20 @@ def _script(name: str, seconds: int) -> str:
         name=_NAMES[name],
         verb=name,
         when=_WHEN[name],
-        settings=f"BOOTSEER_CONFIG={shlex.quote(named)}" if named else "",
+        settings=f"BOOTSEER_CONFIG={shlex.quote(os.path.abspath(named))}" if named else "",
         seconds=seconds,
         python=shlex.quote(sys.executable),
     )
+
+
+def _check_settings(path: Path) -> None:
+    """Raises `ConfigError` when somebody else could change the settings by which root mounts images."""
+    with doing(f"read {path}"):
+        path = path.resolve(strict=True)
+        found = path.stat()
+    trusted(path.parent)
+    if stat.S_ISREG(found.st_mode) and (found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022):
+        raise ConfigError(f"others can write to {path}", hint=f"chown root {path}; chmod go-w {path}")
 
 
 def _is_ours(path: Path) -> bool:
