@@ -217,7 +217,8 @@ def _take_parquet(connection: DuckDBPyConnection, file: Path) -> None:
             what = f"of version {told[0][0]!r}, this is {VERSION}" if told else "not of `bootseer profile compact`"
             raise DataError(f"{file} is {what}", hint="write it again from the events")
         connection.execute(
-            f"INSERT INTO starts SELECT {', '.join(_COLUMNS)} FROM read_parquet({_quoted(_literal(file))})"
+            f"INSERT INTO starts SELECT {', '.join(_COLUMNS)} FROM read_parquet({_quoted(_literal(file))},"
+            " hive_partitioning=false)"
         )
 
 
