@@ -104,17 +104,19 @@ def ensure(
             nonlocal before, useless
             before = useless = None
             try:
-                found = records.load(store, image.digest, image.platform, keys)
+                data = store.get(name)
+            except NotFoundError:
+                return False
+            try:
+                found = records.read(data, image.digest, image.platform, keys, where=f"in store {store.shown}")
+            except UnsignedError as exc:
+                log.warning("%s; converting again", exc.message)
+            else:
                 if store.exists(tree_key(found.tree)):
                     before = found
                     return True
                 log.warning("tree %s of %s is missing in store %s; converting again", found.tree, ref, store.shown)
-                useless = store.get(name)
-            except UnsignedError as exc:
-                log.warning("%s; converting again", exc.message)
-                useless = store.get(name)
-            except NotFoundError:
-                pass
+            useless = data
             return False
 
         def convert_now() -> Ensured:
