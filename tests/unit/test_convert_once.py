@@ -17,7 +17,7 @@ from bootseer import image, launch
 from bootseer.blocks.formats.manifest import tree_key
 from bootseer.cli.main import assemble
 from bootseer.config import Config
-from bootseer.errors import ConfigError, DataError
+from bootseer.errors import BootseerError, ConfigError, DataError
 from bootseer.launch.job import ImageTable, Job, JobTable
 from bootseer.store import lease
 from bootseer.store.folder import FolderStore
@@ -129,6 +129,14 @@ def test_two_nodes_that_fail_end_all_waits(site: Site, monkeypatch: pytest.Monke
     monkeypatch.setattr(lease, "take_turn", lambda *args, **more: lease.Turn(failure=failure))
     with pytest.raises(DataError, match="was not converted by other nodes, n1 the last: layer 1 is damaged"):
         image.ensure(site.ref, site.store.url, work_dir=site.place / "w", wait=1.0)
+
+
+def test_a_failure_without_a_kind_is_one_here_too(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = lease.Failure("n1", "no idea", BootseerError.exit_code)
+    monkeypatch.setattr(lease, "take_turn", lambda *args, **more: lease.Turn(failure=failure))
+    with pytest.raises(BootseerError, match="n1 the last: no idea") as caught:
+        image.ensure(site.ref, site.store.url, work_dir=site.place / "w", wait=1.0)
+    assert type(caught.value) is BootseerError
 
 
 def test_a_start_converts_nothing_that_it_would_refuse(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

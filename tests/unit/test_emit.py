@@ -130,6 +130,13 @@ def test_secrets_never_enter_attributes(file, name, value, written):
     assert b"hunter2" not in file.read_bytes()
 
 
+def test_a_long_attribute_holds_nothing_up(file):
+    began = time.thread_time()
+    emit.begin("env", digest=100_000 * "a" + "=")
+    assert time.thread_time() - began < 5
+    assert lines(file)[0]["attrs"]["digest"] == 512 * "a"
+
+
 VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3000))
 
 

@@ -185,6 +185,26 @@ def test_both_keys_are_trusted_while_they_change(site: Site) -> None:
     assert site.resolve(key="both").image != site.resolve("two", key="both").image
 
 
+def test_a_record_that_another_node_replaces_in_this_moment_is_converted_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two steps of `Store.replace` there is none."""
+    site.convert(key="")
+    get = FolderStore.get
+
+    def last(self: FolderStore, key: str) -> bytes:
+        data = get(self, key)
+        if key.startswith("images/"):
+            self.delete(key)
+        return data
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "get", last)
+        made = site.convert()
+    assert made.fresh
+    assert site.resolve() == made.record
+
+
 def test_an_unsigned_record_is_never_signed_but_made_again(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     record, evil = site.convert(key="").record, site.convert("two", key="").record
     site.replace(record, site.stored(record).replace(record.tree.encode(), evil.tree.encode()))

@@ -201,6 +201,48 @@ def test_after_two_failures_in_a_row_all_waits_end(store: FolderStore, caplog: p
     assert leases(store) == []
 
 
+@pytest.mark.parametrize("message", ["layer a\udcff is damaged", "\x1b[31mno such layer"])
+def test_whatever_a_failure_says_is_told(store: FolderStore, message: str) -> None:
+    """What was read from a layer or from a registry may be in it."""
+    lead = turn(store).lead
+    assert lead
+    with lead:
+        lead.failed(message, 65)
+    assert msgspec.json.decode(store.get(f"leases/{NAME}/0"), type=Lease).code == 65
+
+
+def test_a_result_that_was_there_first_is_found(store: FolderStore, caplog: pytest.LogCaptureFixture) -> None:
+    """The leader drops its own then: there is nothing that the others would have to do."""
+    lead = turn(store).lead
+    assert lead
+    looks: list[bool] = []
+    other = later(lambda: turn(store, lambda: bool(looks.append(True)) or True))
+    until(lambda: "waiting for" in caplog.text, 60)
+    with lead:
+        lead.unshared("there is a snapshot of this key already")
+    assert other.result(60) == Turn()
+    assert looks
+
+
+@pytest.mark.parametrize("name", ["007", "0/x"])
+def test_what_cannot_be_a_lease_holds_nobody_up(store: FolderStore, name: str) -> None:
+    """A file that only looks like one, and a folder in its place."""
+    store.put(f"leases/{NAME}/{name}", b"{}")
+    looks: list[int] = []
+
+    def settled() -> bool:
+        looks.append(1)
+        if len(looks) > 1000:
+            raise UnavailableError("asked without end")
+        return False
+
+    found = later(lambda: turn(store, settled, seconds=0.5)).result(60)
+    assert len(looks) < 100
+    if found.lead:
+        found.lead.__exit__()
+    assert bool(found.lead) == (name == "007")
+
+
 def test_a_leader_that_was_stopped_takes_nothing_from_the_next_one(
     store: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import BootseerError
-from bootseer.profile import analysis, events, intervals
+from bootseer.profile import analysis, events, intervals, starts
 from bootseer.profile.analysis import analyse
+from bootseer.profile.clock import Axis
+from bootseer.profile.timeline import Timeline
 from support.startups import StartUp
 
 SECONDS = st.floats(-50, 200, allow_nan=False).map(lambda x: round(x, 3))
@@ -167,3 +169,33 @@ def test_10000_nodes_are_read_and_analysed_in_time(tmp_path):
     report = analyse(events.read(path))
     assert time.process_time() - began < 3
     assert len(report.nodes) == 1000
+
+
+class Counted(list):
+    """Counts how often all of it is gone through."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("many", ["nodes", "starts"])
+def test_the_spans_are_gone_through_as_often_for_many_as_for_few(many):
+    def passes(count):
+        made = [StartUp(f"j{number}") for number in range(count if many == "starts" else 1)]
+        for number in range(count):
+            one = made[number % len(made)]
+            for stage in ("env", "wait", "first_step"):
+                one.span(f"n{number}", stage, 0, 10 + number)
+            one.span("n", "first_step", 0, 1)
+        log = events.parse(line for one in made for line in one.lines())
+        log.spans = Counted(log.spans)
+        if many == "starts":
+            assert len(list(starts.of(log))) == count
+        else:
+            Timeline(log.spans, Axis(log.spans))
+        return log.spans.passes
+
+    assert passes(40) == passes(3)

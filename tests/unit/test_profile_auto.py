@@ -35,6 +35,39 @@ TORCH = {  # what the hooks know of torch, without its weight
                 raise FileNotFoundError(path)
             return path
     """,
+    "torch/optim/__init__.py": "",
+    # as of torch 2.2, which has no `torch.compiler.is_compiling`
+    "torch/optim/optimizer.py": """
+        from collections import OrderedDict
+        _global_optimizer_pre_hooks, _global_optimizer_post_hooks = OrderedDict(), OrderedDict()
+        class Handle:
+            def __init__(self, hooks, hook):
+                self.hooks, self.id = hooks, len(hooks)
+                hooks[self.id] = hook
+            def remove(self):
+                self.hooks.pop(self.id, None)
+        def register_optimizer_step_pre_hook(hook):
+            return Handle(_global_optimizer_pre_hooks, hook)
+        def register_optimizer_step_post_hook(hook):
+            return Handle(_global_optimizer_post_hooks, hook)
+        def step():
+            for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+                for hook in hooks.values():
+                    hook(None, (), {})
+    """,
+    "torch/_dynamo/__init__.py": "",
+    # as of torch 2.3, whose callbacks get no argument
+    "torch/_dynamo/callback.py": """
+        class Handler:
+            def __init__(self):
+                self.start, self.end = [], []
+                self.register_start_callback, self.remove_start_callback = self.start.append, self.start.remove
+                self.register_end_callback, self.remove_end_callback = self.end.append, self.end.remove
+            def run(self):
+                for callback in self.start + self.end:
+                    callback()
+        callback_handler = Handler()
+    """,
 }
 PROGRAMS = {
     "error": "import torch\ndef main():\n    torch.load('missing')\nmain()",
@@ -51,6 +84,21 @@ PROGRAMS = {
         print(importlib.util.find_spec("torch").origin, torch.__loader__.__dict__)
         print(torch.__loader__ is torch.__spec__.loader, pickle.dumps(torch.load))
         print(inspect.signature(torch.load), torch.load.__doc__, inspect.getsource(torch.load))
+    """,
+    "step": "import torch.optim.optimizer as o\no.step()\nprint('stepped')",
+    "compile": "import torch._dynamo.callback as c\nc.callback_handler.run()\nprint('compiled')",
+    "hook": """
+        import torch.optim.optimizer as o
+        o.register_optimizer_step_post_hook(lambda *args: print("stepped"))
+        o.step()
+        o.step()
+    """,
+    "held": """
+        import pickle, torch, torch.optim.optimizer as o
+        kept = torch.load
+        print(pickle.dumps(kept))
+        o.step()
+        print(pickle.dumps(kept))
     """,
     "site": "import sys\nprint(sys.modules['sitecustomize'].MINE)",
 }
@@ -100,6 +148,8 @@ def test_nothing_that_a_program_does_or_shows_changes(program, name, file):
         stages = seen(folder / file)
         assert stages[0] == ("import", "DONE" if name != "signal" else stages[0][1])
         assert ("checkpoint_load", "DONE") in stages or name not in ("error", "arguments", "warning")
+        assert ("first_step", "DONE") in stages or name not in ("step", "hook", "held")
+        assert ("compile", "DONE") in stages or name != "compile"
 
 
 def test_a_sitecustomize_that_fails_is_told_as_python_tells_it(program):
@@ -216,7 +266,7 @@ def test_a_training_program_until_its_first_step(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "left": [[], []],
-        "files": ["dataloader.py", "__init__.py", "serialization.py", "c10d_logger.py"],
+        "files": ["dataloader.py", "__init__.py", "<frozen importlib._bootstrap>", "c10d_logger.py"],
         "patched": True,
     }
     stages = ["dist_init", "checkpoint_load", "data_loader_init", "data_loader_init", "first_step", "compile"]

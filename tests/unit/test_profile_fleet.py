@@ -84,6 +84,13 @@ def test_compacted_rows_say_the_same_and_count_once(weeks: Path, tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["events", kept.name]
 
 
+def test_the_name_of_a_folder_is_no_figure(weeks: Path, tmp_path: Path) -> None:
+    """DuckDB takes such a folder for the column of that name."""
+    (tmp_path / "job=other").mkdir()
+    starts.compact([weeks], tmp_path / "job=other/starts.parquet")
+    assert fleet.analyse([tmp_path / "job=other"]).jobs == 2
+
+
 def test_what_is_known_now_replaces_what_was_known_earlier(weeks: Path, tmp_path: Path) -> None:
     (file,) = weeks.glob("2.jsonl")
     lines = file.read_text().splitlines(keepends=True)

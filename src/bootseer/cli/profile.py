@@ -58,7 +58,8 @@ def show(
     count, names = _nodes(nodes)
     log = _read(events)
     chosen = _choose(log, job, attempt, cycle, every)
-    reports = [analysis.analyse(log, identity, nodes=count, names=names) for identity in chosen]
+    parts = log.by_identity()
+    reports = [analysis.analyse(parts[identity], identity, nodes=count, names=names) for identity in chosen]
     if as_json:
         print_json(reports if every else reports[0])
         return

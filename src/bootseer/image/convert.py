@@ -24,7 +24,7 @@ from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, from_exit_code, from_os_error
 from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
@@ -104,17 +104,19 @@ def ensure(
             nonlocal before, useless
             before = useless = None
             try:
-                found = records.load(store, image.digest, image.platform, keys)
+                data = store.get(name)
+            except NotFoundError:
+                return False
+            try:
+                found = records.read(data, image.digest, image.platform, keys, where=f"in store {store.shown}")
+            except UnsignedError as exc:
+                log.warning("%s; converting again", exc.message)
+            else:
                 if store.exists(tree_key(found.tree)):
                     before = found
                     return True
                 log.warning("tree %s of %s is missing in store %s; converting again", found.tree, ref, store.shown)
-                useless = store.get(name)
-            except UnsignedError as exc:
-                log.warning("%s; converting again", exc.message)
-                useless = store.get(name)
-            except NotFoundError:
-                pass
+            useless = data
             return False
 
         def convert_now() -> Ensured:
@@ -134,7 +136,8 @@ def ensure(
         if before:
             return Ensured(before, False)
         if turn.failure:
-            raise _failure(turn.failure, str(image.ref))
+            node, message, code = turn.failure
+            raise from_exit_code(code, f"{image.ref} was not converted by other nodes, {node} the last: {message}")
         with turn.lead or contextlib.nullcontext():
             try:
                 return past_mirrors(image.source, convert_now)
@@ -142,12 +145,6 @@ def ensure(
                 if turn.lead:
                     turn.lead.failed(str(exc), exc.exit_code if isinstance(exc, BootseerError) else 70)
                 raise
-
-
-def _failure(found: lease.Failure, ref: str) -> BootseerError:
-    """The error that the last of other nodes met, of the kind that its exit code tells."""
-    kind = next((kind for kind in BootseerError.__subclasses__() if kind.exit_code == found.code), BootseerError)
-    return kind(f"{ref} was not converted by other nodes, {found.node} the last: {found.message}")
 
 
 def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | None, repair: bool) -> ImageRecord:

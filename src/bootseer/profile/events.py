@@ -143,6 +143,14 @@ class EventLog(msgspec.Struct):
                 first[span.identity] = stamp.wall
         return sorted(first, key=lambda key: (first[key], key))
 
+    def by_identity(self) -> dict[Identity, EventLog]:
+        """One for each of `identities`, in their order, with the same counts of what could not be used."""
+        spans: dict[Identity, list[Span]] = {identity: [] for identity in self.identities()}
+        for span in self.spans:
+            if span.identity in spans:
+                spans[span.identity].append(span)
+        return {identity: msgspec.structs.replace(self, spans=found) for identity, found in spans.items()}
+
 
 def between(begin: Stamp, end: Stamp) -> Duration | None:
     """``end - begin`` from the monotonic clock under one boot id, else from the wall clock; None if negative."""

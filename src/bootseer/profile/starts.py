@@ -82,8 +82,8 @@ def of(log: events.EventLog, identity: events.Identity | None = None) -> Iterato
     for span in log.spans:
         if isinstance(team := span.attrs.get("team"), str):
             teams.setdefault(span.identity, team)
-    for one in log.identities() if identity is None else [identity]:
-        yield _row(analysis.analyse(log, one), teams.get(one, ""))
+    for one, part in log.by_identity().items() if identity is None else [(identity, log)]:
+        yield _row(analysis.analyse(part, one), teams.get(one, ""))
 
 
 def _row(report: JobReport, team: str) -> Start:
@@ -217,7 +217,8 @@ def _take_parquet(connection: DuckDBPyConnection, file: Path) -> None:
             what = f"of version {told[0][0]!r}, this is {VERSION}" if told else "not of `bootseer profile compact`"
             raise DataError(f"{file} is {what}", hint="write it again from the events")
         connection.execute(
-            f"INSERT INTO starts SELECT {', '.join(_COLUMNS)} FROM read_parquet({_quoted(_literal(file))})"
+            f"INSERT INTO starts SELECT {', '.join(_COLUMNS)} FROM read_parquet({_quoted(_literal(file))},"
+            " hive_partitioning=false)"
         )
 
 

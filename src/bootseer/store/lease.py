@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -27,6 +28,7 @@ from bootseer import faults
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.profile import emit
 from bootseer.store.base import Store
+from bootseer.units import one_line
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +175,7 @@ def take_turn(store: Store, name: str, *, work: str, seconds: float, settled: Ca
 class _Contest:
     def __init__(self, store: Store, folder: str, work: str, until: float, settled: Callable[[], bool]) -> None:
         self._store, self._folder, self._work = store, folder, work
-        self._until, self._settled, self._node = until, settled, this_node()
+        self._until, self._settled, self._node = until, settled, _line(this_node())
 
     def run(self) -> Turn:
         # ``old``: what there was before this node came; when it has ended, it may be of an earlier start
@@ -184,14 +186,16 @@ class _Contest:
                 if end == "late":
                     return Turn()
                 if end == "gone":
-                    if self._settled():
+                    if self._settled() or time.monotonic() >= self._until:
                         return Turn()
+                    time.sleep(POLL)  # a store may say for long that there is one, and that there is none
                     number, old = self._newest(), True
                     if number >= 0:
                         continue
                 elif isinstance(end, Lease):
                     log.warning("%s reports: %s", end.node, end.message)
                     if end.state == "unshared":
+                        self._settled()  # perhaps because there is a result by now
                         return Turn()
                     failures = max(failures + 1, end.failures)
                     if failures >= FAILURES:
@@ -261,7 +265,7 @@ def _key(folder: str, number: int) -> str:
 
 def _numbers(store: Store, folder: str) -> list[int]:
     names = (info.key.removeprefix(f"{folder}/") for info in store.list(folder))
-    return [int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < 10]
+    return [int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,8}", name)]
 
 
 def _who(lease: Lease | None) -> str:
@@ -269,7 +273,7 @@ def _who(lease: Lease | None) -> str:
 
 
 def _line(text: str) -> str:
-    return emit.redact("message", " ".join(text.split()))[:1000]
+    return emit.redact("message", one_line(" ".join(text.split())))[:1000]
 
 
 def _decoded(data: bytes) -> Lease | None:

@@ -1,5 +1,5 @@
 # ruff: noqa: SIM105  # contextlib would be an import that the program may not have
-"""Spans around what training code does before its first step has ended; then everything is put back.
+"""Spans around what training code does before its first step has ended; then everything is put back that could cost.
 
 A finder first on ``sys.meta_path`` times the import of `HEAVY` packages and, when a module of `CALLS` has been
 imported, wraps the functions named there. Optimizers and the compiler have callbacks for this. What a program can see
@@ -34,10 +34,10 @@ HEAVY = frozenset(
 belongs to it."""
 
 CALLS = {
-    "torch.serialization": (("load", "checkpoint_load", "torch"),),
+    "torch.serialization": (("load", "checkpoint_load", ""),),
     "torch.distributed.checkpoint.state_dict_loader": (
-        ("load", "checkpoint_load", "torch.distributed.checkpoint"),
-        ("load_state_dict", "checkpoint_load", "torch.distributed.checkpoint"),
+        ("load", "checkpoint_load", ""),
+        ("load_state_dict", "checkpoint_load", ""),
     ),
     # It steps the optimizer once, to make its state; that is no training.
     "torch.distributed.checkpoint.state_dict": (("_init_optim_state", "", ""),),
@@ -149,6 +149,8 @@ class Hooks:
 
         wrapper = _around(call, before, after)
         setattr(holder, attribute, wrapper)
+        if stage == "checkpoint_load":
+            return  # a data set may keep it, and be pickled for its workers later: its name must lead to it then, too
 
         def undo() -> None:
             for place in (holder, sys.modules.get(elsewhere)):
@@ -160,25 +162,38 @@ class Hooks:
     def _on_steps(self, module: Any) -> None:
         torch = sys.modules["torch"]
 
+        def compiles() -> bool:
+            try:
+                answer: bool = torch.compiler.is_compiling()
+            except AttributeError:  # before torch 2.3
+                return False
+            return answer
+
         # The compiler traces both; there they do nothing, so that the code that it makes is the same.
         def before(optimizer: object, args: object, kwargs: object) -> None:
-            if not torch.compiler.is_compiling():
+            if not compiles():
                 self._step_begins()
 
         def after(optimizer: object, args: object, kwargs: object) -> None:
-            if not torch.compiler.is_compiling():
+            if not compiles():
                 self._step_ended()
 
+        def undo() -> None:
+            """Inside `after`: torch goes through these hooks, and none may go while another one is to come."""
+            if next(reversed(module._global_optimizer_post_hooks)) == last.id:
+                last.remove()
+
         self._undo.append(module.register_optimizer_step_pre_hook(before).remove)
-        self._undo.append(module.register_optimizer_step_post_hook(after).remove)
+        last = module.register_optimizer_step_post_hook(after)
+        self._undo.append(undo)
 
     def _on_compilations(self, handler: Any) -> None:
         tokens: list[Token | None] = []
 
-        def start(_: object) -> None:
+        def start(*args: object) -> None:  # of older versions none
             tokens.append(self._enter("compile"))
 
-        def end(_: object) -> None:
+        def end(*args: object) -> None:
             if tokens:
                 self._leave(tokens.pop())
 
