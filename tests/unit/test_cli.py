@@ -149,6 +149,11 @@ def test_a_settings_file_that_is_not_there():
     assert "none.toml" in done.stderr
 
 
+def test_exec_needs_a_command():
+    done = call("exec", "--", "--")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
 def test_quiet_and_verbose_together():
     assert call("-q", "-v", "config", "show").returncode == 2
 

@@ -159,7 +159,7 @@ def test_the_command_line(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         done = CliRunner().invoke(assemble(), [*words, "--wait", "5", site.ref])
         assert done.exit_code == 0
         assert done.stdout.startswith(result)
-    for wrong in (["--repair"], ["--wait", "-1"]):
+    for wrong in (["--repair"], ["--wait", "-1"], ["--wait", "nan"]):
         assert CliRunner().invoke(assemble(), [*words, *wrong, site.ref]).exit_code == 2
     assert CliRunner().invoke(assemble(), [*words[:-1], "--wait", "1", site.ref]).exit_code == 2
     assert image.resolve(site.ref, site.store)

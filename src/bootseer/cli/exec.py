@@ -43,6 +43,9 @@ def enter(
     from bootseer.kernel import enter as entering
     from bootseer.profile.wrap import CommandError  # now: later this host's Python is out of sight
 
+    words = command[1:] if command[0] == "--" else command
+    if not words:
+        raise typer.BadParameter("name a command", param_hint="CMD")
     root, variables, folder = _image(image)
     here = os.getcwd()
     shown = [*_usual(here), *map(_volume, volume or [])]
@@ -58,7 +61,6 @@ def enter(
                 raise NotFoundError(f"there is no folder {cwd} in the image: {exc.strerror}") from None
     for number in _IGNORED_BY_PYTHON:
         signal.signal(number, signal.SIG_DFL)
-    words = command[1:] if command[0] == "--" else command
     try:
         os.execvp(words[0], words)
     except OSError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from pathlib import Path
@@ -78,6 +79,8 @@ def convert(
         raise typer.BadParameter("--if-missing and --repair contradict each other")
     if wait is not None and not if_missing:
         raise typer.BadParameter("--wait is for --if-missing")
+    if wait is not None and not math.isfinite(wait):
+        raise typer.BadParameter("--wait needs an end")
     config = settings(store)
     with Bars(quiet=as_json) as bars:
         record, fresh = image.ensure(
