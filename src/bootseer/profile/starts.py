@@ -7,7 +7,6 @@ Format 1, the columns of `Start`; the file's metadata have the key ``bootseer_st
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -138,8 +137,9 @@ def connect() -> DuckDBPyConnection:
 def compact(paths: Sequence[Path], output: Path) -> int:
     """Write what `load` reads as one Parquet file, whole or not at all; returns the number of start-ups."""
     connection = load(paths)
-    with doing(f"write {output}"), _unfinished(output) as made:
-        made.touch()  # DuckDB's own words for a folder that is missing or closed are of another kind
+    # in a folder of its own: where others may write, they could plant a link under a name that they can guess
+    with doing(f"write {output}"), tempfile.TemporaryDirectory(prefix=".starts-", dir=output.parent) as folder:
+        made = Path(folder) / "starts.parquet"
         with _said(f"cannot write {output}"):
             connection.execute(
                 f"COPY (SELECT * FROM starts ORDER BY began_us) TO {_quoted(str(made))}"
@@ -240,12 +240,3 @@ def _literal(file: Path) -> str:
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-@contextlib.contextmanager
-def _unfinished(path: Path) -> Iterator[Path]:
-    made = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield made
-    finally:
-        made.unlink(missing_ok=True)
