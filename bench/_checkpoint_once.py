@@ -43,12 +43,12 @@ SHARING = {ONCE: "once", ONE_READ: "once-one-read", ONE_BUCKET: "once-one-bucket
 def run(
     site: ShapedHadoop, report: Report, path: str, made: Made, *, rounds: int, ways: Mapping[str, str] = WAYS
 ) -> None:
-    """Each rank loads ``path``, or the plain file beside it, ``rounds`` times in each of ``ways``. All memory of a rank
-    is its own; the node has an empty cache each time."""
+    """Each rank loads ``path``, or the plain file beside it, ``rounds`` times in each of ``ways``, every other round in
+    reverse. All memory of a rank is its own; the node has an empty cache each time."""
     folder, _, name = path.rpartition("/")
     size = made.path.stat().st_size
     for n in range(1, rounds + 1):
-        for variant, way in ways.items():
+        for variant, way in list(ways.items())[:: 1 if n % 2 else -1]:
             task = Task(
                 way=way, url=f"{site.cluster.url}{folder}", path=PLAIN if variant == VANILLA else name, size=size
             )
