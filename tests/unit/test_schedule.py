@@ -18,10 +18,18 @@ AROUND = ["abc", "bcd", "cda", "dab"]
 COLLIDING = ["abc", "abd", "acb", "acd"]
 
 
-def request(replicas, total, unit=MB, *, file=None, name="r") -> Request:
+def request(replicas, total, unit=MB, *, file=None, name="r", joined=False) -> Request:
+    """``joined``: one more part lies at the end of each block and at the beginning of the next one."""
     file = file or object()
     count = -(-total // unit // len(replicas))
     spans = [BlockRange(Place(file, keys), [i * unit for i in range(count + 1)]) for keys in replicas]
+    if joined:
+        for span, after in list(itertools.pairwise(spans)):
+            end, join = span.starts[-1], Join(2)
+            for place, starts in ((span.place, [end, end + unit // 3]), (after.place, [end + unit, end + 2 * unit])):
+                piece = BlockRange(place, starts)
+                piece.join = join
+                spans.append(piece)
     return Request(spans, name)
 
 
@@ -268,6 +276,31 @@ def test_a_wrong_joined_part_is_read_again_from_others():
     assert wanted.error is None
 
 
+@pytest.mark.parametrize("end", [Outcome.DONE, Outcome.CANCELLED])
+def test_a_hedge_that_ends_after_its_joined_piece_has_come_changes_nothing(end):
+    file, join = object(), Join(2)
+    spans = [BlockRange(Place(file, "ab"), [0, MB]), BlockRange(Place(file, "cd"), [0, 2 * MB])]
+    for span in spans:
+        span.join = join
+    wanted, scheduler, now = Request(spans), Scheduler(scratch=ByteBudget(64 * MB)), 1.0
+    for key in "abcd":
+        scheduler.node(key, key)
+    scheduler.submit(wanted, now)
+    first, second = scheduler.take(now), scheduler.take(now)
+    while (hedge := scheduler.take(now)) is None:
+        now += 0.05
+        scheduler.tick(now)
+    late, other = (first, second) if hedge.run is first.run else (second, first)
+    assert scheduler.ended(late, Outcome.DONE, None, now) is None
+    assert hedge.cancelled
+    assert scheduler.ended(hedge, end, None, now) is None
+    then = scheduler.ended(other, Outcome.DONE, None, now)
+    assert not wanted.finished
+    scheduler.joined(then.join, None, now)
+    assert wanted.finished
+    assert fine(wanted)
+
+
 # -- second tries, giving up ------------------------------------------------------------------------------------------
 
 
@@ -429,9 +462,10 @@ NODE = st.builds(
     at=st.lists(st.sampled_from([0.0, 0.05, 0.4]), min_size=4, max_size=4),
     unit=st.sampled_from([65536, MB, 3 * MB]),
     bad=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 30), st.sampled_from(["gone", "corrupt", "unsound"]))),
+    joined=st.booleans(),
 )
-def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad):
-    requests = [request([sorted(keys) for keys in replicas], size * MB, unit) for replicas, size in files]
+def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad, joined):
+    requests = [request([sorted(keys) for keys in blocks], size * MB, unit, joined=joined) for blocks, size in files]
     simulated = Cluster(dict(zip(KEYS, cluster, strict=True)))
     places = [span.place for one in requests for span in one.spans]
     for key, index, kind in bad:

@@ -163,7 +163,8 @@ class Run:
     """Parts ``first`` to ``last`` (exclusive) of ``span``. ``failures``: tries by DataNode that did not work.
 
     ``won``: the hedge that has all bytes, while the primary attempt is being stopped. ``rounds``: how often fresh
-    locations were asked for on its account; it is not tried before the time ``not_before``.
+    locations were asked for on its account; it is not tried before the time ``not_before``. ``done``: its bytes are in
+    the caller's memory, right as far as they can be checked alone.
     """
 
     def __init__(self, span: BlockRange, first: int, last: int) -> None:

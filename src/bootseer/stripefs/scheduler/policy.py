@@ -162,7 +162,9 @@ class Scheduler:
                 run.failures[node.key] = run.failures.get(node.key, 0) + 1
                 run.outcomes.add(Outcome.DAMAGED)
                 run.error, run.verify = error, True
-                self._requeue(run, now)
+                run.done = False
+                if run.hedge is None:
+                    self._requeue(run, now)
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
@@ -361,6 +363,7 @@ class Scheduler:
 
     def _arrived(self, run: Run, node: NodeState, now: float) -> FollowUp:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
+        run.done = True
         if run.hedge is not None:
             self._cancel(run.hedge)
         if (join := run.span.join) is None:
@@ -374,7 +377,6 @@ class Scheduler:
 
     def _complete(self, run: Run, now: float) -> None:
         request = run.span.request
-        run.done = True
         request.left -= run.size
         request.progress_at = now
         self.budget.earn(run.size)
