@@ -2,12 +2,12 @@
 
     scripts/bench fleet [--quick] [--rounds 3] [--out report.json]
 
-``ingest`` reads the events of the job (20 spans a rank), ``page`` makes its HTML page, ``fleet`` looks at the kept rows
-of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``jobs`` and ``served-fleet`` are
-pages of `bootseer profile serve` over these rows, from request to last byte, without the first request. ``flags`` analyses start-ups of 64
-nodes with noise (lognormal, sigma 0.1), half of them with one planted straggler (twice the median): ``false_flags`` is
-the share of start-ups in which another node was named, ``found`` that of planted ones that were. --quick: a tenth of
-the nodes, start-ups and noisy ones.
+``ingest`` reads the events of the job (20 spans a rank), ``page`` makes its HTML page, ``fleet`` looks at the kept
+rows of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``jobs`` and ``served-
+fleet`` are pages of `bootseer profile serve` over these rows, from request to last byte, without the first request.
+``flags`` analyses start-ups of 64 nodes with noise (lognormal, sigma 0.1), half of them with one planted straggler
+(twice the median): ``false_flags`` is the share of start-ups in which another node was named, ``found`` that of
+planted ones that were. --quick: a tenth of the nodes, start-ups and noisy ones.
 """
 
 from __future__ import annotations
