@@ -6,24 +6,21 @@ import contextlib
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("starlette", reason="the extra `serve` is not installed")
-
 from bootseer.profile import compare, starts
 from bootseer.profile.index import Index, key
+from support.pages import TOKEN, serving
 from support.startups import StartUp
 
-TOKEN = "a-token-of-thirty-two-characters"
 HOSTILE = "<script>alert(1)</script>/../../etc\"'" + "x" * 100
 
 
@@ -36,42 +33,6 @@ def start_up(
         made.span(node, "env", 20, 20 + env)
         made.span(node, "first_step", 20 + env, 30 + env if complete else None)
     return made
-
-
-class Server:
-    def __init__(self, *args: str | Path) -> None:
-        command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", *map(str, args)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        self.said = self.process.stderr.readline()
-        self.port = int(self.said.rstrip("/\n").rpartition(":")[2])
-
-    def ask(
-        self, path: str, method: str = "GET", body: bytes | None = None, **headers: str
-    ) -> tuple[int, http.client.HTTPMessage, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        with contextlib.closing(connection):
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, body, named)
-            answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read().decode()
-
-    def page(self, path: str) -> str:
-        status, headers, text = self.ask(path)
-        assert status == 200, text
-        assert "script-src 'self'" in headers["Content-Security-Policy"]
-        return text
-
-
-@contextlib.contextmanager
-def serving(*args: str | Path) -> Iterator[Server]:
-    server = Server(*args)
-    try:
-        yield server
-    finally:
-        server.process.send_signal(signal.SIGINT)
-        with server.process:
-            pass
 
 
 def refused(*args: str | Path) -> tuple[int, str]:
