@@ -24,7 +24,11 @@ pytestmark = pytest.mark.skipif(
 SHOTS = Path(__file__).parents[2] / ".cache" / "pages"
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>" + "y" * 4096
 STAGES = ("image", "env", "import", "dist_init", "checkpoint_load", "first_step")
-LOOKS = [("light", 1280), ("dark", 1280), ("light", 380), ("dark", 380)]
+LOOKS = [
+    ("light", 1280),
+    ("dark", 380),
+    *(pytest.param(*look, marks=pytest.mark.soak) for look in (("dark", 1280), ("light", 380))),
+]
 
 
 def big(job: str, cycle: int = 0, *, nodes: int = 24, until: int = len(STAGES), zero: float = 0.0) -> StartUp:

@@ -43,6 +43,6 @@ def bars(groups: Sequence[Group]) -> str:
         '<line x1="0" y1="0" x2="0" y2="5" stroke-width="2"/></pattern></defs>'
     )
     return (
-        f'<div class="scroll" tabindex="0"><svg viewBox="0 0 {wide} {_HIGH + 34}" style="max-width: {wide}px"'
+        f'<div class="scroll" tabindex="0"><svg viewBox="0 0 {wide} {_HIGH + 34}" style="width: {wide}px; min-width: 0"'
         f' role="img" aria-label="Hours by period; the table below has the figures">{pattern}{"".join(out)}</svg></div>'
     )

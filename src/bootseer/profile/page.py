@@ -85,7 +85,13 @@ def body(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
 
 
 def _text(value: object) -> str:
-    return escape(one_line(str(value)))
+    return escape(short(str(value), 400))
+
+
+def short(text: str, most: int = 120) -> str:
+    """``text`` on one line of at most ``most`` characters: names are input, and may be long."""
+    text = one_line(text)
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2 - 3) :]}"
 
 
 def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -131,7 +137,7 @@ def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]
         y = _TOP + _ROW * place
         node = band[0]
         label = node.node + (f" (+{len(band) - 1})" if len(band) > 1 else "")
-        out.append(f'<text x="0" y="{y + 11}"><title>{_text(label)}</title>{_text(_cut(label))}</text>')
+        out.append(f'<text x="0" y="{y + 11}"><title>{_text(label)}</title>{_text(short(label, 26))}</text>')
         for bar in _bars(parts[slowest[node.node]]):
             x, wide = _LEFT + (bar.at[0] - begin) * scale, (bar.at[1] - bar.at[0]) * scale
             if wide >= _SMALLEST:
@@ -200,7 +206,3 @@ def _table(report: JobReport) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= 26 else f"{label[:12]}...{label[-11:]}"
