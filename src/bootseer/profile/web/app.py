@@ -91,7 +91,12 @@ class _Pages:
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
         )
-        self._templates.filters |= {"line": lambda value: page.short(str(value)), "when": _when, "number": _number}
+        self._templates.filters |= {
+            "line": lambda value: page.short(str(value)),
+            "short": page.short,
+            "when": _when,
+            "number": _number,
+        }
         self._templates.globals |= {"style": Markup(page.STYLE), "key": _key, "identity_text": identity_text}
 
     def jobs(self, request: Request) -> Response:
