@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.profile import compare, starts
+from bootseer.profile import compare, events, send, starts
 from bootseer.profile.index import Index, key
 from support.pages import TOKEN, serving
 from support.startups import StartUp
@@ -196,6 +196,42 @@ def test_events_that_are_sent_twice_count_once(tmp_path: Path) -> None:
         assert server.ask("/events", "POST", b"no event\n")[0] == 400
         assert server.ask("/events", "GET")[0] == 405
         assert len(list((tmp_path / "in").iterdir())) == 1
+
+
+def sent(*args: str | Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "send", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+def test_event_files_are_sent_whole_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = start_up().write(tmp_path / "a.jsonl")
+    size = file.stat().st_size
+    with file.open("ab") as torn:
+        torn.write(b'{"bootseer":2,"ev":"begin"')
+    (tmp_path / "token").write_text(TOKEN)
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
+        url = f"http://127.0.0.1:{server.port}/events"
+        code, said = sent(file, "--to", url)
+        assert code == 77
+        assert "does not accept the token" in said
+        assert sent(file, "--to", url, "--token-file", tmp_path / "token")[0] == 0
+        monkeypatch.setattr(send, "PART", 1000)
+        assert send.send([file], url, TOKEN) == size
+        (one,) = Index([tmp_path / "in"]).state.rows.values()
+        assert one.startup_seconds == 60.0
+        assert events.read(tmp_path / "in").torn == 0
+        assert sent(file, "--to", url + "x", "--token-file", tmp_path / "token")[0] == 78
+
+
+def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(tmp_path: Path) -> None:
+    file = start_up().write(tmp_path / "a.jsonl")
+    code, said = sent(file, "--to", "http://127.0.0.1:9/events", "--timeout", "1")
+    assert code == 69
+    assert said.count("\n") <= 2
+    assert "send them again later" in said
+    assert sent(file, "--to", "nonsense")[0] == 78
+    assert sent(tmp_path / "none", "--to", "http://127.0.0.1:9/events")[0] != 0
 
 
 def test_too_long_a_body_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

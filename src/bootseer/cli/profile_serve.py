@@ -1,4 +1,4 @@
-"""``bootseer profile serve`` and ``compare``."""
+"""``bootseer profile serve``, ``send`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command()(serve)
+    app.command()(send)
     app.command()(compare)
 
 
@@ -78,6 +79,27 @@ def serve(
         name = f"[{host}]" if ":" in host else host
         typer.echo(f"{len(index.state.rows)} start-ups at http://{name}:{listener.getsockname()[1]}/", err=True)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def send(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Event files")],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="Server to send them to: http://HOST:PORT/events")],
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="File with the server's token")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds after which it gives up")] = 60.0,
+) -> None:
+    """Send event files to a `profile serve --receive`: at the end of a job, from nodes that share no folder with it.
+
+    What is sent again changes nothing. Files are not removed.
+
+    Example: bootseer profile send /var/lib/job/events.jsonl --to http://monitor:8742/events --token-file token
+    """
+    from bootseer.profile import send as sender
+    from bootseer.units import size_text
+
+    count = sender.send(files, to, _token(token_file), timeout=timeout)
+    typer.echo(f"{to}: {size_text(count)}", err=True)
 
 
 def compare(

@@ -24,7 +24,8 @@ _TICKS = 8
 _SMALLEST = 0.4
 """Narrower bars than this (of 1000) are left out: they would not be seen."""
 STYLE = """
-:root { color-scheme: light dark; --back: #fff; --text: #1c1e21; --faint: #6b7075; --line: #d5d9dd; --warn: #9a3412; --cell: 217, 119, 6 }
+:root { color-scheme: light dark }
+:root { --back: #fff; --text: #1c1e21; --faint: #6b7075; --line: #d5d9dd; --warn: #9a3412; --cell: 217, 119, 6 }
 @media (prefers-color-scheme: dark) {
   :root { --back: #16181b; --text: #e7e9ec; --faint: #9aa1a8; --line: #3a3f45; --warn: #fdba74; --cell: 180, 83, 9 } }
 body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto;
