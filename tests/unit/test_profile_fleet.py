@@ -191,6 +191,13 @@ def test_prometheus_reads_it(weeks: Path) -> None:
     assert cost == pytest.approx(3600 * fleet.analyse([weeks]).total.hours, abs=0.1)
     complete = {(s.labels["kind"], s.labels["complete"]): s.value for s in found["bootseer_startups"].samples}
     assert complete == {("cold", "true"): 4, ("cold", "false"): 1}
+    board = json.loads((Path(__file__).parents[2] / "deploy/grafana/startups.json").read_text())
+    asked = " ".join(target["expr"] for panel in board["panels"] for target in panel["targets"])
+    told = {sample.name: set(sample.labels) for family in found.values() for sample in family.samples}
+    for name in re.findall(r"bootseer_\w+", asked):
+        assert name in told
+    labels = {label for group in re.findall(r"by \(([^)]*)\)", asked) for label in group.split(", ")}
+    assert labels <= set().union(*told.values())
 
 
 def test_names_are_only_names(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_every_page_and_its_other_forms(tmp_path: Path) -> None:
         assert fleet["total"]["hours"] == pytest.approx(2 * 8 * 100 / 3600)
         assert "Jobs that lost most" in server.page("/fleet?period=day")
         assert server.page("/fleet.csv").startswith("name,starts,")
+        assert 'bootseer_startups_total{kind="cold",complete="true"} 2' in server.page("/metrics")
         assert "EventSource" in server.ask("/static/live.js")[2]
         first.unlink()
         wait_for(lambda: len(json.loads(server.page("/jobs.json"))) == 1)

@@ -129,7 +129,7 @@ def export(
     form: Annotated[
         str,
         typer.Option(
-            "--format", help="chrome (trace for ui.perfetto.dev), html (one page, one start-up) or prometheus"
+            "--format", help="chrome (trace for ui.perfetto.dev), html (one page, one start-up), otlp or prometheus"
         ),
     ] = "chrome",
     job: JobName = None,
@@ -139,15 +139,17 @@ def export(
     """Write the spans in another program's format: every start-up, or the one chosen."""
     import msgspec
 
-    from bootseer.profile import chrome, page, prometheus, starts
+    from bootseer.profile import chrome, otlp, page, prometheus, starts
 
-    if form not in ("chrome", "html", "prometheus"):
-        raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html or prometheus")
+    if form not in ("chrome", "html", "otlp", "prometheus"):
+        raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html, otlp or prometheus")
     log = _read(events)
     named = any(part is not None for part in (job, attempt, cycle))
     picked = _choose(log, job, attempt, cycle, False)[0] if named else None
     if form == "chrome":
         document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+    elif form == "otlp":
+        document = msgspec.json.encode(otlp.export(log, picked)) + b"\n"
     elif form == "html":
         document = page.html(log, picked).encode()
     else:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOG = "Log of torchrun, Megatron-LM, NeMo, Lightning or HF's Trainer; - is stdin"
+_PODS = "What kubectl get pods,events -o json printed; - is stdin"
 _SACCT = "What sacct -D --json, or --parsable2, printed; - is stdin"
 
 
@@ -30,6 +31,7 @@ def register(app: typer.Typer) -> None:
 def import_(
     logs: Annotated[list[Path] | None, typer.Option("--log", metavar="FILE", help=_LOG)] = None,
     sacct: Annotated[Path | None, typer.Option("--sacct", metavar="FILE", help=_SACCT)] = None,
+    kubernetes: Annotated[Path | None, typer.Option("--kubernetes", metavar="FILE", help=_PODS)] = None,
     job: Annotated[str, typer.Option("--job", help="Name of the job (default: Slurm's, or the first log's name)")] = "",
     attempt: Annotated[str, typer.Option("--attempt", help="Which attempt of the job the logs are of")] = "0",
     node: Annotated[str, typer.Option("--node", help="Node of lines that name none (default: the log's name)")] = "",
@@ -40,7 +42,8 @@ def import_(
     utc: Annotated[bool, typer.Option("--utc", help="Times of logs that name no zone are UTC, not local time")] = False,
     output: Annotated[Path, typer.Option("--output", "-o", help="Events file to write; - is stdout")] = Path("-"),
 ) -> None:
-    """Write events of what others know of a start: the lines of its logs, or Slurm's accounting (queue and alloc).
+    """Write events of what others know of a start: its logs, Slurm's accounting (queue, alloc), or Kubernetes' pods
+    (queue, alloc, image, and init containers as env).
 
     Logs are for code that nobody can change. Their lines must carry a time: `kubectl logs --timestamps --prefix`, or a
     log format with the time.
@@ -48,13 +51,19 @@ def import_(
     Example: bootseer profile import --log node1.log --log node2.log --gpus 8 -o llm.jsonl
 
     Example: SLURM_TIME_FORMAT=%s sacct -D --json -j 48211 | bootseer profile import --sacct - -o events/sacct.jsonl
+
+    Example: kubectl get pods,events -o json | bootseer profile import --kubernetes - -o events/pods.jsonl
     """
     from bootseer.profile.logs import patterns as known
 
-    if bool(logs) == bool(sacct):
-        raise typer.BadParameter("name logs or sacct's output, one of both", param_hint="--log, --sacct")
+    if (logs or None, sacct, kubernetes).count(None) != 2:
+        raise typer.BadParameter("name one kind of input", param_hint="--log, --sacct, --kubernetes")
     if sacct is not None:
         document = _of_sacct(sacct, job)
+    elif kubernetes is not None:
+        from bootseer.profile import kubernetes as pods
+
+        document = b"".join(pods.events(_text(kubernetes), job))
     else:
         document = _of_logs(logs or [], known(patterns), job=job, attempt=attempt, node=node, gpus=gpus, utc=utc)
     write_out(document, output)
@@ -63,12 +72,15 @@ def import_(
 def _of_sacct(file: Path, job: str) -> bytes:
     from bootseer.profile import sacct as accounting
 
-    with doing(f"read {file}"):
-        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    found = accounting.read(text)
+    found = accounting.read(_text(file))
     if found.bad:
         log.warning("%d records of sacct were not understood; the first: %s", len(found.bad), found.bad[0])
     return b"".join(accounting.events(found.attempts, job))
+
+
+def _text(file: Path) -> bytes:
+    with doing(f"read {file}"):
+        return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
 
 
 def _of_logs(

@@ -28,7 +28,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError
-from bootseer.profile import chart, compare, fleet, page
+from bootseer.profile import chart, compare, fleet, page, prometheus
 from bootseer.profile.events import identity_text
 from bootseer.profile.index import Index, key
 from bootseer.profile.starts import Start
@@ -56,6 +56,7 @@ def make(index: Index, access: Access, received: Path | None = None) -> Starlett
         Route("/compare", pages.chosen),
         Route("/fleet", pages.fleet),
         Route("/fleet.{form:str}", pages.fleet),
+        Route("/metrics", pages.metrics),
         Route("/live", pages.live),
         Route("/login", access.login, methods=["POST"]),
         Mount("/static", StaticFiles(directory=_HERE / "static")),
@@ -169,6 +170,11 @@ class _Pages:
             "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems,
             bars=Markup(chart.bars(report.periods)), mark=state.version,  # `chart` escapes
         )  # fmt: skip
+
+    def metrics(self, _: Request) -> Response:
+        """For a Prometheus that asks here."""
+        text = prometheus.text(self._index.state.rows.values())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def live(self, request: Request) -> Response:
         """Server-sent events: one whenever what the page shows has another mark than ``mark``."""
