@@ -7,6 +7,7 @@ with ``bootseer.``. Only spans with both ends are told: the protocol has no othe
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 from bootseer.errors import NotFoundError
 from bootseer.profile.clock import Axis
@@ -71,7 +72,7 @@ def _id(text: str) -> str:
     return text if plain else hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
-def _attributes(values: dict[str, AttrValue]) -> list[Json]:
+def _attributes(values: Mapping[str, AttrValue]) -> list[Json]:
     return [{"key": name, "value": _value(value)} for name, value in values.items()]
 
 
