@@ -86,7 +86,9 @@ def mount(
         raise typer.BadParameter("--for-job is for mounts of the node daemon, without DIR")
     from bootseer import image
 
-    config = settings(store, verify_key, require_signature)
+    from bootseer.node.client import in_daemon_cgroup
+
+    config = in_daemon_cgroup(settings(store, verify_key, require_signature))
     sweep(config)
     mounted = image.mount(
         ref,
