@@ -7,6 +7,7 @@ caller's thread.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import NoReturn
 
 import msgspec
 
-from bootseer.errors import BootseerError, NotFoundError, from_exit_code
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, from_exit_code
 from bootseer.kernel import _libc, enter
 from bootseer.kernel.enter import Shown
 from bootseer.profile.wrap import CommandError
@@ -81,34 +82,38 @@ def run(command: Command, *, stop_grace: float | None = None) -> int:
     What it leaves in its process group is killed. Raises `NotFoundError` when the image has no such command, and what
     `become` raises.
     """
-    told, said = os.memfd_create("command", 0), os.memfd_create("failure", 0)
     try:
-        os.write(told, msgspec.json.encode((os.getpid(), command)))
-        os.lseek(told, 0, os.SEEK_SET)
+        document = msgspec.json.encode((os.getpid(), command))
+    except UnicodeEncodeError as exc:
+        raise ConfigError(f"{exc.object!r} is no text in UTF-8", hint="a command takes no other") from None
+    with open(os.memfd_create("command"), "w+b") as told, open(os.memfd_create("failure"), "w+b") as said:
+        told.write(document)
+        told.seek(0)
+        fds = [told.fileno(), said.fileno()]
         shared = os.isatty(0)  # another group than the terminal's may not read from it
-        argv = [sys.executable, "-I", "-m", "bootseer.rootless", str(told), str(said)]
-        with subprocess.Popen(argv, pass_fds=[told, said], process_group=None if shared else 0) as process:
-            try:
-                with _forwarding(process, shared, stop_grace):
-                    code = process.wait()
-            finally:
-                if not shared:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                elif process.poll() is None:
-                    process.kill()
-        if answer := os.pread(said, 1 << 16, 0):
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-m", "bootseer.rootless", *map(str, fds)],
+            pass_fds=fds,
+            process_group=None if shared else 0,
+        )
+        send = functools.partial(os.kill if shared else os.killpg, process.pid)
+        try:
+            with _forwarding(process.pid, shared, stop_grace):
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own until it is reaped
+        finally:
+            with contextlib.suppress(OSError):
+                send(signal.SIGKILL)
+            code = process.wait()
+        said.seek(0)
+        if answer := said.read():
             failure = msgspec.json.decode(answer, type=_Failure)
             raise from_exit_code(failure.code, failure.message, hint=failure.hint)
         return code if code >= 0 else 128 - code
-    finally:
-        os.close(told)
-        os.close(said)
 
 
 @contextlib.contextmanager
-def _forwarding(process: subprocess.Popen[bytes], shared: bool, stop_grace: float | None) -> Iterator[None]:
-    """Pass signals on. ``shared``: it is in our process group, the terminal's, which interrupts it itself."""
+def _forwarding(pid: int, shared: bool, stop_grace: float | None) -> Iterator[None]:
+    """Pass signals on to the child ``pid``, which is not reaped yet. ``shared``: it is in our process group, the terminal's, which interrupts it itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -116,9 +121,9 @@ def _forwarding(process: subprocess.Popen[bytes], shared: bool, stop_grace: floa
 
     def forward(number: int, _: object) -> None:
         if not shared or number not in (signal.SIGINT, signal.SIGQUIT):
-            process.send_signal(number)
+            os.kill(pid, number)
         if stop_grace is not None and not timers and number in (signal.SIGINT, signal.SIGTERM):
-            timers.append(threading.Timer(stop_grace, process.kill))
+            timers.append(threading.Timer(stop_grace, os.kill, (pid, signal.SIGKILL)))
             timers[0].daemon = True
             timers[0].start()
 

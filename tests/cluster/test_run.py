@@ -112,6 +112,7 @@ def node(site: Path, tmp_path: Path) -> Place:
 
 def clean(node: Place) -> bool:
     """Nothing of the start is left on disk."""
+    assert not list((node.here / "events").rglob("*.access"))
     return not list((node.here / "cache/starts").iterdir()) and not list((node.here / "state").glob("images/*"))
 
 

@@ -112,6 +112,15 @@ def test_scripts_stay_while_an_image_of_a_job_is_mounted(
     assert site.uninstall(prefix) == paths
 
 
+def test_hooks_that_cannot_run_are_not_installed(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end with 0 whatever happens, so that nobody would see it."""
+    (prefix.parent / "broken.toml").write_text("store = [nonsense\n")
+    monkeypatch.setenv("BOOTSEER_CONFIG", str(prefix.parent / "broken.toml"))
+    with pytest.raises(ConfigError, match=r"cannot run here: .*broken.toml"):
+        site.install(prefix, 60)
+    assert not prefix.exists()
+
+
 def test_settings_that_the_hooks_use_are_not_another_users(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = prefix.with_name("own.toml")
     own.touch(mode=0o644)

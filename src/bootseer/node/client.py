@@ -27,7 +27,6 @@ from bootseer.node.protocol import (
     REQUEST_SECONDS,
     VERSION,
     Mount,
-    PAGE,
     NodeStatus,
     Reply,
     Request,
@@ -118,8 +117,6 @@ def mounts(*, config: Config | None = None) -> list[Mount]:
     found: list[Mount] = []
     while page := _ask("mounts", config, id=found[-1].id if found else "").mounts:
         found += page
-        if len(page) < PAGE:
-            break
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from bootseer import image
+from bootseer import image, oci
 from bootseer.config import Config
 from bootseer.errors import NotFoundError
 from bootseer.kernel import mount as mounts
@@ -33,7 +33,9 @@ def mount(wish: Wish, folder: Path, user: int, config: Config) -> Image:
         jobfolder.note_daemon(folder, "")
     else:
         found = made.config
-        return Image(wish.reference, (found.env or ()) if found else (), found.working_dir if found else "", made.folder)
+        return Image(
+            wish.reference, (found.env or ()) if found else (), found.working_dir if found else "", made.folder
+        )
     jobfolder.note_state(folder, config.state_dir)
     mounted = image.mount(
         wish.reference,
@@ -43,8 +45,7 @@ def mount(wish: Wish, folder: Path, user: int, config: Config) -> Image:
         job=wish.job or None,
         writable=False,
     )
-    found = mounted.config.config
-    return Image(wish.reference, (found.env or ()) if found else (), found.working_dir if found else "")
+    return _seen(wish, mounted.config.config)
 
 
 def unmount(folder: Path) -> None:
@@ -62,6 +63,11 @@ def unmount(folder: Path) -> None:
     if mounts.is_mounted(target):
         log.warning("detaching %s, which no record of %s names", target, state_dir)
         mounts.unmount(target, lazy=True)
+
+
+def _seen(wish: Wish, config: oci.ContainerConfig | None, root: str = "") -> Image:
+    config = config or oci.ContainerConfig()
+    return Image(wish.reference, config.env or (), config.working_dir, root)
 
 
 def _name(folder: Path) -> str:

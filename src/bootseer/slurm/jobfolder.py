@@ -110,7 +110,7 @@ def state_dir(folder: Path) -> Path | None:
 
 
 def note_daemon(folder: Path, node_dir: str) -> None:
-    """The node daemon of this ``node_dir`` is about to mount something; empty: it is not after all. Raises `OSError`."""
+    """The node daemon of this ``node_dir`` is about to mount something; empty: none is there. Raises `OSError`."""
     _write(folder / _DAEMON, node_dir.encode(), 0o600)
 
 
