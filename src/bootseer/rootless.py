@@ -113,7 +113,8 @@ def run(command: Command, *, stop_grace: float | None = None) -> int:
 
 @contextlib.contextmanager
 def _forwarding(pid: int, shared: bool, stop_grace: float | None) -> Iterator[None]:
-    """Pass signals on to the child ``pid``, which is not reaped yet. ``shared``: it is in our process group, the terminal's, which interrupts it itself."""
+    """Pass signals on to the child ``pid``, which is not reaped yet. ``shared``: it is in our process group, the
+    terminal's, which interrupts it itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

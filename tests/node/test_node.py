@@ -35,6 +35,7 @@ from bootseer.kernel.child import close_others
 from bootseer.node import access, client, places
 from bootseer.node.daemon import Daemon
 from bootseer.node.door import _SO_PEERPIDFD, MAX_CONNECTIONS, Client
+from bootseer.node.userimage import UserImage
 from bootseer.store import open_store
 from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
@@ -253,12 +254,18 @@ def test_a_user_runs_a_command_in_an_image(daemon: NodeDaemon, site: Site, place
     assert (code, "denies access" in errors) == (PrivilegeError.exit_code, True), errors
     code, _, errors = alice.run("image", "run", "--network", "none", site.ref, "id")
     assert (code, "need root" in errors) == (PrivilegeError.exit_code, True), errors
-    for script, code in (("trap 'exit 9' TERM;", 9), ("", 128 + signal.SIGTERM)):
-        with alice.start("image", "run", site.ref, "sh", "-c", f"{script} echo on; while :; do sleep 0.1; done") as one:
+    begin, loop = ["image", "run", "--stop-grace", "1", site.ref, "sh", "-c"], "echo on; while :; do sleep 0.1; done"
+    for trap, code in (("trap 'exit 9' TERM", 9), (":", 128 + signal.SIGTERM), ("trap '' TERM", 128 + signal.SIGKILL)):
+        with alice.start(*begin, f"{trap}; {loop}") as one:
             assert one.stdout is not None
             assert one.stdout.readline() == "on\n"
             one.terminate()
             assert one.wait(60) == code
+    with alice.start(*begin, "echo $$; exec sleep 1000") as one:
+        assert one.stdout is not None
+        pid = int(one.stdout.readline())
+        one.kill()
+        until(lambda: not os.path.exists(f"/proc/{pid}"), 30.0, "the end of the command with who runs it")
     gone(daemon)
     daemon.kill()
     code, said, errors = alice.run(*words)
@@ -657,6 +664,9 @@ def test_folders_and_sockets_that_somebody_planted(place: Path, site: Site) -> N
         bob.do(listen, str(loose / "node.sock"))
         with pytest.raises(PrivilegeError, match="is not root's"):
             client.mounts(config=config)
+        with pytest.raises(PrivilegeError, match="is not root's"):
+            UserImage(site.ref, place / "image", config)
+        assert client.in_daemon_cgroup(config) == config
         with pytest.raises(PrivilegeError, match="needs root"):
             bob.do(Daemon, config)
 
@@ -673,6 +683,8 @@ def test_a_second_daemon_is_refused(daemon: NodeDaemon, monkeypatch: pytest.Monk
     monkeypatch.setattr("bootseer.node.daemon._LOCK_SECONDS", 0.1)
     with pytest.raises(UnavailableError, match="another node daemon"):
         Daemon(daemon.config)
+    theirs = client.in_daemon_cgroup(daemon.config).server_cgroup
+    assert theirs in [line.split(":", 2)[2] for line in Path(f"/proc/{daemon.pid}/cgroup").read_text().splitlines()]
     assert daemon.stop() == 128 + signal.SIGTERM
     assert not listens(daemon.config)
 
