@@ -59,6 +59,8 @@ class Site:
     def __init__(self, folder: Path, private: str, public: str) -> None:
         self.folder = folder
         self.ref, self.copy, self.free = f"{private}/team/x:v1", f"{public}/copy/x:v1", f"{public}/free:v1"
+        self.wordy = f"{public}/wordy:v1"
+        """Its configuration is larger than an answer of the daemon."""
         self.store = str(folder / "store")
 
     def login(self, uid: int, password: str = PASSWORD) -> dict[str, str]:
@@ -96,7 +98,9 @@ def _site(base: Path) -> Iterator[Site]:
             (base / "1.tar").write_bytes(tar_of([Member("free", data=b"for all")]))
             write_layout(base / "layout1", [base / "1.tar"], oci.ContainerConfig(), "v1")
             push(f"oci:{base}/layout1:v1", site.free)
-            for ref in (site.ref, site.free):
+            write_layout(base / "layout2", [base / "1.tar"], oci.ContainerConfig(env=("X=" + 200_000 * "x",)), "v1")
+            push(f"oci:{base}/layout2:v1", site.wordy)
+            for ref in (site.ref, site.free, site.wordy):
                 image.convert(ref, site.store, work_dir=base / "work")
         finally:
             del os.environ["DOCKER_CONFIG"]
@@ -188,6 +192,8 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
             bob.do(client.drain, config=config)
         with pytest.raises(NotFoundError):
             alice.do(client.mount_image, site.ref.replace("x:v1", "y:v1"), config=config)
+        with pytest.raises(UnsupportedError, match="the configuration of"):
+            alice.do(client.mount_image, site.wordy, config=config)
         with pytest.raises(UnsupportedError, match="images of registries"):
             alice.do(client.mount_image, f"oci:{site.folder}/layout:v1", config=config)
         until(lambda: [one.id for one in client.mounts(config=config)] == [mine.id], 30.0)
