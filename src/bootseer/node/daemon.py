@@ -147,7 +147,7 @@ class Daemon:
             store, user = open_store(self._config.store_url), access.user_of(owner)
             asker = access.Asker(user, request.logins, client.pid)
             record = access.readable(reference, store, asker, self._config)
-            config = record.config.config or oci.ContainerConfig()
+            config = msgspec.structs.replace(record.config.config or oci.ContainerConfig(), labels=None)
             if len(msgspec.json.encode(config)) > protocol.MAX_CONFIG:
                 raise UnsupportedError(f"the configuration of {reference} has more than {protocol.MAX_CONFIG} bytes")
             places.make(place, user)

@@ -50,9 +50,13 @@ def mount(wish: Wish, folder: Path, user: int, config: Config) -> Image:
 
 def unmount(folder: Path) -> None:
     """End what `mount` has done, or had begun when it was killed. Raises `BootseerError`, also when the daemon that was
-    asked to mount is away."""
+    asked to mount is away and has left mounts."""
     if node_dir := jobfolder.daemon(folder):
-        client.unmount_job(_name(folder), config=Config(node_dir=str(node_dir)))
+        try:
+            client.unmount_job(_name(folder), config=Config(node_dir=str(node_dir)))
+        except client.AbsentError:
+            if mounts.below(node_dir):
+                raise
     if (state_dir := jobfolder.state_dir(folder)) is None:
         return
     target = folder / jobfolder.ROOTFS
