@@ -47,12 +47,18 @@ class AbsentError(UnavailableError):
 
 
 def mount_image(
-    ref: str, *, config: Config | None = None, job: str | None = None, user: int | None = None, profile: str = ""
+    ref: str,
+    *,
+    config: Config | None = None,
+    job: str | None = None,
+    process: bool = False,
+    user: int | None = None,
+    profile: str = "",
 ) -> Mount:
     """Have the converted image ``ref`` mounted read-only, in a folder that only ``user`` (a number; None: whoever asks;
     others only for root) can enter, and where this user owns what root does in the image. It ends with `unmount`, at
-    the latest with the session of this process, or, when ``job`` names one, with `unmount_job`. ``profile`` says whose
-    earlier starts to prefetch by.
+    the latest with the session of this process (with ``process``: with this process), or, when ``job`` names one, with
+    `unmount_job`. ``profile`` says whose earlier starts to prefetch by.
 
     Raises `AbsentError`, `PrivilegeError` (that user's logins may not read it at the registry it was converted from),
     `NotFoundError` (no such image, or not converted), `UnavailableError`, `UnsignedError`, `ConfigError`, and what
@@ -64,6 +70,7 @@ def mount_image(
         config,
         ref=ref,
         job=job or "",
+        process=process,
         profile=profile,
         user=-1 if user is None else user,
         logins=logins if user is None else {},

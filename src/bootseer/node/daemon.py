@@ -132,7 +132,7 @@ class Daemon:
         if client.uid and sum(one.record.mount.uid == owner for one in self._entries.values()) >= MAX_MOUNTS:
             raise UnavailableError(f"user {owner} has {MAX_MOUNTS} mounts", hint="bootseer image unmount ends one")
         self._check_running(client)
-        session, pidfd = (None, -1) if request.job else _session_of(client)
+        session, pidfd = (None, -1) if request.job else _session_of(client, request.process)
         place = self._places / secrets.token_hex(6)
         made = Mount(
             id=place.name, folder=str(places.root_of(place)), reference=str(reference), uid=owner, job=request.job,
@@ -334,9 +334,9 @@ def _done(call: Callable[[], None]) -> Reply:
     return Reply()
 
 
-def _session_of(client: Client) -> tuple[Session, int]:
+def _session_of(client: Client, alone: bool) -> tuple[Session, int]:
     with contextlib.suppress(OSError):
-        session, pidfd = Session.of(client.pid)
+        session, pidfd = Session.of(client.pid, alone=alone)
         if not protocol.ended(client.pidfd):  # else the number may have been another process's
             return session, pidfd
         os.close(pidfd)

@@ -47,6 +47,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ref: str = ""
     job: str = ""
     """The mount ends when somebody ends this job's mounts; empty: with the session of the client."""
+    process: bool = False
+    """It ends with the client's process instead of its session."""
     profile: str = ""
     """Whose earlier starts to prefetch by."""
     user: int = -1

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class UserImage:
-    """An image in the folder ``rootfs`` until `unmount`, at the latest until the end of this session."""
+    """An image in the folder ``rootfs`` until `unmount`, at the latest until the end of this process."""
 
     def __init__(self, ref: str, folder: Path, config: Config, *, job: str = "", own: bool = False) -> None:
         """``folder``: where it is extracted to if it must be, and does not exist. ``job``: whose earlier starts to
@@ -36,7 +36,7 @@ class UserImage:
             reason = "the node daemon mounts images of registries only"
         elif not own:
             try:
-                self._mount = client.mount_image(ref, config=config, profile=job)
+                self._mount = client.mount_image(ref, config=config, process=True, profile=job)
             except client.AbsentError as exc:
                 reason = exc.message
         if self._mount is None:
@@ -78,4 +78,4 @@ class UserImage:
         try:
             client.unmount(self._mount.id, config=self._node)
         except BootseerError as exc:
-            log.warning("%s; the mount of %s ends with this session", exc, self._mount.reference)
+            log.warning("%s; the mount of %s ends with this process", exc, self._mount.reference)
