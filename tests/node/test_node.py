@@ -228,8 +228,10 @@ class Home:
         self._words = [*who, sys.executable, "-m", "bootseer.cli.main"]
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        out = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*self._words, *words], env=self.env, cwd="/", text=True, start_new_session=True, **out)
+        return subprocess.Popen(
+            [*self._words, *words], env=self.env, cwd="/", text=True, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
 
     def run(self, *words: str) -> tuple[int, str, str]:
         with self.start(*words) as process:

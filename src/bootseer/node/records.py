@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class Session(msgspec.Struct, frozen=True):
-    """The leader of a session, or another process, which a mount ends with. ``inode``: of its pidfd, which since Linux 6.9 no other process
-    has until the next boot; before, all have the same."""
+    """The leader of a session, or another process, which a mount ends with. ``inode``: of its pidfd, which since Linux
+    6.9 no other process has until the next boot; before, all have the same."""
 
     pid: int
     inode: int
