@@ -302,6 +302,7 @@ def test_a_command_reads_on_while_daemons_come_and_go(daemon: NodeDaemon, site: 
     assert not daemon.left()
 
 
+@pytest.mark.usefixtures("open_device")
 def test_a_user_starts_a_job(daemon: NodeDaemon, site: Site, place: Path) -> None:
     """Image by the daemon, environment and checkpoint with the user's own rights; the second start restores."""
     alice = Home(place, daemon.config, ALICE, site.login(ALICE))
