@@ -187,6 +187,8 @@ def test_images_through_the_node_daemon(site: Site) -> None:
         process.wait(WAIT)
 
     process = serve()
+    for user in ("alice", "bob"):  # of another test
+        (slurm.home(user) / "go").unlink(missing_ok=True)
     try:
         hold = '$exec sh -c "cat /marker; while [ ! -e go ]; do sleep 0.2; done; cat /marker"; $exec cat /marker'
         jobs = {user: site.submit(user, hold) for user in ("alice", "bob")}
