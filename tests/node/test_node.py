@@ -229,7 +229,7 @@ class Home:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*self._words, *words], env=self.env, cwd="/", text=True, start_new_session=True,
+            [*self._words, *words], env=self.env, cwd="/", text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
