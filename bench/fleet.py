@@ -2,11 +2,12 @@
 
     scripts/bench fleet [--quick] [--rounds 3] [--out report.json]
 
-``ingest`` reads the events of the job (20 spans a rank), ``page`` makes its HTML page, ``fleet`` looks at the kept rows
-of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``flags`` analyses start-ups of 64
-nodes with noise (lognormal, sigma 0.1), half of them with one planted straggler (twice the median): ``false_flags`` is
-the share of start-ups in which another node was named, ``found`` that of planted ones that were. --quick: a tenth of
-the nodes, start-ups and noisy ones.
+``ingest`` reads the events of the job (20 spans a rank), ``page`` makes its HTML page, ``fleet`` looks at the kept
+rows of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``jobs`` and ``served-
+fleet`` are pages of `bootseer profile serve` over these rows, from request to last byte, without the first request.
+``flags`` analyses start-ups of 64 nodes with noise (lognormal, sigma 0.1), half of them with one planted straggler
+(twice the median): ``false_flags`` is the share of start-ups in which another node was named, ``found`` that of
+planted ones that were. --quick: a tenth of the nodes, start-ups and noisy ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 from bootseer import report
@@ -123,6 +125,25 @@ def flags(count: int) -> tuple[float, float]:
     return wrong / count, found / planted
 
 
+def pages(kept: Path, rounds: int) -> list[report.Run]:
+    """The pages of a server, asked for ``rounds`` times."""
+    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", str(kept)]
+    made = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        address = server.stderr.readline().split()[-1]
+        for variant, path in (("jobs", ""), ("served-fleet", "fleet")):
+            for n in range(rounds + 1):
+                began = time.perf_counter()
+                with urllib.request.urlopen(address + path, timeout=60) as answer:
+                    size = len(answer.read())
+                if n:
+                    seconds = time.perf_counter() - began
+                    made.append(report.Run(variant=variant, n=n, seconds=seconds, details={"bytes": size}))
+        server.terminate()
+    return made
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
@@ -139,6 +160,7 @@ def main() -> None:
         for n in range(1, args.rounds + 1):
             for variant, code, file in (("ingest", INGEST, events), ("page", PAGE, events), ("fleet", FLEET, kept)):
                 made.runs.append(_run(variant, n, code, file))
+        made.runs += pages(kept, max(args.rounds, 5))
     began = time.perf_counter()
     wrong, found = flags(1000 // tenth)
     took = time.perf_counter() - began
@@ -149,6 +171,8 @@ def main() -> None:
         ("job_page_s", "page", "s", lambda run: run.seconds, "<= 1"),
         ("job_page_mb", "page", "MB", lambda run: run.details["said"][1] / 1e6, "<= 1"),
         ("fleet_page_s", "fleet", "s", lambda run: run.seconds, "<= 2"),
+        ("served_fleet_page_s", "served-fleet", "s", lambda run: run.seconds, "<= 2"),
+        ("jobs_page_ms", "jobs", "ms", lambda run: 1000 * run.seconds, "<= 200"),
         ("false_flags", "flags", "%", lambda run: 100 * run.details["false"], "<= 1"),
         ("planted_found", "flags", "%", lambda run: 100 * run.details["found"], ">= 99"),
     ):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli import profile_fleet, profile_import
+from bootseer.cli import profile_fleet, profile_import, profile_serve
 from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json, understood
 from bootseer.cli.profile_import import write_out
 from bootseer.errors import ConfigError
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
 profile_fleet.register(app)
 profile_import.register(app)
+profile_serve.register(app)
 
 Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")

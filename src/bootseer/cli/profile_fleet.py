@@ -42,7 +42,7 @@ def compact(
     """
     from bootseer.profile import starts
 
-    count = starts.compact(_given(paths), output)
+    count = starts.compact(given_paths(paths), output)
     typer.echo(f"{output}: {count} start-ups", err=True)
 
 
@@ -67,7 +67,7 @@ def fleet(
     from bootseer.profile import fleet_text
 
     since_us = 0 if since is None else int((time.time() - since) * 1e6)
-    report = analysis.analyse(_given(paths), period=period.value, since_us=since_us, team=team, limit=limit)
+    report = analysis.analyse(given_paths(paths), period=period.value, since_us=since_us, team=team, limit=limit)
     if as_json:
         print_json(report)
     else:
@@ -95,7 +95,7 @@ def check(
 
     if not baseline:
         raise typer.BadParameter("name the earlier start-ups", param_hint="--baseline")
-    given = [one for one in gate.rows(_given(paths)) if job in (None, one.job)]
+    given = [one for one in gate.rows(given_paths(paths)) if job in (None, one.job)]
     if not given:
         raise NotFoundError(f"no start-up of job {job}")
     verdict = gate.check(given[-1], gate.rows(baseline), tolerance=tolerance, seconds=seconds)
@@ -114,9 +114,10 @@ def check(
         raise typer.Exit(1)
 
 
-def _given(paths: list[Path] | None) -> list[Path]:
+def given_paths(paths: list[Path] | None) -> list[Path]:
+    """The paths, or what BOOTSEER_EVENTS names. Raises `ConfigError` without either."""
     if paths:
-        return paths
+        return list(paths)
     held = os.environ.get("BOOTSEER_EVENTS")
     if not held:
         raise ConfigError("no start-ups given", hint="name event files or a folder of them, or set BOOTSEER_EVENTS")

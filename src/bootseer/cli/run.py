@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,6 +90,10 @@ def _show_card(events: Path) -> None:
         from bootseer.profile import events as event_files
 
         report = analysis.analyse(event_files.read([events]), whole=False)
-        Console(stderr=True).print(card.render(report))
+        console = Console(stderr=True)
+        console.print(card.render(report))
+        name = shlex.quote(str(events))
+        line = f"again: bootseer profile show {name}; as a page: bootseer profile serve {name}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     except Exception as exc:
         logging.getLogger(__name__).warning("cannot show the start-up card: %s", exc)

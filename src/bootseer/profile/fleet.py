@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from bootseer.profile import starts
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 Period = Literal["day", "week", "month"]
 
@@ -94,13 +97,23 @@ def analyse(
 
     At most ``limit`` jobs and nodes are named (0: all). Raises what `starts.load` does.
     """
-    connection = starts.load(paths)
-    connection.execute("DELETE FROM starts WHERE began_us < ? OR (? IS NOT NULL AND team != ?)", [since_us, team, team])
+    return of(starts.load(paths), period=period, since_us=since_us, team=team, limit=limit)
+
+
+def of(
+    connection: DuckDBPyConnection, *, period: Period = "week", since_us: int = 0, team: str | None = None,
+    limit: int = 20,
+) -> FleetReport:  # fmt: skip
+    """The same of the table ``starts`` of ``connection``, which keeps its rows."""
+    connection.execute(
+        "CREATE OR REPLACE TEMP TABLE chosen AS SELECT * FROM starts WHERE began_us >= ? AND (? IS NULL OR team = ?)",
+        [since_us, team, team],
+    )
     most = limit or 1 << 62
 
     def groups(by: str, order: str) -> list[Group]:
         rows = connection.execute(
-            f"SELECT {by} AS name, {_GROUP} FROM starts GROUP BY name ORDER BY {order}"
+            f"SELECT {by} AS name, {_GROUP} FROM chosen GROUP BY name ORDER BY {order}"
         ).fetchall()
         return [Group(*row) for row in rows]
 
@@ -109,26 +122,26 @@ def analyse(
     size += f" ELSE {len(_SIZES)} END"
     sizes = {str(place): name for place, name in enumerate(_size_names())}
     jobs = connection.execute(
-        "SELECT job, count(*), count(*) FILTER (hot), sum(hours) FROM starts GROUP BY job ORDER BY 4 DESC, job LIMIT ?",
+        "SELECT job, count(*), count(*) FILTER (hot), sum(hours) FROM chosen GROUP BY job ORDER BY 4 DESC, job LIMIT ?",
         [most],
     ).fetchall()
     stages = connection.execute(
         f"SELECT s.stage, count(*), sum(s.own_hours), sum(s.wait_hours), {_PERCENTILES.format('s.seconds')},"
         " median(s.max / nullif(s.median, 0)) FILTER (nodes > 1), count(*) FILTER (len(s.stragglers) > 0)"
-        " FROM (SELECT nodes, unnest(stages) AS s FROM starts) GROUP BY s.stage ORDER BY 3 DESC, 1"
+        " FROM (SELECT nodes, unnest(stages) AS s FROM chosen) GROUP BY s.stage ORDER BY 3 DESC, 1"
     ).fetchall()
     offenders = connection.execute(
         "SELECT node, count(DISTINCT start), list_sort(list_distinct(list(stage))) FROM"
         " (SELECT start, s.stage AS stage, unnest(s.stragglers) AS node FROM"
-        " (SELECT rowid AS start, unnest(stages) AS s FROM starts)) GROUP BY node HAVING count(DISTINCT start) > 1"
+        " (SELECT rowid AS start, unnest(stages) AS s FROM chosen)) GROUP BY node HAVING count(DISTINCT start) > 1"
         " ORDER BY 2 DESC, 1 LIMIT ?",
         [most],
     ).fetchall()
     per_job = connection.execute(
         "SELECT count(*), quantile_disc(n, 0.5), quantile_disc(n, 0.9), max(n) FROM"
-        " (SELECT count(*) AS n FROM starts GROUP BY job)"
+        " (SELECT count(*) AS n FROM chosen GROUP BY job)"
     ).fetchone()
-    without = connection.execute("SELECT count(*) FROM starts WHERE gpus = 0").fetchone()
+    without = connection.execute("SELECT count(*) FROM chosen WHERE gpus = 0").fetchone()
     total = groups("''", "name") or [Group("", 0, 0, 0.0, 0.0, 0.0, 0.0, None, None, None)]
     teams = groups("team", "4 DESC, name")
     assert per_job is not None

@@ -15,7 +15,7 @@ from bootseer.profile.events import EventLog, Identity, identity_text
 from bootseer.profile.intervals import Interval
 from bootseer.profile.parts import Parts
 from bootseer.profile.report import JobReport, NodeReport
-from bootseer.profile.timeline import Track
+from bootseer.profile.timeline import Timeline, Track
 from bootseer.units import one_line
 
 MAX_ROWS = 200
@@ -23,7 +23,8 @@ _WIDTH, _LEFT, _ROW, _BAR, _TOP = 1000, 170, 18, 14, 22
 _TICKS = 8
 _SMALLEST = 0.4
 """Narrower bars than this (of 1000) are left out: they would not be seen."""
-_STYLE = """
+STYLE = """
+:root { color-scheme: light dark }
 :root { --back: #fff; --text: #1c1e21; --faint: #6b7075; --line: #d5d9dd; --warn: #9a3412; --cell: 217, 119, 6 }
 @media (prefers-color-scheme: dark) {
   :root { --back: #16181b; --text: #e7e9ec; --faint: #9aa1a8; --line: #3a3f45; --warn: #fdba74; --cell: 180, 83, 9 } }
@@ -55,7 +56,19 @@ def html(log: EventLog, identity: Identity | None = None) -> str:
     """The page of one start-up, by default the one that began last. Raises `NotFoundError` without it."""
     report, line, parts = analysis.look(log, identity)
     name = identity_text(report.job, report.attempt, report.cycle)
-    body = [
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(name)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body><main>\n{body(report, line, parts)}\n</main></body></html>\n"
+    )
+
+
+def body(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
+    """What the page says, as HTML: heading, card, stages, time line, node x stage table."""
+    name = identity_text(report.job, report.attempt, report.cycle)
+    found = [
         f"<h1>{'Hot restart' if report.hot else 'Start-up'} of {_text(name)}</h1>",
         "<pre>" + "\n".join(_text(line) for line in card.words(report)) + "</pre>",
         _stages(report),
@@ -69,17 +82,17 @@ def html(log: EventLog, identity: Identity | None = None) -> str:
         "<b>!</b> marks a straggler.</p>",
         _table(report),
     ]
-    policy = "default-src 'none'; style-src 'unsafe-inline'"
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{_text(name)}</title>'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{_STYLE}</style></head><body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
-    )
+    return "\n".join(found)
 
 
 def _text(value: object) -> str:
-    return escape(one_line(str(value)))
+    return escape(short(str(value), 400))
+
+
+def short(text: str, most: int = 120) -> str:
+    """``text`` on one line of at most ``most`` characters: names are input, and may be long."""
+    text = one_line(text)
+    return text if len(text) <= most else f"{text[: most // 2]}...{text[-(most // 2 - 3) :]}"
 
 
 def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -125,7 +138,7 @@ def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]
         y = _TOP + _ROW * place
         node = band[0]
         label = node.node + (f" (+{len(band) - 1})" if len(band) > 1 else "")
-        out.append(f'<text x="0" y="{y + 11}"><title>{_text(label)}</title>{_text(_cut(label))}</text>')
+        out.append(f'<text x="0" y="{y + 11}"><title>{_text(label)}</title>{_text(short(label, 26))}</text>')
         for bar in _bars(parts[slowest[node.node]]):
             x, wide = _LEFT + (bar.at[0] - begin) * scale, (bar.at[1] - bar.at[0]) * scale
             if wide >= _SMALLEST:
@@ -194,7 +207,3 @@ def _table(report: JobReport) -> str:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
-
-
-def _cut(label: str) -> str:
-    return label if len(label) <= 26 else f"{label[:12]}...{label[-11:]}"

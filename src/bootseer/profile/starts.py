@@ -155,18 +155,14 @@ def load(paths: Sequence[Path]) -> DuckDBPyConnection:
     Of two rows of one start-up the complete one counts, then the one that saw more. Raises `NotFoundError` for a path
     that does not exist, `DataError` for a file that is neither and when there is no start-up at all.
     """
-    connection = connect()
-    rows: list[Start] = []
+    made: list[Start] = []
     written: list[Path] = []
     for path in paths:
-        found = _files(path)
+        found = files(path)
         written += found[0]
         if found[1]:
-            rows += of(events.read(found[1]))
-    with tempfile.NamedTemporaryFile() as lines:
-        lines.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
-        lines.flush()
-        _take_lines(connection, lines.name)
+            made += of(events.read(found[1]))
+    connection = table(made)
     for file in written:
         _take_parquet(connection, file)
     connection.execute(
@@ -182,13 +178,34 @@ def load(paths: Sequence[Path]) -> DuckDBPyConnection:
     return connection
 
 
+def table(made: Sequence[Start]) -> DuckDBPyConnection:
+    """A database with these rows in the table ``starts``."""
+    connection = connect()
+    with tempfile.NamedTemporaryFile() as lines:
+        lines.writelines(msgspec.json.encode(row) + b"\n" for row in made)
+        lines.flush()
+        _take_lines(connection, lines.name)
+    return connection
+
+
+def rows(connection: DuckDBPyConnection) -> list[Start]:
+    """The rows of a database that `load` has made."""
+    found = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM starts").fetchall()
+    return [msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), Start) for row in found]
+
+
+def fuller(one: Start, other: Start) -> bool:
+    """Whether ``one`` says more of the same start-up: it is complete and the other is not, or it saw more."""
+    return (one.startup_seconds is None, -one.elapsed_seconds) < (other.startup_seconds is None, -other.elapsed_seconds)
+
+
 def _count(connection: DuckDBPyConnection) -> int:
     row = connection.execute("SELECT count(*) FROM starts").fetchone()
     return int(row[0]) if row else 0
 
 
-def _files(path: Path) -> tuple[list[Path], list[Path]]:
-    """Parquet files and event files that a path names."""
+def files(path: Path) -> tuple[list[Path], list[Path]]:
+    """Parquet files and event files that a path names. Raises `NotFoundError` when it does not exist."""
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.suffix in (".parquet", ".jsonl") and file.is_file())
     elif path.exists():

@@ -1,0 +1,151 @@
+"""``bootseer profile serve``, ``send`` and ``compare``."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bootseer.cli._shared import AsJson, print_json
+from bootseer.cli.profile_fleet import Paths, given_paths
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing
+
+if TYPE_CHECKING:
+    from bootseer.profile.events import EventLog
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(serve)
+    app.command()(send)
+    app.command()(compare)
+
+
+def serve(
+    paths: Paths = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen at")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen at; 0: any free one")] = 8742,
+    token_file: Annotated[
+        Path | None,
+        typer.Option("--token-file", metavar="FILE", help="Ask for the token in this file; needed but at loopback"),
+    ] = None,
+    receive: Annotated[
+        Path | None,
+        typer.Option("--receive", metavar="DIR", help="Also take events that are POSTed to /events, into this folder"),
+    ] = None,
+) -> None:
+    """Show start-ups as web pages that follow them while they last: jobs, one job, two compared, the fleet.
+
+    Each page is there as .json and .csv, too. Ends with Ctrl-C.
+
+    Example: bootseer profile serve /shared/jobs
+    """
+    try:
+        import uvicorn
+
+        from bootseer.profile.web import access, app
+    except ImportError as exc:
+        raise UnsupportedError(f"the pages need the package {exc.name}", hint="pip install 'bootseer[serve]'") from None
+    from bootseer.profile.index import Index
+
+    token = _token(token_file)
+    if not token and not access.loopback(host):
+        raise ConfigError(
+            f"others can reach {host}: pages there need a token",
+            hint="python -c 'import secrets; print(secrets.token_urlsafe(32))' > FILE; --token-file FILE",
+        )
+    shown = given_paths(paths) if paths or receive is None else []
+    if receive is not None:
+        shown.append(receive)
+    with doing("receive events"):
+        if receive is not None:
+            receive.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in shown:
+        if not path.exists():
+            raise NotFoundError(f"no file or folder {path}")
+    index = Index(shown)
+    config = uvicorn.Config(
+        app.make(index, access.Access(token), receive),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+    )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with doing(f"listen at {host} port {port}"):
+        listener = socket.create_server((host, port), family=family)
+    with listener:
+        name = f"[{host}]" if ":" in host else host
+        typer.echo(f"{len(index.state.rows)} start-ups at http://{name}:{listener.getsockname()[1]}/", err=True)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def send(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Event files")],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="Server to send them to: http://HOST:PORT/events")],
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="File with the server's token")
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds after which it gives up")] = 60.0,
+) -> None:
+    """Send event files to a `profile serve --receive`: at the end of a job, from nodes that share no folder with it.
+
+    What is sent again changes nothing. Files are not removed.
+
+    Example: bootseer profile send /var/lib/job/events.jsonl --to http://monitor:8742/events --token-file token
+    """
+    from bootseer.profile import send as sender
+    from bootseer.units import size_text
+
+    count = sender.send(files, to, _token(token_file), timeout=timeout)
+    typer.echo(f"{to}: {size_text(count)}", err=True)
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="Event file or folder, of which the last start-up counts")],
+    after: Annotated[Path | None, typer.Argument(help="Another one; default: the two last of the first")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show two start-ups beside each other, stage by stage.
+
+    Example: bootseer profile compare monday/events today/events
+    """
+    from rich.console import Console
+
+    from bootseer.profile import analysis, card, events, starts
+    from bootseer.profile import compare as comparison
+    from bootseer.profile.events import identity_text
+
+    logs = [events.read(before)] * 2 if after is None else [events.read(before), events.read(after)]
+    chosen = [log.identities()[-1] for log in logs]
+    if after is None:
+        chosen[0] = _earlier(logs[0])
+    if as_json:
+        first, second = (next(starts.of(log.by_identity()[one], one)) for log, one in zip(logs, chosen, strict=True))
+        print_json(comparison.rows(first, second))
+        return
+    reports = [analysis.analyse(log.by_identity()[one], one) for log, one in zip(logs, chosen, strict=True)]
+    titles = [identity_text(*one) for one in chosen]
+    Console().print(card.render_side_by_side(list(zip(titles, reports, strict=True))))
+
+
+def _earlier(log: EventLog) -> tuple[str, str, int]:
+    """The last start-up of the same job before the last one."""
+    known = log.identities()
+    same = [one for one in known[:-1] if one[0] == known[-1][0]]
+    if not same:
+        raise NotFoundError(
+            "there is only one start-up of this job in the events", hint="name the events of another one as well"
+        )
+    return same[-1]
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return ""
+    with doing(f"read {file}"):
+        token = file.read_text(encoding="utf-8").strip()
+    if len(token) < 16:
+        raise ConfigError(f"the token in {file} is shorter than 16 characters")
+    return token

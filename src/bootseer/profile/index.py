@@ -1,0 +1,199 @@
+"""Which start-ups there are in event files and Parquet files that change: for the pages of `bootseer profile serve`.
+
+A file is read again when its size or time of change differs, and then every start-up with spans in it is analysed anew;
+others keep their rows. Memory: one row a start-up, and of each event file the names of the start-ups in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bootseer.errors import BootseerError, NotFoundError
+from bootseer.profile import analysis, events, starts
+from bootseer.profile.events import EventLog, Identity
+from bootseer.profile.parts import Parts
+from bootseer.profile.report import JobReport
+from bootseer.profile.starts import Start
+from bootseer.profile.timeline import Timeline, Track
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_log = logging.getLogger(__name__)
+
+_PAUSE, _SHARE = 2.0, 4
+"""Seconds between two looks at the files; at least so many times what the last look took."""
+_HELD = 8
+"""Analysed start-ups that are kept for the pages that show them."""
+
+
+class _File(NamedTuple):
+    mark: tuple[int, int]
+    identities: frozenset[Identity]
+
+
+class State(NamedTuple):
+    """What was found at one time. ``rows``: by `key`, the latest start first; ``problems``: what cannot be read."""
+
+    rows: dict[str, Start]
+    problems: tuple[str, ...]
+    version: int
+
+
+class Look(NamedTuple):
+    """One start-up, analysed."""
+
+    report: JobReport
+    line: Timeline
+    parts: dict[Track, Parts]
+
+
+def key(identity: Identity) -> str:
+    """A short name for addresses, the same each time. Names of jobs may hold anything."""
+    text = "\0".join(map(str, identity)).encode(errors="surrogatepass")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+class Index:
+    """What is in ``paths``: files, and folders that are searched each time. Safe to use from any thread."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = list(paths)
+        self._lock = threading.Lock()
+        self._files: dict[Path, _File] = {}
+        self._own: dict[Identity, Start] = {}
+        self._written: dict[Path, tuple[tuple[int, int], list[Start]]] = {}
+        self._looks: dict[str, tuple[Start, Look]] = {}
+        self._table: tuple[int, DuckDBPyConnection] | None = None
+        self.state = State({}, (), 0)
+        self.refresh()
+
+    def watch(self, stop: threading.Event) -> None:
+        """Look again and again until ``stop`` is set. To be run in a thread."""
+        took = 0.0
+        while not stop.wait(max(_PAUSE, _SHARE * took)):
+            began = time.monotonic()
+            try:
+                self.refresh()
+            except Exception as exc:  # a page that is old is better than none
+                _log.warning("cannot read the events again: %s", exc)
+            took = time.monotonic() - began
+
+    def refresh(self) -> None:
+        """Read what has changed. What cannot be read is among the problems, and keeps nobody else's rows away."""
+        with self._lock:
+            problems: list[str] = []
+            there = self._find(problems)
+            changed = self._read_changed({path for path in there if path.suffix != ".parquet"}, there, problems)
+            for path in [path for path in self._written if path not in there]:
+                del self._written[path]
+            written = [path for path in there if path.suffix == ".parquet"]
+            for path in written:
+                if path not in self._written or self._written[path][0] != there[path]:
+                    try:
+                        self._written[path] = there[path], starts.rows(starts.load([path]))
+                    except BootseerError as exc:
+                        problems.append(str(exc))
+                        self._written.pop(path, None)
+                    changed = True
+            if changed or tuple(problems) != self.state.problems:
+                self.state = State(self._rows(), tuple(problems), self.state.version + 1)
+
+    def row(self, name: str) -> Start:
+        """The start-up of that key. Raises `NotFoundError`."""
+        found = self.state.rows.get(name)
+        if found is None:
+            raise NotFoundError("no such start-up", hint="its events may have been removed, or never came here")
+        return found
+
+    def look(self, name: str) -> Look | None:
+        """The analysis of that start-up; None when only its row is here, from a Parquet file."""
+        row = self.row(name)
+        with self._lock:
+            if (held := self._looks.get(name)) is not None and held[0] is row:
+                return held[1]
+            identity = (row.job, row.attempt, row.cycle)
+            files = [path for path, file in self._files.items() if identity in file.identities]
+        if not files:
+            return None
+        found = Look(*analysis.look(_part(events.read(files), identity), identity))
+        with self._lock:
+            self._looks.pop(name, None)
+            self._looks[name] = row, found
+            while len(self._looks) > _HELD:
+                del self._looks[next(iter(self._looks))]
+        return found
+
+    def table(self) -> DuckDBPyConnection:
+        """A database with the table ``starts`` of all rows: to be used by the calling thread, and not to be changed."""
+        state = self.state
+        with self._lock:
+            if self._table is None or self._table[0] != state.version:
+                self._table = state.version, starts.table(list(state.rows.values()))
+            return self._table[1].cursor()
+
+    # -- under the lock -------------------------------------------------------------------------------------------
+
+    def _find(self, problems: list[str]) -> dict[Path, tuple[int, int]]:
+        found: dict[Path, tuple[int, int]] = {}
+        for given in self._paths:
+            try:
+                for path in itertools.chain(*starts.files(given)):
+                    status = path.stat()
+                    found[path] = (status.st_size, status.st_mtime_ns)
+            except (BootseerError, OSError) as exc:
+                problems.append(str(exc))
+        return found
+
+    def _read_changed(self, names: set[Path], there: dict[Path, tuple[int, int]], problems: list[str]) -> bool:
+        gone = [path for path in self._files if path not in names]
+        new = [path for path in names if path not in self._files or self._files[path].mark != there[path]]
+        touched = {identity for path in gone for identity in self._files.pop(path).identities}
+        for path in sorted(new):
+            touched |= self._files[path].identities if path in self._files else set()
+            try:
+                found = frozenset(events.read([path]).identities())
+            except BootseerError as exc:
+                found = frozenset()
+                if there[path][0]:  # an empty file is one that begins
+                    problems.append(str(exc))
+            self._files[path] = _File(there[path], found)
+            touched |= found
+        left = set(touched)
+        for identity in left:
+            self._own.pop(identity, None)
+        while left:  # those that share files are read together
+            files, mine = set[Path](), {left.pop()}
+            while more := {path for path, file in self._files.items() if file.identities & mine} - files:
+                files |= more
+                mine |= left & frozenset().union(*(self._files[path].identities for path in more))
+            left -= mine
+            try:
+                log = events.read(sorted(files)).by_identity() if files else {}
+                self._own |= {one: row for one in mine & log.keys() for row in starts.of(log[one], one)}
+            except BootseerError as exc:
+                problems.append(str(exc))
+                for path in files:  # to be read again next time
+                    self._files[path] = self._files[path]._replace(mark=(-1, -1))
+        return bool(gone or new)
+
+    def _rows(self) -> dict[str, Start]:
+        found = dict(self._own)
+        for _, rows in self._written.values():
+            for row in rows:
+                identity = (row.job, row.attempt, row.cycle)
+                if identity not in found or starts.fuller(row, found[identity]):
+                    found[identity] = row
+        latest = sorted(found.items(), key=lambda one: -one[1].began_us)
+        return {key(identity): row for identity, row in latest}
+
+
+def _part(log: EventLog, identity: Identity) -> EventLog:
+    return log.by_identity().get(identity, log)

@@ -1,0 +1,112 @@
+"""Who may read the pages and send events: everybody at loopback without a token, else who knows the token.
+
+A token comes as ``Authorization: Bearer TOKEN``, or once through the form, which leaves a cookie that is good until the
+server ends. It is never part of an address.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable
+from ipaddress import ip_address
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_COOKIE = "bootseer-session"
+_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src 'self';"
+    " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_FORM = 4096
+"""Most bytes of a form."""
+
+
+def loopback(host: str) -> bool:
+    """Whether only processes of this machine reach ``host``."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Access:
+    """``token``: "" when everybody may read who reaches the server, which is then to listen at loopback alone."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._session = secrets.token_urlsafe(32)
+
+    def guard(self, app: ASGIApp, page: Callable[[Request, str], Response]) -> ASGIApp:
+        """``app``, for those who may read; ``page`` asks others for the token."""
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+
+            async def say(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    headers = MutableHeaders(scope=message)
+                    headers["Content-Security-Policy"] = _POLICY
+                    headers["X-Content-Type-Options"] = "nosniff"
+                    headers["Referrer-Policy"] = "no-referrer"
+                    headers.setdefault("Cache-Control", "no-store")
+                await send(message)
+
+            request = Request(scope, receive)
+            answer: ASGIApp = app
+            if (why := self._refusal(request)) is not None:
+                answer = page(request, why) if "text/html" in request.headers.get("accept", "") else _plain(why)
+            await answer(scope, receive, say)
+
+        return guarded
+
+    def _refusal(self, request: Request) -> str | None:
+        if not self._token:
+            # a page of another site may have its name resolved to loopback
+            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+            return None if loopback(host) and _same_site(request.headers) else "this address is not one of this server"
+        if request.url.path == "/login" or request.url.path.startswith("/static/"):
+            return None
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and _equal(given.strip(), self._token):
+            return None
+        if _equal(request.cookies.get(_COOKIE, ""), self._session) and _same_site(request.headers):
+            return None
+        return "the token is wrong" if given else ""
+
+    async def login(self, request: Request) -> Response:
+        """Take the token of the form; back to the page that was asked for."""
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > _FORM:
+                return _plain("the form is too large", 413)
+        fields = parse_qs(body.decode("utf-8", "replace"))
+        if not self._token or not _equal(fields.get("token", [""])[0].strip(), self._token):
+            return _plain("the token is wrong: go back and try again")
+        then = fields.get("then", ["/"])[0]
+        if not then.startswith("/") or then.startswith(("//", "/\\")):
+            then = "/"
+        answer = RedirectResponse(then, 303)
+        answer.set_cookie(
+            _COOKIE, self._session, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+        )
+        return answer
+
+
+def _equal(given: str, right: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), right.encode())
+
+
+def _same_site(headers: Headers) -> bool:
+    return headers.get("sec-fetch-site", "none") in ("none", "same-origin", "same-site")
+
+
+def _plain(why: str, status: int = 401) -> Response:
+    return PlainTextResponse(f"{why or 'a token is needed'}\n", status, {"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,281 @@
+"""Jobs, Job, Compare and Fleet as pages, JSON and CSV, server-rendered; and the door through which events come in.
+
+Names of jobs, nodes and stages are input: templates escape all, and the content security policy allows this server's
+own script and nothing else. Who may read is decided by `bootseer.profile.web.access`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import io
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from markupsafe import Markup
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from bootseer.errors import BootseerError, ConfigError, NotFoundError
+from bootseer.profile import chart, compare, fleet, page
+from bootseer.profile.events import identity_text
+from bootseer.profile.index import Index, key
+from bootseer.profile.starts import Start
+from bootseer.profile.web import inbox
+from bootseer.profile.web.access import Access
+from bootseer.units import one_line, parse_age
+
+_HERE = Path(__file__).parent
+_ROWS = 100
+"""Start-ups on one page of Jobs."""
+_STREAMS = 64
+"""Pages that are kept up to date at once."""
+_BEAT = 15
+"""Seconds after which a line says that nothing has changed, and shows whether anybody still listens."""
+
+
+def make(index: Index, access: Access, received: Path | None = None) -> Starlette:
+    """The application. ``received``: the folder for events that are sent here; None takes none."""
+    pages = _Pages(index, access)
+    routes = [
+        Route("/", pages.jobs),
+        Route("/jobs.{form:str}", pages.jobs),
+        Route("/job/{key:str}", pages.job),
+        Route("/compare/{one:str}/{other:str}", pages.compare),
+        Route("/compare", pages.chosen),
+        Route("/fleet", pages.fleet),
+        Route("/fleet.{form:str}", pages.fleet),
+        Route("/live", pages.live),
+        Route("/login", access.login, methods=["POST"]),
+        Mount("/static", StaticFiles(directory=_HERE / "static")),
+    ]
+    if received is not None:
+        routes.append(Route("/events", inbox.Inbox(received).take, methods=["POST"]))
+
+    @contextlib.asynccontextmanager
+    async def life(_: Starlette) -> AsyncIterator[None]:
+        stop = threading.Event()
+        watcher = threading.Thread(target=index.watch, args=(stop,), name="bootseer-index", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            stop.set()
+
+    return Starlette(
+        routes=routes,
+        lifespan=life,
+        middleware=[Middleware(access.guard, page=pages.login)],
+        exception_handlers={BootseerError: pages.failed, 404: pages.unknown},
+    )
+
+
+class _Pages:
+    """Functions that are not ``async`` run in a thread of their own each: analysis may take seconds."""
+
+    def __init__(self, index: Index, access: Access) -> None:
+        self._index, self._access = index, access
+        self._streams = 0
+        loader = jinja2.FileSystemLoader(_HERE / "templates")
+        self._templates = jinja2.Environment(
+            loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        )
+        self._templates.filters |= {
+            "line": lambda value: page.short(str(value)),
+            "short": page.short,
+            "when": _when,
+            "number": _number,
+        }
+        self._templates.globals |= {"style": Markup(page.STYLE), "key": _key, "identity_text": identity_text}
+
+    def jobs(self, request: Request) -> Response:
+        """All start-ups, the latest first: ``q`` is part of a job's or team's name, ``page`` counts from 1."""
+        state, query = self._index.state, request.query_params.get("q", "")
+        found = [row for row in state.rows.values() if query in row.job or query in row.team]
+        form = request.path_params.get("form")
+        if form == "json":
+            return _json(found)
+        if form == "csv":
+            return _csv(_FLAT, ([getattr(row, name) for name in _FLAT] for row in found))
+        _only_html(form)
+        number = min(max(_whole(request, "page", 1), 1), max(-(-len(found) // _ROWS), 1))
+        shown = found[(number - 1) * _ROWS : number * _ROWS]
+        return self._page(
+            "jobs.html", request, title="Start-ups", rows=shown, query=query, count=len(found), page=number,
+            pages=-(-len(found) // _ROWS), problems=state.problems, mark=state.version,
+        )  # fmt: skip
+
+    def job(self, request: Request) -> Response:
+        name, dot, form = request.path_params["key"].partition(".")
+        row = self._index.row(name)
+        look = self._index.look(name)
+        if form == "json":
+            return _json(look.report if look else row)
+        if form == "csv":
+            return _csv(*_cells(row, look))
+        _only_html(form if dot else None)
+        title = identity_text(row.job, row.attempt, row.cycle)
+        others = [one for one in self._index.state.rows.values() if one.job == row.job and one is not row][:_ROWS]
+        body = Markup(page.body(*look)) if look else None  # `page` escapes
+        return self._page("job.html", request, title=title, row=row, body=body, others=others, mark=_mark(row))
+
+    def chosen(self, request: Request) -> Response:
+        """The form's two start-ups, as an address of their own."""
+        one, other = request.query_params.get("one", ""), request.query_params.get("other", "")
+        self._index.row(one), self._index.row(other)
+        return RedirectResponse(f"/compare/{one}/{other}", 303)
+
+    def compare(self, request: Request) -> Response:
+        name, dot, form = request.path_params["other"].partition(".")
+        before, after = self._index.row(request.path_params["one"]), self._index.row(name)
+        found = compare.rows(before, after)
+        if form == "json":
+            return _json({"before": before, "after": after, "rows": found})
+        if form == "csv":
+            return _csv(("stage", "before", "after", "change"), ((r.name, r.before, r.after, r.change) for r in found))
+        _only_html(form if dot else None)
+        return self._page(
+            "compare.html", request, title="Two start-ups", before=before, after=after, rows=found,
+            mark=_mark(before) + _mark(after),
+        )  # fmt: skip
+
+    def fleet(self, request: Request) -> Response:
+        """``period``: day, week or month; ``since``: an age such as 30d; ``team``."""
+        query, state = request.query_params, self._index.state
+        period = query.get("period", "week")
+        if period not in ("day", "week", "month"):
+            raise ConfigError(f"period {one_line(period)!r} is not known", hint="use day, week or month")
+        since = int((time.time() - parse_age(query["since"])) * 1e6) if query.get("since") else 0
+        report = fleet.of(self._index.table(), period=period, since_us=since, team=query.get("team") or None)  # type: ignore[arg-type]
+        form = request.path_params.get("form")
+        if form == "json":
+            return _json(report)
+        if form == "csv":
+            names = fleet.Group.__struct_fields__
+            return _csv(names, ([getattr(group, name) for name in names] for group in report.periods))
+        _only_html(form)
+        return self._page(
+            "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems,
+            bars=Markup(chart.bars(report.periods)), mark=state.version,  # `chart` escapes
+        )  # fmt: skip
+
+    async def live(self, request: Request) -> Response:
+        """Server-sent events: one whenever what the page shows has another mark than ``mark``."""
+        if self._streams >= _STREAMS:
+            return PlainTextResponse("too many pages are open\n", 503, {"Retry-After": "60"})
+        names = [name for name in request.query_params.get("keys", "").split(",") if name][:2]
+        return StreamingResponse(
+            self._changes(names, request.query_params.get("mark", "")),
+            media_type="text/event-stream", headers={"Cache-Control": "no-store"},
+        )  # fmt: skip
+
+    async def _changes(self, names: Sequence[str], last: str) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            yield "retry: 5000\n\n"
+            quiet = 0
+            while True:
+                state = self._index.state
+                now = "".join(_mark(state.rows.get(name)) for name in names) if names else str(state.version)
+                if now != last:
+                    last, quiet = now, 0
+                    yield f"data: {now}\n\n"
+                elif quiet >= _BEAT:
+                    quiet = 0
+                    yield ": nothing new\n\n"
+                await asyncio.sleep(1)
+                quiet += 1
+        finally:
+            self._streams -= 1
+
+    # -- what went wrong ------------------------------------------------------------------------------------------
+
+    def login(self, request: Request, why: str = "") -> Response:
+        return self._page("login.html", request, 401, title="A token is needed", why=why)
+
+    async def failed(self, request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, BootseerError)
+        status = 404 if isinstance(exc, NotFoundError) else 400 if isinstance(exc, ConfigError) else 500
+        return self._page("message.html", request, status, title=str(exc), hint=exc.hint or "")
+
+    async def unknown(self, request: Request, exc: Exception) -> Response:
+        return self._page("message.html", request, 404, title="There is no such page", hint="")
+
+    def _page(self, template: str, request: Request, status: int = 200, **values: Any) -> Response:
+        held = {"path": request.url.path, "query_text": request.url.query, "mark": "", **values}
+        text = self._templates.get_template(template).render(held)
+        return Response(text, status, media_type="text/html; charset=utf-8")
+
+
+_FLAT = tuple(name for name in Start.__struct_fields__ if name != "stages")
+
+
+def _key(row: Start) -> str:
+    return key((row.job, row.attempt, row.cycle))
+
+
+def _mark(row: Start | None) -> str:
+    """Another text whenever the row is another one."""
+    return "" if row is None else f"{row.elapsed_seconds:.3f}.{row.nodes}.{row.own_hours:.6f}.{row.startup_seconds}"
+
+
+def _cells(row: Start, look: Any) -> tuple[Sequence[str], Iterable[Sequence[object]]]:
+    """Node by stage, or the stages where only the row is known."""
+    if look is None:
+        names = (
+            tuple(name for name in type(row.stages[0]).__struct_fields__ if name != "stragglers") if row.stages else ()
+        )
+        return names, ([getattr(stage, name) for name in names] for stage in row.stages)
+    return ("node", "stage", "own_seconds", "wait_seconds", "state", "slowest_rank"), (
+        (node.node, stage, cell.own, cell.wait, cell.state, cell.slowest_rank)
+        for node in look.report.nodes
+        for stage, cell in node.stages.items()
+    )
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value) + b"\n", media_type="application/json")
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Response:
+    """A cell that a spreadsheet would take for a formula is text."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(head)
+    for row in rows:
+        writer.writerow(
+            [f"'{cell}" if isinstance(cell, str) and cell[:1] in "=+-@\t\r" and cell else cell for cell in row]
+        )
+    return Response(out.getvalue(), media_type="text/csv; charset=utf-8")
+
+
+def _only_html(form: str | None) -> None:
+    if form is not None:
+        raise NotFoundError("there is no page in this form", hint="use .json or .csv")
+
+
+def _whole(request: Request, name: str, otherwise: int) -> int:
+    given = request.query_params.get(name, "")
+    return int(given) if given.isdecimal() and given.isascii() and len(given) < 8 else otherwise
+
+
+def _when(us: int) -> str:
+    return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

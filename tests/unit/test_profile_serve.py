@@ -1,0 +1,322 @@
+"""`bootseer profile serve` as a process: what its pages say, who may read them, what it takes in."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bootseer.profile import compare, events, send, starts
+from bootseer.profile.index import Index, key
+from support.pages import TOKEN, serving
+from support.startups import StartUp
+
+HOSTILE = "<script>alert(1)</script>/../../etc\"'" + "x" * 100
+
+
+def start_up(
+    job: str = "llama", cycle: int = 0, *, env: float = 30.0, complete: bool = True, zero: float = 0.0
+) -> StartUp:
+    made = StartUp(job, "7", cycle, zero=zero)
+    for node in ("n1", "n2"):
+        made.span(node, "image", 0, 20)
+        made.span(node, "env", 20, 20 + env)
+        made.span(node, "first_step", 20 + env, 30 + env if complete else None)
+    return made
+
+
+def refused(*args: str | Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", *map(str, args)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "BOOTSEER_EVENTS": ""}
+    )
+    return done.returncode, done.stderr
+
+
+def wait_for(true: object, seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < until, "it does not come true"
+        time.sleep(0.1)
+
+
+def test_every_page_and_its_other_forms(tmp_path: Path) -> None:
+    first = start_up().write(tmp_path / "a.jsonl")
+    start_up(cycle=1, env=10, zero=1000).write(tmp_path / "b.jsonl")
+    one, other = key(("llama", "7", 0)), key(("llama", "7", 1))
+    with serving(tmp_path) as server:
+        jobs = server.page("/")
+        assert jobs.index(f"/job/{other}") < jobs.index(f"/job/{one}")  # the latest first
+        assert [row["cycle"] for row in json.loads(server.page("/jobs.json"))] == [1, 0]
+        assert server.page("/jobs.csv").splitlines()[0].startswith("job,attempt,cycle,")
+        job = server.page(f"/job/{one}")
+        assert "Start-up of job llama, attempt 7, cycle 0" in job
+        assert "<svg" in job
+        assert f"/compare/{other}/{one}" in job
+        assert json.loads(server.page(f"/job/{one}.json"))["startup_seconds"] == 60.0
+        assert "n2,env,30.0,0.0,DONE," in server.page(f"/job/{one}.csv")
+        rows = {row["name"]: row for row in json.loads(server.page(f"/compare/{one}/{other}.json"))["rows"]}
+        assert (rows["env"]["before"], rows["env"]["after"]) == (30.0, 10.0)
+        assert "-67 %" in server.page(f"/compare/{one}/{other}")
+        assert server.ask(f"/compare?one={one}&other={other}")[1]["Location"] == f"/compare/{one}/{other}"
+        fleet = json.loads(server.page("/fleet.json"))
+        assert fleet["total"]["starts"] == 2
+        assert fleet["total"]["hours"] == pytest.approx(2 * 8 * 100 / 3600)
+        assert "Jobs that lost most" in server.page("/fleet?period=day")
+        assert server.page("/fleet.csv").startswith("name,starts,")
+        assert "EventSource" in server.ask("/static/live.js")[2]
+        first.unlink()
+        wait_for(lambda: len(json.loads(server.page("/jobs.json"))) == 1)
+
+
+@pytest.mark.parametrize(
+    "path", ["/job/nothing", "/job/nothing.json", "/compare/a/b", "/nothing", "/jobs.xml", "/static/../app.py"]
+)
+def test_what_is_not_there_is_said_in_one_line(path: str, tmp_path: Path) -> None:
+    start_up().write(tmp_path / "a.jsonl")
+    with serving(tmp_path) as server:
+        status, _, text = server.ask(path)
+        assert status == 404
+        assert "Traceback" not in text
+        assert server.ask("/fleet?period=hour")[0] == 400
+        assert server.ask("/fleet?since=soon")[0] == 400
+
+
+def test_names_are_only_names(tmp_path: Path) -> None:
+    made = StartUp(HOSTILE, "=1+1", 0)
+    made.span(HOSTILE, HOSTILE, 0, 10, team="<b>team")
+    made.write(tmp_path / "a.jsonl")
+    name = key((HOSTILE, "=1+1", 0))
+    with serving(tmp_path) as server:
+        for path in ("/", f"/job/{name}", f"/compare/{name}/{name}", "/fleet", f"/?q={urllib.parse.quote('<script>')}"):
+            text = server.page(path)
+            assert "<script>alert" not in text
+            assert "<b>team" not in text
+        assert "&lt;script&gt;alert(1)" in server.page(f"/job/{name}")
+        assert ",'=1+1," in server.page("/jobs.csv")
+
+
+def test_an_empty_folder_and_what_cannot_be_read_are_shown_as_that(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        assert "There is no start-up here yet" in server.page("/")
+        assert "There is no start-up in this time" in server.page("/fleet")
+        (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
+        (tmp_path / "bad.parquet").write_text("no parquet")
+        start_up().write(tmp_path / "good.jsonl")
+        wait_for(lambda: "llama" in server.page("/"))
+        text = server.page("/")
+        assert "Left out: no events in" in text
+        assert "Left out: cannot read" in text
+
+
+def test_a_page_is_told_when_its_start_up_goes_on(tmp_path: Path) -> None:
+    begun = start_up(complete=False)
+    begun.write(tmp_path / "a.jsonl")
+    start_up("other").write(tmp_path / "b.jsonl")
+    name = key(("llama", "7", 0))
+    with serving(tmp_path) as server:
+        text = server.page(f"/job/{name}")
+        assert "This start-up has not ended" in text
+        mark = text.partition('data-mark="')[2].partition('"')[0]
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("GET", f"/live?mark={mark}&keys={name}")
+            answer = connection.getresponse()
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            said: list[bytes] = []
+
+            def listen() -> None:
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # closed below
+                    said.extend(iter(answer.readline, b""))
+
+            threading.Thread(target=listen, daemon=True).start()
+            start_up("other", cycle=1).write(tmp_path / "c.jsonl")
+            wait_for(lambda: "cycle=1" in server.page("/") or ">1<" in server.page("/"))
+            assert not [line for line in said if line.startswith(b"data:")]
+            start_up().write(tmp_path / "a.jsonl")
+            wait_for(lambda: any(line.startswith(b"data:") for line in said))
+        assert "This start-up has not ended" not in server.page(f"/job/{name}")
+
+
+def test_with_a_token_only_who_knows_it_reads(tmp_path: Path) -> None:
+    start_up().write(tmp_path / "a.jsonl")
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    with serving(tmp_path, "--token-file", tmp_path / "token") as server:
+        for path in ("/", "/jobs.json", "/fleet", "/live", "/job/" + key(("llama", "7", 0))):
+            status, _, text = server.ask(path)
+            assert status == 401
+            assert "llama" not in text
+        assert server.ask("/", Authorization="Bearer wrong")[0] == 401
+        assert "llama" in server.ask("/", Authorization=f"Bearer {TOKEN}")[2]
+        form = server.ask("/fleet?period=day", Accept="text/html")
+        assert form[0] == 401
+        assert 'name="then" value="/fleet?period=day"' in form[2]
+        wrong = urllib.parse.urlencode({"token": "wrong", "then": "/"}).encode()
+        assert server.ask("/login", "POST", wrong)[0] == 401
+        right = urllib.parse.urlencode({"token": TOKEN, "then": "/fleet"}).encode()
+        status, headers, _ = server.ask("/login", "POST", right)
+        assert (status, headers["Location"]) == (303, "/fleet")
+        cookie = headers["Set-Cookie"]
+        assert "httponly" in cookie.lower()
+        assert "samesite=strict" in cookie.lower()
+        assert TOKEN not in cookie
+        assert "llama" in server.ask("/", Cookie=cookie.partition(";")[0])[2]
+        away = urllib.parse.urlencode({"token": TOKEN, "then": "//elsewhere.example/"}).encode()
+        assert server.ask("/login", "POST", away)[1]["Location"] == "/"
+        assert server.ask("/login", "POST", b"x" * 10_000)[0] == 413
+
+
+def test_pages_of_other_sites_read_nothing_through_a_browser_here(tmp_path: Path) -> None:
+    start_up().write(tmp_path / "a.jsonl")
+    with serving(tmp_path) as server:
+        assert server.ask("/jobs.json", Host="rebound.example")[0] == 401
+        assert server.ask("/jobs.json", Sec_Fetch_Site="cross-site")[0] == 401
+        assert server.ask("/jobs.json", Host=f"localhost:{server.port}")[0] == 200
+
+
+def test_events_that_are_sent_twice_count_once(tmp_path: Path) -> None:
+    lines = b"".join(start_up().lines())
+    with serving("--receive", tmp_path / "in") as server:
+        assert server.ask("/events", "POST", lines)[0] == 201
+        status, _, text = server.ask("/events", "POST", lines)
+        assert (status, json.loads(text)["known"]) == (200, True)
+        assert len(list((tmp_path / "in").iterdir())) == 1
+        assert (tmp_path / "in").stat().st_mode & 0o777 == 0o700
+        wait_for(lambda: "llama" in server.page("/"))
+        assert server.ask("/events", "POST", b"no event\n")[0] == 400
+        assert server.ask("/events", "GET")[0] == 405
+        assert len(list((tmp_path / "in").iterdir())) == 1
+
+
+def sent(*args: str | Path) -> tuple[int, str]:
+    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "send", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+def test_event_files_are_sent_whole_and_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = start_up().write(tmp_path / "a.jsonl")
+    size = file.stat().st_size
+    with file.open("ab") as torn:
+        torn.write(b'{"bootseer":2,"ev":"begin"')
+    (tmp_path / "token").write_text(TOKEN)
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
+        url = f"http://127.0.0.1:{server.port}/events"
+        code, said = sent(file, "--to", url)
+        assert code == 77
+        assert "does not accept the token" in said
+        assert sent(file, "--to", url, "--token-file", tmp_path / "token")[0] == 0
+        monkeypatch.setattr(send, "PART", 1000)
+        assert send.send([file], url, TOKEN) == size
+        (one,) = Index([tmp_path / "in"]).state.rows.values()
+        assert one.startup_seconds == 60.0
+        assert events.read(tmp_path / "in").torn == 0
+        assert sent(file, "--to", url + "x", "--token-file", tmp_path / "token")[0] == 78
+
+
+def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(tmp_path: Path) -> None:
+    file = start_up().write(tmp_path / "a.jsonl")
+    code, said = sent(file, "--to", "http://127.0.0.1:9/events", "--timeout", "1")
+    assert code == 69
+    assert said.count("\n") <= 2
+    assert "send them again later" in said
+    assert sent(file, "--to", "nonsense")[0] == 78
+    assert sent(tmp_path / "none", "--to", "http://127.0.0.1:9/events")[0] != 0
+
+
+def test_too_long_a_body_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    with serving("--receive", tmp_path / "in") as server:
+        lines = b"".join(start_up().lines())
+        status, _, _ = server.ask("/events", "POST", lines * (65 * (1 << 20) // len(lines)))
+        assert status == 413
+        assert list((tmp_path / "in").iterdir()) == []
+
+
+def test_bad_calls_end_with_one_line(tmp_path: Path) -> None:
+    code, said = refused(tmp_path, "--host", "0.0.0.0")
+    assert code == 78
+    assert "need a token" in said
+    (tmp_path / "token").write_text("short")
+    assert "shorter than 16" in refused(tmp_path, "--token-file", tmp_path / "token")[1]
+    assert "no file or folder" in refused(tmp_path / "nothing")[1]
+    assert "no start-ups given" in refused()[1]
+    with serving(tmp_path) as server:
+        code, said = refused(tmp_path, "--port", str(server.port))
+        assert code != 0
+        assert "in use" in said
+        assert "Traceback" not in said
+
+
+def test_the_index_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_up("a").write(tmp_path / "a.jsonl")
+    start_up("b").write(tmp_path / "b.jsonl")
+    index = Index([tmp_path])
+    rows = index.state.rows
+    analysed: list[str] = []
+    real = starts.of
+
+    def noted(log: object, identity: tuple[str, str, int]) -> Sequence[starts.Start]:
+        analysed.append(identity[0])
+        return list(real(log, identity))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(starts, "of", noted)
+    index.refresh()
+    assert analysed == []
+    start_up("b", env=50).write(tmp_path / "b.jsonl")
+    index.refresh()
+    assert analysed == ["b"]
+    assert index.row(key(("a", "7", 0))) is rows[key(("a", "7", 0))]
+    assert index.row(key(("b", "7", 0))).startup_seconds == 80.0
+
+
+def test_a_start_up_in_several_files_is_one(tmp_path: Path) -> None:
+    made = start_up()
+    lines = made.lines()
+    (tmp_path / "n1.jsonl").write_bytes(b"".join(line for line in lines if b'"n1"' in line))
+    index = Index([tmp_path])
+    (row,) = index.state.rows.values()
+    assert row.nodes == 1
+    (tmp_path / "n2.jsonl").write_bytes(b"".join(line for line in lines if b'"n2"' in line))
+    index.refresh()
+    (row,) = index.state.rows.values()
+    assert row.nodes == 2
+    (tmp_path / "n1.jsonl").unlink()
+    index.refresh()
+    (row,) = index.state.rows.values()
+    assert row.nodes == 1
+
+
+def test_rows_of_parquet_files_are_shown_and_the_fuller_row_counts(tmp_path: Path) -> None:
+    whole = start_up().write(tmp_path / "whole.jsonl")
+    starts.compact([whole], tmp_path / "starts.parquet")
+    start_up(complete=False).write(tmp_path / "whole.jsonl")
+    index = Index([tmp_path])
+    (row,) = index.state.rows.values()
+    assert row.startup_seconds == 60.0
+    whole.unlink()
+    index.refresh()
+    assert index.look(key(("llama", "7", 0))) is None
+    assert index.row(key(("llama", "7", 0))) == row
+    with serving(tmp_path) as server:
+        assert "Only its summary is here" in server.page("/job/" + key(("llama", "7", 0)))
+        assert json.loads(server.page("/fleet.json"))["total"]["starts"] == 1
+
+
+def test_compared_rows_add_up(tmp_path: Path) -> None:
+    before, after = (next(starts.of(start_up(env=env).log())) for env in (30, 12))
+    found = {row.name: row for row in compare.rows(before, after)}
+    assert found["env"].change == pytest.approx(-18)
+    assert found["start-up"].change == pytest.approx(-18)
+    assert found["queue"].change is None
+    parts = [row.after for row in found.values() if row.name not in ("start-up", "queue")]
+    assert sum(part or 0 for part in parts) == pytest.approx(after.startup_seconds)
