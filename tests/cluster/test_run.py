@@ -123,6 +123,7 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert node.summary()["env"]["how"] == "ran-and-published"
     assert node.summary()["ready_seconds"]
     assert clean(node)
+    assert not list((node.here / "events").rglob("*.access"))  # what it read was handed over
     cold = Place(node.site, tmp_path / "cold")
     cold.here.mkdir()
     second = cold.start(WHICH="a")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bootseer import image, oci
+from bootseer.demo.programs import WITH_US
 from support.images import Member, programs, write_image
 from support.layouts import push
 from support.registry import DockerRegistry, without_tls
@@ -162,6 +165,50 @@ def test_two_users_on_one_node_and_broken_settings_in_the_epilog(site: Site) -> 
         site.clean()
     finally:
         site.settings.write_text(good)
+
+
+def test_images_through_the_node_daemon(site: Site) -> None:
+    """Two users' jobs; the daemon is killed under them, and another one has what it mounted unmounted."""
+    slurm, daemon = site.slurm, [*BOOTSEER.split(), "--config", str(site.settings), "node"]
+
+    def status() -> dict[str, Any]:
+        return json.loads(slurm.run("n1", [*daemon, "status", "--json"]))  # type: ignore[no-any-return]
+
+    def serve() -> subprocess.Popen[bytes]:
+        with open(slurm.root / "log/daemon.log", "ab") as out:
+            process = subprocess.Popen(
+                [*WITH_US, *slurm.argv("n1", [*daemon, "serve"])], stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        until(lambda: slurm.run("n1", [*daemon, "metrics"], check=False).startswith("# HELP"), WAIT, "the daemon")
+        return process
+
+    def kill(number: str) -> None:
+        slurm.run("n1", ["kill", number, str(status()["pid"])])
+        process.wait(WAIT)
+
+    process = serve()
+    for user in ("alice", "bob"):  # of another test
+        (slurm.home(user) / "go").unlink(missing_ok=True)
+    try:
+        hold = '$exec sh -c "cat /marker; while [ ! -e go ]; do sleep 0.2; done; cat /marker"; $exec cat /marker'
+        jobs = {user: site.submit(user, hold) for user in ("alice", "bob")}
+        for user, job in jobs.items():
+            site.says(user, job, "of the image")
+            assert slurm.run("n1", ["sh", "-c", f"ls -A {JOBS}/{job}.0/rootfs"]) == ""
+        assert status()["mounts"] == 2
+        kill("-9")
+        process = serve()
+        for user in jobs:
+            (slurm.home(user) / "go").touch()
+        for user, job in jobs.items():
+            assert slurm.ended(job)["ExitCode"] == "0:0", slurm.output(user, job)
+            assert slurm.output(user, job) == 3 * "of the image\n"
+        site.clean()
+        assert status()["mounts"] == 0
+    finally:
+        for user in ("alice", "bob"):
+            (slurm.home(user) / "go").unlink(missing_ok=True)
+        kill("-TERM")
 
 
 def test_a_job_that_is_requeued_after_the_death_of_a_node(site: Site) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +33,20 @@ def place() -> Iterator[Path]:
     for entry in reversed(mount.below(path)):
         mount.unmount(entry.target, lazy=True, force=True)
     until(lambda: _removed(path), 20, f"{path}, in which somebody still writes: its removal")
+
+
+@pytest.fixture
+def open_device(place: Path) -> Iterator[None]:
+    """Everybody may open /dev/fuse, as on most machines; in this run's mounts alone."""
+    if os.stat("/dev/fuse").st_mode & 0o006 == 0o006:
+        yield
+        return
+    node = place / "fuse"
+    os.mknod(node, 0o666 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
+    node.chmod(0o666)
+    subprocess.run(["mount", "--bind", node, "/dev/fuse"], check=True)
+    yield
+    subprocess.run(["umount", "/dev/fuse"], check=True)
 
 
 def _removed(path: Path) -> bool:

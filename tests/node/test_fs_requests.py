@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import subprocess
 import sys
 import tempfile
@@ -111,20 +110,6 @@ def test_a_name_that_is_missing_is_asked_for_once_a_second(
     assert asked.count("later") <= 2
     Path(fs.url, "later").write_bytes(b"here")
     until(lambda: (mountpoint / "later").exists(), 5)
-
-
-@pytest.fixture
-def open_device(place: Path) -> Iterator[None]:
-    """Everybody may open /dev/fuse, as on most machines; in this run's mounts alone."""
-    if os.stat("/dev/fuse").st_mode & 0o006 == 0o006:
-        yield
-        return
-    node = place / "fuse"
-    os.mknod(node, 0o666 | stat.S_IFCHR, os.stat("/dev/fuse").st_rdev)
-    node.chmod(0o666)
-    subprocess.run(["mount", "--bind", node, "/dev/fuse"], check=True)
-    yield
-    subprocess.run(["umount", "/dev/fuse"], check=True)
 
 
 @pytest.mark.takeover

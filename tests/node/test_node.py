@@ -5,11 +5,13 @@ from __future__ import annotations
 import base64
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bootseer import image, oci
+from bootseer import image, oci, stripefs
 from bootseer.config import Config
 from bootseer.errors import (
     BootseerError,
@@ -33,10 +35,11 @@ from bootseer.kernel.child import close_others
 from bootseer.node import access, client, places
 from bootseer.node.daemon import Daemon
 from bootseer.node.door import _SO_PEERPIDFD, MAX_CONNECTIONS, Client
+from bootseer.node.userimage import UserImage
 from bootseer.store import open_store
 from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
-from support.nodedaemon import NodeDaemon, User, command
+from support.nodedaemon import NodeDaemon, User, command, listens
 from support.registry import PASSWORD, USER, DockerRegistry
 from support.waits import later, until
 
@@ -47,6 +50,7 @@ pytestmark = [pytest.mark.root, pytest.mark.registry]
 ALICE, BOB = 65534, 1
 """Users that every node has: nobody and daemon."""
 NOISE = os.urandom(6_000_000)
+_PROGRAMS = ("id", "sh", "cat", "rm", "mkdir", "sleep", "sha256sum")
 
 
 class Site:
@@ -55,6 +59,8 @@ class Site:
     def __init__(self, folder: Path, private: str, public: str) -> None:
         self.folder = folder
         self.ref, self.copy, self.free = f"{private}/team/x:v1", f"{public}/copy/x:v1", f"{public}/free:v1"
+        self.wordy = f"{public}/wordy:v1"
+        """Its configuration is larger than an answer of the daemon."""
         self.store = str(folder / "store")
 
     def login(self, uid: int, password: str = PASSWORD) -> dict[str, str]:
@@ -80,10 +86,11 @@ def _site(base: Path) -> Iterator[Site]:
     with DockerRegistry(login=True) as private, DockerRegistry() as public:
         site = Site(base, private.address, public.address)
         members = [
-            one if one.name != "bin/id" else Member("bin/id", data=one.data, mode=0o4755) for one in programs("id")
+            one if one.name != "bin/id" else Member("bin/id", data=one.data, mode=0o4755)
+            for one in programs(*_PROGRAMS)
         ]
         (base / "0.tar").write_bytes(tar_of([*members, folder("data"), Member("data/noise", data=NOISE)]))
-        write_layout(base / "layout", [base / "0.tar"], oci.ContainerConfig(), "v1")
+        write_layout(base / "layout", [base / "0.tar"], oci.ContainerConfig(env=("FROM_IMAGE=yes",)), "v1")
         os.environ.update(site.login(0))
         try:
             push(f"oci:{base}/layout:v1", site.ref)
@@ -91,7 +98,9 @@ def _site(base: Path) -> Iterator[Site]:
             (base / "1.tar").write_bytes(tar_of([Member("free", data=b"for all")]))
             write_layout(base / "layout1", [base / "1.tar"], oci.ContainerConfig(), "v1")
             push(f"oci:{base}/layout1:v1", site.free)
-            for ref in (site.ref, site.free):
+            write_layout(base / "layout2", [base / "1.tar"], oci.ContainerConfig(env=("X=" + 200_000 * "x",)), "v1")
+            push(f"oci:{base}/layout2:v1", site.wordy)
+            for ref in (site.ref, site.free, site.wordy):
                 image.convert(ref, site.store, work_dir=base / "work")
         finally:
             del os.environ["DOCKER_CONFIG"]
@@ -153,6 +162,7 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
         assert alice.do(run, f"{root}/bin/id", "-u") == str(ALICE)
         for flag in (os.ST_NOSUID, os.ST_NODEV):
             assert os.statvfs(root).f_flag & flag
+        assert os.stat(f"{root}/bin/id").st_uid == ALICE
         assert alice.do(attempt_harm, root) == []
         assert mounts.is_mounted(root)
         (mine,) = alice.do(client.mounts, config=config)
@@ -162,8 +172,11 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
         alice.do(client.ready, mine.id, config=config)
         assert alice.do(client.status, mine.id, config=config).digest
 
+        for path in (root, f"{daemon.config.node_dir}/mounts/{mine.id}/closed/tree"):
+            with pytest.raises(PermissionError):
+                bob.do(os.listdir, path)
         with pytest.raises(PermissionError):
-            bob.do(os.listdir, root)
+            alice.do(os.listdir, path)
         assert bob.do(client.mounts, config=config) == []
         for call in (client.unmount, client.ready, client.status):
             with pytest.raises(NotFoundError, match=f"user {BOB} has no mount"):
@@ -179,6 +192,8 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
             bob.do(client.drain, config=config)
         with pytest.raises(NotFoundError):
             alice.do(client.mount_image, site.ref.replace("x:v1", "y:v1"), config=config)
+        with pytest.raises(UnsupportedError, match="the configuration of"):
+            alice.do(client.mount_image, site.wordy, config=config)
         with pytest.raises(UnsupportedError, match="images of registries"):
             alice.do(client.mount_image, f"oci:{site.folder}/layout:v1", config=config)
         until(lambda: [one.id for one in client.mounts(config=config)] == [mine.id], 30.0)
@@ -189,6 +204,147 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
         assert [one.id for one in client.mounts(config=config)] == [mine.id]
     gone(daemon)  # with the session of who asked
     assert f"user {BOB}: mount failed" in daemon.log.read_text()
+
+
+class Home:
+    """A folder of user ``uid`` below ``place``, and how this user runs ``bootseer``."""
+
+    def __init__(self, place: Path, config: Config, uid: int, login: dict[str, str]) -> None:
+        self.folder = place / f"home-{uid}"
+        self.folder.mkdir()
+        os.chown(self.folder, uid, uid)
+        place.chmod(0o755)
+        known = {k: v for k, v in os.environ.items() if not k.startswith(("BOOTSEER_", "DOCKER_CONFIG"))}
+        self.env = {
+            **known,
+            **login,
+            "HOME": str(self.folder),
+            "BOOTSEER_NODE_DIR": config.node_dir,
+            "BOOTSEER_STORE": config.store,
+            "BOOTSEER_CACHE_DIR": f"{self.folder}/cache",
+            "BOOTSEER_STATE_DIR": f"{self.folder}/state",
+        }
+        who = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--"]
+        self._words = [*who, sys.executable, "-m", "bootseer.cli.main"]
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self._words, *words], env=self.env, cwd="/", text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        with self.start(*words) as process:
+            said, errors = process.communicate(timeout=120)
+            return process.returncode, said, errors
+
+    def left(self) -> list[str]:
+        return [str(path) for path in self.folder.glob("cache/starts/*")]
+
+
+CHANGE = """
+    id -u; echo $FROM_IMAGE $GIVEN; cd /; rm -r /data; mkdir /data /new; echo mine > /data/own; cat /data/own
+    test ! -e /root-only && test -e /proc/self/fd && test ! -e "$HOME/x"; cat /shown/file; echo > /shown/no; exit 7"""
+
+
+def test_a_user_runs_a_command_in_an_image(daemon: NodeDaemon, site: Site, place: Path) -> None:
+    alice, bob = (Home(place, daemon.config, uid, site.login(uid)) for uid in (ALICE, BOB))
+    bob.env.update(DOCKER_CONFIG="/nonexistent")
+    (alice.folder / "file").write_text("shown\n")
+    words = ["image", "run", "-e", "GIVEN=1", "-v", f"{alice.folder}:/shown:ro", site.ref, "sh", "-c", CHANGE]
+    wanted = f"{ALICE}\nyes 1\nmine\nshown\n"
+    for _ in range(2):  # nothing lasts
+        code, said, errors = alice.run(*words)
+        assert (code, said) == (7, wanted), errors
+        assert len(errors.splitlines()) == 1, errors  # of the shell, which may not write
+    assert alice.run("image", "run", site.ref, "nonesuch")[0] == NotFoundError.exit_code
+    code, _, errors = bob.run("image", "run", site.ref, "id")
+    assert (code, "denies access" in errors) == (PrivilegeError.exit_code, True), errors
+    code, _, errors = alice.run("image", "run", "--network", "none", site.ref, "id")
+    assert (code, "need root" in errors) == (PrivilegeError.exit_code, True), errors
+    begin, loop = ["image", "run", "--stop-grace", "1", site.ref, "sh", "-c"], "echo on; while :; do sleep 0.1; done"
+    for trap, code in (("trap 'exit 9' TERM", 9), (":", 128 + signal.SIGTERM), ("trap '' TERM", 128 + signal.SIGKILL)):
+        with alice.start(*begin, f"{trap}; {loop}") as one:
+            assert one.stdout is not None
+            assert one.stdout.readline() == "on\n"
+            one.terminate()
+            assert one.wait(60) == code
+    with alice.start(*begin, "echo $$; exec sleep 1000") as one:
+        assert one.stdout is not None
+        pid = int(one.stdout.readline())
+        one.kill()
+        until(lambda: not os.path.exists(f"/proc/{pid}"), 30.0, "the end of the command with who runs it")
+    gone(daemon)
+    daemon.kill()
+    code, said, errors = alice.run(*words)
+    assert (code, said) == (7, wanted), errors
+    assert "extracting all of" in errors
+    assert alice.left() == []
+
+
+def test_a_command_reads_on_while_daemons_come_and_go(daemon: NodeDaemon, site: Site, place: Path) -> None:
+    alice = Home(place, daemon.config, ALICE, site.login(ALICE))
+    script = "echo on; while [ ! -e /shown/stop ]; do sha256sum /data/noise || exit 1; sleep 0.05; done"
+    with alice.start("image", "run", "-v", f"{alice.folder}:/shown", site.ref, "sh", "-c", script) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "on\n"
+        daemon.kill()
+        daemon.start()
+        client.drain(config=daemon.config)
+        with pytest.raises(UnavailableError, match="drained"):
+            client.mount_image(site.free, config=daemon.config, job="1")
+        (alice.folder / "stop").touch()
+        said, errors = reader.communicate(timeout=60)
+        assert reader.returncode == 0, errors
+    assert {line.split()[0] for line in said.splitlines()} == {hashlib.sha256(NOISE).hexdigest()}
+    assert daemon.process is not None
+    assert daemon.process.wait(60) == 0  # the command has ended its mount
+    assert not daemon.left()
+
+
+@pytest.mark.usefixtures("open_device")
+def test_a_user_starts_a_job(daemon: NodeDaemon, site: Site, place: Path) -> None:
+    """Image by the daemon, environment and checkpoint with the user's own rights; the second start restores."""
+    alice = Home(place, daemon.config, ALICE, site.login(ALICE))
+    alice.env.update(BOOTSEER_STORE=f"{alice.folder}/store", BOOTSEER_NODE="n0")
+    fs = stripefs.open_fs(str(alice.folder / "saved"))
+    (place / "weights").write_bytes(NOISE)
+    fs.put(place / "weights", "last/weights")
+    fs.commit("last")
+    for path in (alice.folder / "saved").rglob("*"):
+        os.chown(path, ALICE, ALICE)
+    os.chown(alice.folder / "saved", ALICE, ALICE)
+    job = alice.folder / "job.toml"
+    train = "cat /env/made; sha256sum /checkpoint/weights; touch /checkpoint/no 2>/dev/null; test -e /changed; exit $?"
+    text = f"""
+        [job]
+        name = "small"
+        command = ["sh", "-c", "{train}"]
+        gpus = 8
+        [image]
+        ref = "{site.ref}"
+        [env]
+        command = ["sh", "-c", "echo set up; echo 1 > /changed; echo made > /env/made"]
+        targets = ["/env"]
+        [checkpoint]
+        url = "{alice.folder}/saved/last"
+        path = "/checkpoint"
+        """
+    job.write_text(text)
+    line = f"{hashlib.sha256(NOISE).hexdigest()}  /checkpoint/weights\n"
+    for said, how in (("set up\n", "ran-and-published"), ("", "restored-unpack")):
+        code, out, errors = alice.run("run", str(job), "--no-card", "--summary", str(alice.folder / "summary"))
+        assert (code, out) == (1, f"{said}made\n{line}"), errors  # 1: what is changed elsewhere does not last
+        done = json.loads((alice.folder / "summary").read_text())
+        assert (done["image"]["how"], done["env"]["how"], done["checkpoint"]["how"]) == ("lazy", how, "striped"), errors
+        assert alice.left() == []
+        gone(daemon)
+    job.write_text(text.replace('"/env"', '"/data"'))
+    code, _, errors = alice.run("run", str(job))
+    assert (code, "image has files in /data" in errors) == (ConfigError.exit_code, True), errors
+    job.write_text(text.replace("gpus = 8", 'gpus = "all"'))
+    assert alice.run("run", str(job))[0] == UnsupportedError.exit_code
+    gone(daemon)
 
 
 def read_on(path: str, stop: str) -> int:
@@ -222,7 +378,7 @@ def test_a_killed_daemon_costs_no_reader_anything(daemon: NodeDaemon, site: Site
         assert for_bob.uid == BOB
         reader.start(read_on, f"{own.folder}/data/noise", str(place / "stop"))
         daemon.kill()
-        assert not client.present(config)
+        assert not listens(config)
         with pytest.raises(client.AbsentError, match="no node daemon"):
             client.mounts(config=config)
         quitter.end()
@@ -244,7 +400,7 @@ def test_a_killed_daemon_costs_no_reader_anything(daemon: NodeDaemon, site: Site
         assert daemon.process.poll() is None
     assert daemon.process.wait(60) == 0
     assert not daemon.left()
-    assert not client.present(config)
+    assert not listens(config)
 
 
 def send(config: Config, packet: bytes) -> str:
@@ -288,6 +444,7 @@ def test_nothing_that_is_sent_breaks_it(daemon: NodeDaemon, site: Site) -> None:
         start + b'"unmount","id":"../../x\\n"}': "no mount",
         start + b'"mount","ref":"h:1/x:v1\\nroot: all is well"}': "reference",
         start + b'"mount","ref":"h:1/x","job":"a\\nb"}': "bad job",
+        start + b'"mount","ref":"h:1/' + b"x" * 2000 + b'"}': "longer than",
         start + b'"mount","ref":"h:1/x","logins":{"LD_PRELOAD":"/x"}}': "logins cannot",
         start + b'"mount","ref":"h:1/x","user":123456789012345678901234}': "",
         start + b'"mount","ref":"127.0.0.1:1/x","user":4000000000,"job":"x"}': "no user 4000000000",
@@ -359,7 +516,7 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
         daemon.kill()
         with pytest.raises(UnavailableError, match="ended before it answered"):
             other.result()
-        until(lambda: not client.present(config), 30.0, "the end of the socket")
+        until(lambda: not listens(config), 30.0, "the end of the socket")
         until(lambda: not alive(asking), 30.0, "the end of the question")
         daemon.start()
         gone(daemon)
@@ -516,6 +673,9 @@ def test_folders_and_sockets_that_somebody_planted(place: Path, site: Site) -> N
         bob.do(listen, str(loose / "node.sock"))
         with pytest.raises(PrivilegeError, match="is not root's"):
             client.mounts(config=config)
+        with pytest.raises(PrivilegeError, match="is not root's"):
+            UserImage(site.ref, place / "image", config)
+        assert client.in_daemon_cgroup(config) == config
         with pytest.raises(PrivilegeError, match="needs root"):
             bob.do(Daemon, config)
 
@@ -532,8 +692,10 @@ def test_a_second_daemon_is_refused(daemon: NodeDaemon, monkeypatch: pytest.Monk
     monkeypatch.setattr("bootseer.node.daemon._LOCK_SECONDS", 0.1)
     with pytest.raises(UnavailableError, match="another node daemon"):
         Daemon(daemon.config)
+    theirs = client.in_daemon_cgroup(daemon.config).server_cgroup
+    assert theirs in [line.split(":", 2)[2] for line in Path(f"/proc/{daemon.pid}/cgroup").read_text().splitlines()]
     assert daemon.stop() == 128 + signal.SIGTERM
-    assert not client.present(daemon.config)
+    assert not listens(daemon.config)
 
 
 class ClientGone(socket.socket):

@@ -20,8 +20,18 @@ from support.waits import until
 
 T = TypeVar("T")
 
-_MAIN = "from bootseer.cli.main import main; main()"
+_MAIN = "from bootseer.node import protocol; protocol.PAGE = 2; from bootseer.cli.main import main; main()"
+"""The daemon. What it lists has several pages, as those of a node with many mounts."""
 _SECONDS = 60.0
+
+
+def listens(config: Config) -> bool:
+    """Whether a node daemon listens there."""
+    try:
+        client.node(config=config)
+    except client.AbsentError:
+        return False
+    return True
 
 
 class NodeDaemon:
@@ -49,7 +59,7 @@ class NodeDaemon:
     def _listens(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, self.log.read_text()
-        return client.present(self.config)
+        return listens(self.config)
 
     @property
     def pid(self) -> int:

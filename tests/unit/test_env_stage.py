@@ -625,6 +625,29 @@ def test_when_the_command_fails_on_two_nodes_nobody_else_runs_it(site: Site, cap
     assert site.run("f").outcome is Outcome.RAN_AND_PUBLISHED  # a later start begins anew
 
 
+def test_a_command_that_cannot_be_run_has_failed_for_those_who_wait(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(node: str) -> EnvResult:
+        def run() -> int:
+            site.runs.append(node)
+            if node == "a":
+                all_wait(caplog, 3)
+            raise UnavailableError("no container runtime")
+
+        return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
+
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(start, "a")]
+        await_lease(site)
+        calls += [pool.submit(start, node) for node in "bcd"]
+        errors = [call.exception(120) for call in calls]
+        results = [call.result() for call, error in zip(calls, errors, strict=True) if error is None]
+    assert (len(site.runs), [type(error) for error in errors if error]) == (2, [UnavailableError] * 2)
+    assert {(result.outcome, result.exit_code) for result in results} == {(Outcome.FAILED, UnavailableError.exit_code)}
+    assert all("could not be run: no container runtime" in result.reason for result in results)
+
+
 def test_when_nothing_can_be_published_the_others_run_at_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     together = threading.Barrier(4)
 

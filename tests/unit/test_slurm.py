@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +113,15 @@ def test_scripts_stay_while_an_image_of_a_job_is_mounted(
     assert site.uninstall(prefix) == paths
 
 
+def test_hooks_that_cannot_run_are_not_installed(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They end with 0 whatever happens, so that nobody would see it."""
+    (prefix.parent / "broken.toml").write_text("store = [nonsense\n")
+    monkeypatch.setenv("BOOTSEER_CONFIG", str(prefix.parent / "broken.toml"))
+    with pytest.raises(ConfigError, match=r"cannot run here: .*broken.toml"):
+        site.install(prefix, 60)
+    assert not prefix.exists()
+
+
 def test_settings_that_the_hooks_use_are_not_another_users(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = prefix.with_name("own.toml")
     own.touch(mode=0o644)
@@ -137,10 +147,11 @@ def test_a_task_prolog_takes_no_orders_from_an_error(prefix: Path, tmp_path: Pat
     assert done.stdout == "print bootseer: no image on n1: no\\nexport LD_PRELOAD=evil\n"
 
 
-def test_a_hook_exits_with_0_when_bootseer_is_gone(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/none/python")
+def test_a_hook_exits_with_0_when_bootseer_is_gone(prefix: Path) -> None:
     prolog = site.install(prefix, 60)[0]
-    assert "/none/python" in prolog.read_text()
+    text = prolog.read_text()
+    assert f" {sys.executable} -I" in text
+    prolog.write_text(text.replace(sys.executable, "/none/python"))
     done = subprocess.run([prolog], env={"SLURM_JOB_COMMENT": "bootseer=h.org/a"}, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from bootseer.image import ImageMount
     from bootseer.image.inventory import Item
     from bootseer.image.runtime import Bind
+    from bootseer.node.userimage import UserImage
 
 app = typer.Typer(no_args_is_help=True, help="Container images that start before they have arrived")
 image_look.register(app)
@@ -133,20 +134,25 @@ def run(
 ) -> None:
     """Run a command in a container of a converted image and exit with its exit code.
 
-    Options go before REF: what follows REF is the command. Root is needed.
+    Options go before REF: what follows REF is the command. Without root the node daemon mounts the image (without a
+    daemon all of it is extracted), and what the command writes in the image lies in memory and ends with it.
 
     Example: bootseer image run --job bert -v /data:/data:ro registry:5000/team/torch:2.6 python train.py
     """
     import logging
 
     from bootseer import image
-    from bootseer.image import cdi
-    from bootseer.image.mount import RUNS
+    from bootseer.image import cdi, user
+    from bootseer.image.mount import RUNS, STARTS
+    from bootseer.node.client import in_daemon_cgroup
+    from bootseer.node.userimage import UserImage
     from bootseer.owned import owned_folder
 
-    if os.geteuid() != 0:
-        raise PrivilegeError(f"running {ref} needs root", hint="run with sudo")
-    config = settings(store, verify_key, require_signature)
+    root = os.geteuid() == 0
+    if not root and (gpus or device or runtime or network != "host" or plain_http is not None):
+        raise PrivilegeError("--gpus, --device, --network, --runtime and --plain-http need root", hint="run with sudo")
+    config = in_daemon_cgroup(settings(store, verify_key, require_signature))
+    words = command[1:] if command and command[0] == "--" else command or []
     variables = dict(_variable(item) for item in env or [])
     binds = [_bind(item) for item in volume or []]
     wanted = None if not gpus else "all" if gpus == "all" else [name for name in gpus.split(",") if name]
@@ -155,32 +161,43 @@ def run(
     state = Path(config.state_dir)
     with contextlib.ExitStack() as undo:
         sweep(config)
-        folder = undo.enter_context(owned_folder(private_folder(state, sub=RUNS), "rootfs-"))
-        undo.callback(_remove, folder / "rootfs")
-        mounted = image.mount(
-            ref,
-            folder / "rootfs",
-            store_url=config.store_url,
-            config=config,
-            job=job or None,
-            privileged=True,
-            plain_http=plain_http,
-        )
+        parent = private_folder(state, sub=RUNS) if root else private_folder(Path(config.cache_dir), sub=STARTS)
+        folder = undo.enter_context(owned_folder(parent, "rootfs-"))
+        rootfs = folder / "rootfs"
+        undo.callback(_remove, rootfs)
+        mounted: ImageMount | UserImage
+        if root:
+            mounted = image.mount(
+                ref,
+                rootfs,
+                store_url=config.store_url,
+                config=config,
+                job=job or None,
+                privileged=True,
+                plain_http=plain_http,
+            )
+        else:
+            mounted = UserImage(ref, rootfs, config, job=job, own=bool(store or verify_key or require_signature))
         undo.callback(mounted.unmount)
         mount_seconds = time.monotonic() - began
-        code = image.runtime.run(
-            mounted.rootfs,
-            mounted.config,
-            command[1:] if command and command[0] == "--" else command or [],
-            env=variables,
-            mounts=binds,
-            cwd=cwd,
-            runtime=runtime or None,
-            network=network,
-            devices=devices,
-            stop_grace=stop_grace,
-            state_dir=state,
-        )
+        if root:
+            code = image.runtime.run(
+                mounted.rootfs,
+                mounted.config,
+                words,
+                env=variables,
+                mounts=binds,
+                cwd=cwd,
+                runtime=runtime or None,
+                network=network,
+                devices=devices,
+                stop_grace=stop_grace,
+                state_dir=state,
+            )
+        else:
+            code = user.run(
+                mounted.rootfs, mounted.config, words, env=variables, mounts=binds, cwd=cwd, stop_grace=stop_grace
+            )
         if summary or logging.getLogger().isEnabledFor(logging.INFO):
             _print_summary(mounted, mount_seconds, time.monotonic() - began)
     raise typer.Exit(code)
@@ -258,10 +275,11 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
-def _print_summary(mounted: ImageMount, mount_seconds: float, seconds: float) -> None:
+def _print_summary(mounted: ImageMount | UserImage, mount_seconds: float, seconds: float) -> None:
     typer.echo(f"bootseer: mounted in {mount_seconds:.2f} s, ended after {seconds:.2f} s", err=True)
     try:
-        for line in status_lines(mounted.status()):
+        status = mounted.status()
+        for line in status_lines(status) if status else ["all of the image was extracted"]:
             typer.echo(f"bootseer: {line}", err=True)
     except BootseerError as exc:
         typer.echo(f"bootseer: {exc}", err=True)

@@ -85,8 +85,9 @@ def mount(
     if for_job:
         raise typer.BadParameter("--for-job is for mounts of the node daemon, without DIR")
     from bootseer import image
+    from bootseer.node.client import in_daemon_cgroup
 
-    config = settings(store, verify_key, require_signature)
+    config = in_daemon_cgroup(settings(store, verify_key, require_signature))
     sweep(config)
     mounted = image.mount(
         ref,
@@ -138,7 +139,9 @@ def status(
 
     config = settings()
     rows: list[tuple[MountRecord | Mount, str, Callable[[], TreeStatus]]]
-    if os.geteuid() != 0 and (own := [one for one in _daemon_mounts(config, target) if one.state == "mounted"]):
+    if (os.geteuid() != 0 or target) and (
+        own := [one for one in _daemon_mounts(config, target) if one.state == "mounted"]
+    ):
         from bootseer.node import client
 
         rows = [(m, m.folder, functools.partial(client.status, m.id, config=config)) for m in own]

@@ -231,7 +231,13 @@ class _Stage:
             held.callback(catch.close)
             mounts = [catch.group] if catch.group else []
             observer = inputs.Observer(self.spec, self.config)
-            if code := self._guarded_command(catch, observer):
+            try:
+                code = self._guarded_command(catch, observer)
+            except BootseerError as exc:
+                if lead:
+                    lead.failed(f"the command could not be run: {exc.message}", exc.exit_code)
+                raise
+            if code:
                 failure = f"the command failed with exit code {code}"
                 if lead:
                     lead.failed(failure, code)

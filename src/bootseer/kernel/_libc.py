@@ -24,6 +24,7 @@ CLONE_NEWNS, CLONE_FS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x200, 0x10000000,
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442  # on all machines
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 1, 4, 1, 0x8000
+_MOUNT_ATTR_IDMAP = 0x100000
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
@@ -88,15 +89,24 @@ def open_tree(path: str, *, read_only: bool = False) -> int:
     how = _OPEN_TREE_CLONE | os.O_CLOEXEC | _AT_RECURSIVE
     fd: int = _check(_libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), how), path)
     if read_only:
-        attributes = struct.pack("=QQQQ", _MOUNT_ATTR_RDONLY, 0, 0, 0)
-        size = ctypes.c_size_t(len(attributes))
         try:
-            how = _AT_EMPTY_PATH | _AT_RECURSIVE
-            _check(_libc.syscall(_MOUNT_SETATTR, fd, b"", how, attributes, size), path)
+            _set_attributes(fd, _MOUNT_ATTR_RDONLY)
         except OSError:
             os.close(fd)
             raise
     return fd
+
+
+def map_owners(tree: int, user_namespace: int) -> None:
+    """mount_setattr(2): in the copy ``tree`` that `open_tree` made, a file that is stored as an id of the namespace
+    belongs to what that id is outside of it. EINVAL where the file system cannot do that (EROFS: before Linux 5.19)."""
+    _set_attributes(tree, _MOUNT_ATTR_IDMAP, user_namespace)
+
+
+def _set_attributes(tree: int, attributes: int, user_namespace: int = 0) -> None:
+    packed = struct.pack("=QQQQ", attributes, 0, 0, user_namespace)
+    how, size = _AT_EMPTY_PATH | _AT_RECURSIVE, ctypes.c_size_t(len(packed))
+    _check(_libc.syscall(_MOUNT_SETATTR, tree, b"", how, packed, size), "mount_setattr")
 
 
 def move_mount(fd: int, target: str) -> None:

@@ -1,7 +1,8 @@
 """An ordinary user's way into a tree that somebody mounted: a user namespace with mounts of its own, no helper process.
 
 The new root is an overlay in memory over the tree, in which the folders are made that others are bound on; the tree
-itself is not written to. The process that calls `enter` stays the same one: signals, standard streams, process id and
+itself is not written to. What the command writes where its user may, as in an image that is mounted for this user, is
+in that memory, too. The process that calls `enter` stays the same one: signals, standard streams, process id and
 exit code are those of the command that it becomes.
 """
 
@@ -107,7 +108,7 @@ def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> No
         for path, content in files.items():
             _make(f"upper/{path}", folder=False)
             Path(f"upper/{path}").write_bytes(content)
-        options = f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work"
+        options = f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work,userxattr"
         _libc.mount("bootseer", "root", "overlay", MS_NOSUID | MS_NODEV, options)
         for one, source in zip(shown, sources, strict=True):
             try:

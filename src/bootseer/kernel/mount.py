@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,6 +29,7 @@ _HARMLESS = MS_NOSUID | MS_NODEV
 _MNT_FORCE, _MNT_DETACH, _MNT_EXPIRE, _UMOUNT_NOFOLLOW = 1, 2, 4, 8
 
 _MOST_LINKS = 40
+_IDS = (1 << 32) - 1
 _MAX_DATA = 4095  # mount(2) copies one page, and cuts what is longer without an error
 _SPECIAL = re.compile(r"[,:\\\s]")
 
@@ -68,6 +70,56 @@ def _translate(exc: OSError, what: str, fstype: str) -> BootseerError:
     if exc.errno == errno.EUCLEAN:
         return DataError(f"cannot {what}: its structure is damaged")
     return from_os_error(exc, what)
+
+
+def mount_for(user: int, group: int, source: Path, target: Path) -> None:
+    """Show the mount on ``source`` on ``target``, too, where ``user`` and ``group`` own what root does, and the other
+    way round. Where the kernel cannot do that the owners stay, with a log line. Raises `BootseerError`."""
+    with doing(f"show {source} on {target}"), ExitStack() as undo:
+        tree = _libc.open_tree(str(source))
+        undo.callback(os.close, tree)
+        if user:
+            try:
+                _libc.map_owners(tree, undo.enter_context(_swapped(user, group)))
+            except OSError as exc:
+                _log.warning("on %s files of root stay root's: %s", target, exc.strerror)
+        _libc.move_mount(tree, str(target))
+
+
+@contextmanager
+def _swapped(user: int, group: int) -> Iterator[int]:
+    """A user namespace in which 0 is this user or group and this one 0. Raises `OSError`."""
+    ready, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        with suppress(BaseException):
+            _libc.unshare(_libc.CLONE_NEWUSER)
+            _libc.die_with_parent()
+            os.write(told, b"x")
+            signal.pause()
+        os._exit(1)
+    try:
+        os.close(told)
+        if os.read(ready, 1):
+            for name, own in (("uid_map", user), ("gid_map", group)):
+                Path(f"/proc/{pid}/{name}").write_text(_swap(own))
+        namespace = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(ready)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    try:
+        yield namespace
+    finally:
+        os.close(namespace)
+
+
+def _swap(own: int) -> str:
+    """The map of ids with 0 and ``own`` exchanged."""
+    if not own:
+        return f"0 0 {_IDS}\n"
+    ranges = ((0, own, 1), (own, 0, 1), (1, 1, own - 1), (own + 1, own + 1, _IDS - own - 1))
+    return "".join(f"{inside} {outside} {count}\n" for inside, outside, count in ranges if count > 0)
 
 
 def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> None:

@@ -109,8 +109,9 @@ class CheckpointStage:
             return {"how": "striped"}
         return {"how": "striped", "recorded": self._recorded, **found}
 
-    def close(self) -> None:
-        """Unmount."""
+    def close(self, events: Path) -> None:
+        """Unmount, and remove what processes of the job have handed over beside ``events``."""
+        jobaccess.remove(events)
         if self._mount is not None:
             self._mount.unmount()
 

@@ -1,4 +1,8 @@
-"""The job's container: one root file system in which the set-up command and then the training command run."""
+"""The job's container: one root file system in which the set-up command and then the training command run.
+
+An ordinary user's is `image.user`: what a command writes in the image itself ends with the command, so that targets of
+the set-up command are folders of this host (`Container.keep`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from pathlib import Path
 
 import bootseer
 from bootseer import env, image
+from bootseer.errors import ConfigError
+from bootseer.image import user
 from bootseer.image.cdi import Selection
 from bootseer.launch.job import Job, MountTable
 from bootseer.oci import ImageConfig
@@ -55,6 +61,22 @@ class Container:
         """Give every command started from now on these variables, too."""
         self._environ.update(variables)
 
+    def keep(self, targets: Sequence[str], folder: Path) -> None:
+        """Show a folder below ``folder`` at each of the ``targets`` that lies in the image. Raises `ConfigError` for
+        one with files of the image in it, which the folder would hide."""
+        for number, target in enumerate(targets):
+            inside = self.host_path(target)
+            if not inside.is_relative_to(self.rootfs):
+                continue
+            if inside.is_dir() and any(inside.iterdir()):
+                raise ConfigError(
+                    f"the image has files in {target}: without root a set-up command cannot add to them",
+                    hint="have it fill a folder of its own, and name that in [env] targets",
+                )
+            source = folder / str(number)
+            source.mkdir(parents=True)
+            self._mounts.append(MountTable(source=str(source), target=target, readonly=False))
+
     def host_path(self, path: str) -> Path:
         """Where the container path ``path`` lies on this host: below a mount, or in the root file system."""
         clean = posixpath.normpath(path)
@@ -68,8 +90,11 @@ class Container:
         """(path on this host, where processes in the container see it, links followed); empty when the job mounts
         nothing of its own."""
         shown = self._mounts if self.job.mounts else []
-        targets = ((m.source, env.resolve_in(self.rootfs, m.target)) for m in shown)
-        return tuple((source, "/" + os.path.relpath(target, self.rootfs)) for source, target in targets)
+        return tuple((mount.source, self._inside(mount.target)) for mount in shown)
+
+    def _inside(self, path: str) -> str:
+        """``path`` without links of the image in it."""
+        return "/" + os.path.relpath(env.resolve_in(self.rootfs, path), self.rootfs)
 
     def run(self, argv: Sequence[str], *, span: str = "", auto: bool = False) -> int:
         """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits.
@@ -77,15 +102,20 @@ class Container:
         ``auto``: its Python programs record their own start (`bootseer.profile.auto`).
         """
         hooks = variables(self._environ["PYTHONPATH"], f"{PYTHON_DIR}/bootseer") if auto else {}
+        environ = {**self._environ, **hooks, **emit.child_env(span)}
+        cwd, grace = self.job.job.cwd, self.job.job.stop_grace or None
+        if os.geteuid():
+            binds = [image.runtime.Bind(m.source, self._inside(m.target), m.readonly) for m in self._mounts]
+            return user.run(self.rootfs, self.config, argv, env=environ, mounts=binds, cwd=cwd, stop_grace=grace)
         return image.runtime.run(
             self.rootfs,
             self.config,
             list(argv),
-            env={**self._environ, **hooks, **emit.child_env(span)},
+            env=environ,
             mounts=[image.runtime.Bind(m.source, m.target, m.readonly) for m in self._mounts],
-            cwd=self.job.job.cwd,
+            cwd=cwd,
             devices=self._devices,
-            stop_grace=self.job.job.stop_grace or None,
+            stop_grace=grace,
         )
 
 

@@ -21,7 +21,7 @@ import msgspec
 from bootseer import env, image, oci
 from bootseer.blocks.tree import TreeStatus
 from bootseer.config import Config
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnsupportedError, from_os_error
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
 from bootseer.launch.checkpoint import CheckpointStage
@@ -31,6 +31,8 @@ from bootseer.launch.job import EnvTable, Job
 from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
 from bootseer.launch.ordinary import ContainerdRootfs
 from bootseer.launch.ready import ReadyWatch
+from bootseer.node.client import in_daemon_cgroup
+from bootseer.node.userimage import UserImage
 from bootseer.owned import clear, owned_folder
 from bootseer.private import private_folder
 from bootseer.profile import emit
@@ -103,6 +105,11 @@ def start(
     the job could not be started at all.
     """
     given = job.job.gpus
+    if os.geteuid() and (job.job.devices or not isinstance(given, int)):
+        raise UnsupportedError(
+            "choosing GPUs and devices needs root",
+            hint="an ordinary user's job sees all that its scheduler lets it use: give gpus a number",
+        )
     devices = cdi.select(None if isinstance(given, int) else given, job.job.devices)
     gpus = given if isinstance(given, int) else (devices and devices.gpus) or 0
     try:
@@ -115,6 +122,7 @@ def start(
         raise from_os_error(exc, f"use {exc.filename}") from None
     os.environ.update(identity.environ(gpus))
     os.environ["BOOTSEER_EVENTS"] = str(events)
+    config = in_daemon_cgroup(config)
     sweep(config)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(
@@ -139,7 +147,7 @@ class _Node:
         self.job, self.config, self.identity, self.events = job, config, identity, events
         self.folder, self.stack, self.devices, self.gpus = folder, stack, devices, gpus
         self.began = time.monotonic()
-        self.mounted: image.ImageMount | None = None
+        self.mounted: image.ImageMount | UserImage | None = None
         self.image_digest = ""
         self.checkpoint: CheckpointStage | None = None
         if job.checkpoint:
@@ -153,7 +161,7 @@ class _Node:
         with self._stage("image") as span:
             container = self._image(span)
         if self.checkpoint:
-            self.stack.callback(self.checkpoint.close)
+            self.stack.callback(self.checkpoint.close, self.events)
             self.checkpoint.begin()
             self.stack.enter_context(self._in_turn(self.checkpoint))
         if self.job.env:
@@ -180,16 +188,21 @@ class _Node:
             config = self.config.trusting(table.verify_key, table.require_signature)
             if table.convert:
                 _convert(table.ref, config)
-            self.mounted = image.mount(
-                table.ref,
-                rootfs,
-                store_url=self.config.store_url,
-                config=config,
-                job=self.job.job.name,
-                privileged=True,
-            )
+            how = "lazy"
+            if os.geteuid():
+                self.mounted = UserImage(table.ref, rootfs, config, job=self.job.job.name, own=config != self.config)
+                how = "lazy" if self.mounted.lazy else "extracted"
+            else:
+                self.mounted = image.mount(
+                    table.ref,
+                    rootfs,
+                    store_url=self.config.store_url,
+                    config=config,
+                    job=self.job.job.name,
+                    privileged=True,
+                )
             self.stack.callback(self.mounted.unmount)
-            rootfs, runs, how = self.mounted.rootfs, self.mounted.config, "lazy"
+            rootfs, runs = self.mounted.rootfs, self.mounted.config
             self.image_digest = self.mounted.digest
         else:
             pulled = oci.open_image(table.ref)
@@ -205,6 +218,8 @@ class _Node:
         return Container(self.job, rootfs, runs, self.events, self.identity.environ(self.gpus), self.devices)
 
     def _env(self, container: Container, table: EnvTable, span: str) -> int:
+        if os.geteuid():
+            container.keep(table.targets, self.folder / "env")
         spec = env.EnvSpec(
             targets=tuple(env.Target(path, str(container.host_path(path))) for path in table.targets),
             command=tuple(table.command),
@@ -248,8 +263,9 @@ class _Node:
 
         def wait() -> None:
             until = time.monotonic() + _HOT_SECONDS
+            pause = 1.0 if os.geteuid() else 0.2  # the node daemon has a process for each question
             with _advisory("see whether the image's hot blocks are here"):
-                while self.mounted and not _hot(self.mounted.status()) and not over.wait(0.2):
+                while self.mounted and not _hot(self.mounted.status()) and not over.wait(pause):
                     if time.monotonic() >= until:
                         log.warning("the image's hot blocks are late: the checkpoint is fetched beside them")
                         break
@@ -303,7 +319,7 @@ class _Node:
         """Note what the techniques moved, while their servers still run."""
         if self.mounted:
             with _advisory("ask the block server what it moved"):
-                self.record.image.update(msgspec.to_builtins(self.mounted.status()))
+                self.record.image.update(msgspec.to_builtins(self.mounted.status()) or {})
         if self.checkpoint:
             self.record.checkpoint = self.checkpoint.status()
 
@@ -322,9 +338,9 @@ def _convert(ref: str, config: Config) -> None:
         image.ensure(ref, config.store_url, work_dir=Path(config.cache_dir, "work"), sign_key=key, wait=lease.WAIT)
 
 
-def _hot(image: TreeStatus) -> bool:
+def _hot(image: TreeStatus | None) -> bool:
     """Whether everything is here that earlier starts of the image read."""
-    return image.complete or (image.hot_known and image.hot_ready >= image.hot_total)
+    return image is None or image.complete or (image.hot_known and image.hot_ready >= image.hot_total)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -33,6 +34,8 @@ from bootseer.node.protocol import (
     socket_path,
 )
 
+log = logging.getLogger(__name__)
+
 _CONNECT_SECONDS = 10.0
 _ANSWER_SECONDS = 30.0
 """The daemon answers at once, or, when it has work to do first, gives that up by itself; a client waits this much
@@ -44,11 +47,18 @@ class AbsentError(UnavailableError):
 
 
 def mount_image(
-    ref: str, *, config: Config | None = None, job: str | None = None, user: int | None = None, profile: str = ""
+    ref: str,
+    *,
+    config: Config | None = None,
+    job: str | None = None,
+    process: bool = False,
+    user: int | None = None,
+    profile: str = "",
 ) -> Mount:
     """Have the converted image ``ref`` mounted read-only, in a folder that only ``user`` (a number; None: whoever asks;
-    others only for root) can enter. It ends with `unmount`, at the latest with the session of this process, or, when
-    ``job`` names one, with `unmount_job`. ``profile`` says whose earlier starts to prefetch by.
+    others only for root) can enter, and where this user owns what root does in the image. It ends with `unmount`, at
+    the latest with the session of this process (with ``process``: with this process), or, when ``job`` names one, with
+    `unmount_job`. ``profile`` says whose earlier starts to prefetch by.
 
     Raises `AbsentError`, `PrivilegeError` (that user's logins may not read it at the registry it was converted from),
     `NotFoundError` (no such image, or not converted), `UnavailableError`, `UnsignedError`, `ConfigError`, and what
@@ -60,6 +70,7 @@ def mount_image(
         config,
         ref=ref,
         job=job or "",
+        process=process,
         profile=profile,
         user=-1 if user is None else user,
         logins=logins if user is None else {},
@@ -110,7 +121,10 @@ def status(id: str, *, config: Config | None = None) -> TreeStatus:
 
 def mounts(*, config: Config | None = None) -> list[Mount]:
     """The mounts of this user; all of them for root. Raises `AbsentError`, `UnavailableError`."""
-    return _ask("mounts", config).mounts or []
+    found: list[Mount] = []
+    while page := _ask("mounts", config, id=found[-1].id if found else "").mounts:
+        found += page
+    return found
 
 
 def node(*, config: Config | None = None) -> NodeStatus:
@@ -125,13 +139,17 @@ def drain(*, config: Config | None = None) -> None:
     _ask("drain", config)
 
 
-def present(config: Config | None = None) -> bool:
-    """Whether a node daemon listens here."""
+def in_daemon_cgroup(config: Config) -> Config:
+    """These settings, so that the block servers that root starts go where the daemon's are: a tree is shared by the
+    jobs of a node, and the cgroup of the job that mounts it first ends with this job. Unchanged where the settings name
+    a cgroup themselves, for other users, and, with a line in the log, where no daemon answers."""
+    if os.geteuid() or config.server_cgroup:
+        return config
     try:
-        _connect(config or settings.load()).close()
-    except UnavailableError:
-        return False
-    return True
+        return msgspec.structs.replace(config, server_cgroup=node(config=config).cgroup)
+    except BootseerError as exc:
+        log.info("%s; block servers stay in the cgroup of this process", exc.message)
+        return config
 
 
 def _connect(config: Config) -> socket.socket:
@@ -171,7 +189,8 @@ def _ask(do: str, config: Config | None, **fields: object) -> Reply:
         try:
             with contextlib.suppress(BrokenPipeError):  # it has answered already: this user has too many connections
                 sock.send(packet)
-            sock.settimeout(_ANSWER_SECONDS + (REQUEST_SECONDS if fields else 0.0))
+            slow = do not in ("mounts", "node", "drain")
+            sock.settimeout(_ANSWER_SECONDS + (REQUEST_SECONDS if slow else 0.0))
             try:
                 answer = sock.recv(MAX_REPLY)
             except ConnectionResetError:  # it has answered without reading the request: that is told first

@@ -120,6 +120,8 @@ class Daemon:
         protocol.check_word(request.profile, "profile")
         if unknown := sorted(set(request.logins) - set(protocol.LOGINS)):
             raise ConfigError(f"logins cannot come from the variable {unknown[0][:64]!r}")
+        if len(request.ref.encode(errors="replace")) > protocol.MAX_REF:
+            raise ConfigError(f"the image's name is longer than {protocol.MAX_REF} bytes: {request.ref[:64]}...")
         reference = oci.Reference.parse(request.ref)
         if not reference.registry:
             raise UnsupportedError(
@@ -130,7 +132,7 @@ class Daemon:
         if client.uid and sum(one.record.mount.uid == owner for one in self._entries.values()) >= MAX_MOUNTS:
             raise UnavailableError(f"user {owner} has {MAX_MOUNTS} mounts", hint="bootseer image unmount ends one")
         self._check_running(client)
-        session, pidfd = (None, -1) if request.job else _session_of(client)
+        session, pidfd = (None, -1) if request.job else _session_of(client, request.process)
         place = self._places / secrets.token_hex(6)
         made = Mount(
             id=place.name, folder=str(places.root_of(place)), reference=str(reference), uid=owner, job=request.job,
@@ -145,17 +147,23 @@ class Daemon:
             store, user = open_store(self._config.store_url), access.user_of(owner)
             asker = access.Asker(user, request.logins, client.pid)
             record = access.readable(reference, store, asker, self._config)
+            config = msgspec.structs.replace(record.config.config or oci.ContainerConfig(), labels=None)
+            if len(msgspec.json.encode(config)) > protocol.MAX_CONFIG:
+                raise UnsupportedError(f"the configuration of {reference} has more than {protocol.MAX_CONFIG} bytes")
             places.make(place, user)
             image.mount(
-                reference, places.root_of(place), store_url=store.url, config=self._config,
+                reference, places.tree_of(place), store_url=store.url, config=self._config,
                 job=request.profile or None, writable=False, record=record,
             )  # fmt: skip
-            return Reply(mount=msgspec.structs.replace(made, image=record.image, state="mounted"))
+            places.show(place, user)
+            return Reply(mount=msgspec.structs.replace(made, image=record.image, state="mounted", config=config))
 
         def finish(reply: Reply) -> None:
             entry.making = None
-            if reply.mount is not None and (error := self._keep(entry, reply.mount)):
-                reply = protocol.failure(error)
+            if reply.mount is not None:
+                done = msgspec.structs.replace(reply.mount, config=None)
+                if error := self._keep(entry, done):
+                    reply = protocol.failure(error)
             if not client.answer(reply) or reply.mount is None:
                 self._end(entry, None)
 
@@ -178,17 +186,18 @@ class Daemon:
 
     def _ask_server(self, client: Client, request: Request, ask: Callable[[image.ImageMount], Reply]) -> None:
         """Answer with what ``ask`` is told by the block server of a mount."""
-        folder = self._mounted(client, request.id).record.mount.folder
+        tree = places.tree_of(self._places / self._mounted(client, request.id).record.mount.id)
         self._check_running(client)
 
         def finish(reply: Reply) -> None:
             client.answer(reply)
 
-        self._start(client, client.uid, request.do, lambda: ask(image.attach(folder, self._state)), finish)
+        self._start(client, client.uid, request.do, lambda: ask(image.attach(tree, self._state)), finish)
 
-    def _list(self, client: Client, _: Request) -> None:
-        found = [entry.record.mount for entry in self._entries.values()]
-        client.answer(Reply(mounts=[one for one in found if client.uid in (0, one.uid)]))
+    def _list(self, client: Client, request: Request) -> None:
+        found = [entry.record.mount for _, entry in sorted(self._entries.items())]
+        after = [one for one in found if client.uid in (0, one.uid) and one.id > request.id]
+        client.answer(Reply(mounts=after[: protocol.PAGE]))
 
     def _status(self, client: Client, _: Request) -> None:
         status = NodeStatus(
@@ -201,6 +210,7 @@ class Daemon:
             connections=len(self._door),
             done=dict(self._door.done),
             failed=dict(self._door.failed),
+            cgroup=_cgroup(),
         )
         client.answer(Reply(node=status))
 
@@ -324,15 +334,24 @@ def _done(call: Callable[[], None]) -> Reply:
     return Reply()
 
 
-def _session_of(client: Client) -> tuple[Session, int]:
+def _session_of(client: Client, alone: bool) -> tuple[Session, int]:
     with contextlib.suppress(OSError):
-        session, pidfd = Session.of(client.pid)
+        session, pidfd = Session.of(client.pid, alone=alone)
         if not protocol.ended(client.pidfd):  # else the number may have been another process's
             return session, pidfd
         os.close(pidfd)
     raise UnavailableError(
         "the first process of the client's session has ended: nothing would end the mount", hint="mount it for a job"
     )
+
+
+def _cgroup() -> str:
+    """The path of this process in the hierarchy of systemd, or of cgroup v2; empty without one."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "name=systemd"):
+            return path
+    return ""
 
 
 def _tell_systemd() -> None:

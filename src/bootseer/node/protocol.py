@@ -17,22 +17,29 @@ import msgspec
 from bootseer import __version__
 from bootseer.blocks.tree import TreeStatus
 from bootseer.errors import BootseerError, ConfigError
+from bootseer.oci.spec import ContainerConfig
 
 SOCKET = "node.sock"
 MAX_REQUEST = 8192
 MAX_REPLY = 1 << 20
+MAX_REF = 1024
+"""Bytes of an image's name; registries allow less."""
+MAX_CONFIG = 1 << 17
+"""Bytes of what an image says of its containers: an answer to a user is 200 KiB at most."""
+PAGE = 64
+"""Mounts in one answer."""
 REQUEST_SECONDS = 180.0
 """What a request may take; then it is given up and what it did is undone."""
 LOGINS = ("DOCKER_CONFIG", "REGISTRY_AUTH_FILE")
 """Variables of a client that name files with its user's logins."""
 VERSION = 1
 _CREDENTIALS = struct.Struct("3i")
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``do``: ``mount`` (of ``ref``), ``unmount``, ``ready`` or ``look`` (of the mount ``id``), ``mounts``, ``node``,
-    ``drain``."""
+    """``do``: ``mount`` (of ``ref``), ``unmount``, ``ready`` or ``look`` (of the mount ``id``), ``mounts`` (the next
+    `PAGE` after ``id``), ``node``, ``drain``."""
 
     do: str
     version: int
@@ -40,6 +47,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ref: str = ""
     job: str = ""
     """The mount ends when somebody ends this job's mounts; empty: with the session of the client."""
+    process: bool = False
+    """It ends with the client's process instead of its session."""
     profile: str = ""
     """Whose earlier starts to prefetch by."""
     user: int = -1
@@ -62,6 +71,8 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the manifest."""
     made: float = 0.0
     """Seconds since 1970."""
+    config: ContainerConfig | None = None
+    """What the image says of its containers: only for who has it mounted, at once."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +90,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     done: dict[str, int]
     """Requests that succeeded, by what they were to do."""
     failed: dict[str, int]
+    cgroup: str = ""
+    """Where the daemon runs, below the top of the hierarchy; empty: unknown."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,7 +132,7 @@ def decode_request(packet: bytes, whole: bool) -> Request:
 def check_word(text: str, what: str) -> None:
     """Raises `ConfigError` when ``text`` is no short plain word (or empty): it becomes part of names and messages."""
     if text and not _WORD.match(text):
-        raise ConfigError(f"bad {what} {text[:64]!r}", hint="up to 64 letters, digits, dots, dashes and underscores")
+        raise ConfigError(f"bad {what} {text[:64]!r}", hint="up to 100 letters, digits, dots, dashes and underscores")
 
 
 def credentials(sock: socket.socket) -> tuple[int, int]:

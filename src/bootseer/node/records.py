@@ -14,16 +14,17 @@ log = logging.getLogger(__name__)
 
 
 class Session(msgspec.Struct, frozen=True):
-    """The leader of a session, which a mount ends with. ``inode``: of its pidfd, which since Linux 6.9 no other process
-    has until the next boot; before, all have the same."""
+    """The leader of a session, or another process, which a mount ends with. ``inode``: of its pidfd, which since Linux
+    6.9 no other process has until the next boot; before, all have the same."""
 
     pid: int
     inode: int
 
     @classmethod
-    def of(cls, pid: int) -> tuple[Session, int]:
-        """The session of process ``pid``, and a pidfd of its leader. Raises `OSError` when one of them has ended."""
-        leader = os.getsid(pid)
+    def of(cls, pid: int, *, alone: bool) -> tuple[Session, int]:
+        """The session of process ``pid``, or this process ``alone``, and a pidfd of its leader. Raises `OSError` when
+        one of them has ended."""
+        leader = pid if alone else os.getsid(pid)
         pidfd = os.pidfd_open(leader)  # the number is nobody else's while the session has a process
         return cls(leader, os.fstat(pidfd).st_ino), pidfd
 

@@ -75,7 +75,7 @@ def _run(daemon: int, lock: int, out: int, work: Callable[[], Reply]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     close_others(lock, out)
-    os.umask(0o077)
+    os.umask(0o022)  # what block servers put into a store that is a folder is for other users, too
     try:
         reply = work()
     except BootseerError as exc:

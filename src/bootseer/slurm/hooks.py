@@ -133,8 +133,7 @@ def _mount(argv: list[str]) -> None:
     try:
         wish = comment.parse(os.environ["SLURM_JOB_COMMENT"])
         config = settings.load()
-        jobfolder.note_state(folder, config.state_dir)
-        jobfolder.show(folder, images.mount(wish, folder / jobfolder.ROOTFS, config))
+        jobfolder.show(folder, images.mount(wish, folder, int(os.environ["SLURM_JOB_UID"]), config))
     except BootseerError as exc:
         log.error("%s", exc)
         jobfolder.fail(folder, " ".join(redact("", str(exc)).split()))  # users read it
@@ -166,8 +165,7 @@ def _remove(folder: Path) -> None:
 
     with open(folder / jobfolder.LOCK, "rb") as lock:
         _stop(lock.fileno())
-        if state := jobfolder.state_dir(folder):
-            images.unmount(folder / jobfolder.ROOTFS, state)
+        images.unmount(folder)
         remove_tree(folder)
     log.info("removed %s", folder)
 

@@ -1,31 +1,65 @@
-"""The one place where the hooks mount and unmount images: as root, on this node."""
+"""The one place where the hooks mount and unmount images, on this node: through the node daemon, else by themselves.
+
+With a daemon the user of the job must be able to read the image, by the user's own logins, and its block servers are in
+the daemon's cgroup: jobs that use one image share them, and no end of a job ends them. The daemon's mounts are those of
+the job ``slurm-<job id>.<restart count>``, so that whoever removes the job folder ends them.
+"""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 
-from bootseer import image
+from bootseer import image, oci
 from bootseer.config import Config
 from bootseer.errors import NotFoundError
 from bootseer.kernel import mount as mounts
+from bootseer.node import client
+from bootseer.slurm import jobfolder
 from bootseer.slurm.comment import Wish
 from bootseer.slurm.jobfolder import Image
 
 log = logging.getLogger(__name__)
 
 
-def mount(wish: Wish, target: Path, config: Config) -> Image:
-    """Mount the image read-only on ``target``, so that its hot set begins to arrive. Raises `BootseerError`."""
+def mount(wish: Wish, folder: Path, user: int, config: Config) -> Image:
+    """Mount the image read-only for the job with this ``folder``, so that its hot set begins to arrive. Raises
+    `BootseerError`."""
+    jobfolder.note_daemon(folder, config.node_dir)
+    try:
+        made = client.mount_image(wish.reference, config=config, job=_name(folder), user=user, profile=wish.job)
+    except client.AbsentError as exc:
+        log.info("%s: mounting %s without it", exc.message, wish.reference)
+        jobfolder.note_daemon(folder, "")
+    else:
+        found = made.config
+        return Image(
+            wish.reference, (found.env or ()) if found else (), found.working_dir if found else "", made.folder
+        )
+    jobfolder.note_state(folder, config.state_dir)
     mounted = image.mount(
-        wish.reference, target, store_url=config.store_url, config=config, job=wish.job or None, writable=False
+        wish.reference,
+        folder / jobfolder.ROOTFS,
+        store_url=config.store_url,
+        config=config,
+        job=wish.job or None,
+        writable=False,
     )
-    found = mounted.config.config
-    return Image(wish.reference, (found.env or ()) if found else (), found.working_dir if found else "")
+    return _seen(wish, mounted.config.config)
 
 
-def unmount(target: Path, state_dir: Path) -> None:
-    """End what `mount` has done, or had begun when it was killed. Raises `BootseerError`."""
+def unmount(folder: Path) -> None:
+    """End what `mount` has done, or had begun when it was killed. Raises `BootseerError`, also when the daemon that was
+    asked to mount is away and has left mounts."""
+    if node_dir := jobfolder.daemon(folder):
+        try:
+            client.unmount_job(_name(folder), config=Config(node_dir=str(node_dir)))
+        except client.AbsentError:
+            if mounts.below(node_dir):
+                raise
+    if (state_dir := jobfolder.state_dir(folder)) is None:
+        return
+    target = folder / jobfolder.ROOTFS
     try:
         image.attach(target, state_dir).unmount()
     except NotFoundError:
@@ -33,3 +67,12 @@ def unmount(target: Path, state_dir: Path) -> None:
     if mounts.is_mounted(target):
         log.warning("detaching %s, which no record of %s names", target, state_dir)
         mounts.unmount(target, lazy=True)
+
+
+def _seen(wish: Wish, config: oci.ContainerConfig | None, root: str = "") -> Image:
+    config = config or oci.ContainerConfig()
+    return Image(wish.reference, config.env or (), config.working_dir, root)
+
+
+def _name(folder: Path) -> str:
+    return f"slurm-{folder.name}"

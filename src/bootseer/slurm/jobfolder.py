@@ -5,8 +5,9 @@ users may share a group) but not list it. Files, in the order of their making:
 
 - ``began``: when the Prolog began, in seconds since boot
 - ``lock``: who prepares the image holds it (flock), and has its process id in it
-- ``state``: the ``state_dir`` that the image is mounted by
-- ``rootfs``: where it is mounted
+- ``daemon``: the ``node_dir`` of the node daemon that mounts the image
+- ``state``: else the ``state_dir`` that it is mounted by, on
+- ``rootfs``
 - ``image.json`` (`Image`) when it is ready, or ``error``, a line for the user, when it will not be
 - ``ended``: the Epilog has come; what is left is to be removed by whoever sees it
 """
@@ -32,7 +33,7 @@ from bootseer.private import private_folder, trusted
 BASE = Path("/run/bootseer-slurm")
 LOG = "log"
 LOCK, ROOTFS, ENDED = "lock", "rootfs", "ended"
-_BEGAN, _STATE, _IMAGE, _ERROR = "began", "state", "image.json", "error"
+_BEGAN, _DAEMON, _STATE, _IMAGE, _ERROR = "began", "daemon", "state", "image.json", "error"
 
 
 class Attempt(NamedTuple):
@@ -64,6 +65,8 @@ class Image(msgspec.Struct, frozen=True):
     env: tuple[str, ...]
     """``NAME=VALUE``, as the image's configuration has them."""
     working_dir: str
+    root: str = ""
+    """Where it is mounted; empty: on ``rootfs`` in the attempt's folder."""
 
 
 def base() -> Path:
@@ -103,13 +106,27 @@ def note_state(folder: Path, state_dir: str) -> None:
 
 def state_dir(folder: Path) -> Path | None:
     """What `note_state` has noted; None: nothing was to be mounted."""
+    return _noted(folder / _STATE)
+
+
+def note_daemon(folder: Path, node_dir: str) -> None:
+    """The node daemon of this ``node_dir`` is about to mount something; empty: none is there. Raises `OSError`."""
+    _write(folder / _DAEMON, node_dir.encode(), 0o600)
+
+
+def daemon(folder: Path) -> Path | None:
+    """What `note_daemon` has noted."""
+    return _noted(folder / _DAEMON)
+
+
+def _noted(path: Path) -> Path | None:
     with contextlib.suppress(FileNotFoundError):
-        return Path((folder / _STATE).read_text())
+        return Path(text) if (text := path.read_text()) else None
     return None
 
 
 def show(folder: Path, image: Image) -> None:
-    """The image is mounted on ``rootfs``. Raises `OSError`."""
+    """The image is mounted. Raises `OSError`."""
     _write(folder / _IMAGE, msgspec.json.encode(image), 0o644)
 
 
@@ -128,7 +145,8 @@ def image(attempt: Attempt) -> tuple[Path, Image]:
     try:
         if (folder / ENDED).exists():
             raise NotFoundError(f"the image of job {attempt.job} was unmounted", hint=hint)
-        return folder / ROOTFS, msgspec.json.decode((folder / _IMAGE).read_bytes(), type=Image)
+        found = msgspec.json.decode((folder / _IMAGE).read_bytes(), type=Image)
+        return Path(found.root) if found.root else folder / ROOTFS, found
     except FileNotFoundError:
         with contextlib.suppress(OSError):
             raise NotFoundError(

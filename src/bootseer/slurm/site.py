@@ -22,6 +22,8 @@ LEAST_SECONDS = 15
 _NAMES = {"prolog": "Prolog", "epilog": "Epilog", "task-prolog": "TaskProlog"}
 _MARK = "# written by `bootseer slurm install`"
 _ASK_SECONDS = 15.0
+_TRY_SECONDS = 60.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _HOOK = """\
 #!/bin/sh
@@ -30,7 +32,7 @@ _HOOK = """\
 read -r began _ </proc/uptime
 umask 022
 cd /
-export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin {settings}
+export HOME=/root PATH={path} {settings}
 exec </dev/null >/dev/null 2>&1
 timeout --foreground -s KILL {seconds} {python} -I -m bootseer.slurm.hooks {verb} {seconds} "$began"
 exit 0  # any other code drains the node
@@ -56,13 +58,14 @@ exit 0
 def install(prefix: Path, seconds: int) -> list[Path]:
     """Write the three scripts into the folder ``prefix``; Prolog and Epilog take at most ``seconds``.
 
-    Raises `ConfigError` when others could change what root is to run, when users could not run the TaskProlog, or when
-    files of others are there.
+    Raises `ConfigError` when others could change what root is to run, when it would not run, when users could not run
+    the TaskProlog, or when files of others are there.
     """
     for path in (Path(sys.prefix), Path(bootseer.__file__).parent):
         trusted(path.resolve())
     if named := os.environ.get("BOOTSEER_CONFIG"):
         _check_settings(Path(named))
+    _try(named)
     made = not prefix.exists()
     with doing(f"write {prefix}"):
         prefix = private_folder(prefix)
@@ -171,10 +174,27 @@ def _script(name: str, seconds: int) -> str:
         name=_NAMES[name],
         verb=name,
         when=_WHEN[name],
+        path=_PATH,
         settings=f"BOOTSEER_CONFIG={shlex.quote(os.path.abspath(named))}" if named else "",
         seconds=seconds,
         python=shlex.quote(sys.executable),
     )
+
+
+def _try(named: str | None) -> None:
+    """Raises `ConfigError` when what the scripts run cannot even start: they never tell Slurm."""
+    env = {"HOME": "/root", "PATH": _PATH} | ({"BOOTSEER_CONFIG": os.path.abspath(named)} if named else {})
+    what = "from bootseer import config; from bootseer.slurm import hooks, images; config.load()"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", what], env=env, cwd="/", capture_output=True, text=True, timeout=_TRY_SECONDS,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"the hooks do not start within {_TRY_SECONDS:g} s", hint="is their disk slow?") from None
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ConfigError(f"the hooks cannot run here: {why}", hint="install bootseer for root on this node")
 
 
 def _check_settings(path: Path) -> None:

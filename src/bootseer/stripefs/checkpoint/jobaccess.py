@@ -64,7 +64,7 @@ class JobAccess:
 def collect(events: Path) -> AccessRecord:
     """What the processes of the start with the file ``events`` have handed over."""
     found, room = [], MAX_STORED
-    for path in sorted(events.parent.glob(f"{glob.escape(events.stem)}.*.access")):
+    for path in _files(events):
         try:
             data = _read(path, room)
             room -= len(data)
@@ -72,6 +72,17 @@ def collect(events: Path) -> AccessRecord:
         except (OSError, BootseerError) as exc:
             _log.warning("%s is not used for the next start: %s", path, exc)
     return merged(found)
+
+
+def remove(events: Path) -> None:
+    """Remove what they have handed over, once nobody asks for it any more."""
+    for path in _files(events):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _files(events: Path) -> list[Path]:
+    return sorted(events.parent.glob(f"{glob.escape(events.stem)}.*.access"))
 
 
 def _read(path: Path, most: int) -> bytes:

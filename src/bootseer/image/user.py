@@ -1,0 +1,46 @@
+"""The container of an ordinary user: no runtime, `bootseer.rootless` instead.
+
+The command is this user, with the host's processes and network in sight, and ends with this process. What it writes in
+the image lies in memory and ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from bootseer import oci, rootless
+from bootseer.image import container
+from bootseer.image.container import Bind
+from bootseer.kernel.enter import Shown
+
+_KEPT = ("HOME", "USER", "LOGNAME", "TERM")
+
+
+def run(
+    rootfs: Path,
+    config: oci.ImageConfig,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    mounts: Sequence[Bind] = (),
+    cwd: str = "",
+    stop_grace: float | None = None,
+) -> int:
+    """As `runtime.run`, by an ordinary user who may enter ``rootfs``."""
+    own = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    inner = config.config or oci.ContainerConfig()
+    of_image = dict(item.partition("=")[::2] for item in inner.env or ())
+    command = rootless.Command(
+        root=str(rootfs),
+        argv=container.command_of(config, argv),
+        env={"PATH": container.DEFAULT_PATH, **of_image, **own, **env},
+        shown=[
+            *(Shown(path, path) for path in rootless.SYSTEM),
+            *(Shown(os.path.abspath(bind.source), bind.target, bind.readonly) for bind in mounts),
+        ],
+        folders=[cwd or inner.working_dir or "/"],
+        must=bool(cwd),
+    )
+    return rootless.run(command, stop_grace=stop_grace)
