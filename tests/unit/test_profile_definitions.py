@@ -402,3 +402,19 @@ def test_what_if_the_slowest_were_median():
     assert (change.startup_seconds, change.saved_seconds) == (near(30), near(80))
     assert change.saved_hours == near(80 * 80 / 3600)
     assert analyse(start(3).log()).what_if == []
+
+
+def test_what_if_every_node_restored_its_environment():
+    s = StartUp(gpus=8)
+    for node, begin, end, how in (("n0", 0, 90, "ran-and-published"), ("n1", 0, 96, "restored-mount")):
+        s.span(node, "env", begin, end, how=how)
+        s.span(node, "first_step", 100, 110)
+    s.span("n1", "wait", 0, 90)
+    (change,) = analyse(s.log()).what_if
+    assert change.saved_seconds == near(84)  # n1 took 6 s
+    assert change.saved_hours == near(84 * 16 / 3600)
+    same = StartUp()
+    for node in ("n0", "n1"):
+        same.span(node, "env", 0, 90, how="ran")
+        same.span(node, "first_step", 100, 110)
+    assert analyse(same.log()).what_if == []

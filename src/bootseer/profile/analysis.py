@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from statistics import median
@@ -10,11 +9,11 @@ from statistics import median
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError
-from bootseer.profile import hostlist, intervals
+from bootseer.profile import hostlist, intervals, whatif
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import EventLog, Identity, Span, State, identity_text
 from bootseer.profile.parts import Parts, share_out
-from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport, WhatIf
+from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport
 from bootseer.profile.timeline import Timeline, Track
 
 STRAGGLER_RATIO = 1.5
@@ -92,7 +91,7 @@ def look(
         what_if=[],
         problems=_problems(log, spans, line),
     )
-    return msgspec.structs.replace(report, what_if=_slowest_at_median(report)), line, parts
+    return msgspec.structs.replace(report, what_if=whatif.estimates(report)), line, parts
 
 
 def repeat_offenders(reports: Iterable[JobReport]) -> list[tuple[str, int]]:
@@ -271,28 +270,3 @@ def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:
         clock_spread_seconds=line.axis.spread_ns / 1e9,
         clocks_ahead={node: ns / 1e9 for node, ns in line.axis.ahead_ns.items()},
     )
-
-
-def _slowest_at_median(report: JobReport) -> list[WhatIf]:
-    """The same job with the slowest 1 % of the nodes of each stage (at least one) at its median: an estimate.
-
-    A stage saves what its slowest node's own work shrinks by, but no more than its share of start-up. Nothing is said
-    below 4 nodes or before start-up has ended.
-    """
-    if report.startup_seconds is None or len(report.nodes) < 4:
-        return []
-    saved = 0.0
-    for stage in report.stages:
-        own = sorted(c.own for node in report.nodes if (c := node.stages.get(stage.stage)) and c.own is not None)
-        if len(own) < 4:
-            continue
-        kept = own[: -math.ceil(len(own) / 100)]
-        saved += min(stage.seconds, own[-1] - max(kept[-1], median(own)))
-    return [
-        WhatIf(
-            name="slowest 1 % of nodes at the median",
-            startup_seconds=report.startup_seconds - saved,
-            saved_seconds=saved,
-            saved_hours=saved * (report.gpus or len(report.nodes)) / 3600,
-        )
-    ]

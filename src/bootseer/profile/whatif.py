@@ -1,0 +1,58 @@
+"""The same start-up with something changed: estimates, from nothing but the start-up itself."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+from bootseer.profile.report import JobReport, WhatIf
+
+_NODES = 4
+"""Fewer say nothing of what is usual."""
+
+
+def estimates(report: JobReport) -> list[WhatIf]:
+    """Nothing before start-up has ended. A stage saves what its slowest node's own work shrinks by, at most its share
+    of start-up."""
+    if report.startup_seconds is None:
+        return []
+    found = (
+        ("slowest 1 % of nodes at the median", _slowest_at_median(report)),
+        ("every node restores its environment", _all_restored(report)),
+    )
+    return [
+        WhatIf(
+            name=name,
+            startup_seconds=report.startup_seconds - saved,
+            saved_seconds=saved,
+            saved_hours=saved * (report.gpus or len(report.nodes)) / 3600,
+        )
+        for name, saved in found
+        if saved is not None
+    ]
+
+
+def _slowest_at_median(report: JobReport) -> float | None:
+    """With the slowest 1 % of the nodes of each stage (at least one) at its median."""
+    if len(report.nodes) < _NODES:
+        return None
+    saved = 0.0
+    for stage in report.stages:
+        own = sorted(c.own for node in report.nodes if (c := node.stages.get(stage.stage)) and c.own is not None)
+        if len(own) < _NODES:
+            continue
+        kept = own[: -math.ceil(len(own) / 100)]
+        saved += min(stage.seconds, own[-1] - max(kept[-1], median(own)))
+    return saved
+
+
+def _all_restored(report: JobReport) -> float | None:
+    """With those that ran the set-up command (``how`` of ``env``) taking as long as the slowest of those that
+    restored it."""
+    stage = report.stage("env")
+    cells = [c for node in report.nodes if (c := node.stages.get("env")) and c.own is not None]
+    restored = [c.own for c in cells if str(c.attrs.get("how", "")).startswith("restored") and c.own is not None]
+    ran = [c.own for c in cells if str(c.attrs.get("how", "")).startswith("ran") and c.own is not None]
+    if stage is None or not restored or not ran:
+        return None
+    return max(0.0, min(stage.seconds, max(ran) - max(restored)))
