@@ -101,6 +101,6 @@ def _show(run: Demo, console: Console) -> None:
         say(f"missed: {line}")
     program = sys.argv[0] if os.access(sys.argv[0], os.X_OK) else "bootseer"
     say("\nwhat to look at next, as root:")
-    say(f"  {program} profile show {kept}/events    # as pages: profile serve")
+    say(f"  {program} profile show {kept}/events")
     say(f"  {program} image ls --store {kept}/store")
     say(f"  {program} env ls --store {kept}/store")
