@@ -637,7 +637,8 @@ def test_a_command_that_cannot_be_run_has_failed_for_those_who_wait(
 
         return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "this_node", lambda: "a")
         calls = [pool.submit(start, "a")]
         await_lease(site)
         calls += [pool.submit(start, node) for node in "bcd"]
