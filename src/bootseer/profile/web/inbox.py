@@ -33,7 +33,7 @@ class Inbox:
         self._busy = 0
 
     async def take(self, request: Request) -> Response:
-        """201 with the number of events, 200 when they were here already; 400, 408, 413, 503 or 507 say what is wrong."""
+        """201 with the number of events, 200 when they were here already; 4xx, 503 or 507 say what is wrong."""
         if self._busy >= _AT_ONCE:
             return PlainTextResponse("too many senders at once\n", 503, {"Retry-After": "5"})
         self._busy += 1
