@@ -72,6 +72,12 @@ def test_a_batch_script_without_srun_ends_alloc():
     assert analyse(log(text)).stage("alloc").max == 2
 
 
+def test_only_a_new_line_ends_a_record():
+    text = "JobIDRaw|Submit|Start|End|NodeList|JobName\r\n5|100|110|900|n1|a\u2028b\x0bc\r\n\n6|100|110|900|n1|d"
+    found = sacct.read(text.encode())
+    assert ([one.name for one in found.attempts], found.bad) == (["a\u2028b\x0bc", "d"], [])
+
+
 def test_what_is_not_understood_is_counted_and_the_rest_shown():
     lines = TEXT.splitlines(keepends=True)
     bad = [b"half a li", b"x|1|1|1|a|n1|b|c\n", b"9|yesterday|1|1|a|n1|b|c\n", b"9|1|1|1|a|n[1-|b|c\n", b"\xff|\xff\n"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -10,13 +11,15 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from bootseer.profile import compare, events, send, starts
 from bootseer.profile.index import Index, key
+from bootseer.profile.web import app, inbox
+from bootseer.profile.web.access import Access
 from support.pages import TOKEN, serving
 from support.startups import StartUp
 
@@ -228,6 +231,37 @@ def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(tmp_path: Pat
     assert "send them again later" in said
     assert sent(file, "--to", "nonsense")[0] == 78
     assert sent(tmp_path / "none", "--to", "http://127.0.0.1:9/events")[0] != 0
+
+
+def test_senders_that_stop_half_way_keep_others_away_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "_SECONDS", 0.2)
+    application = app.make(Index([]), Access(""), tmp_path / "in")
+
+    async def post(*parts: bytes) -> int:
+        messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+        said: list[int] = []
+
+        async def receive() -> MutableMapping[str, object]:
+            if messages:
+                return messages.pop(0)
+            await asyncio.sleep(60)
+            raise AssertionError
+
+        async def tell(message: MutableMapping[str, object]) -> None:
+            if message["type"] == "http.response.start":
+                said.append(int(str(message["status"])))
+
+        scope = {"type": "http", "method": "POST", "path": "/events", "query_string": b"", "root_path": ""}
+        await application({**scope, "headers": [(b"host", b"localhost")]}, receive, tell)
+        return said[0]
+
+    async def all_of_them() -> list[int]:
+        return await asyncio.gather(*(post(b"half a") for _ in range(5)))
+
+    assert sorted(asyncio.run(all_of_them())) == [408, 408, 408, 408, 503]
+    assert list((tmp_path / "in").iterdir()) == []
 
 
 def test_too_long_a_body_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

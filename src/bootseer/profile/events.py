@@ -205,6 +205,10 @@ def _files(given: Iterable[Path]) -> Iterator[Path]:
             raise NotFoundError(f"no events file or job folder {path}")
 
 
+_NONE: dict[str, AttrValue] = {}
+"""Attributes of the many spans that have none: shared, and never changed."""
+
+
 class _Joiner:
     """Lines in any order in, spans out."""
 
@@ -265,7 +269,7 @@ class _Joiner:
             return
         span = self._spans.get(event.span)
         if span is None:
-            span = self._spans[event.span] = Span(id=event.span)
+            span = self._spans[event.span] = Span(id=event.span, attrs=_NONE)
         begins = event.ev == "begin"
         if (span.begin if begins else span.end) is not None:
             self.log.duplicates += 1
@@ -274,12 +278,15 @@ class _Joiner:
             # The begin says what the span is; an end may come from a process that knows less.
             span.job, span.attempt, span.cycle = sys.intern(event.job), sys.intern(str(event.attempt)), event.cycle
             span.node, span.rank, span.gpus = sys.intern(event.node), event.rank, event.gpus
-            span.stage, span.parent = sys.intern(event.stage), event.parent
-        stamp, attrs = Stamp(event.wall, event.mono, sys.intern(event.boot), event.res), event.attrs or {}
+            parent = self._spans.get(event.parent)
+            span.stage, span.parent = sys.intern(event.stage), parent.id if parent is not None else event.parent
+        stamp = Stamp(event.wall, event.mono, sys.intern(event.boot), event.res)
         if begins:
-            span.begin, span.attrs = stamp, {**attrs, **span.attrs}
+            span.begin = stamp
         else:
-            span.end, span.attrs = stamp, {**span.attrs, **attrs}
+            span.end = stamp
+        if event.attrs:
+            span.attrs = {**event.attrs, **span.attrs} if begins else {**span.attrs, **event.attrs}
 
     def finish(self) -> EventLog:
         for span_id, attrs in self._notes.items():

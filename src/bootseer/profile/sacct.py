@@ -153,14 +153,16 @@ def _gpus(tres: str) -> int:
 
 
 def _table_records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
-    lines = text.decode("utf-8", "replace").splitlines()
-    columns = lines[0].split("|") if lines else []
+    lines = [line.removesuffix("\r") for line in text.decode("utf-8", "replace").split("\n")]
+    columns = lines[0].split("|")
     if missing := [name for name in _NEEDED if name not in columns]:
         raise DataError(
             f"this is no output of sacct with the column {missing[0]}",
             hint=f"SLURM_TIME_FORMAT=%s sacct -D --parsable2 -o {COLUMNS}",
         )
     for number, line in enumerate(lines[1:], start=2):
+        if not line:
+            continue
         # Slurm lets a job's name have the separator in it; where that is the last column, the rest is the name.
         parts = line.split("|", len(columns) - 1 if columns[-1] == "JobName" else -1)
         yield f"line {number}", dict(zip(columns, parts, strict=True)) if len(parts) == len(columns) else {}

@@ -5,13 +5,14 @@ So who does not know whether a body has arrived sends it again: the second one c
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import tempfile
 from pathlib import Path
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from bootseer.profile import events
@@ -19,6 +20,8 @@ from bootseer.profile import events
 LIMIT = 64 << 20
 """Most bytes of one body."""
 _AT_ONCE = 4
+_SECONDS = 60
+"""For one body: slow senders keep no others away for longer."""
 
 
 class Inbox:
@@ -30,20 +33,23 @@ class Inbox:
         self._busy = 0
 
     async def take(self, request: Request) -> Response:
-        """201 with the number of events, 200 when they were here already; 413, 400, 503 or 507 say what is wrong."""
+        """201 with the number of events, 200 when they were here already; 4xx, 503 or 507 say what is wrong."""
         if self._busy >= _AT_ONCE:
             return PlainTextResponse("too many senders at once\n", 503, {"Retry-After": "5"})
         self._busy += 1
         try:
             with tempfile.SpooledTemporaryFile(1 << 20) as held:
                 digest, size = hashlib.sha256(), 0
-                async for part in request.stream():
-                    if (size := size + len(part)) > LIMIT:
-                        return PlainTextResponse(f"more than {LIMIT} bytes: send parts\n", 413)
-                    digest.update(part)
-                    held.write(part)
+                async with asyncio.timeout(_SECONDS):
+                    async for part in request.stream():
+                        if (size := size + len(part)) > LIMIT:
+                            return PlainTextResponse(f"more than {LIMIT} bytes: send parts\n", 413)
+                        digest.update(part)
+                        held.write(part)
                 held.seek(0)
                 return await run_in_threadpool(self._keep, held, digest.hexdigest())
+        except (TimeoutError, ClientDisconnect):
+            return PlainTextResponse(f"not all of it came within {_SECONDS} s\n", 408)
         except OSError as exc:
             return PlainTextResponse(f"cannot keep the events: {exc.strerror}\n", 507)
         finally:
