@@ -167,7 +167,7 @@ def test_with_a_token_only_who_knows_it_reads(tmp_path: Path) -> None:
         assert (status, headers["Location"]) == (303, "/fleet")
         cookie = headers["Set-Cookie"]
         assert "httponly" in cookie.lower()
-        assert "samesite=strict" in cookie.lower()
+        assert "samesite=lax" in cookie.lower()
         assert TOKEN not in cookie
         assert "llama" in server.ask("/", Cookie=cookie.partition(";")[0])[2]
         away = urllib.parse.urlencode({"token": TOKEN, "then": "//elsewhere.example/"}).encode()
@@ -180,6 +180,8 @@ def test_pages_of_other_sites_read_nothing_through_a_browser_here(tmp_path: Path
     with serving(tmp_path) as server:
         assert server.ask("/jobs.json", Host="rebound.example")[0] == 401
         assert server.ask("/jobs.json", Sec_Fetch_Site="cross-site")[0] == 401
+        assert server.ask("/events", "POST", b"", Sec_Fetch_Site="same-site")[0] == 401
+        assert server.ask("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200
         assert server.ask("/jobs.json", Host=f"localhost:{server.port}")[0] == 200
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -70,13 +70,13 @@ class Access:
         if not self._token:
             # a page of another site may have its name resolved to loopback
             host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-            return None if loopback(host) and _same_site(request.headers) else "this address is not one of this server"
+            return None if loopback(host) and _own(request) else "this address is not one of this server"
         if request.url.path == "/login" or request.url.path.startswith("/static/"):
             return None
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _equal(given.strip(), self._token):
             return None
-        if _equal(request.cookies.get(_COOKIE, ""), self._session) and _same_site(request.headers):
+        if _equal(request.cookies.get(_COOKIE, ""), self._session) and _own(request):
             return None
         return "the token is wrong" if given else ""
 
@@ -94,9 +94,7 @@ class Access:
         if not then.startswith("/") or then.startswith(("//", "/\\")):
             then = "/"
         answer = RedirectResponse(then, 303)
-        answer.set_cookie(
-            _COOKIE, self._session, httponly=True, samesite="strict", secure=request.url.scheme == "https"
-        )
+        answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="lax", secure=request.url.scheme == "https")
         return answer
 
 
@@ -104,8 +102,11 @@ def _equal(given: str, right: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
-def _same_site(headers: Headers) -> bool:
-    return headers.get("sec-fetch-site", "none") in ("none", "same-origin", "same-site")
+def _own(request: Request) -> bool:
+    """Whether the request is one of our pages, or of somebody who follows a link: no other site reads or sends here."""
+    if request.headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        return True
+    return request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate"
 
 
 def _plain(why: str, status: int = 401) -> Response:
