@@ -186,10 +186,12 @@ def _servers() -> set[int]:
     return found
 
 
-def _await_packs(before: set[int]) -> None:
-    """A server that finishes a hot pack behind the unmount ends by itself."""
+def _await_ends(mounts: set[str], servers: set[int]) -> None:
+    """A server ends, with its mount, behind an unmount that waited for it long enough, or finishes a hot pack there."""
     end = time.monotonic() + 20.0
-    while time.monotonic() < end and any(_name(pid) == "bootseer-pack" for pid in _servers() - before):
+    while time.monotonic() < end:
+        if not _mounts() - mounts and not any(_name(pid) == "bootseer-pack" for pid in _servers() - servers):
+            return
         time.sleep(0.01)
 
 
@@ -208,6 +210,6 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     mounts, servers = _mounts(), _servers()
     yield
+    _await_ends(mounts, servers)
     assert _mounts() - mounts == set()
-    _await_packs(servers)
     assert _servers() - servers == set()
