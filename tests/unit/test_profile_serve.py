@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 import pytest
 
+from bootseer.errors import BootseerError
 from bootseer.profile import compare, events, send, starts
 from bootseer.profile.index import Index, key
 from bootseer.profile.web import app, inbox
@@ -297,9 +298,9 @@ def test_the_index_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.M
     analysed: list[str] = []
     real = starts.of
 
-    def noted(log: object, identity: tuple[str, str, int]) -> Sequence[starts.Start]:
+    def noted(log: object, identity: tuple[str, str, int]) -> Iterator[starts.Start]:
         analysed.append(identity[0])
-        return list(real(log, identity))  # type: ignore[arg-type]
+        return real(log, identity)  # type: ignore[arg-type]
 
     monkeypatch.setattr(starts, "of", noted)
     index.refresh()
@@ -309,6 +310,41 @@ def test_the_index_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.M
     assert analysed == ["b"]
     assert index.row(key(("a", "7", 0))) is rows[key(("a", "7", 0))]
     assert index.row(key(("b", "7", 0))).startup_seconds == 80.0
+
+
+def test_what_cannot_be_read_stays_told_and_changes_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "bad.parquet").write_text("no parquet")
+    (tmp_path / "begun.jsonl").touch()
+    start_up().write(tmp_path / "good.jsonl")
+    index = Index([tmp_path, tmp_path / "away"])
+    first = index.state
+    assert len(first.problems) == 3
+    index.refresh()
+    assert index.state is first
+    (tmp_path / "other.jsonl").unlink()
+    start_up("other").write(tmp_path / "begun.jsonl")
+    index.refresh()
+    assert len(index.state.problems) == 2
+    assert {row.job for row in index.state.rows.values()} == {"llama", "other"}
+
+
+def test_a_start_up_that_cannot_be_analysed_keeps_no_other_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = start_up("a").lines() + start_up("b").lines()
+    (tmp_path / "both.jsonl").write_bytes(b"".join(lines))
+    real = starts.of
+
+    def some(log: object, identity: tuple[str, str, int]) -> Iterator[starts.Start]:
+        if identity[0] == "a":
+            raise BootseerError("it does not add up")
+        return real(log, identity)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(starts, "of", some)
+    index = Index([tmp_path])
+    assert [row.job for row in index.state.rows.values()] == ["b"]
+    assert index.state.problems == ("job a, attempt 7, cycle 0: it does not add up",)
 
 
 def test_a_start_up_in_several_files_is_one(tmp_path: Path) -> None:

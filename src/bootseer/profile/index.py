@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.profile import analysis, events, starts
-from bootseer.profile.events import EventLog, Identity
+from bootseer.profile.events import EventLog, Identity, identity_text
 from bootseer.profile.parts import Parts
 from bootseer.profile.report import JobReport
 from bootseer.profile.starts import Start
@@ -35,14 +35,20 @@ _HELD = 8
 
 
 class _File(NamedTuple):
+    """An event file, or one with ``rows``, and what is wrong with it."""
+
     mark: tuple[int, int]
-    identities: frozenset[Identity]
+    identities: frozenset[Identity] = frozenset()
+    rows: Sequence[Start] = ()
+    problem: str = ""
 
 
 class State(NamedTuple):
-    """What was found at one time. ``rows``: by `key`, the latest start first; ``problems``: what cannot be read."""
+    """What was found at one time. ``rows``: by `key`, the latest start first; ``files``: where their events are;
+    ``problems``: what cannot be read."""
 
     rows: dict[str, Start]
+    files: dict[str, list[Path]]
     problems: tuple[str, ...]
     version: int
 
@@ -66,13 +72,14 @@ class Index:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = list(paths)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what is read
         self._files: dict[Path, _File] = {}
-        self._own: dict[Identity, Start] = {}
-        self._written: dict[Path, tuple[tuple[int, int], list[Start]]] = {}
+        self._own: dict[Identity, Start | str] = {}
+        """Its row, or why there is none."""
+        self._pages = threading.Lock()  # of what is kept for pages
         self._looks: dict[str, tuple[Start, Look]] = {}
         self._table: tuple[int, DuckDBPyConnection] | None = None
-        self.state = State({}, (), 0)
+        self.state = State({}, {}, (), 0)
         self.refresh()
 
     def watch(self, stop: threading.Event) -> None:
@@ -91,20 +98,16 @@ class Index:
         with self._lock:
             problems: list[str] = []
             there = self._find(problems)
-            changed = self._read_changed({path for path in there if path.suffix != ".parquet"}, there, problems)
-            for path in [path for path in self._written if path not in there]:
-                del self._written[path]
-            written = [path for path in there if path.suffix == ".parquet"]
-            for path in written:
-                if path not in self._written or self._written[path][0] != there[path]:
-                    try:
-                        self._written[path] = there[path], starts.rows(starts.load([path]))
-                    except BootseerError as exc:
-                        problems.append(str(exc))
-                        self._written.pop(path, None)
-                    changed = True
+            changed = self._read_changed(there)
+            problems += [file.problem for file in self._files.values() if file.problem]
+            problems += [why for why in self._own.values() if isinstance(why, str)]
             if changed or tuple(problems) != self.state.problems:
-                self.state = State(self._rows(), tuple(problems), self.state.version + 1)
+                rows = self._rows()
+                files: dict[str, list[Path]] = {}
+                for path, file in self._files.items():
+                    for identity in file.identities:
+                        files.setdefault(key(identity), []).append(path)
+                self.state = State(rows, files, tuple(problems), self.state.version + 1)
 
     def row(self, name: str) -> Start:
         """The start-up of that key. Raises `NotFoundError`."""
@@ -116,15 +119,15 @@ class Index:
     def look(self, name: str) -> Look | None:
         """The analysis of that start-up; None when only its row is here, from a Parquet file."""
         row = self.row(name)
-        with self._lock:
+        with self._pages:
             if (held := self._looks.get(name)) is not None and held[0] is row:
                 return held[1]
-            identity = (row.job, row.attempt, row.cycle)
-            files = [path for path, file in self._files.items() if identity in file.identities]
+        files = self.state.files.get(name)
         if not files:
             return None
+        identity = (row.job, row.attempt, row.cycle)
         found = Look(*analysis.look(_part(events.read(files), identity), identity))
-        with self._lock:
+        with self._pages:
             self._looks.pop(name, None)
             self._looks[name] = row, found
             while len(self._looks) > _HELD:
@@ -134,7 +137,7 @@ class Index:
     def table(self) -> DuckDBPyConnection:
         """A database with the table ``starts`` of all rows: to be used by the calling thread, and not to be changed."""
         state = self.state
-        with self._lock:
+        with self._pages:
             if self._table is None or self._table[0] != state.version:
                 self._table = state.version, starts.table(list(state.rows.values()))
             return self._table[1].cursor()
@@ -152,21 +155,14 @@ class Index:
                 problems.append(str(exc))
         return found
 
-    def _read_changed(self, names: set[Path], there: dict[Path, tuple[int, int]], problems: list[str]) -> bool:
-        gone = [path for path in self._files if path not in names]
-        new = [path for path in names if path not in self._files or self._files[path].mark != there[path]]
-        touched = {identity for path in gone for identity in self._files.pop(path).identities}
-        for path in sorted(new):
-            touched |= self._files[path].identities if path in self._files else set()
-            try:
-                found = frozenset(events.read([path]).identities())
-            except BootseerError as exc:
-                found = frozenset()
-                if there[path][0]:  # an empty file is one that begins
-                    problems.append(str(exc))
-            self._files[path] = _File(there[path], found)
-            touched |= found
-        left = set(touched)
+    def _read_changed(self, there: dict[Path, tuple[int, int]]) -> bool:
+        gone = [path for path in self._files if path not in there]
+        new = [path for path in there if path not in self._files or self._files[path].mark != there[path]]
+        left = {identity for path in gone for identity in self._files.pop(path).identities}
+        for path in new:
+            before = self._files.get(path, _File((0, 0)))
+            self._files[path] = found = self._read(path, there[path])
+            left |= before.identities | found.identities
         for identity in left:
             self._own.pop(identity, None)
         while left:  # those that share files are read together
@@ -175,19 +171,35 @@ class Index:
                 files |= more
                 mine |= left & frozenset().union(*(self._files[path].identities for path in more))
             left -= mine
-            try:
-                log = events.read(sorted(files)).by_identity() if files else {}
-                self._own |= {one: row for one in mine & log.keys() for row in starts.of(log[one], one)}
-            except BootseerError as exc:
-                problems.append(str(exc))
-                for path in files:  # to be read again next time
-                    self._files[path] = self._files[path]._replace(mark=(-1, -1))
+            if files:
+                self._analyse(mine, sorted(files))
         return bool(gone or new)
 
+    def _read(self, path: Path, mark: tuple[int, int]) -> _File:
+        try:
+            if path.suffix == ".parquet":
+                return _File(mark, rows=starts.rows(starts.load([path])))
+            return _File(mark, frozenset(events.read([path]).identities()))
+        except BootseerError as exc:
+            return _File(mark, problem=str(exc) if mark[0] else "")  # an empty file is one that begins
+
+    def _analyse(self, mine: set[Identity], files: Sequence[Path]) -> None:
+        try:
+            log = events.read(files).by_identity()
+        except BootseerError as exc:
+            for path in files:  # one of them went meanwhile: they are read again next time
+                self._files[path] = _File((-1, -1), self._files[path].identities, problem=str(exc))
+            return
+        for one in mine & log.keys():
+            try:
+                self._own[one] = next(starts.of(log[one], one))
+            except BootseerError as exc:
+                self._own[one] = f"{identity_text(*one)}: {exc}"
+
     def _rows(self) -> dict[str, Start]:
-        found = dict(self._own)
-        for _, rows in self._written.values():
-            for row in rows:
+        found = {identity: row for identity, row in self._own.items() if isinstance(row, Start)}
+        for file in self._files.values():
+            for row in file.rows:
                 identity = (row.job, row.attempt, row.cycle)
                 if identity not in found or starts.fuller(row, found[identity]):
                     found[identity] = row
