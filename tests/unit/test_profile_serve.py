@@ -188,15 +188,18 @@ def test_pages_of_other_sites_read_nothing_through_a_browser_here(tmp_path: Path
 
 def test_events_that_are_sent_twice_count_once(tmp_path: Path) -> None:
     lines = b"".join(start_up().lines())
-    with serving("--receive", tmp_path / "in") as server:
-        assert server.ask("/events", "POST", lines)[0] == 201
-        status, _, text = server.ask("/events", "POST", lines)
+    (tmp_path / "token").write_text(TOKEN)
+    known = {"Authorization": f"Bearer {TOKEN}"}
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
+        assert server.ask("/events", "POST", lines)[0] == 401
+        assert server.ask("/events", "POST", lines, **known)[0] == 201
+        status, _, text = server.ask("/events", "POST", lines, **known)
         assert (status, json.loads(text)["known"]) == (200, True)
         assert len(list((tmp_path / "in").iterdir())) == 1
         assert (tmp_path / "in").stat().st_mode & 0o777 == 0o700
-        wait_for(lambda: "llama" in server.page("/"))
-        assert server.ask("/events", "POST", b"no event\n")[0] == 400
-        assert server.ask("/events", "GET")[0] == 405
+        wait_for(lambda: "llama" in server.ask("/", **known)[2])
+        assert server.ask("/events", "POST", b"no event\n", **known)[0] == 400
+        assert server.ask("/events", "GET", **known)[0] == 405
         assert len(list((tmp_path / "in").iterdir())) == 1
 
 
@@ -268,9 +271,11 @@ def test_senders_that_stop_half_way_keep_others_away_for_a_while_only(
 
 
 def test_too_long_a_body_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
-    with serving("--receive", tmp_path / "in") as server:
+    (tmp_path / "token").write_text(TOKEN)
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
         lines = b"".join(start_up().lines())
-        status, _, _ = server.ask("/events", "POST", lines * (65 * (1 << 20) // len(lines)))
+        many = lines * (65 * (1 << 20) // len(lines))
+        status, _, _ = server.ask("/events", "POST", many, Authorization=f"Bearer {TOKEN}")
         assert status == 413
         assert list((tmp_path / "in").iterdir()) == []
 
@@ -278,7 +283,8 @@ def test_too_long_a_body_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
 def test_bad_calls_end_with_one_line(tmp_path: Path) -> None:
     code, said = refused(tmp_path, "--host", "0.0.0.0")
     assert code == 78
-    assert "need a token" in said
+    assert "a token is needed" in said
+    assert "to receive events a token is needed" in refused("--receive", tmp_path / "in")[1]
     (tmp_path / "token").write_text("short")
     assert "shorter than 16" in refused(tmp_path, "--token-file", tmp_path / "token")[1]
     assert "no file or folder" in refused(tmp_path / "nothing")[1]

@@ -28,11 +28,15 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen at; 0: any free one")] = 8742,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", metavar="FILE", help="Ask for the token in this file; needed but at loopback"),
+        typer.Option("--token-file", metavar="FILE", help="Ask for the token in this file; not needed at loopback"),
     ] = None,
     receive: Annotated[
         Path | None,
-        typer.Option("--receive", metavar="DIR", help="Also take events that are POSTed to /events, into this folder"),
+        typer.Option(
+            "--receive",
+            metavar="DIR",
+            help="Also take events that `profile send` sends, into this folder; needs a token",
+        ),
     ] = None,
 ) -> None:
     """Show start-ups as web pages that follow them while they last: jobs, one job, two compared, the fleet.
@@ -50,9 +54,10 @@ def serve(
     from bootseer.profile.index import Index
 
     token = _token(token_file)
-    if not token and not access.loopback(host):
+    if not token and (receive is not None or not access.loopback(host)):
+        what = "to receive events" if receive is not None else f"for pages at {host}, which others can reach,"
         raise ConfigError(
-            f"others can reach {host}: pages there need a token",
+            f"{what} a token is needed",
             hint="python -c 'import secrets; print(secrets.token_urlsafe(32))' > FILE; --token-file FILE",
         )
     shown = given_paths(paths) if paths or receive is None else []
