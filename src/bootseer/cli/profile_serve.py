@@ -35,7 +35,7 @@ def serve(
         typer.Option(
             "--receive",
             metavar="DIR",
-            help="Also take events that `profile send` sends, into this folder; needs a token",
+            help="Take events of `profile send` into this folder; needs a token",
         ),
     ] = None,
 ) -> None:
