@@ -55,7 +55,7 @@ def test_a_first_rank_that_fails_while_others_are_with_it_does_not_hang():
     def join_first():
         try:
             first.join(b"", 1, lambda sock, rank: None, 5)
-        except RuntimeError as exc:
+        except (OSError, RuntimeError) as exc:  # which of them depends on who was quicker
             said.append(exc)
         first.door.close()
 
