@@ -8,8 +8,7 @@ which the job is started in each round: ``local`` (image, environment and checkp
 ``again`` (new nodes), ``restart`` (the same nodes) and ``replaced`` (the same nodes but one). A start has ended when
 its last node is ready. **Overhead** is the seconds until then beyond those of the local start of the same round, which
 has the same processors to share. The bound of a start is the larger of the local seconds and what the slowest of its
-links needs for the bytes that it moved: a node's, or those of all DataNodes. Figures are medians over the rounds.
---quick: 4 nodes, one round.
+links needs for the bytes that it moved: a node's, or those of all DataNodes. Figures are medians over the rounds. --quick: 4 nodes, one round.
 """
 
 from __future__ import annotations
