@@ -6,7 +6,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+
+import msgspec
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
@@ -17,7 +18,7 @@ Track = tuple[str, int | None]
 """Node and rank; rank None where no event of the node names one. What is done once for a node is on all its tracks."""
 
 
-class Placed(NamedTuple):
+class Placed(msgspec.Struct, frozen=True, gc=False):
     """A span on the axis: where it begins, if that was seen, and where it ends, if it is ``DONE``."""
 
     begin: int | None
@@ -134,7 +135,7 @@ class Timeline:
 
 def done(spans: Iterable[Placed]) -> Intervals:
     """Where those that are ``DONE`` lie."""
-    return [(begin, end) for begin, end, _, _ in spans if begin is not None and end is not None]
+    return [(one.begin, one.end) for one in spans if one.begin is not None and one.end is not None]
 
 
 def begins(spans: Iterable[Placed]) -> list[int]:
@@ -188,18 +189,20 @@ def _by_node(spans: Iterable[Span]) -> Mapping[str, list[Span]]:
 
 def _is_detail(span: Span, by_id: dict[str, Span]) -> bool:
     """Whether a span with a name of its own lies inside a stage, which then accounts for it."""
-    parent, seen = by_id.get(span.parent), {span.id}
-    while parent is not None and parent.id not in seen:
-        if parent.stage in _ORDER:
+    seen = set[str]()
+    while (span_above := by_id.get(span.parent)) is not None and span_above.id not in seen:
+        if span_above.stage in _ORDER:
             return True
-        seen.add(parent.id)
-        parent = by_id.get(parent.parent)
+        seen.add(span_above.id)
+        span = span_above
     return False
 
 
 def _expected(spans: Iterable[Span], name: str) -> int | None:
     """The largest number that an attribute of this name gives."""
-    numbers = (n for span in spans if isinstance(n := span.attrs.get(name), int) and n > 0 and n is not True)
+    numbers = (
+        n for span in spans if span.attrs and isinstance(n := span.attrs.get(name), int) and n > 0 and n is not True
+    )
     return max(numbers, default=None)
 
 
