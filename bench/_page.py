@@ -55,9 +55,7 @@ def command(report: dict[str, Any]) -> str:
     """The command that made the report, as a reader would type it."""
     name, against, _ = report["name"].partition("-against")
     name, quick, _ = name.partition("-quick")
-    name, _, scenario = name.partition("-") if name.startswith("cluster-") else (name, "", "")
     verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}{' --quick' if quick else ''}"
-    verb += f" --scenario bench/scenarios/{scenario}.toml" if scenario else ""
     return f"{verb}{' --against DIR' if against else ''} --out report.json"
 
 

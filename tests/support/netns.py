@@ -107,14 +107,6 @@ class ShapedNetwork:
             if node not in self.clients:
                 node.limit(self.rate_mbit)
 
-    def limit_host(self, rate_mbit: float) -> None:
-        """Limit what this host sends to all nodes together to so many Mbit/s, from now on."""
-        _ip("qdisc", "replace", "dev", f"{self.prefix}-br", *_shape(rate_mbit), tool="tc")
-
-    def host_bytes_sent(self) -> int:
-        """Bytes that this host has sent to the nodes since the network was made."""
-        return int(Path("/sys/class/net", f"{self.prefix}-br", "statistics/tx_bytes").read_text())
-
     def remove(self) -> None:
         """Remove everything of this prefix; no error when nothing is there."""
         if not shutil.which("ip"):

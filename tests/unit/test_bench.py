@@ -50,29 +50,6 @@ def test_every_part_of_shared_reads(bench):
     assert {figure.name: figure.value for figure in report.figures} == {"gain_two_reads": 10.0, "gain_buckets": 25.0}
 
 
-def test_figures_of_cluster(bench):
-    """By hand: local 10 s, ordinary 110, so 100 s of overhead; ours 20, so a tenth of that."""
-    cluster, site = bench("cluster"), bench("_cluster_site")
-    for path in cluster.SCENARIOS.glob("*.toml"):
-        assert bench("msgspec").toml.decode(path.read_bytes(), type=site.Scenario).ways
-    report = Report(name="cluster-cold")
-    for way, seconds, moved in (("local", 10.0, 0), ("ordinary", 110.0, 500), ("first", 60.0, 0), ("again", 20.0, 100)):
-        details = {"nodes": [seconds, 15.0, 10.0], "hot_bytes": 50_000_000, "setup_runs": 1, "index_requests": 10}
-        moves = {"node_max": moved * 1_000_000, "host_sent": 25_000_000}
-        report.runs.append(Run(variant=way, n=1, seconds=seconds, bytes=moves, details=details))
-    cluster._figures_of(report, site.Scenario(ways=[], node_mbit=50, datanode_mbit=50), 3)
-    figures = {figure.name: figure.value for figure in report.figures}
-    assert figures == {
-        "overhead_vs_ordinary": 0.1,
-        "first_overhead_vs_ordinary": 0.5,
-        "again_vs_bound": 1.25,  # 100 MB over 50 Mbit/s are 16 s; three times that over four such links less
-        "healthy_max_over_median": 1.3333,
-        "setup_runs": 1,
-        "index_requests_vs_one_node": 3,
-        "host_bytes_vs_hot_set": 0.5,
-    }
-
-
 def test_figures_of_checkpoint(bench):
     report = Report(name="checkpoint")
     speeds = {"local:mount": 5000.0, "local:pyfuse3": 2000.0, "capped:torch-load": 200.0,

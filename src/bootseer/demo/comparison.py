@@ -87,7 +87,7 @@ class Demo:
         with site.reached(link):
             done = starts.run(
                 variant,
-                local_job(self.ingredients) if local else _job(site),
+                self._local_job() if local else _job(site),
                 work,
                 environ={**SETTINGS, "BOOTSEER_STORE": str(site.store)},
                 received=lambda: link.bytes,
@@ -98,6 +98,17 @@ class Demo:
         self.say(f"{variant}: first step after {done.seconds:.1f} s, {done.bytes_ready / 1e6:.0f} MB over the link")
         if not starts.same_losses(self.ingredients.reference_losses, done.losses):
             raise DataError(f"the losses of the {variant} start are not those of the run that wrote the checkpoint")
+
+    def _local_job(self) -> Job:
+        """The job with an image of nothing but mount points: all that it needs is mounted from this disk."""
+        parts = self.ingredients
+        tops = [path for path in parts.rootfs.iterdir() if path.is_dir() and not path.is_symlink()]
+        tops = [path for path in tops if path.name not in {place.split("/")[0] for place in MOUNT_POINTS} - {"root"}]
+        mounts = [MountTable(source=str(path), target=f"/{path.name}") for path in tops]
+        mounts += [MountTable(source=str(parts.job_env), target=JOB_ENV)]
+        mounts += [MountTable(source=str(parts.checkpoint), target="/checkpoint")]
+        image = ImageTable(ref=f"oci:{parts.empty}", ordinary="unpack")
+        return Job(job=_TRAINING, image=image, mounts=mounts)
 
     def _differences(self, site: Site, work: Path) -> tuple[int, list[str]]:
         """Compare the unpacked image with that of the ``again`` node, mounted from its own cache; see `tree`."""
@@ -155,16 +166,6 @@ _TRAINING = JobTable(
     env={"PYTHONPATH": JOB_ENV},
     cwd="/job",
 )
-
-
-def local_job(parts: Ingredients) -> Job:
-    """The job with an image of nothing but mount points: all that it needs is mounted from this disk."""
-    tops = [path for path in parts.rootfs.iterdir() if path.is_dir() and not path.is_symlink()]
-    tops = [path for path in tops if path.name not in {place.split("/")[0] for place in MOUNT_POINTS} - {"root"}]
-    mounts = [MountTable(source=str(path), target=f"/{path.name}") for path in tops]
-    mounts += [MountTable(source=str(parts.job_env), target=JOB_ENV)]
-    mounts += [MountTable(source=str(parts.checkpoint), target="/checkpoint")]
-    return Job(job=_TRAINING, image=ImageTable(ref=f"oci:{parts.empty}", ordinary="unpack"), mounts=mounts)
 
 
 def _ref(site: Site) -> str:
