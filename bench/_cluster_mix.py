@@ -53,10 +53,11 @@ class NydusRootfs:
         import _peers
         from bootseer.kernel import mount
 
-        work = self.rootfs.with_name("nydus-work")
-        upper, inner = work / "upper", work / "inner"
-        for folder in (work, upper, inner):
-            folder.mkdir()
+        work = Path(os.environ["BOOTSEER_CACHE_DIR"], "nydus")  # what is in its cache stays on the node
+        work.mkdir(exist_ok=True)
+        upper, inner = self.rootfs.with_name("upper"), self.rootfs.with_name("inner")
+        upper.mkdir()
+        inner.mkdir()
         self.rootfs.mkdir(exist_ok=True)
         with self._stack as stack:
             lower = stack.enter_context(_peers.Nydus(work, **json.loads(os.environ["CLUSTER_NYDUS"])))
