@@ -110,7 +110,7 @@ def mounted(kind: str, source: str, target: Path) -> Iterator[None]:
 
 
 class Nydus:
-    """nydusd serving ``bootstrap`` on ``target`` while the context is open; blob from ``registry``, its cache in ``work``.
+    """nydusd serving ``bootstrap`` on ``target`` while the context is open; blob from ``registry``, cached in ``work``.
 
     ``prefetch`` (``yes`` or empty): it fetches the files of the bootstrap's prefetch table on its own.
     """

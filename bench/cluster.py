@@ -263,7 +263,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, help="of the job (default 8, quick 4)")
     parser.add_argument("--runs", type=int, help="rounds (default 3, quick 1)")
     parser.add_argument("--scenario", action="append", metavar="NAME|FILE", help="default: all, quick: cold")
-    parser.add_argument("--rate", type=float, default=100.0, help="of each link, Mbit/s")
+    parser.add_argument("--rate", type=float, default=50.0, help="of each link, Mbit/s (default 50)")
     parser.add_argument("--subnet", default="10.86.0.0/24", help="a /24 network that is free on this machine")
     parser.add_argument("--json", action="store_true", help="print the report on standard output, too")
     parser.add_argument("--out", type=Path)
