@@ -49,6 +49,7 @@ from comparison.ingredients import Ingredients
 
 MIX = (sys.executable, str(Path(__file__).with_name("_cluster_mix.py")))
 _SETTLE_SECONDS = 300.0
+_BEFORE = Scenario(about="A start that is not measured")
 _STAGES = ("image", "env", "init")
 _UV_CACHE = "/opt/uv-cache"
 
@@ -58,27 +59,20 @@ class Fleet:
 
     def __init__(self, cluster: Cluster, work: Path, report: Report, rounds: int) -> None:
         self.cluster, self.work, self.report, self.rounds = cluster, work, report, rounds
-        self.known = False
+        self._known = False
         self._there: set[str] = set()
         """Whose nodes have what their start before has left on them."""
 
     def scenario(self, scenario: Scenario) -> None:
         for number in range(1, self.rounds + 1):
             for variant in scenario.variants if number % 2 else reversed(scenario.variants):
-                if variant == "again" and not self.known:
-                    self._fleet("first", Scenario(about="prepares"))
-                    self.known = True
-                way = _way(variant)
-                if scenario.kept != "none" and way not in self._there:
-                    self._fleet(variant, Scenario(about="prepares"))
                 self._note(variant, scenario, number)
-                self._there.add(way)
-                self.known |= variant == "first"
                 if variant == "ordinary":  # containerd has the image now
                     self._note("local", scenario, number)
 
     def _note(self, variant: str, scenario: Scenario, number: int) -> None:
         try:
+            self._prepare(variant, scenario)
             made = self._fleet(variant, scenario)
         except BootseerError as exc:
             made = Run(variant=variant, n=number, failed=str(exc))
@@ -87,9 +81,17 @@ class Fleet:
         took = made.failed or f"{made.seconds} s, {made.details['cpu_seconds']} CPU seconds"
         _rounds.say(f"{made.variant} {number}: {took}")
 
+    def _prepare(self, variant: str, scenario: Scenario) -> None:
+        """The starts that come before: one that makes the job known, and one whose nodes keep what it leaves there."""
+        if variant == "again" and not self._known:
+            self._fleet("first", _BEFORE)
+        if variant != "local" and scenario.kept != "none" and _way(variant) not in self._there:
+            self._fleet(variant, _BEFORE)
+
     def _fleet(self, variant: str, scenario: Scenario) -> Run:
         """One start on all nodes at once."""
         if variant == "first":
+            self._known = False
             self._forget()
         nodes = range(len(self.cluster.nodes))
         empty = {"none": nodes, "all but one": nodes[1:2], "all": nodes[:0]}[scenario.kept]
@@ -108,6 +110,8 @@ class Fleet:
             used = _cpu_seconds() - cpu
             moved = {name: count - before[name] for name, count in self.cluster.moved().items()}
         workplace.await_end(self.work / _way(variant), _SETTLE_SECONDS)
+        self._there.add(_way(variant))
+        self._known |= variant == "first"
         wanted = self.cluster.parts.reference_losses()
         if not all(starts.same_losses(wanted, one.losses) for one in done):
             raise DataError(f"{variant}: a node's losses are not those of the run that wrote the checkpoint")
@@ -259,17 +263,18 @@ def _write(report: Report, options: argparse.Namespace) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="cold only, on four nodes, once")
-    parser.add_argument("--nodes", type=int, help="of the job (default 8, quick 4)")
+    parser.add_argument("--quick", action="store_true", help="cold only, on three nodes, once")
+    parser.add_argument("--nodes", type=int, help="of the job (default 8, quick 3)")
     parser.add_argument("--runs", type=int, help="rounds (default 3, quick 1)")
     parser.add_argument("--scenario", action="append", metavar="NAME|FILE", help="default: all, quick: cold")
-    parser.add_argument("--rate", type=float, default=50.0, help="of each link, Mbit/s (default 50)")
+    parser.add_argument("--rate", type=float, help="of each link, Mbit/s (default 50, quick 100)")
     parser.add_argument("--subnet", default="10.86.0.0/24", help="a /24 network that is free on this machine")
     parser.add_argument("--json", action="store_true", help="print the report on standard output, too")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    options.nodes = options.nodes or (4 if options.quick else 8)
+    options.nodes = options.nodes or (3 if options.quick else 8)
     options.runs = options.runs or (1 if options.quick else 3)
+    options.rate = options.rate or (100.0 if options.quick else 50.0)
     options.scenario = options.scenario or (["cold"] if options.quick else _cluster_scenario.names())
     if not 2 <= options.nodes <= 64:
         parser.error("--nodes is none of 2 to 64")
