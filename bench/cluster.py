@@ -2,10 +2,10 @@
 
     scripts/bench cluster [--nodes 8] [--scenario NAME|FILE]... [--rate MBIT] [--runs 3] [--quick] [--out report.json]
 
-Each node is a network namespace with a link of its own rate, a node cache, state and a containerd; registry, package
-index and four DataNodes have such links, too. A start is over when the last node has ended its first step; its overhead
-is the seconds until then minus those of ``local``, the same start on the same nodes with image, environment and
-checkpoint already on them. The bound of a start is the larger of ``local`` and what the links need for the bytes.
+Each node is a network and a mount namespace with a link of its own rate, a node cache, state and a containerd;
+registry, package index and four DataNodes have such links, too. A start is over when the last node has ended its first
+step; its overhead is the seconds until then minus those of ``local``, the same start on the same nodes with image,
+environment and checkpoint already on them. The bound of a start is the larger of ``local`` and what the links need.
 ``cpu_seconds`` are of the whole machine: where they come near cores x seconds, the cores and not the links decide.
 
 ``ordinary``: containerd pulls, pip installs, Hadoop's client copies. ``strongest``: nydus with a prefetch table (or
@@ -49,6 +49,8 @@ from comparison.ingredients import Ingredients
 
 MIX = (sys.executable, str(Path(__file__).with_name("_cluster_mix.py")))
 _SETTLE_SECONDS = 300.0
+_OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
+"""Begins the command line of a node: what it mounts is not in the containers of others, which would keep it in use."""
 _BEFORE = Scenario(about="A start that is not measured")
 _STAGES = ("image", "env", "init")
 _UV_CACHE = "/opt/uv-cache"
@@ -144,7 +146,7 @@ class Fleet:
             received=node.bytes_received,
             without="" if variant in ("first", "again") else "all",
             node=node.name,
-            prefix=node.argv([]),
+            prefix=node.argv(_OWN_MOUNTS),
         )
 
     def _with_uv(self, job: Job) -> Job:
