@@ -2,9 +2,10 @@
 
     scripts/bench fleet [--quick] [--rounds 3] [--out report.json]
 
-``ingest`` reads the events of the job (20 spans a rank), ``page`` makes its HTML page, ``fleet`` looks at the kept
-rows of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``jobs`` and ``served-
-fleet`` are pages of `bootseer profile serve` over these rows, from request to last byte, without the first request.
+``ingest`` reads the events of the job (20 spans a rank), ``page`` analyses them and makes the HTML page, ``fleet``
+looks at the kept rows of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``jobs``,
+``job`` and ``served-fleet`` are pages of `bootseer profile serve` over all of that, from request to last byte, without
+the first request of each. The server analyses a large start-up when it reads its events, before anybody asks.
 ``flags`` analyses start-ups of 64 nodes with noise (lognormal, sigma 0.1), half of them with one planted straggler
 (twice the median): ``false_flags`` is the share of start-ups in which another node was named, ``found`` that of
 planted ones that were. --quick: a tenth of the nodes, start-ups and noisy ones.
@@ -25,6 +26,7 @@ import urllib.request
 from pathlib import Path
 
 from bootseer import report
+from bootseer.profile.index import key
 
 STAGES = ("import", "dist_init", "model_init", "checkpoint_load", "first_step")
 SPANS = 20
@@ -125,14 +127,15 @@ def flags(count: int) -> tuple[float, float]:
     return wrong / count, found / planted
 
 
-def pages(kept: Path, rounds: int) -> list[report.Run]:
+def pages(kept: Path, events: Path, rounds: int) -> list[report.Run]:
     """The pages of a server, asked for ``rounds`` times."""
-    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", str(kept)]
+    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", str(kept), str(events)]
+    job = key(("big", "0", 0))
     made = []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         address = server.stderr.readline().split()[-1]
-        for variant, path in (("jobs", ""), ("served-fleet", "fleet")):
+        for variant, path in (("jobs", ""), ("job", f"job/{job}"), ("served-fleet", "fleet")):
             for n in range(rounds + 1):
                 began = time.perf_counter()
                 with urllib.request.urlopen(address + path, timeout=60) as answer:
@@ -160,7 +163,7 @@ def main() -> None:
         for n in range(1, args.rounds + 1):
             for variant, code, file in (("ingest", INGEST, events), ("page", PAGE, events), ("fleet", FLEET, kept)):
                 made.runs.append(_run(variant, n, code, file))
-        made.runs += pages(kept, max(args.rounds, 5))
+        made.runs += pages(kept, events, max(args.rounds, 5))
     began = time.perf_counter()
     wrong, found = flags(1000 // tenth)
     took = time.perf_counter() - began
@@ -168,8 +171,9 @@ def main() -> None:
     for name, variant, unit, value, target in (
         ("ingest_10k_nodes_s", "ingest", "s", lambda run: run.seconds, "<= 30"),
         ("ingest_10k_nodes_mb", "ingest", "MB", lambda run: run.details["rss"], "<= 500"),
-        ("job_page_s", "page", "s", lambda run: run.seconds, "<= 1"),
-        ("job_page_mb", "page", "MB", lambda run: run.details["said"][1] / 1e6, "<= 1"),
+        ("job_page_s", "job", "s", lambda run: run.seconds, "<= 1"),
+        ("job_page_mb", "job", "MB", lambda run: run.details["bytes"] / 1e6, "<= 1"),
+        ("html_export_s", "page", "s", lambda run: run.seconds, "<= 1"),
         ("fleet_page_s", "fleet", "s", lambda run: run.seconds, "<= 2"),
         ("served_fleet_page_s", "served-fleet", "s", lambda run: run.seconds, "<= 2"),
         ("jobs_page_ms", "jobs", "ms", lambda run: 1000 * run.seconds, "<= 200"),

@@ -16,6 +16,7 @@ from bootseer.containerd.snapshots import ExistsError, Kind, Layer, MissingError
 from bootseer.errors import ConfigError, DataError, NotFoundError
 
 LAYER = Layer("sha256:chain", "sha256:manifest", "registry:5000/name:1")
+ROOT = Path("/var/lib/bootseer")
 SOCKET = Path("/run/bootseer/containerd.sock")
 
 
@@ -155,18 +156,23 @@ def test_a_database_that_cannot_be_read(tmp_path: Path, content: bytes | None) -
         Snapshots(tmp_path)
 
 
+def missing(content: str) -> list[str]:
+    return settings.missing(content, ROOT, SOCKET, "linux/amd64", "config")
+
+
 @pytest.mark.parametrize("version", ["1.6", "1.7", "2", "2.1"])
 def test_what_is_printed_lacks_nothing(version: str) -> None:
-    printed = settings.text(version, Path("/root"), SOCKET, "linux/amd64")
-    assert settings.missing(printed, SOCKET, "config") == []
-    assert len(settings.missing(printed, Path("/other.sock"), "config")) == 1
+    printed = settings.text(version, ROOT, SOCKET, "linux/amd64")
+    assert missing(printed) == []
+    assert len(settings.missing(printed, ROOT, Path("/other.sock"), "linux/amd64", "config")) == 1
+    two = version.startswith("2")
+    assert len(settings.missing(printed, Path("/other"), SOCKET, "linux/arm64", "config")) == (2 if two else 0)
+    assert len(missing(printed.replace("only-remap-ids", "else"))) == (1 if two else 0)
 
 
 def test_what_a_configuration_lacks() -> None:
-    assert settings.missing("", SOCKET, "config") == [
-        "version is 1: set version = 2 (containerd 1.6, 1.7) or 3 (containerd 2)"
-    ]
-    assert settings.missing('version = 2\ndisabled_plugins = ["cri"]', SOCKET, "config") == [
+    assert missing("") == ["version is 1: set version = 2 (containerd 1.6, 1.7) or 3 (containerd 2)"]
+    assert missing('version = 2\ndisabled_plugins = ["cri"]') == [
         'disabled_plugins has "cri", without which no pod runs: take it out of the list',
         '[proxy_plugins.bootseer] is missing: add it, with type = "snapshot" and '
         'address = "/run/bootseer/containerd.sock"',
@@ -174,9 +180,9 @@ def test_what_a_configuration_lacks() -> None:
         '[plugins."io.containerd.grpc.v1.cri".containerd] has no disable_snapshot_annotations: '
         "add disable_snapshot_annotations = false",
     ]
-    assert len(settings.missing("version = 3\nplugins = 5", SOCKET, "config")) == 5
+    assert len(missing("version = 3\nplugins = 5")) == 6
     for bad in ("[", "version = "):
         with pytest.raises(ConfigError, match="config is no TOML"):
-            settings.missing(bad, SOCKET, "config")
+            missing(bad)
     with pytest.raises(ConfigError, match="not known"):
-        settings.text("1.5", Path("/root"), SOCKET, "linux/amd64")
+        settings.text("1.5", ROOT, SOCKET, "linux/amd64")

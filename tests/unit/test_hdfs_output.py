@@ -271,17 +271,6 @@ def unshunned() -> Iterator[None]:
     placement._live.clear()
 
 
-def test_a_datanode_that_was_silent_and_is_there_again_is_left_once(lines, unshunned):
-    """Not once per packet, each time with one replica of what was written, because no other DataNode is there."""
-    names, together = Pair(block_size=32 << 20), Placement()
-    with FileOutput(names, PATH, replication=2, placement=together) as out:  # type: ignore[arg-type]
-        out.write(bytes(1 << 20))
-        together.silent(names.nodes[1:])
-        placement.shun(names.nodes[1:])
-        out.write(bytes(12 << 20))
-    assert (names.begun, names.left) == (2, 1)
-
-
 def test_a_datanode_that_is_only_slow_keeps_what_else_one_datanode_would_have(lines, unshunned):
     """It ends its block: one of two replicas is not given up because of a second."""
     names, together = Pair(block_size=32 << 20), Placement()

@@ -236,6 +236,17 @@ def test_the_one_that_does_not_answer_is_at_fault(made, monkeypatch):
     assert problem.bad == (1,)
 
 
+def test_what_another_pipeline_found_meanwhile_is_not_asked_again(made, monkeypatch):
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)
+    monkeypatch.setattr(probe, "PROBE", 0.3)
+    waits = connected(made(lambda p: []), made(mute=True))
+    assert probe.silent(waits.nodes, "pool") == (1,)
+    monkeypatch.setattr(probe, "PROBE", 60.0)
+    began = time.monotonic()
+    assert broken(waits).bad == (1,)
+    assert time.monotonic() - began < 20
+
+
 def test_a_pipeline_that_is_only_late_is_asked_about_less_and_less(made, monkeypatch):
     """Else a slow cluster would answer probes all the time. But not so seldom that a later freeze would not be seen."""
     monkeypatch.setattr(pipeline, "STALL", 0.02)

@@ -188,26 +188,9 @@ def test_a_block_that_is_written_says_nothing_any_more():
     assert slow(made, 2, "CX", SLOW, SLOW) == ""
 
 
-def test_who_does_not_answer_one_file_is_left_by_the_others():
+def test_who_takes_part_in_a_new_block_is_measured_anew():
     made = Placement()
-    made.silent(nodes(1))
-    assert made.slow(2, tuple(nodes(2)), None) == nodes(1)
-
-
-def test_who_takes_part_in_a_new_block_answers_again():
-    made, (back, other) = Placement(), nodes(2)
-    made.silent([back])
     slow(made, 1, "A", QUICK)
     assert slow(made, 2, "X", SLOW, SLOW) == "X"
-    made.begin(3, (back, other, DataNode("X", "127.0.0.1", 1)))
-    assert made.slow(4, (back, other), None) == []
+    made.begin(3, (DataNode("X", "127.0.0.1", 1),))
     assert slow(made, 4, "X") == ""
-
-
-def test_who_answers_but_slowly_is_told_from_who_does_not():
-    made = Placement()
-    slow(made, 1, "A", QUICK)
-    assert slow(made, 2, "X", SLOW, SLOW) == "X"
-    assert made.answers(DataNode("X", "127.0.0.1", 1))
-    made.silent([DataNode("X", "127.0.0.1", 1)])
-    assert not made.answers(DataNode("X", "127.0.0.1", 1))

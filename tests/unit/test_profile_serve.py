@@ -11,13 +11,14 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from pathlib import Path
 
 import pytest
 
 from bootseer.errors import BootseerError
-from bootseer.profile import compare, events, send, starts
+from bootseer.profile import analysis, compare, events, send, starts
+from bootseer.profile import index as index_module
 from bootseer.profile.index import Index, key
 from bootseer.profile.web import app, inbox
 from bootseer.profile.web.access import Access
@@ -302,13 +303,13 @@ def test_the_index_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.M
     index = Index([tmp_path])
     rows = index.state.rows
     analysed: list[str] = []
-    real = starts.of
+    real = analysis.look
 
-    def noted(log: object, identity: tuple[str, str, int]) -> Iterator[starts.Start]:
+    def noted(log: events.EventLog, identity: events.Identity) -> object:
         analysed.append(identity[0])
-        return real(log, identity)  # type: ignore[arg-type]
+        return real(log, identity)
 
-    monkeypatch.setattr(starts, "of", noted)
+    monkeypatch.setattr(analysis, "look", noted)
     index.refresh()
     assert analysed == []
     start_up("b", env=50).write(tmp_path / "b.jsonl")
@@ -316,6 +317,28 @@ def test_the_index_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.M
     assert analysed == ["b"]
     assert index.row(key(("a", "7", 0))) is rows[key(("a", "7", 0))]
     assert index.row(key(("b", "7", 0))).startup_seconds == 80.0
+
+
+def test_the_page_of_a_large_start_up_is_ready_before_anybody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_LARGE", 7)
+    large, small = start_up("large"), StartUp("small", "7", 0)
+    large.span("n3", "first_step", 50, 60)
+    small.span("n1", "first_step", 0, 5)
+    (tmp_path / "a.jsonl").write_bytes(b"".join([*large.lines(), *small.lines()]))
+    index = Index([tmp_path])
+
+    def never(*_: object) -> object:
+        raise BootseerError("asked for the analysis")
+
+    monkeypatch.setattr(analysis, "look", never)
+    look = index.look(key(("large", "7", 0)))
+    assert look is not None
+    assert "n3" in look.body
+    assert len(look.report.nodes) == 3
+    with pytest.raises(BootseerError, match="asked for"):
+        index.look(key(("small", "7", 0)))
 
 
 def test_what_cannot_be_read_stays_told_and_changes_nothing_else(tmp_path: Path) -> None:
@@ -340,14 +363,14 @@ def test_a_start_up_that_cannot_be_analysed_keeps_no_other_away(
 ) -> None:
     lines = start_up("a").lines() + start_up("b").lines()
     (tmp_path / "both.jsonl").write_bytes(b"".join(lines))
-    real = starts.of
+    real = analysis.look
 
-    def some(log: object, identity: tuple[str, str, int]) -> Iterator[starts.Start]:
+    def some(log: events.EventLog, identity: events.Identity) -> object:
         if identity[0] == "a":
             raise BootseerError("it does not add up")
-        return real(log, identity)  # type: ignore[arg-type]
+        return real(log, identity)
 
-    monkeypatch.setattr(starts, "of", some)
+    monkeypatch.setattr(analysis, "look", some)
     index = Index([tmp_path])
     assert [row.job for row in index.state.rows.values()] == ["b"]
     assert index.state.problems == ("job a, attempt 7, cycle 0: it does not add up",)

@@ -56,7 +56,7 @@ def config(
     name = "the configuration on stdin" if stdin else str(file)
     with doing(f"read {name}"):
         content = sys.stdin.read() if stdin else file.read_text(errors="replace")
-    lines = containerd_settings.missing(content, socket, name)
+    lines = containerd_settings.missing(content, root, socket, oci.host_platform(), name)
     for line in lines:
         typer.echo(line)
     if lines:

@@ -62,9 +62,9 @@ def text(containerd: str, root: Path, socket: Path, platform: str) -> str:
     raise ConfigError(f"containerd {containerd!r} is not known", hint="it is 1.6, 1.7 or 2")
 
 
-def missing(content: str, socket: Path, name: str) -> list[str]:
-    """What the configuration ``content`` (of the file ``name``) lacks for a snapshotter at ``socket``, a line each.
-    Raises `ConfigError` when it is no TOML."""
+def missing(content: str, root: Path, socket: Path, platform: str, name: str) -> list[str]:
+    """What the configuration ``content`` (of the file ``name``) lacks of what `text` says for the same snapshotter, a
+    line each. Raises `ConfigError` when it is no TOML."""
     try:
         document = tomllib.loads(content)
     except tomllib.TOMLDecodeError as exc:
@@ -72,10 +72,11 @@ def missing(content: str, socket: Path, name: str) -> list[str]:
     version = document.get("version", 1)
     if version not in (2, 3):
         return [f"version is {version!r}: set version = 2 (containerd 1.6, 1.7) or 3 (containerd 2)"]
-    return list(_missing(document, str(socket), lines=_images_2 if version == 2 else _images_3))
+    images = _images_2(document) if version == 2 else _images_3(document, str(root), platform)
+    return [*_missing(document, str(socket)), *images]
 
 
-def _missing(document: Mapping[str, Any], socket: str, lines: Any) -> Iterator[str]:
+def _missing(document: Mapping[str, Any], socket: str) -> Iterator[str]:
     if "cri" in document.get("disabled_plugins", ()) or _CRI in document.get("disabled_plugins", ()):
         yield 'disabled_plugins has "cri", without which no pod runs: take it out of the list'
     plugin = _at(document, "proxy_plugins", "bootseer")
@@ -84,7 +85,6 @@ def _missing(document: Mapping[str, Any], socket: str, lines: Any) -> Iterator[s
     else:
         yield from _differs(plugin, "proxy_plugins.bootseer", "type", "snapshot")
         yield from _differs(plugin, "proxy_plugins.bootseer", "address", socket)
-    yield from lines(document)
 
 
 def _images_2(document: Mapping[str, Any]) -> Iterator[str]:
@@ -93,15 +93,23 @@ def _images_2(document: Mapping[str, Any]) -> Iterator[str]:
     yield from _differs(section, where, "disable_snapshot_annotations", False)
 
 
-def _images_3(document: Mapping[str, Any]) -> Iterator[str]:
+def _images_3(document: Mapping[str, Any], root: str, platform: str) -> Iterator[str]:
+    plugin = _at(document, "proxy_plugins", "bootseer")
+    if plugin is not None and "only-remap-ids" not in (plugin.get("capabilities") or ()):
+        yield '[proxy_plugins.bootseer] has no capability "only-remap-ids": add capabilities = ["only-remap-ids"]'
     exports = _at(document, "proxy_plugins", "bootseer", "exports") or {}
+    yield from _differs(exports, "proxy_plugins.bootseer.exports", "root", root)
     yield from _differs(exports, "proxy_plugins.bootseer.exports", "enable_remote_snapshot_annotations", "true")
     where, section = f"plugins.'{_IMAGES}'", _at(document, "plugins", _IMAGES) or {}
     yield from _differs(section, where, "snapshotter", "bootseer")
     yield from _differs(section, where, "disable_snapshot_annotations", False)
     unpack = (_at(document, "plugins", _TRANSFER) or {}).get("unpack_config", [])
-    if not any(isinstance(item, Mapping) and item.get("snapshotter") == "bootseer" for item in unpack):
-        yield f"[[plugins.'{_TRANSFER}'.unpack_config]] has none with snapshotter = \"bootseer\": add it"
+    ours = [item for item in unpack if isinstance(item, Mapping) and item.get("snapshotter") == "bootseer"]
+    if not any(item.get("platform") == platform for item in ours):
+        yield (
+            f"[[plugins.'{_TRANSFER}'.unpack_config]] has none with snapshotter = \"bootseer\" and"
+            f' platform = "{platform}": add it'
+        )
 
 
 def _differs(section: Mapping[str, Any], where: str, key: str, wanted: str | bool) -> Iterator[str]:

@@ -47,7 +47,6 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
 
-    ``silent``: the DataNodes that were left because they do not answer.
     `write` and `finish` raise `BlockLost`, and errors of the NameNode.
     """
 
@@ -58,7 +57,6 @@ class BlockWriter:
         self._number = self._failures = 0
         self._acked = -1
         self._broken: Broken | None = None
-        self.silent: list[DataNode] = []
         self._pipeline = Pipeline(located, terms, Setup())
         self._begin_run()
 
@@ -183,7 +181,6 @@ class BlockWriter:
         nodes = self._located.nodes
         bad = [nodes[i] for i in broken.bad]
         placement.shun(bad, slow=broken.slow)
-        self.silent += bad if broken.silent else []
         keep = [i for i in range(len(nodes)) if i not in broken.bad]
         if not keep:  # better one that failed once than none
             silent = probe.silent(nodes, self._located.block.pool)

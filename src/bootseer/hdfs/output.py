@@ -138,15 +138,12 @@ class FileOutput(NewFile):
 
     def _ends_early(self, block: BlockWriter) -> bool:
         """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
-        self._placement.silent(block.silent)
-        block.silent.clear()
         if block.degraded or self._early == _EARLY:
             return block.degraded
         slow = self._placement.slow(id(self), block.nodes, block.run())
         if slow:
             self._early += 1
-            left = len(block.nodes) - len(slow)
-            if left >= blockwriter.ENOUGH or (left and not any(map(self._placement.answers, slow))):
+            if len(block.nodes) - len(slow) >= blockwriter.ENOUGH:
                 block.leave(slow)
             else:  # hardly anybody else has what they acknowledged: they end the block
                 names = ", ".join(node.address for node in slow)
@@ -164,8 +161,6 @@ class FileOutput(NewFile):
                 block = BlockWriter(self.namenode, self.path, located, self._terms)
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
-                if exc.silent:
-                    self._placement.silent(failed)
             else:
                 self._placement.begin(id(self), located.nodes)
                 return block

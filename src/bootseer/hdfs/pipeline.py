@@ -53,12 +53,12 @@ CREATE, RECOVER, CLOSE = 6, 3, 5
 class Broken(Exception):
     """A pipeline that cannot go on. ``bad``: positions in it of the DataNodes at fault, at least one.
 
-    ``silent``: they answer nobody; ``slow``: they answer, but are to be left.
+    ``slow``: they answer, but are to be left.
     """
 
-    def __init__(self, reason: str, bad: Sequence[int], *, silent: bool = False, slow: bool = False) -> None:
+    def __init__(self, reason: str, bad: Sequence[int], *, slow: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.bad, self.silent, self.slow = reason, tuple(bad), silent, slow
+        self.reason, self.bad, self.slow = reason, tuple(bad), slow
 
 
 class Packet(NamedTuple):
@@ -148,11 +148,12 @@ class Pipeline:
         self.unacked: deque[Packet] = deque()
         self.waited = 0.0
         self._received, self._ready = bytearray(), False
+        # since when nothing has come, when it was last looked for, and when all DataNodes were last heard or asked
         self._replaceable = setup.stage == CREATE
         self._stall = STALL
         self._poll = select.poll()
         self._sock = _connect(self.nodes[0])
-        self._moved = self._looked = self.used = time.monotonic()
+        self._moved = self._looked = self._sure = self.used = time.monotonic()
         try:
             self._sock.setblocking(False)
             self._poll.register(self._sock, select.POLLIN)
@@ -245,8 +246,8 @@ class Pipeline:
                 self._look()
 
     def _look(self) -> None:
-        silent = probe.silent(self.nodes, self.located.block.pool)
-        self._looked = time.monotonic()
+        silent = probe.silent(self.nodes, self.located.block.pool, self._sure)
+        self._looked = self._sure = time.monotonic()
         if silent and any(event & select.POLLIN for _, event in self._poll.poll(0)):
             return  # an acknowledgement came meanwhile: slow links are no frozen DataNodes
         late = self._looked - self._moved
@@ -255,7 +256,7 @@ class Pipeline:
         hopeless = self._replaceable and (len(self.nodes) == 1 or self._stall > STALL)
         if silent and (len(silent) < len(self.nodes) or hopeless):
             names = ", ".join(self.nodes[i].address for i in silent)
-            raise Broken(f"{names} does not answer", silent, silent=True)
+            raise Broken(f"{names} does not answer", silent)
         if late < PATIENCE:
             self._stall = min(2 * self._stall, LONGEST_STALL)
             return
@@ -266,7 +267,7 @@ class Pipeline:
     def _lost(self, reason: str) -> Broken:
         """The first DataNode closed the connection: because of itself, unless another one does not answer."""
         first = self.nodes[0].address
-        silent = probe.silent(self.nodes, self.located.block.pool)
+        silent = probe.silent(self.nodes, self.located.block.pool, self._sure)
         return Broken(f"the connection to {first} ended: {reason}", silent or (0,))
 
     def _receive(self) -> None:
@@ -314,7 +315,7 @@ class Pipeline:
         self.unacked.popleft()
         self.in_flight -= packet.length
         self.acked = packet.offset + packet.length
-        self._moved = self._looked = time.monotonic()
+        self._moved = self._looked = self._sure = time.monotonic()
 
     def close(self) -> None:
         """Close the connection; the DataNodes keep what they have."""

@@ -112,7 +112,6 @@ class Placement:
         self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block, or is wished to have it
         self._runs: dict[int, Run] = {}  # by file
         self._slow: set[str] = set()  # by uuid
-        self._silent: set[str] = set()
         self._best = 0.0  # bytes per second of one pipeline
         self._lock = threading.Lock()
 
@@ -143,12 +142,11 @@ class Placement:
     def begin(self, file: int, nodes: tuple[DataNode, ...]) -> None:
         """``nodes`` take part in a new pipeline of ``file``; they count until `end`.
 
-        They answer, and whoever was slow is measured anew: nobody else may have been there.
+        Whoever was slow is measured anew: nobody else may have been there.
         """
         with self._lock:
             self._placed[file] = nodes
-            for known in (self._slow, self._silent):
-                known.difference_update(node.uuid for node in nodes)
+            self._slow.difference_update(node.uuid for node in nodes)
 
     def end(self, file: int) -> None:
         """The block of ``file`` is written, or given up."""
@@ -171,20 +169,10 @@ class Placement:
                 if before is not None and self._holds_up(before) and self._holds_up(run):
                     quick = {node.uuid for other in self._runs.values() if other.quick for node in other.nodes}
                     self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
-            return [node for node in nodes if node.uuid in self._slow | self._silent]
+            return [node for node in nodes if node.uuid in self._slow]
 
     def _holds_up(self, run: Run) -> bool:
         return run.waited >= HELD_UP and run.rate < SLOW * self._best
-
-    def silent(self, nodes: Iterable[DataNode]) -> None:
-        """``nodes`` do not answer: files that are written together had better leave them at once."""
-        with self._lock:
-            self._silent.update(node.uuid for node in nodes)
-
-    def answers(self, node: DataNode) -> bool:
-        """Whether ``node`` is not known to be silent."""
-        with self._lock:
-            return node.uuid not in self._silent
 
 
 def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:

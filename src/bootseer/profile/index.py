@@ -1,7 +1,8 @@
 """Which start-ups there are in event files and Parquet files that change: for the pages of `bootseer profile serve`.
 
 A file is read again when its size or time of change differs, and then every start-up with spans in it is analysed anew;
-others keep their rows. Memory: one row a start-up, and of each event file the names of the start-ups in it.
+others keep their rows. Memory: one row a start-up, of each event file the names of the start-ups in it, and `_HELD`
+pages.
 """
 
 from __future__ import annotations
@@ -16,12 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.profile import analysis, events, starts
+from bootseer.profile import analysis, events, page, starts
 from bootseer.profile.events import EventLog, Identity, identity_text
-from bootseer.profile.parts import Parts
 from bootseer.profile.report import JobReport
 from bootseer.profile.starts import Start
-from bootseer.profile.timeline import Timeline, Track
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -32,6 +31,8 @@ _PAUSE, _SHARE = 2.0, 4
 """Seconds between two looks at the files; at least so many times what the last look took."""
 _HELD = 8
 """Analysed start-ups that are kept for the pages that show them."""
+_LARGE = 50_000
+"""Spans of a start-up from which on it is analysed for its page, too, when its events are read: half a second."""
 
 
 class _File(NamedTuple):
@@ -54,11 +55,10 @@ class State(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One start-up, analysed."""
+    """One start-up, analysed. ``body``: what its page says, as HTML."""
 
     report: JobReport
-    line: Timeline
-    parts: dict[Track, Parts]
+    body: str
 
 
 def key(identity: Identity) -> str:
@@ -126,13 +126,8 @@ class Index:
         if not files:
             return None
         identity = (row.job, row.attempt, row.cycle)
-        found = Look(*analysis.look(_part(events.read(files), identity), identity))
-        with self._pages:
-            self._looks.pop(name, None)
-            self._looks[name] = row, found
-            while len(self._looks) > _HELD:
-                del self._looks[next(iter(self._looks))]
-        return found
+        found = analysis.look(_part(events.read(files), identity), identity)
+        return self._hold(row, Look(found[0], page.body(*found)))
 
     def table(self) -> DuckDBPyConnection:
         """A database with the table ``starts`` of all rows: to be used by the calling thread, and not to be changed."""
@@ -141,6 +136,15 @@ class Index:
             if self._table is None or self._table[0] != state.version:
                 self._table = state.version, starts.table(list(state.rows.values()))
             return self._table[1].cursor()
+
+    def _hold(self, row: Start, look: Look) -> Look:
+        name = key((row.job, row.attempt, row.cycle))
+        with self._pages:
+            self._looks.pop(name, None)
+            self._looks[name] = row, look
+            while len(self._looks) > _HELD:
+                del self._looks[next(iter(self._looks))]
+        return look
 
     # -- under the lock -------------------------------------------------------------------------------------------
 
@@ -161,8 +165,8 @@ class Index:
         left = {identity for path in gone for identity in self._files.pop(path).identities}
         for path in new:
             before = self._files.get(path, _File((0, 0)))
-            self._files[path] = found = self._read(path, there[path])
-            left |= before.identities | found.identities
+            self._files[path], last = self._read(path, there[path])
+            left |= before.identities | self._files[path].identities
         for identity in left:
             self._own.pop(identity, None)
         while left:  # those that share files are read together
@@ -172,29 +176,36 @@ class Index:
                 mine |= left & frozenset().union(*(self._files[path].identities for path in more))
             left -= mine
             if files:
-                self._analyse(mine, sorted(files))
+                # one file that grows is the usual case: it has been read just now
+                self._analyse(mine, sorted(files), last if files == {*new} and len(new) == 1 else None)
         return bool(gone or new)
 
-    def _read(self, path: Path, mark: tuple[int, int]) -> _File:
+    def _read(self, path: Path, mark: tuple[int, int]) -> tuple[_File, EventLog | None]:
         try:
             if path.suffix == ".parquet":
-                return _File(mark, rows=starts.rows(starts.load([path])))
-            return _File(mark, frozenset(events.read([path]).identities()))
+                return _File(mark, rows=starts.rows(starts.load([path]))), None
+            log = events.read([path])
+            return _File(mark, frozenset(log.identities())), log
         except BootseerError as exc:
-            return _File(mark, problem=str(exc) if mark[0] else "")  # an empty file is one that begins
+            return _File(mark, problem=str(exc) if mark[0] else ""), None  # an empty file is one that begins
 
-    def _analyse(self, mine: set[Identity], files: Sequence[Path]) -> None:
+    def _analyse(self, mine: set[Identity], files: Sequence[Path], log: EventLog | None) -> None:
+        """``log``: what these files say, if that has just been read."""
         try:
-            log = events.read(files).by_identity()
+            logs = (log or events.read(files)).by_identity()
         except BootseerError as exc:
             for path in files:  # one of them went meanwhile: they are read again next time
                 self._files[path] = _File((-1, -1), self._files[path].identities, problem=str(exc))
             return
-        for one in mine & log.keys():
+        for one in mine & logs.keys():
             try:
-                self._own[one] = next(starts.of(log[one], one))
+                found = analysis.look(logs[one], one)
             except BootseerError as exc:
                 self._own[one] = f"{identity_text(*one)}: {exc}"
+                continue
+            self._own[one] = row = starts.row(found[0], logs[one])
+            if len(logs[one].spans) >= _LARGE:
+                self._hold(row, Look(found[0], page.body(*found)))
 
     def _rows(self) -> dict[str, Start]:
         found = {identity: row for identity, row in self._own.items() if isinstance(row, Start)}

@@ -76,22 +76,21 @@ _COLUMNS = {
 
 
 def of(log: events.EventLog, identity: events.Identity | None = None) -> Iterator[Start]:
-    """A row for each start-up in the events, or for that one. ``team`` is any span's attribute of that name."""
-    teams: dict[events.Identity, str] = {}
-    for span in log.spans:
-        if isinstance(team := span.attrs.get("team"), str):
-            teams.setdefault(span.identity, team)
-    for one, part in log.by_identity().items() if identity is None else [(identity, log)]:
-        yield _row(analysis.analyse(part, one), teams.get(one, ""))
+    """A row for each start-up in the events, or for that one."""
+    parts = log.by_identity()
+    for one in parts if identity is None else [identity]:
+        yield row(analysis.analyse(parts.get(one, log), one), parts.get(one, log))
 
 
-def _row(report: JobReport, team: str) -> Start:
+def row(report: JobReport, log: events.EventLog) -> Start:
+    """The row of the start-up that is all of ``log``. ``team`` is any span's attribute of that name."""
+    teams = (span.attrs.get("team") for span in log.spans)
     return Start(
         job=report.job,
         attempt=report.attempt,
         cycle=report.cycle,
         hot=report.hot,
-        team=team,
+        team=next((team for team in teams if isinstance(team, str)), ""),
         began_us=report.started_ns // 1000,
         queue_seconds=report.queue_seconds,
         startup_seconds=report.startup_seconds,

@@ -128,7 +128,7 @@ class _Pages:
         _only_html(form if dot else None)
         title = identity_text(row.job, row.attempt, row.cycle)
         others = [one for one in self._index.state.rows.values() if one.job == row.job and one is not row][:_ROWS]
-        body = Markup(page.body(*look)) if look else None  # `page` escapes
+        body = Markup(look.body) if look else None  # `page` escapes
         return self._page("job.html", request, title=title, row=row, body=body, others=others, mark=_mark(row))
 
     def chosen(self, request: Request) -> Response:
