@@ -207,7 +207,7 @@ class Fleet:
     def _clean(self, variant: str, node: int) -> None:
         """The node has nothing of an earlier start of ``variant``."""
         shutil.rmtree(self._place(variant, node), ignore_errors=True)
-        if variant in ("ordinary", "strongest"):
+        if variant == "ordinary" or (variant == "strongest" and not self.cluster.nydus):
             ctr, ref = ["ctr", "--address", self.cluster.containerds[node], "images"], self.cluster.site.ref
             if ref in run([*ctr, "list", "--quiet"]).split():
                 run([*ctr, "rm", "--sync", ref])
