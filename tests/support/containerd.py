@@ -130,18 +130,11 @@ class ContainerdNode:
 
     def pull(self, ref: str) -> None:
         """As a kubelet does. Raises `grpc.RpcError`."""
-        self._cri("PullImage", ref)
+        cri(self._address, "PullImage", ref)
 
     def remove_image(self, ref: str) -> None:
         """As ``crictl rmi`` does: with its snapshots, when this returns."""
-        self._cri("RemoveImage", ref)
-
-    def _cri(self, method: str, ref: str) -> None:
-        with grpc.insecure_channel(f"unix:{self._address}") as channel:
-            call = channel.unary_unary(
-                f"/runtime.v1.ImageService/{method}", request_serializer=bytes, response_deserializer=bytes
-            )
-            call(_field(1, _field(1, ref.encode())), timeout=_SECONDS, wait_for_ready=True)
+        cri(self._address, "RemoveImage", ref)
 
     def run(self, ref: str, name: str, *command: str, detach: bool = False) -> subprocess.CompletedProcess[bytes]:
         """A container; it and its snapshot go when it ends, unless it is detached. As a kubelet does, try again where
@@ -194,6 +187,15 @@ class ContainerdNode:
 
     def remove_snapshot(self, key: str) -> None:
         assert self._ctr("snapshots", "--snapshotter", "bootseer", "rm", key).returncode == 0
+
+
+def cri(address: str, method: str, ref: str) -> None:
+    """Ask CRI's image service for something of one image. Raises `grpc.RpcError`."""
+    with grpc.insecure_channel(f"unix:{address}") as channel:
+        call = channel.unary_unary(
+            f"/runtime.v1.ImageService/{method}", request_serializer=bytes, response_deserializer=bytes
+        )
+        call(_field(1, _field(1, ref.encode())), timeout=_SECONDS, wait_for_ready=True)
 
 
 def _field(number: int, value: bytes) -> bytes:

@@ -1,0 +1,317 @@
+"""A real Kubernetes with one node, its containerd 2 and the snapshotter, in namespaces that end with it.
+
+``scripts/kube`` builds the programs. Network, mounts and processes are the cluster's own, and so are the files of
+``/proc/sys`` that a kubelet writes; its cgroups are below one that is removed at the end. Ready means that the node is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from bootseer.containerd import settings
+from bootseer.oci import host_platform
+from support.containerd import cri
+from support.netns import Node
+from support.service import service
+from support.waits import until
+
+_CACHE = Path(os.environ.get("BOOTSEER_DEV_CACHE", Path.home() / ".cache/bootseer-dev"))
+KUBE, CONTAINERD = _CACHE / "kube/bin", _CACHE / "peers/bin"
+NODE = "node1"
+_SECONDS = 120.0
+_SYSCTLS = (
+    "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes",
+)  # fmt: skip
+"""What a kubelet writes, of the whole machine."""
+_CGROUPS = Path("/sys/fs/cgroup")
+_CONTAINERD = """
+root = "{here}/containerd"
+state = "{here}/run"
+[grpc]
+  address = "{here}/containerd.sock"
+[ttrpc]
+  address = "{here}/containerd.ttrpc"
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = "{pause}"
+[plugins.'io.containerd.cri.v1.images'.registry]
+  config_path = "{here}/hosts"
+[plugins.'io.containerd.transfer.v1.local']
+  config_path = "{here}/hosts"
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = true
+  disable_apparmor = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["/usr/lib/cni", "/opt/cni/bin"]
+    conf_dir = "{here}/cni"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+      SystemdCgroup = false
+"""
+_KUBELET: dict[str, Any] = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+    "authorization": {"mode": "AlwaysAllow"},
+    "cgroupDriver": "cgroupfs",
+    "enforceNodeAllocatable": [],
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    "healthzPort": 0,
+    "readOnlyPort": 0,
+    "oomScoreAdj": 0,  # lower, and more files, need CAP_SYS_RESOURCE
+    "maxOpenFiles": 4096,
+    "makeIPTablesUtilChains": False,
+    "localStorageCapacityIsolation": False,
+    "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "imagefs.available": "0%"},
+    "imageGCHighThresholdPercent": 100,
+    "nodeStatusUpdateFrequency": "2s",
+    "syncFrequency": "5s",
+}
+_CNI = {"cniVersion": "1.0.0", "name": "none", "plugins": [{"type": "loopback"}]}
+
+
+def missing() -> str:
+    """Why there can be no cluster; "" when there can."""
+    for folder, name in ((KUBE.parent, "key"), (CONTAINERD, "containerd")):
+        if not (folder / name).exists():
+            return "Kubernetes is not built: run scripts/kube"
+    return ""
+
+
+class Kubernetes:
+    """Context manager: the cluster in the folder ``here``, on the network of ``node``. ``pause``: the image of its
+    sandboxes; ``registry``: asked without TLS; ``store``: of converted images."""
+
+    def __init__(self, here: Path, node: Node, registry: str, pause: str, store: str) -> None:
+        self.here, self.node = here, node
+        self.root, self.socket = here / "snapshotter", here / "socket/snapshotter.sock"
+        self._environ = {
+            "BOOTSEER_STORE": store,
+            "BOOTSEER_CACHE_DIR": str(here / "cache"),
+            "BOOTSEER_STATE_DIR": str(here / "state"),
+            "BOOTSEER_PLAIN_HTTP": registry,
+        }
+        self._token = secrets.token_hex(16)
+        self.cgroup = f"bootseer-test-{secrets.token_hex(4)}"
+        self._api = f"https://{node.address}:6443"
+        self._write(registry, pause)
+
+    def _write(self, registry: str, pause: str) -> None:
+        here = self.here
+        for folder in ("cni", "pki", "kubelet", f"hosts/{registry}", "sysctl"):
+            (here / folder).mkdir(parents=True)
+        ours = settings.text("2", self.root, self.socket, host_platform())
+        version, _, rest = ours.partition("\n\n")
+        (here / "containerd.toml").write_text(f"{version}\n{_CONTAINERD.format(here=here, pause=pause)}\n{rest}")
+        (here / "hosts" / registry / "hosts.toml").write_text(f'server = "http://{registry}"\n')
+        (here / "cni/10-none.conflist").write_text(json.dumps(_CNI))
+        (here / "pki/tokens.csv").write_text(f"{self._token},admin,1,system:masters\n")
+        subprocess.run(["openssl", "genrsa", "-out", str(here / "pki/sa.key"), "2048"], check=True, capture_output=True)
+        runtime = {"containerRuntimeEndpoint": f"unix://{here}/containerd.sock", "cgroupRoot": f"/{self.cgroup}"}
+        more = {"podLogsDir": str(here / "logs"), "volumePluginDir": str(here / "kubelet/plugins")}
+        (here / "kubelet.json").write_text(json.dumps({**_KUBELET, **runtime, **more}))
+        cluster = {"server": self._api, "insecure-skip-tls-verify": True}
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "it",
+            "clusters": [{"name": "it", "cluster": cluster}],
+            "users": [{"name": "it", "user": {"token": self._token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        }  # fmt: skip
+        (here / "kubeconfig").write_text(json.dumps(config))
+        for path in _SYSCTLS:
+            (here / "sysctl" / path.replace("/", ".")).write_text(Path("/proc/sys", path).read_text())
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Kubernetes:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._cgroups())
+            stack.enter_context(self._namespaces())
+            self._services = stack.enter_context(contextlib.ExitStack())
+            self._running: dict[str, subprocess.Popen[bytes]] = {}
+            self.start("etcd", "kube-apiserver", "snapshotter", "containerd")
+            until(lambda: self._kubectl("get", "--raw", "/readyz").stdout == b"ok", _SECONDS, "the API server")
+            self.start("kube-scheduler", "kube-controller-manager", "kubelet")
+            until(self._is_ready, _SECONDS, f"the node; see the logs in {self.here}")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.close()
+
+    @contextlib.contextmanager
+    def _cgroups(self) -> Iterator[None]:
+        tops = [_CGROUPS]  # cgroup v2; else a hierarchy of each controller, some by two names
+        if not (_CGROUPS / "cgroup.procs").exists():
+            tops = sorted({path.resolve() for path in _CGROUPS.iterdir() if (path / "cgroup.procs").exists()})
+        made = [top / self.cgroup for top in tops]
+        try:
+            for path in made:
+                path.mkdir()
+                for name in ("cpuset.cpus", "cpuset.mems"):  # cgroup v1: empty at first, and then nobody can enter
+                    if (path / name).exists() and (path.parent / "tasks").exists():
+                        (path / name).write_text((path.parent / name).read_text())
+            yield
+        finally:
+            for path in made:
+                folders = sorted((*path.rglob("*/"), path), key=lambda folder: -len(folder.parts))
+                for folder in folders:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+
+    @contextlib.contextmanager
+    def _namespaces(self) -> Iterator[None]:
+        files = [(self.here / "sysctl" / path.replace("/", "."), f"/proc/sys/{path}") for path in _SYSCTLS]
+        steps = ["mount --make-rshared /", *(shlex.join(["mount", "--bind", str(a), b]) for a, b in files)]
+        steps += [f"touch {self.here}/ready", "exec sleep infinity"]
+        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+        with service([*self.node.argv(argv), "sh", "-ec", "\n".join(steps)], self.here / "namespaces.log") as keeper:
+            until(lambda: (self.here / "ready").exists() or keeper.poll() is not None, 30.0, "the namespaces")
+            (self._inner,) = _children(keeper.pid)
+            try:
+                yield
+            finally:
+                os.kill(self._inner, signal.SIGKILL)  # and with it all of its processes
+                keeper.wait(30)
+
+    def _is_ready(self) -> bool:
+        told = self._kubectl("get", "node", NODE, "-o", "json")
+        conditions = json.loads(told.stdout)["status"].get("conditions", []) if not told.returncode else []
+        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+        return ready and not self._kubectl("get", "serviceaccount", "default").returncode
+
+    def start(self, *names: str) -> None:
+        for name in names:
+            process = self._services.enter_context(service(self._argv(name), self.here / f"{name}.log"))
+            self._running[name] = process
+            if name == "snapshotter":
+                until(lambda: self.socket.exists(), 60.0, "the snapshotter", step=0.05)
+
+    def kill(self, name: str) -> None:
+        """As ``kill -9`` does."""
+        process = self._running.pop(name)
+        for pid in _children(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(30)
+        if name == "snapshotter":
+            self.socket.unlink(missing_ok=True)
+
+    def inside(self, *argv: str) -> list[str]:
+        """``argv`` as run on the node."""
+        return ["nsenter", "-t", str(self._inner), "--mount", "--pid", "--net", "--", *argv]
+
+    def _argv(self, name: str) -> list[str]:
+        here, address, config = self.here, self.node.address, f"--kubeconfig={self.here}/kubeconfig"
+        etcd = [f"http://{address}:{port}" for port in (2379, 2380)]
+        words = {
+            "etcd": ["--data-dir", f"{here}/etcd", "--unsafe-no-fsync", "--log-level", "warn",
+                     "--listen-client-urls", etcd[0], "--advertise-client-urls", etcd[0],
+                     "--listen-peer-urls", etcd[1], "--initial-advertise-peer-urls", etcd[1],
+                     "--initial-cluster", f"default={etcd[1]}"],
+            "kube-apiserver": ["--etcd-servers", etcd[0], "--bind-address", address, "--advertise-address", address,
+                               "--cert-dir", f"{here}/pki/api", "--service-cluster-ip-range", "10.96.0.0/16",
+                               "--service-account-issuer", "https://kubernetes.example",
+                               "--service-account-key-file", f"{here}/pki/sa.key",
+                               "--service-account-signing-key-file", f"{here}/pki/sa.key",
+                               "--token-auth-file", f"{here}/pki/tokens.csv", "--authorization-mode", "RBAC",
+                               "--allow-privileged", "--kubelet-preferred-address-types", "InternalIP"],
+            "kube-scheduler": [config, "--leader-elect=false", "--secure-port", "0"],
+            "kube-controller-manager": [config, "--leader-elect=false", "--secure-port", "0",
+                                        "--service-account-private-key-file", f"{here}/pki/sa.key",
+                                        "--root-ca-file", f"{here}/pki/api/apiserver.crt"],
+            "kubelet": [config, "--config", f"{here}/kubelet.json", "--root-dir", f"{here}/kubelet",
+                        "--cert-dir", f"{here}/pki/kubelet", "--hostname-override", NODE, "--node-ip", address],
+            "containerd": ["--config", f"{here}/containerd.toml"],
+        }  # fmt: skip
+        if name == "snapshotter":
+            serve = [sys.executable, "-m", "bootseer.cli.main", "-v", "containerd", "serve"]
+            return self._with([*serve, "--root", str(self.root), "--socket", str(self.socket)])
+        folder = CONTAINERD if name == "containerd" else KUBE
+        return self._with([str(folder / name), *words[name]])
+
+    def _with(self, argv: Sequence[str]) -> list[str]:
+        path = f"PATH={CONTAINERD}:{os.environ['PATH']}:/usr/sbin"  # containerd starts its shim, that runc
+        return self.inside("env", path, *(f"{key}={value}" for key, value in self._environ.items()), *argv)
+
+    # -- what users and an administrator do ----------------------------------------------------------------------------
+
+    def kubectl(self, *args: str, given: object = None) -> str:
+        """What it prints; ``given``: a document for its standard input. `AssertionError` when it fails."""
+        done = self._kubectl(*args, given=json.dumps(given).encode() if given else b"")
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    def _kubectl(self, *args: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        argv = [str(KUBE / "kubectl"), f"--kubeconfig={self.here}/kubeconfig", *args]
+        home = {**os.environ, "HOME": tempfile.gettempdir()}
+        return subprocess.run(
+            self.node.argv(argv), input=given, capture_output=True, timeout=_SECONDS, check=False, env=home
+        )
+
+    def bootseer(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """The verb ``bootseer containerd`` on the node."""
+        argv = self._with([sys.executable, "-m", "bootseer.cli.main", "containerd", *args])
+        return subprocess.run(argv, capture_output=True, text=True, timeout=_SECONDS, check=False)
+
+    def clear(self, *images: str) -> None:
+        """Delete all pods, and remove ``images`` from the node; returns when nothing is left of their trees."""
+        self.kubectl("delete", "pod", "--all", "--force", "--grace-period=0")
+        until(lambda: not self._ctr("containers", "ls", "--quiet"), _SECONDS, "the end of containers", step=0.2)
+        for ref in images:
+            cri(f"{self.here}/containerd.sock", "RemoveImage", ref)
+        until(lambda: not list((self.here / "state/trees").glob("*/")), 60.0, "the end of block servers")
+
+    def _ctr(self, *args: str) -> list[str]:
+        argv = [str(CONTAINERD / "ctr"), "--address", f"{self.here}/containerd.sock", "--namespace", "k8s.io", *args]
+        done = subprocess.run(self._with(argv), capture_output=True, text=True, timeout=_SECONDS, check=True)
+        return done.stdout.split()
+
+    def pod(self, name: str, image: str, *command: str, **spec: object) -> None:
+        """Have a pod of one container; it shares the node's network, as the cluster has no other."""
+        container = {"name": "main", "image": image, "command": list(command)}
+        told = {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+            "spec": {
+                "hostNetwork": True, "automountServiceAccountToken": False, "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1, "containers": [container], **spec,
+            },
+        }  # fmt: skip
+        self.kubectl("apply", "-f", "-", given=told)
+
+    def await_phase(self, name: str, *phases: str) -> dict[str, Any]:
+        """The pod, once it is in one of ``phases``."""
+        found: dict[str, Any] = {}
+
+        def reached() -> bool:
+            found.update(json.loads(self.kubectl("get", "pod", name, "-o", "json")))
+            return found["status"].get("phase") in phases
+
+        try:
+            until(reached, _SECONDS, f"{name} to be {' or '.join(phases)}", step=0.2)
+        except AssertionError:
+            print(self.kubectl("describe", "pod", name))
+            raise
+        return found
+
+    def content_bytes(self) -> int:
+        """What containerd has pulled and keeps."""
+        blobs = self.here / "containerd/io.containerd.content.v1.content/blobs"
+        return sum(path.stat().st_size for path in blobs.rglob("*") if path.is_file())
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
