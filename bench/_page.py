@@ -56,7 +56,9 @@ def command(report: dict[str, Any]) -> str:
     name, against, _ = report["name"].partition("-against")
     name, quick, _ = name.partition("-quick")
     verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}{' --quick' if quick else ''}"
-    return f"{verb}{' --against DIR' if against else ''} --out report.json"
+    given = report["argv"]
+    size = f" --nodes {given[given.index('--nodes') + 1]}" if name == "cluster" and "--nodes" in given else ""
+    return f"{verb}{size}{' --against DIR' if against else ''} --out report.json"
 
 
 def runs(found: list[dict[str, Any]]) -> Iterator[str]:

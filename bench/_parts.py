@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import _peers
@@ -95,33 +96,53 @@ class Parts:
             shutil.rmtree(work, ignore_errors=True)
 
     def _nydus(self) -> None:
-        """Unpack the image, run the job once to see which files it opens, build nydus's image, push its blob."""
+        with DockerRegistry(root=self.registry) as registry:
+            ref, target = (f"{registry.address}/{name}:1" for name in (REPOSITORY, NYDUS))
+            job = partial(_run, self.command)
+            twin = NydusImage(self.folder, ref, target, job, lambda line: self.say(f"nydus {self.recipe.name}: {line}"))
+            (self.folder / "blob").write_text(twin.make())
+
+
+class NydusImage:
+    """Nydus's form of the image ``ref``, its data blob pushed to ``target`` and its ``bootstrap`` in ``folder``.
+
+    ``job`` runs the job in a root file system, with a folder for state: the files that it opens are prefetched.
+    """
+
+    def __init__(
+        self, folder: Path, ref: str, target: str, job: Callable[[Path, oci.ImageConfig, Path], None], say: Say
+    ) -> None:
+        self.folder, self.ref, self.target, self.job, self.say = folder, ref, target, job, say
+        self.bootstrap = folder / "bootstrap"
+
+    def make(self) -> str:
+        """Unpack the image, run the job once to see which files it opens, build nydus's image, push its blob; returns
+        the blob's digest (hex)."""
         work = self.folder / "nydus-build"
         shutil.rmtree(work, ignore_errors=True)
         root = work / "root"
         root.mkdir(parents=True)
         try:
-            with DockerRegistry(root=self.registry) as registry:
-                self.say(f"nydus {self.recipe.name}: unpack")
-                with oci.open_image(f"{registry.address}/{REPOSITORY}:1") as opened:
-                    oci.unpack(opened, root)
-                    config = opened.config
-                self.say(f"nydus {self.recipe.name}: the files the job opens")
-                opens = opened_files(root, lambda: _run(root, config, self.command, work))
-                (self.folder / "opened").write_text("\n".join(opens) + "\n")
-                self.say(f"nydus {self.recipe.name}: nydus-image create, prefetching {len(opens)} files")
-                blob = work / "blob"
-                argv = [str(_peers.program("nydus-image")), "create", "--log-level", "warn", "--prefetch-policy", "fs",
-                        "--bootstrap", str(self.bootstrap), "--blob", str(blob), str(root)]  # fmt: skip
-                done = subprocess.run(argv, input="\n".join(opens), text=True, capture_output=True, timeout=1800)
-                if done.returncode:
-                    raise BootseerError(f"nydus-image failed: {(done.stderr or done.stdout).strip()[-300:]}")
-                with open(blob, "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                item = spec.Descriptor(spec.LAYER, f"sha256:{digest}", blob.stat().st_size)
-                with Registry(oci.Reference.parse(f"{registry.address}/{NYDUS}:1")) as target:
-                    target.put_blob(item, blob)
-                (self.folder / "blob").write_text(digest)
+            self.say("unpack")
+            with oci.open_image(self.ref) as opened:
+                oci.unpack(opened, root)
+                config = opened.config
+            self.say("the files the job opens")
+            opens = opened_files(root, lambda: self.job(root, config, work))
+            (self.folder / "opened").write_text("\n".join(opens) + "\n")
+            self.say(f"nydus-image create, prefetching {len(opens)} files")
+            blob = work / "blob"
+            argv = [str(_peers.program("nydus-image")), "create", "--log-level", "warn", "--prefetch-policy", "fs",
+                    "--bootstrap", str(self.bootstrap), "--blob", str(blob), str(root)]  # fmt: skip
+            done = subprocess.run(argv, input="\n".join(opens), text=True, capture_output=True, timeout=1800)
+            if done.returncode:
+                raise BootseerError(f"nydus-image failed: {(done.stderr or done.stdout).strip()[-300:]}")
+            with open(blob, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            item = spec.Descriptor(spec.LAYER, f"sha256:{digest}", blob.stat().st_size)
+            with Registry(oci.Reference.parse(self.target)) as target:
+                target.put_blob(item, blob)
+            return digest
         finally:
             shutil.rmtree(work, ignore_errors=True)
 
@@ -138,7 +159,7 @@ def opened_files(root: Path, run: Callable[[], None]) -> list[str]:
     return found
 
 
-def _run(root: Path, config: oci.ImageConfig, command: list[str], state: Path) -> None:
+def _run(command: list[str], root: Path, config: oci.ImageConfig, state: Path) -> None:
     if code := images.runtime.run(root, config, command, state_dir=state):
         raise BootseerError(f"the bench's job ended with code {code}")
 

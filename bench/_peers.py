@@ -110,7 +110,7 @@ def mounted(kind: str, source: str, target: Path) -> Iterator[None]:
 
 
 class Nydus:
-    """nydusd serving ``bootstrap`` on ``target`` while the context is open; blob from ``registry``, cache empty.
+    """nydusd serving ``bootstrap`` on ``target`` while the context is open; blob from ``registry``, cached in ``work``.
 
     ``prefetch`` (``yes`` or empty): it fetches the files of the bootstrap's prefetch table on its own.
     """
@@ -118,7 +118,7 @@ class Nydus:
     def __init__(self, work: Path, *, registry: str, repository: str, bootstrap: str, prefetch: str = "") -> None:
         self.target, cache, config = work / "nydus", work / "nydus-cache", work / "nydus.json"
         for folder in (self.target, cache):
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)
         backend = {"scheme": "http", "host": registry, "repo": repository, "timeout": 30, "connect_timeout": 5}
         config.write_text(
             json.dumps(

@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer.errors import UnavailableError, UnsupportedError
-from support.service import service, wait_for_port
+from support.service import free_port, service, wait_for_port
 from support.waits import until
 
 
 @contextlib.contextmanager
-def file_server(folder: Path, address: str, logs: Path) -> Iterator[str]:
-    """Serve ``folder`` over HTTP/1.1 on a free port of ``address``; yields its URL."""
-    with socket.create_server((address, 0)) as probe:
-        port = int(probe.getsockname()[1])
-    argv = [sys.executable, "-m", "http.server", str(port), "--bind", address, "--directory", str(folder),
+def file_server(folder: Path, address: str, logs: Path, prefix: Sequence[str] = ()) -> Iterator[str]:
+    """Serve ``folder`` over HTTP/1.1 on a free port of ``address``, in the network that ``prefix`` puts it into; yields
+    its URL."""
+    port = 8000 if prefix else free_port(address)
+    argv = [*prefix, sys.executable, "-m", "http.server", str(port), "--bind", address, "--directory", str(folder),
             "--protocol", "HTTP/1.1"]  # fmt: skip
     with service(argv, logs / "index.log") as process:
         wait_for_port(address, port, "package index", process)

@@ -130,11 +130,11 @@ class ContainerdNode:
 
     def pull(self, ref: str) -> None:
         """As a kubelet does. Raises `grpc.RpcError`."""
-        cri(self._address, "PullImage", ref)
+        cri(self._address, "ImageService/PullImage", _field(1, ref.encode()))
 
     def remove_image(self, ref: str) -> None:
         """As ``crictl rmi`` does: with its snapshots, when this returns."""
-        cri(self._address, "RemoveImage", ref)
+        remove_image(self._address, ref)
 
     def run(self, ref: str, name: str, *command: str, detach: bool = False) -> subprocess.CompletedProcess[bytes]:
         """A container; it and its snapshot go when it ends, unless it is detached. As a kubelet does, try again where
@@ -189,13 +189,16 @@ class ContainerdNode:
         assert self._ctr("snapshots", "--snapshotter", "bootseer", "rm", key).returncode == 0
 
 
-def cri(address: str, method: str, ref: str) -> None:
-    """Ask CRI's image service for something of one image. Raises `grpc.RpcError`."""
+def remove_image(address: str, ref: str) -> None:
+    """As ``crictl rmi`` does: with its snapshots, when this returns."""
+    cri(address, "ImageService/RemoveImage", _field(1, ref.encode()))
+
+
+def cri(address: str, method: str, value: bytes) -> None:
+    """Call CRI with a request whose only field is ``value``. Raises `grpc.RpcError`."""
     with grpc.insecure_channel(f"unix:{address}") as channel:
-        call = channel.unary_unary(
-            f"/runtime.v1.ImageService/{method}", request_serializer=bytes, response_deserializer=bytes
-        )
-        call(_field(1, _field(1, ref.encode())), timeout=_SECONDS, wait_for_ready=True)
+        call = channel.unary_unary(f"/runtime.v1.{method}", request_serializer=bytes, response_deserializer=bytes)
+        call(_field(1, value), timeout=_SECONDS, wait_for_ready=True)
 
 
 def _field(number: int, value: bytes) -> bytes:

@@ -22,7 +22,7 @@ from typing import Any
 
 from bootseer.containerd import settings
 from bootseer.oci import host_platform
-from support.containerd import cri
+from support.containerd import cri, remove_image
 from support.netns import Node
 from support.service import service
 from support.waits import until
@@ -269,10 +269,14 @@ class Kubernetes:
 
     def clear(self, *images: str) -> None:
         """Delete all pods, and remove ``images`` from the node; returns when nothing is left of their trees."""
-        self.kubectl("delete", "pod", "--all", "--force", "--grace-period=0")
-        until(lambda: not self._ctr("containers", "ls", "--quiet"), _SECONDS, "the end of containers", step=0.2)
+        self.kubectl("delete", "pod", "--all", "--grace-period=1")
+        address = f"{self.here}/containerd.sock"
+        kind = 'labels."io.cri-containerd.kind"==sandbox'
+        for sandbox in self._ctr("containers", "ls", "--quiet", kind):  # a kubelet does it in a minute
+            for verb in ("Stop", "Remove"):
+                cri(address, f"RuntimeService/{verb}PodSandbox", sandbox.encode())
         for ref in images:
-            cri(f"{self.here}/containerd.sock", "RemoveImage", ref)
+            remove_image(address, ref)
         until(lambda: not list((self.here / "state/trees").glob("*/")), 60.0, "the end of block servers")
 
     def _ctr(self, *args: str) -> list[str]:

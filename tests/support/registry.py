@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from bootseer.errors import UnsupportedError
-from support.service import service, wait_for_port
+from support.service import free_port, service, wait_for_port
 from support.tokens import ISSUER, SERVICE, TokenServer
 
 _CONFIG = """\
@@ -30,6 +29,8 @@ auth: {{htpasswd: {{realm: tests, path: "{path}"}}}}
 _TOKENS = """\
 auth: {{token: {{realm: "{realm}", service: {service}, issuer: {issuer}, rootcertbundle: "{certificate}"}}}}
 """
+_PORT = 5000
+"""In a network of its own, where it is free."""
 USER, PASSWORD = "trainer", "correct-horse"
 _BCRYPT = "$2y$05$abcdefghijklmnopqrstuuZ0Fx87Pb/Aqb0E90lfvCwzXnaFKUHpS"
 """``PASSWORD``, as docker-registry wants it."""
@@ -51,7 +52,8 @@ def without_tls(*addresses: str) -> Iterator[None]:
 class DockerRegistry:
     """Starts in ``__enter__``, stops in ``__exit__``. ``root`` keeps its images (default: a temporary folder).
 
-    ``login`` wants ``USER`` and ``PASSWORD`` of everybody, ``tokens`` a token of that server. Raises `UnsupportedError`
+    ``login`` wants ``USER`` and ``PASSWORD`` of everybody, ``tokens`` a token of that server. ``prefix`` begins the
+    command line, and may put it into another network, of which ``host`` is an address. Raises `UnsupportedError`
     when the program is missing and `UnavailableError` when it does not answer in time.
     """
 
@@ -62,9 +64,11 @@ class DockerRegistry:
         root: Path | None = None,
         login: bool = False,
         tokens: TokenServer | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.host = host
         self.port = 0
+        self._prefix = prefix
         self._keep = root
         self._login, self._tokens = login, tokens
         self._running = contextlib.ExitStack()
@@ -82,11 +86,10 @@ class DockerRegistry:
         self._temp = Path(tempfile.mkdtemp(prefix="bootseer-registry-", dir="/var/tmp"))
         root = self._keep or self._temp / "data"
         root.mkdir(parents=True, exist_ok=True)
-        with socket.create_server((self.host, 0)) as probe:
-            self.port = probe.getsockname()[1]
+        self.port = _PORT if self._prefix else free_port(self.host)
         config = self._temp / "config.yml"
         config.write_text(_CONFIG.format(root=root, address=self.address, auth=self._auth(self._temp)))
-        self._argv, self._log = [program, "serve", str(config)], self._temp / "log"
+        self._argv, self._log = [*self._prefix, program, "serve", str(config)], self._temp / "log"
         try:
             self._launch()
         except BaseException:

@@ -47,6 +47,12 @@ def service(argv: Sequence[str], logfile: Path) -> Iterator[subprocess.Popen[byt
             log.warning("%s (pid %d) did not stop", argv[0], process.pid)
 
 
+def free_port(address: str) -> int:
+    """A port of this host's ``address`` that nobody listens on."""
+    with socket.create_server((address, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def wait_for_port(address: str, port: int, name: str, process: subprocess.Popen[bytes]) -> None:
     """Wait until ``name`` listens. Raises `UnavailableError` after the deadline, `BootseerError` when it has ended."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.config import Config
-from bootseer.errors import UnsupportedError
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.report import Report, Run
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -85,3 +85,59 @@ def test_a_variant_that_cannot_run_is_listed_once(bench, tmp_path):
 
     assert [runner.record("mount", missing) for _ in range(3)] == [None] * 3
     assert report.runs == [Run(variant="local:mount", n=1, failed="could not run: no such option")]
+
+
+def test_scenarios_of_cluster(bench, tmp_path):
+    scenario = bench("_cluster_scenario")
+    names = scenario.names()
+    assert names[0] == "cold"
+    assert {name: scenario.load(name).name for name in names} == {name: name for name in names}
+    own = tmp_path / "mine.toml"
+    own.write_text('about = "mine"\nslow_node = 0.5\n')
+    assert (scenario.load(str(own)).name, scenario.load(str(own)).slow_node) == ("mine", 0.5)
+    for text in ("slow_node = 0.5", 'about = "x"\nslow_node = 2.0', 'about = "x"\nspeed = 1', "about ="):
+        own.write_text(text)
+        with pytest.raises(ConfigError, match=r"mine\.toml"):
+            scenario.load(str(own))
+    with pytest.raises(NotFoundError, match="no scenario warm"):
+        scenario.load("warm")
+
+
+def test_figures_of_cluster(bench):
+    report = Report(name="cluster")
+
+    def add(variant, seconds, n=1, *, nodes=(), links=0.0, requests=0, ran=0, registry=0):
+        details = {"nodes": list(nodes) or [seconds] * 4, "links_seconds": links, "index_requests": requests,
+                   "setup_runs": ran, "hot_bytes": 100}  # fmt: skip
+        report.runs.append(Run(variant=variant, n=n, seconds=seconds, bytes={"registry": registry}, details=details))
+
+    for n, more in ((1, 0.0), (2, 1.0), (3, 50.0)):  # medians: one bad round does not count
+        add("cold:local", 10.0, n)
+        add("cold:ordinary", 109.0 + more, n, requests=40)
+        add("cold:again", 19.0 + more, n, links=16.0, registry=250)
+        add("cold:first", 60.0, n, requests=20, ran=2)
+    report.runs.append(Run(variant="cold:strongest", n=1, failed="nydusd did not mount"))
+    add("slow-node:again", 90.0, nodes=(90.0, 10.0, 10.0, 14.0))
+    add("hot:local", 4.0)
+    add("hot:again", 4.5)
+    said = []
+    bench("_cluster_figures").compute(report, said.append)
+    assert {figure.name: (figure.value, figure.met) for figure in report.figures} == {
+        "overhead_vs_ordinary": (0.1, True),
+        "again_vs_bound": (1.25, True),
+        "registry_egress_hot_sets": (2.5, False),
+        "setup_runs": (2, False),
+        "index_requests_vs_one_node": (2.0, False),
+        "p99_over_p50": (1.4, False),
+        "hot_cycle_vs_cold": (0.05, True),
+    }
+    assert "no figure overhead_vs_strongest" in said
+
+
+def test_the_page_names_the_nodes_of_a_cluster(bench):
+    report = {"name": "cluster", "argv": ["--nodes", "16", "--out", "x.json"]}
+    assert bench("_page").command(report) == "scripts/bench cluster --nodes 16 --out report.json"
+    assert (
+        bench("_page").command({"name": "cluster-quick", "argv": []})
+        == "scripts/bench cluster --quick --out report.json"
+    )

@@ -115,6 +115,7 @@ def test_missing_commands_are_found_before_the_runtime_does(tmp_path: Path) -> N
     for name in ("absent", "/absent", "./there"):
         with pytest.raises(NotFoundError, match="the image has no such file"):
             container.check_command(make(tmp_path, config(), [name], env=env))
+    container.check_command(make(tmp_path, config(), ["/t/x"], mounts=[Bind(str(tmp_path), "/t/x")]))
     container.check_command(make(tmp_path, config(), ["x"], env={"PATH": "/t"}, mounts=[Bind(str(tmp_path), "/t")]))
 
 

@@ -398,10 +398,26 @@ def test_what_if_the_slowest_were_median():
     for i in range(10):
         s.span(f"n{i}", "env", 0, 100 if i == 3 else 20)
         s.span(f"n{i}", "first_step", 100, 110)
-    (change,) = analyse(s.log()).what_if
+    change, _ = analyse(s.log()).what_if
     assert (change.startup_seconds, change.saved_seconds) == (near(30), near(80))
     assert change.saved_hours == near(80 * 80 / 3600)
     assert analyse(start(3).log()).what_if == []
+
+
+def test_what_if_a_straggler_were_replaced():
+    s = StartUp(gpus=8)
+    for i in range(10):
+        s.span(f"n{i}", "image", 0, {3: 50, 4: 45}.get(i, 20))
+        s.span(f"n{i}", "env", 50, {3: 110, 5: 80}.get(i, 70))
+        s.span(f"n{i}", "first_step", 110, 120)
+    change = analyse(s.log()).what_if[1]
+    assert (change.name, change.saved_seconds) == ("a usual node for n3", near(5 + 30))  # n4 and n5 are next
+    assert change.saved_hours == near(35 * 80 / 3600)
+    even = StartUp()
+    for i in range(10):
+        even.span(f"n{i}", "env", 0, 20 + i / 10)
+        even.span(f"n{i}", "first_step", 30, 40)
+    assert [change.name for change in analyse(even.log()).what_if] == ["slowest 1 % of nodes at the median"]
 
 
 def test_what_if_every_node_restored_its_environment():

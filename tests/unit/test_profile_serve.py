@@ -12,9 +12,13 @@ import sys
 import time
 import urllib.parse
 from collections.abc import MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
 
 from bootseer.errors import BootseerError
 from bootseer.profile import analysis, compare, events, send, starts
@@ -175,6 +179,84 @@ def test_with_a_token_only_who_knows_it_reads(tmp_path: Path) -> None:
         away = urllib.parse.urlencode({"token": TOKEN, "then": "//elsewhere.example/"}).encode()
         assert server.ask("/login", "POST", away)[1]["Location"] == "/"
         assert server.ask("/login", "POST", b"x" * 10_000)[0] == 413
+
+
+@pytest.mark.parametrize("host", ["x/static/", "x/login?", "[", "127.0.0.1"])
+def test_the_host_that_a_request_names_opens_no_page(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with the oldest starlette that we allow, which makes a request's URL of that header."""
+    monkeypatch.setattr(
+        Request, "url", property(lambda self: urllib.parse.urlsplit(f"http://{host}{self.scope['path']}"))
+    )
+    start_up().write(tmp_path / "a.jsonl")
+    index = Index([tmp_path])
+    assert _status(app.make(index, Access(TOKEN)), "/jobs.json", host) == 401
+    assert _status(app.make(index, Access(TOKEN)), "/static/live.js", host) == 200
+    assert _status(app.make(index, Access("")), "/jobs.json", host) == (200 if host == "127.0.0.1" else 401)
+
+
+def _status(application: Starlette, path: str, host: str) -> int:
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send_(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": "", "scheme": "http",
+        "query_string": b"", "headers": [(b"host", host.encode()), (b"accept", b"text/html")],
+        "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1",
+        "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9), "app": application,
+    }  # fmt: skip
+    asyncio.run(application(scope, receive, send_))
+    return int(sent[0]["status"])
+
+
+def test_a_page_that_several_ask_for_at_once_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_up().write(tmp_path / "a.jsonl")
+    index = Index([tmp_path])
+    real, made = analysis.look, []
+
+    def slow(*args: Any) -> Any:
+        made.append(args)
+        time.sleep(0.2)
+        return real(*args)
+
+    monkeypatch.setattr(analysis, "look", slow)
+    with ThreadPoolExecutor(8) as pool:
+        looks = list(pool.map(index.look, [key(("llama", "7", 0))] * 8))
+    assert len(made) == 1
+    assert all(look is looks[0] for look in looks)
+
+
+def test_a_table_with_wrong_rows_keeps_no_others_away(tmp_path: Path) -> None:
+    whole = start_up().write(tmp_path / "whole.jsonl")
+    starts.compact([whole], tmp_path / "starts.parquet")
+    for name, change in (("null", "NULL::VARCHAR AS attempt"), ("late", f"{10**18} AS began_us, 'late' AS job")):
+        starts.connect().execute(
+            f"COPY (SELECT * REPLACE ({change}) FROM read_parquet('{tmp_path}/starts.parquet'))"
+            f" TO '{tmp_path}/{name}.parquet' (FORMAT parquet, KV_METADATA {{bootseer_starts: '1'}})"
+        )
+    index = Index([tmp_path])
+    assert {row.job for row in index.state.rows.values()} == {"llama", "late"}
+    (problem,) = index.state.problems
+    assert f"a row of {tmp_path}/null.parquet is no start-up" in problem
+    assert _status(app.make(index, Access("")), "/", "127.0.0.1") == 200
+
+
+def test_a_file_that_goes_while_they_are_listed_takes_no_other_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_up("a").write(tmp_path / "a.jsonl")
+    start_up("z").write(tmp_path / "z.jsonl")
+    real = starts.files
+    monkeypatch.setattr(starts, "files", lambda path: ([], [path / "b.jsonl", *real(path)[1]]))
+    index = Index([tmp_path])
+    assert {row.job for row in index.state.rows.values()} == {"a", "z"}
+    assert not index.state.problems
 
 
 def test_pages_of_other_sites_read_nothing_through_a_browser_here(tmp_path: Path) -> None:

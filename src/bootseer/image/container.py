@@ -106,14 +106,14 @@ def spec(
 def check_command(document: dict[str, Any]) -> None:
     """Say that the command of a `spec` is missing before a runtime does in its own words. `NotFoundError`.
 
-    What may come from a mounted folder is not checked.
+    What may be mounted, or come from a mounted folder, is not checked.
     """
     process, root = document["process"], document["root"]["path"]
     name, cwd = process["args"][0], process["cwd"]
     paths = dict(item.partition("=")[::2] for item in process["env"])["PATH"].split(":")
     places = [posixpath.join(cwd, name)] if "/" in name else [posixpath.join(cwd, path, name) for path in paths]
     targets = [mount["destination"].rstrip("/") + "/" for mount in document["mounts"]]
-    if any(place.startswith(target) for place in places for target in targets):
+    if any(f"{place}/".startswith(target) for place in places for target in targets):
         return
     for place in places:
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,6 +27,16 @@ _WORST_FIRST = (State.OPEN, State.LOST, State.SKEWED, State.DONE)
 _HOUR = 3600e9
 
 
+class _Sums(NamedTuple):
+    """Of one node, by stage, in ns: own work and waiting of all its ranks, the longest waiting of one, and the own work
+    of the slowest rank that has done the stage, with that rank; None where the stage was done once for the node."""
+
+    own: dict[str, int]
+    wait: dict[str, int]
+    longest: dict[str, int]
+    slowest: dict[str, tuple[int, int | None]]
+
+
 def analyse(
     log: EventLog,
     identity: Identity | None = None,
@@ -41,6 +54,20 @@ def analyse(
     return look(log, identity, nodes=nodes, names=names, whole=whole)[0]
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: there are none here, and to search a million spans for them again and again
+    takes a tenth of the time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+@_uncollected()
 def look(
     log: EventLog,
     identity: Identity | None = None,
@@ -64,7 +91,7 @@ def look(
     parts = share_out(line)
     shares = _shares(line, parts)
     _check(parts, shares, line)
-    own_ns = {node: _own(line, parts, node) for node in line.nodes}
+    sums = {node: _sum_up(line, parts, node) for node in line.nodes}
     names = names or _listed(spans)
     expected = nodes or line.nodes_expected or len(names) or None
     elapsed = line.length / 1e9
@@ -85,9 +112,9 @@ def look(
         nodes_expected=expected,
         nodes_missing=max((expected or 0) - len(line.nodes), 0),
         missing=_missing(line.nodes, names, expected),
-        cost=_cost(line, parts),
-        stages=[_stage(line, parts, stage, own_ns, shares[stage]) for stage in line.stages],
-        nodes=[_node(line, parts, node, own_ns[node]) for node in line.nodes],
+        cost=_cost(line, sums),
+        stages=[_stage(line, sums, stage, shares[stage]) for stage in line.stages],
+        nodes=[_node(line, node, sums[node]) for node in line.nodes],
         what_if=[],
         problems=_problems(log, spans, line),
     )
@@ -112,119 +139,112 @@ def find_stragglers(own: Mapping[str, float]) -> list[str]:
     return sorted((node for node, seconds in own.items() if seconds >= limit), key=lambda node: (-own[node], node))
 
 
-def _own(line: Timeline, parts: Mapping[Track, Parts], node: str) -> dict[str, tuple[int, int | None]]:
-    """stage -> own work of the slowest rank of the node that has done it, in ns, and that rank; None where the stage
-    was done once for the node."""
-    own: dict[str, tuple[int, int | None]] = {}
+def _sum_up(line: Timeline, parts: Mapping[Track, Parts], node: str) -> _Sums:
+    sums = _Sums({}, {}, {}, {})
     for track in line.tracks[node]:
+        for stage, at in parts[track].own.items():
+            sums.own[stage] = sums.own.get(stage, 0) + intervals.measure(at)
+        for stage, at in parts[track].wait.items():
+            ns = intervals.measure(at)
+            sums.wait[stage] = sums.wait.get(stage, 0) + ns
+            sums.longest[stage] = max(sums.longest.get(stage, 0), ns)
         for stage, spans in line.spans[track].items():
-            if any(line.state(span) is State.DONE for span in spans):
+            if any(line.state(one.span) is State.DONE for one in spans):
                 ns = intervals.measure(parts[track].own.get(stage, []))
-                if stage not in own or ns > own[stage][0]:
-                    own[stage] = ns, track[1] if any(span.rank is not None for span in spans) else None
-    return own
+                if stage not in sums.slowest or ns > sums.slowest[stage][0]:
+                    sums.slowest[stage] = ns, track[1] if any(one.span.rank is not None for one in spans) else None
+    return sums
 
 
-def _node(
-    line: Timeline, parts: Mapping[Track, Parts], node: str, own_ns: Mapping[str, tuple[int, int | None]]
-) -> NodeReport:
+def _node(line: Timeline, node: str, sums: _Sums) -> NodeReport:
     tracks = line.tracks[node]
     cells = {}
     for stage in line.stages:
-        spans = [span for track in tracks for span in line.spans[track].get(stage, ())]
+        spans = [one for track in tracks for one in line.spans[track].get(stage, ())]
         if not spans:
             continue
-        states = {line.state(span) for span in spans}
-        own, slowest = own_ns.get(stage, (None, None))
+        states = [line.state(one.span) for one in spans]
+        own, slowest = sums.slowest.get(stage, (None, None))
         cells[stage] = Cell(
             own=own / 1e9 if own is not None else None,
-            wait=max(intervals.measure(parts[track].wait.get(stage, [])) for track in tracks) / 1e9,
+            wait=sums.longest.get(stage, 0) / 1e9,
             state=next(state.value for state in _WORST_FIRST if state in states),
             slowest_rank=slowest,
-            uncertain=any(d.uncertain for span in spans if (d := span.duration)),
-            attrs={name: value for span in spans for name, value in span.attrs.items()},
+            uncertain=any(one.uncertain for one in spans),
+            attrs={name: value for one in spans if one.span.attrs for name, value in one.span.attrs.items()},
         )
     share = 1e9 * len(tracks)
+    own_ns, wait_ns = sum(sums.own.values()), sum(sums.wait.values())
     ready = [line.ready[track] for track in tracks if track in line.ready]
     return NodeReport(
         node=node,
         gpus=line.gpus[node],
-        own=sum(parts[track].own_ns for track in tracks) / share,
-        wait=sum(parts[track].wait_ns for track in tracks) / share,
-        gap=sum(parts[track].gap_ns for track in tracks) / share,
+        own=own_ns / share,
+        wait=wait_ns / share,
+        gap=(line.length * len(tracks) - own_ns - wait_ns) / share,
         ready=(max(ready) - line.begin) / 1e9 if ready else None,
         stages=cells,
     )
 
 
-def _stage(
-    line: Timeline,
-    parts: Mapping[Track, Parts],
-    stage: str,
-    own_ns: Mapping[str, Mapping[str, tuple[int, int | None]]],
-    share: int,
-) -> StageReport:
-    own = {node: found[stage][0] / 1e9 for node, found in own_ns.items() if stage in found}
+def _stage(line: Timeline, sums: Mapping[str, _Sums], stage: str, share: int) -> StageReport:
+    own = {node: found.slowest[stage][0] / 1e9 for node, found in sums.items() if stage in found.slowest}
     slowest = max(own, key=lambda node: own[node]) if own else None
     middle = median(own.values()) if own else None
     most = own[slowest] if slowest is not None else None
-    seen = {node for node in line.nodes for track in line.tracks[node] if line.spans[track].get(stage)}
+    seen = sum(any(stage in line.spans[track] for track in tracks) for tracks in line.tracks.values())
     return StageReport(
         stage=stage,
         seconds=share / 1e9,
-        own_hours=_hours(line, {track: intervals.measure(part.own.get(stage, [])) for track, part in parts.items()}),
-        wait_hours=_hours(line, {track: intervals.measure(part.wait.get(stage, [])) for track, part in parts.items()}),
+        own_hours=_hours(line, {node: found.own.get(stage, 0) for node, found in sums.items()}),
+        wait_hours=_hours(line, {node: found.wait.get(stage, 0) for node, found in sums.items()}),
         nodes=len(own),
         median=middle,
         max=most,
         slowest=slowest,
-        slowest_rank=own_ns[slowest][stage][1] if slowest is not None else None,
+        slowest_rank=sums[slowest].slowest[stage][1] if slowest is not None else None,
         ratio=most / middle if most is not None and middle else None,
         stragglers=find_stragglers(own),
-        unfinished=len(seen) - len(own),
+        unfinished=seen - len(own),
     )
 
 
-def _cost(line: Timeline, parts: Mapping[Track, Parts]) -> Cost:
+def _cost(line: Timeline, sums: Mapping[str, _Sums]) -> Cost:
+    whole = {node: line.length * len(tracks) for node, tracks in line.tracks.items()}
+    own = {node: sum(found.own.values()) for node, found in sums.items()}
+    wait = {node: sum(found.wait.values()) for node, found in sums.items()}
     return Cost(
         unit="GPU-hours" if any(line.gpus.values()) else "node-hours",
-        total=_hours(line, dict.fromkeys(parts, line.length)),
-        own=_hours(line, {track: part.own_ns for track, part in parts.items()}),
-        wait=_hours(line, {track: part.wait_ns for track, part in parts.items()}),
-        gap=_hours(line, {track: part.gap_ns for track, part in parts.items()}),
+        total=_hours(line, whole),
+        own=_hours(line, own),
+        wait=_hours(line, wait),
+        gap=_hours(line, {node: ns - own[node] - wait[node] for node, ns in whole.items()}),
     )
 
 
-def _hours(line: Timeline, ns: Mapping[Track, int]) -> float:
-    """GPU-hours of times by track: its ranks hold equal parts of a node's GPUs. Node-hours where no node has GPUs."""
+def _hours(line: Timeline, ns: Mapping[str, int]) -> float:
+    """GPU-hours of times by node, summed over its ranks, which hold equal parts of a node's GPUs. Node-hours where no
+    node has GPUs."""
     held = any(line.gpus.values())
     hours = 0.0
     for node, tracks in line.tracks.items():
-        hours += sum(ns[track] for track in tracks) * (line.gpus[node] if held else 1) / len(tracks)
+        hours += ns[node] * (line.gpus[node] if held else 1) / len(tracks)
     return hours / _HOUR
 
 
 def _shares(line: Timeline, parts: Mapping[Track, Parts]) -> dict[str, int]:
     """Each instant of start-up goes to the stage of the least advanced rank at work, or to ``""``; ns by stage."""
-    index = {stage: place for place, stage in enumerate(line.stages)}
-    steps: list[tuple[int, int, int]] = []
-    for track, part in parts.items():
-        for stage, own in part.own.items():
-            turns = intervals.intersect(line.work[track][stage], line.turns[track[0]])  # at work elsewhere
-            for begin, end in intervals.union([*own, *turns]):
-                steps.append((begin, 1, index[stage]))
-                steps.append((end, -1, index[stage]))
-    steps.sort()
-    active = [0] * len(line.stages)
-    shares = dict.fromkeys([*line.stages, ""], 0)
-    at = line.begin
-    for when, change, place in steps:
-        if when > at:
-            current = next((stage for stage, count in zip(line.stages, active, strict=True) if count), "")
-            shares[current] += when - at
-            at = when
-        active[place] += change
-    shares[""] += line.end - at
+    shares: dict[str, int] = {}
+    taken: intervals.Intervals = []
+    for stage in line.stages:
+        active = {at for part in parts.values() for at in part.own.get(stage, ())}
+        for track, work in line.work.items():
+            if turns := line.turns[track[0]]:  # at work elsewhere
+                active.update(intervals.intersect(work.get(stage, []), turns))
+        at = intervals.union(active)
+        shares[stage] = intervals.measure(intervals.subtract(at, taken))
+        taken = intervals.union([*taken, *at])
+    shares[""] = intervals.measure(intervals.subtract([(line.begin, line.end)], taken))
     return shares
 
 
@@ -239,7 +259,7 @@ def _check(parts: Mapping[Track, Parts], shares: Mapping[str, int], line: Timeli
 
 def _listed(spans: Iterable[Span]) -> list[str]:
     """The nodes that the longest attribute ``nodelist`` names; none where it cannot be read, as when it was cut."""
-    given = (text for span in spans if isinstance(text := span.attrs.get("nodelist"), str))
+    given = (text for span in spans if span.attrs and isinstance(text := span.attrs.get("nodelist"), str))
     try:
         return hostlist.expand(max(given, key=len, default=""))
     except ConfigError:
@@ -255,7 +275,7 @@ def _missing(nodes: Iterable[str], names: Collection[str], expected: int | None)
 
 
 def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:
-    states = Counter(line.state(span) for span in spans)
+    states = Counter(line.state(span) for span in spans if span.state is not State.DONE)
     return Problems(
         torn=log.torn,
         foreign=log.foreign,

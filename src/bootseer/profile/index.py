@@ -7,6 +7,7 @@ pages.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -77,6 +78,7 @@ class Index:
         self._own: dict[Identity, Start | str] = {}
         """Its row, or why there is none."""
         self._pages = threading.Lock()  # of what is kept for pages
+        self._analysis = threading.Lock()  # for a page: one at a time, each may take a GB
         self._looks: dict[str, tuple[Start, Look]] = {}
         self._table: tuple[int, DuckDBPyConnection] | None = None
         self.state = State({}, {}, (), 0)
@@ -119,15 +121,17 @@ class Index:
     def look(self, name: str) -> Look | None:
         """The analysis of that start-up; None when only its row is here, from a Parquet file."""
         row = self.row(name)
-        with self._pages:
-            if (held := self._looks.get(name)) is not None and held[0] is row:
-                return held[1]
+        if (held := self._held(row, name)) is not None:
+            return held
         files = self.state.files.get(name)
         if not files:
             return None
-        identity = (row.job, row.attempt, row.cycle)
-        found = analysis.look(_part(events.read(files), identity), identity)
-        return self._hold(row, Look(found[0], page.body(*found)))
+        with self._analysis:
+            if (held := self._held(row, name)) is not None:  # somebody else asked for it, too
+                return held
+            identity = (row.job, row.attempt, row.cycle)
+            found = analysis.look(_part(events.read(files), identity), identity)
+            return self._hold(row, Look(found[0], page.body(*found)))
 
     def table(self) -> DuckDBPyConnection:
         """A database with the table ``starts`` of all rows: to be used by the calling thread, and not to be changed."""
@@ -136,6 +140,11 @@ class Index:
             if self._table is None or self._table[0] != state.version:
                 self._table = state.version, starts.table(list(state.rows.values()))
             return self._table[1].cursor()
+
+    def _held(self, row: Start, name: str) -> Look | None:
+        with self._pages:
+            held = self._looks.get(name)
+        return held[1] if held is not None and held[0] is row else None
 
     def _hold(self, row: Start, look: Look) -> Look:
         name = key((row.job, row.attempt, row.cycle))
@@ -153,8 +162,9 @@ class Index:
         for given in self._paths:
             try:
                 for path in itertools.chain(*starts.files(given)):
-                    status = path.stat()
-                    found[path] = (status.st_size, status.st_mtime_ns)
+                    with contextlib.suppress(FileNotFoundError):  # it went just now, the others are there
+                        status = path.stat()
+                        found[path] = (status.st_size, status.st_mtime_ns)
             except (BootseerError, OSError) as exc:
                 problems.append(str(exc))
         return found
@@ -183,7 +193,7 @@ class Index:
     def _read(self, path: Path, mark: tuple[int, int]) -> tuple[_File, EventLog | None]:
         try:
             if path.suffix == ".parquet":
-                return _File(mark, rows=starts.rows(starts.load([path]))), None
+                return _File(mark, rows=starts.rows(path)), None
             log = events.read([path])
             return _File(mark, frozenset(log.identities())), log
         except BootseerError as exc:

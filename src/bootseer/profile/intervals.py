@@ -10,8 +10,11 @@ Intervals = list[Interval]
 
 def union(parts: Iterable[Interval]) -> Intervals:
     """The set covered by ``parts`` in any order; empty and backward intervals cover nothing."""
+    ordered = sorted(parts)
+    if len(ordered) == 1 and ordered[0][0] < ordered[0][1]:
+        return ordered
     result: Intervals = []
-    for begin, end in sorted(parts):
+    for begin, end in ordered:
         if end <= begin:
             continue
         if result and begin <= result[-1][1]:
@@ -24,6 +27,8 @@ def union(parts: Iterable[Interval]) -> Intervals:
 
 def subtract(minuend: Intervals, subtrahend: Intervals) -> Intervals:
     """What of ``minuend`` is not in ``subtrahend``; both as `union` returns them."""
+    if not subtrahend or not minuend:
+        return minuend
     result: Intervals = []
     index = 0
     for begin, end in minuend:
@@ -42,7 +47,7 @@ def subtract(minuend: Intervals, subtrahend: Intervals) -> Intervals:
 
 def intersect(one: Intervals, other: Intervals) -> Intervals:
     """What lies in both; both as `union` returns them."""
-    return subtract(one, subtract(one, other))
+    return subtract(one, subtract(one, other)) if other else []
 
 
 def clip(parts: Intervals, begin: int, end: int) -> Intervals:
@@ -52,4 +57,7 @@ def clip(parts: Intervals, begin: int, end: int) -> Intervals:
 
 def measure(parts: Intervals) -> int:
     """Nanoseconds covered."""
-    return sum(end - begin for begin, end in parts)
+    total = 0
+    for begin, end in parts:
+        total += end - begin
+    return total

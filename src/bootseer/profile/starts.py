@@ -187,10 +187,13 @@ def table(made: Sequence[Start]) -> DuckDBPyConnection:
     return connection
 
 
-def rows(connection: DuckDBPyConnection) -> list[Start]:
-    """The rows of a database that `load` has made."""
-    found = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM starts").fetchall()
-    return [msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), Start) for row in found]
+def rows(file: Path) -> list[Start]:
+    """The rows of a file of `compact`. Raises `DataError` when it is none, or one of them is no start-up."""
+    found = load([file]).execute(f"SELECT {', '.join(_COLUMNS)} FROM starts").fetchall()
+    try:
+        return [msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), Start) for row in found]
+    except msgspec.ValidationError as exc:
+        raise DataError(f"a row of {file} is no start-up: {exc}", hint="write the file again from the events") from None
 
 
 def fuller(one: Start, other: Start) -> bool:

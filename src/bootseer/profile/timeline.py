@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
@@ -13,6 +16,17 @@ from bootseer.profile.intervals import Interval, Intervals
 
 Track = tuple[str, int | None]
 """Node and rank; rank None where no event of the node names one. What is done once for a node is on all its tracks."""
+
+
+class Placed(msgspec.Struct, frozen=True, gc=False):
+    """A span on the axis: where it begins, if that was seen, and where it ends, if it is ``DONE``."""
+
+    begin: int | None
+    end: int | None
+    uncertain: bool
+    span: Span
+
+
 _ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
 
 
@@ -28,17 +42,15 @@ class Timeline:
         self.nodes = sorted(by_node, key=_natural)
         self.tracks = {node: _tracks(node, by_node[node]) for node in self.nodes}
         """node -> its tracks."""
-        self.spans = {
-            track: _by_stage(span for span in by_node[track[0]] if span.rank is None or span.rank == track[1])
-            for tracks in self.tracks.values()
-            for track in tracks
-        }
+        self.spans: dict[Track, dict[str, list[Placed]]] = {}
         """track -> stage -> spans."""
+        for node in self.nodes:
+            self.spans |= self._by_stage(self.tracks[node], by_node[node])
         told = defaultdict(list)
         for span in spans:
             if span.stage == WAIT:
-                told[span.node].append(span)
-        self.turns = {node: intervals.union(self.done(told[node])) for node in self.nodes}
+                told[span.node].append(self._place(span))
+        self.turns = {node: intervals.union(done(told[node])) for node in self.nodes}
         """node -> when it waited for another node, which did for all what one of them does."""
         self.gpus = {node: max(span.gpus for span in by_node[node]) for node in self.nodes}
         self.stages = sorted({span.stage for found in by_node.values() for span in found}, key=_place)
@@ -52,8 +64,8 @@ class Timeline:
             and (not whole or self.ranks_ready >= (self.ranks_expected or 0))
             and not any(self._on_its_way(track) for track in self.spans)
         )
-        queue = [span for span in spans if span.stage == "queue" and span.state is State.DONE]
-        self.queue_ns = sum(d.ns for span in queue if (d := span.duration)) if queue else None
+        queue = done([self._place(span) for span in spans if span.stage == "queue"])
+        self.queue_ns = sum(end - begin for begin, end in queue) if queue else None
         self.begin, self.end = self._bounds([span for found in by_node.values() for span in found], queue)
         self.length = self.end - self.begin
         self._init_end = self._init_ends()
@@ -65,28 +77,33 @@ class Timeline:
         ended = span.stage == "init" and span.begin is not None and (span.node, span.rank) in self._init_end
         return State.DONE if ended else span.state
 
-    def done(self, spans: Iterable[Span]) -> Iterable[Interval]:
-        """Where those that are ``DONE`` lie: begin on the axis, length from the duration."""
-        for span in spans:
-            if span.begin is not None and (duration := span.duration) is not None:
-                begin = self.axis.at(span.node, span.begin)
-                yield begin, begin + duration.ns
+    def _place(self, span: Span) -> Placed:
+        """Begin on the axis, length from the duration."""
+        begin = self.axis.at(span.node, span.begin) if span.begin is not None else None
+        if begin is None or (duration := span.duration) is None:
+            return Placed(begin, None, False, span)
+        return Placed(begin, begin + duration.ns, duration.uncertain, span)
 
-    def begins(self, spans: Iterable[Span]) -> Iterable[int]:
-        """Where they begin, whatever their state."""
-        return (self.axis.at(span.node, span.begin) for span in spans if span.begin is not None)
+    def _by_stage(self, tracks: Sequence[Track], spans: Iterable[Span]) -> dict[Track, dict[str, list[Placed]]]:
+        found: dict[Track, dict[str, list[Placed]]] = {track: {} for track in tracks}
+        for span in spans:
+            placed = self._place(span)
+            for track in tracks if span.rank is None else ((span.node, span.rank),):
+                found[track].setdefault(span.stage, []).append(placed)
+        return found
 
     def _ready(self) -> dict[Track, int]:
-        steps = {track: list(self.done(stages.get("first_step", ()))) for track, stages in self.spans.items()}
+        steps = {track: done(stages.get("first_step", ())) for track, stages in self.spans.items()}
         return {track: max(end for _, end in found) for track, found in steps.items() if found}
 
     def _on_its_way(self, track: Track) -> bool:
         """Whether its first step is to come, as far as its spans say: not every rank emits one."""
         stages = ("first_step",) if track in self.ready else set(self.spans[track]) & _ORDER.keys() - {"init"}
-        return any(span.state is State.OPEN for stage in stages for span in self.spans[track].get(stage, ()))
+        return any(one.span.state is State.OPEN for stage in stages for one in self.spans[track].get(stage, ()))
 
-    def _bounds(self, spans: Sequence[Span], queue: Iterable[Span]) -> Interval:
-        begins = [*self.begins(spans), *(end for _, end in self.done(queue))]
+    def _bounds(self, spans: Sequence[Span], queue: Iterable[Interval]) -> Interval:
+        begins = [self.axis.at(span.node, span.begin) for span in spans if span.begin is not None]
+        begins += [end for _, end in queue]
         ends = [self.axis.at(span.node, stamp) for span in spans for stamp in (span.begin, span.end) if stamp]
         begin = min(begins or ends, default=0)
         end = max(self.ready.values()) if self.complete else max(ends, default=begin)
@@ -99,8 +116,8 @@ class Timeline:
         """
         found: dict[Track, int] = {}
         for node, tracks in self.tracks.items():
-            steps = [span for track in tracks for span in self.spans[track].get("first_step", ())]
-            if steps and all(span.state is State.DONE for span in steps):
+            steps = [one for track in tracks for one in self.spans[track].get("first_step", ())]
+            if steps and all(one.span.state is State.DONE for one in steps):
                 last = max(self.ready[track] for track in tracks if track in self.ready)
                 found |= {track: self.ready.get(track, last) for track in tracks}
                 found[node, None] = last
@@ -109,17 +126,30 @@ class Timeline:
     def _work(self, track: Track) -> dict[str, Intervals]:
         parts: list[tuple[int, int, str]] = []
         for stage, spans in self.spans[track].items():
-            found = self.done(spans)
+            found = done(spans)
             if stage == "init" and track in self._init_end:
-                found = ((begin, self._init_end[track]) for begin in self.begins(spans))
-            parts += [(begin, end, stage) for begin, end in intervals.clip(list(found), self.begin, self.end)]
+                found = [(begin, self._init_end[track]) for begin in begins(spans)]
+            parts += [(begin, end, stage) for begin, end in intervals.clip(found, self.begin, self.end)]
         return _innermost(parts)
+
+
+def done(spans: Iterable[Placed]) -> Intervals:
+    """Where those that are ``DONE`` lie."""
+    return [(one.begin, one.end) for one in spans if one.begin is not None and one.end is not None]
+
+
+def begins(spans: Iterable[Placed]) -> list[int]:
+    """Where they begin, whatever their state."""
+    return [one.begin for one in spans if one.begin is not None]
 
 
 def _innermost(parts: list[tuple[int, int, str]]) -> dict[str, Intervals]:
     """stage -> its intervals of ``parts``; where several overlap, the one that began last counts, and of two that began
     together the shorter one."""
     work: dict[str, Intervals] = {stage: [] for _, _, stage in parts}
+    parts.sort()
+    if len(work) == len(parts) and all(one[1] <= other[0] for one, other in pairwise(parts)):
+        return {stage: [(begin, end)] if begin < end else [] for begin, end, stage in parts}  # as most do
     parts.sort(key=lambda part: (part[0], -part[1], _place(part[2])))
     open_parts: list[tuple[int, int, str]] = []  # by begin: the last one counts
     at = 0
@@ -147,13 +177,6 @@ def _tracks(node: str, spans: Sequence[Span]) -> list[Track]:
     return [(node, rank) for rank in ranks] or [(node, None)]
 
 
-def _by_stage(spans: Iterable[Span]) -> dict[str, list[Span]]:
-    stages: defaultdict[str, list[Span]] = defaultdict(list)
-    for span in spans:
-        stages[span.stage].append(span)
-    return dict(stages)
-
-
 def _by_node(spans: Iterable[Span]) -> Mapping[str, list[Span]]:
     listed = list(spans)
     by_id = {span.id: span for span in listed}
@@ -166,18 +189,20 @@ def _by_node(spans: Iterable[Span]) -> Mapping[str, list[Span]]:
 
 def _is_detail(span: Span, by_id: dict[str, Span]) -> bool:
     """Whether a span with a name of its own lies inside a stage, which then accounts for it."""
-    parent, seen = by_id.get(span.parent), {span.id}
-    while parent is not None and parent.id not in seen:
-        if parent.stage in _ORDER:
+    seen = set[str]()
+    while (span_above := by_id.get(span.parent)) is not None and span_above.id not in seen:
+        if span_above.stage in _ORDER:
             return True
-        seen.add(parent.id)
-        parent = by_id.get(parent.parent)
+        seen.add(span_above.id)
+        span = span_above
     return False
 
 
 def _expected(spans: Iterable[Span], name: str) -> int | None:
     """The largest number that an attribute of this name gives."""
-    numbers = (n for span in spans if isinstance(n := span.attrs.get(name), int) and n > 0 and n is not True)
+    numbers = (
+        n for span in spans if span.attrs and isinstance(n := span.attrs.get(name), int) and n > 0 and n is not True
+    )
     return max(numbers, default=None)
 
 

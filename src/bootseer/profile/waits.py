@@ -13,7 +13,7 @@ from bootseer.profile import intervals
 from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
 from bootseer.profile.events import INIT_STAGES, State
 from bootseer.profile.intervals import Intervals
-from bootseer.profile.timeline import Timeline, Track
+from bootseer.profile.timeline import Timeline, Track, begins, done
 
 BARRIERS = ("alloc", "image", "env")
 """Job-wide barrier at their end."""
@@ -53,9 +53,9 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
     running = False
     for track, stages in line.spans.items():
         spans = stages.get(stage, [])
-        still = any(span.state is State.OPEN for span in spans)
+        still = any(one.span.state is State.OPEN for one in spans)
         running = running or still
-        found = [end for _, end in line.done(spans)]
+        found = [end for _, end in done(spans)]
         if found and not still:
             ends[track] = max(found)
     if not ends:
@@ -71,11 +71,11 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
 def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
     arrivals: dict[Track, int] = {}
     for track, stages in line.spans.items():
-        if begins := list(line.begins(stages.get(stage, ()))):
-            arrivals[track] = max(begins)
+        if found := begins(stages.get(stage, ())):
+            arrivals[track] = max(found)
     last = max(arrivals.values(), default=0)
     for track, arrival in arrivals.items():
-        ends = [end for _, end in line.done(line.spans[track][stage])]
+        ends = [end for _, end in done(line.spans[track][stage])]
         if ends and max(ends) >= last - TOLERANCE_NS:
             waits[track][stage] = intervals.clip(line.work[track].get(stage, []), arrival, last)
 
@@ -84,4 +84,4 @@ def _next_begin(line: Timeline, track: Track, stage: str) -> int | None:
     """Where its next top-level stage begins; children of init stand for it where it has no span."""
     later = (*BARRIERS[BARRIERS.index(stage) + 1 :], "init", *INIT_STAGES)
     stages = line.spans[track]
-    return min(line.begins(span for name in later for span in stages.get(name, ())), default=None)
+    return min((begin for name in later if name in stages for begin in begins(stages[name])), default=None)

@@ -18,6 +18,7 @@ def estimates(report: JobReport) -> list[WhatIf]:
         return []
     found = (
         ("slowest 1 % of nodes at the median", _slowest_at_median(report)),
+        *((f"a usual node for {node}", saved) for node, saved in _one_replaced(report)),
         ("every node restores its environment", _all_restored(report)),
     )
     return [
@@ -44,6 +45,19 @@ def _slowest_at_median(report: JobReport) -> float | None:
         kept = own[: -math.ceil(len(own) / 100)]
         saved += min(stage.seconds, own[-1] - max(kept[-1], median(own)))
     return saved
+
+
+def _one_replaced(report: JobReport) -> list[tuple[str, float]]:
+    """The straggler whose replacement saves most: a node at the median of each stage in its place."""
+    flagged = {node for stage in report.stages for node in stage.stragglers}
+    saved: dict[str, float] = {}
+    for stage in report.stages:
+        if stage.slowest in flagged and stage.median is not None and stage.max is not None:
+            cells = [(node.node, node.stages.get(stage.stage)) for node in report.nodes if node.node != stage.slowest]
+            others = max((cell.own for _, cell in cells if cell and cell.own is not None), default=0.0)
+            less = min(stage.seconds, stage.max - max(others, stage.median))
+            saved[stage.slowest] = saved.get(stage.slowest, 0.0) + less
+    return [max(saved.items(), key=lambda one: one[1])] if saved else []
 
 
 def _all_restored(report: JobReport) -> float | None:

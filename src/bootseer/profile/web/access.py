@@ -69,9 +69,13 @@ class Access:
     def _refusal(self, request: Request) -> str | None:
         if not self._token:
             # a page of another site may have its name resolved to loopback
-            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+            try:
+                host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+            except ValueError:
+                host = ""
             return None if loopback(host) and _own(request) else "this address is not one of this server"
-        if request.url.path == "/login" or request.url.path.startswith("/static/"):
+        path = request.scope["path"]  # not `request.url`: its path is made of the header Host, too, in some versions
+        if path == "/login" or path.startswith("/static/"):
             return None
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _equal(given.strip(), self._token):
@@ -94,7 +98,9 @@ class Access:
         if not then.startswith("/") or then.startswith(("//", "/\\")):
             then = "/"
         answer = RedirectResponse(then, 303)
-        answer.set_cookie(_COOKIE, self._session, httponly=True, samesite="lax", secure=request.url.scheme == "https")
+        answer.set_cookie(
+            _COOKIE, self._session, httponly=True, samesite="lax", secure=request.scope["scheme"] == "https"
+        )
         return answer
 
 

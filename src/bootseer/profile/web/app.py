@@ -219,7 +219,8 @@ class _Pages:
         return self._page("message.html", request, 404, title="There is no such page", hint="")
 
     def _page(self, template: str, request: Request, status: int = 200, **values: Any) -> Response:
-        held = {"path": request.url.path, "query_text": request.url.query, "mark": "", **values}
+        query = request.scope["query_string"].decode("latin-1")
+        held = {"path": request.scope["path"], "query_text": query, "mark": "", **values}
         text = self._templates.get_template(template).render(held)
         return Response(text, status, media_type="text/html; charset=utf-8")
 
@@ -250,9 +251,6 @@ def _cells(row: Start, look: Any) -> tuple[Sequence[str], Iterable[Sequence[obje
     )
 
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-
-
 def _json(value: object) -> Response:
     return Response(msgspec.json.encode(value) + b"\n", media_type="application/json")
 
@@ -280,7 +278,10 @@ def _whole(request: Request, name: str, otherwise: int) -> int:
 
 
 def _when(us: int) -> str:
-    return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # a file may say anything
+        return "-"
 
 
 def _number(value: float | None, digits: int = 1) -> str:
