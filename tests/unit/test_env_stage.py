@@ -601,6 +601,16 @@ def all_wait(caplog: pytest.LogCaptureFixture, count: int) -> None:
     until(lambda: caplog.text.count("waiting for a, which") >= count, 60)
 
 
+def on_five_nodes(site: Site, start: Callable[[str], EnvResult]) -> list[EnvResult]:
+    """The results of ``start`` on node a, and of four nodes that begin once a has the lease."""
+    with ThreadPoolExecutor(5) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lease, "this_node", lambda: "a")
+        calls = [pool.submit(start, "a")]
+        await_lease(site)
+        calls += [pool.submit(start, node) for node in "bcde"]
+        return [call.result(120) for call in calls]
+
+
 def test_when_the_command_fails_on_two_nodes_nobody_else_runs_it(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     def start(node: str) -> EnvResult:
         def run() -> int:
@@ -611,12 +621,7 @@ def test_when_the_command_fails_on_two_nodes_nobody_else_runs_it(site: Site, cap
 
         return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
 
-    with ThreadPoolExecutor(5) as pool, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lease, "this_node", lambda: "a")
-        first = pool.submit(start, "a")
-        await_lease(site)
-        others = [pool.submit(start, node) for node in "bcde"]
-        results = [first.result(120), *(other.result(120) for other in others)]
+    results = on_five_nodes(site, start)
     assert len(site.runs) == 2
     assert {result.exit_code for result in results} == {3}
     assert sorted(result.outcome.value for result in results) == ["failed"] * 3 + ["ran"] * 2
@@ -665,12 +670,7 @@ def test_when_nothing_can_be_published_the_others_run_at_once(site: Site, caplog
 
         return env.run(site.spec(node), run, store_url=str(site.store), config=site.config(node))
 
-    with ThreadPoolExecutor(5) as pool, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lease, "this_node", lambda: "a")
-        first = pool.submit(start, "a")
-        await_lease(site)
-        others = [pool.submit(start, node) for node in "bcde"]
-        results = [first.result(120), *(other.result(120) for other in others)]
+    results = on_five_nodes(site, start)
     assert {result.outcome for result in results} == {Outcome.RAN}
     assert sorted(site.runs) == list("abcde")
 
@@ -702,12 +702,7 @@ def test_nodes_with_inputs_of_their_own_do_not_take_turns(
         spec = site.spec(node, mounts=((str(job), "/job"),))
         return env.run(spec, run, store_url=str(site.store), config=site.config(node))
 
-    with ThreadPoolExecutor(5) as pool:
-        first = pool.submit(start, "a")
-        await_lease(site)
-        others = [pool.submit(start, node) for node in "bcde"]
-        outcomes = {first.result(120).outcome, *(other.result(120).outcome for other in others)}
-    assert outcomes == {Outcome.RAN_AND_PUBLISHED}
+    assert {result.outcome for result in on_five_nodes(site, start)} == {Outcome.RAN_AND_PUBLISHED}
     assert len(list(site.store.glob("env/snapshots/*/*.json"))) == 5
 
 

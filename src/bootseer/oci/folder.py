@@ -21,13 +21,13 @@ from bootseer.errors import PrivilegeError, from_os_error
 from bootseer.oci import tar
 from bootseer.oci.image import Image, past_mirrors
 from bootseer.oci.layers import LayeredTree
-from bootseer.oci.pipeline import Layers, Progress
+from bootseer.oci.pipeline import Layers
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def unpack(image: Image, root: Path, *, progress: Progress | None = None) -> None:
+def unpack(image: Image, root: Path) -> None:
     """Apply all layers of ``image`` to ``root``, an empty or new folder; needs root, for owners and devices.
 
     Raises `DataError` naming the layer (truncated, corrupt, hostile), `PrivilegeError`, `FullError`. Downloads are
@@ -37,14 +37,14 @@ def unpack(image: Image, root: Path, *, progress: Progress | None = None) -> Non
         raise PrivilegeError("unpacking an image needs root: files get their owners and devices", hint="run with sudo")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        past_mirrors(image.source, lambda: _unpack(image, root, progress))
+        past_mirrors(image.source, lambda: _unpack(image, root))
     except OSError as exc:
         raise from_os_error(exc, f"unpack {image.ref} to {root}") from exc
 
 
-def _unpack(image: Image, root: Path, progress: Progress | None) -> None:
+def _unpack(image: Image, root: Path) -> None:
     with (
-        Layers(image, root.parent, progress=progress) as layers,
+        Layers(image, root.parent) as layers,
         tempfile.TemporaryDirectory(prefix=".unpack-", dir=root) as work,
     ):
         folder = FolderTree(work)
