@@ -3,12 +3,13 @@
 import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,7 +21,6 @@ from bootseer.hdfs.blockwriter import BlockLost
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
-from bootseer.hdfs.records import DataNode
 from support.hadoop import HadoopCluster
 from support.waits import later
 
@@ -99,14 +99,13 @@ def test_a_datanode_fails_between_the_last_byte_and_the_end(cluster, namenode, p
 def test_files_written_together_leave_a_frozen_datanode_at_once(cluster, namenode, path, caplog, monkeypatch):
     """Who finds it silent tells the others. What it has when it wakes up is of an older generation."""
     asked: list[int] = []
-    silent = probe.silent
+    dial = probe.dial
 
-    def counted(nodes: Sequence[DataNode], pool: str) -> tuple[int, ...]:
-        found = silent(nodes, pool)
-        asked.extend(found)
-        return found
+    def counted(host: str, port: int, until: float) -> socket.socket:
+        asked.append(port)
+        return dial(host, port, until)
 
-    monkeypatch.setattr(probe, "silent", counted)
+    monkeypatch.setattr(probe, "dial", counted)
     together = Placement()
     data = [os.urandom(14 * MIB) for _ in range(4)]  # more than a window
     outs = [FileOutput(namenode, f"{path}{i}", replication=2, placement=together) for i in range(4)]
@@ -122,7 +121,7 @@ def test_files_written_together_leave_a_frozen_datanode_at_once(cluster, namenod
             assert victim not in out.nodes
         for out in outs:
             out.close()
-        assert len(asked) == 1
+        assert asked.count(victim.port) == 1
         assert caplog.text.count("goes on with 1 of 2 DataNodes") == 2
     for i, whole in enumerate(data):
         assert content(cluster, f"{path}{i}") == whole
