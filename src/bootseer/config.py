@@ -80,6 +80,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     require_signature: bool = False
     """Refuse images when there is no ``verify_key``."""
 
+    pod_checkpoints: tuple[str, ...] = ()
+    """Folders of a store, ``hdfs://...`` or ``s3://...``, whose checkpoints pods may mount (`bootseer csi`);
+    ``{namespace}`` stands for the pod's namespace. Empty: none. As environment variable: with spaces between them."""
+
     registry_mirrors: dict[str, tuple[str, ...]] = {}
     """Registry -> mirrors to read from first, ``[http[s]://]host[:port][/prefix]`` each. As environment variable:
     ``docker.io=mirror.site:5000,other.site quay.io=mirror.site:5000``."""
@@ -160,6 +164,7 @@ def _mirrors(text: str) -> dict[str, list[str]]:
 
 _LISTS: dict[str, Callable[[str], object]] = {
     "registry_mirrors": _mirrors,
+    "pod_checkpoints": str.split,
     "plain_http": lambda text: [host for host in text.split(",") if host],
 }
 """Settings that are lists, by how environment variables write them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import shutil
 import tempfile
@@ -16,13 +17,21 @@ from bootseer import image, oci
 from bootseer.kernel import mount
 from bootseer.profile import analysis, events
 from bootseer.profile import kubernetes as imported
+from bootseer.stripefs.store import open_fs
+from support.hadoop import HadoopCluster
 from support.images import Member, folder, write_image
 from support.layouts import push
 from support.netns import ShapedNetwork
 from support.registry import DockerRegistry, without_tls
 from support.waits import until
 
-pytestmark = [pytest.mark.root, pytest.mark.registry, pytest.mark.runtime, pytest.mark.serial]
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.registry,
+    pytest.mark.runtime,
+    pytest.mark.hdfs,
+    pytest.mark.serial,
+]
 pytest.importorskip("grpc")
 
 from support import kubernetes  # noqa: E402
@@ -46,9 +55,13 @@ LAYERS = {
 }
 
 
+DEPLOY = Path(__file__).parents[2] / "deploy/kubernetes"
+
+
 class Site(NamedTuple):
     cluster: Kubernetes
     layer_bytes: int
+    checkpoint: str
     converted: str
     sharing: str
     plain: str
@@ -60,7 +73,8 @@ def site() -> Iterator[Site]:
     here.chmod(0o755)
     try:
         with (
-            ShapedNetwork("bsk8s", rate_mbit=10_000, subnet="10.84.0.0/24") as network,
+            ShapedNetwork("bsk8s", nodes=2, rate_mbit=10_000, subnet="10.84.0.0/24") as network,
+            HadoopCluster(here / "hdfs", 1, bind=network.host) as hadoop,
             DockerRegistry(host=network.host) as registry,
             without_tls(registry.address),
         ):
@@ -73,11 +87,15 @@ def site() -> Iterator[Site]:
             write_image(here / "layout", LAYERS["plain"], tag="pause", config=sleeping)
             push(f"oci:{here}/layout:pause", pause := f"{registry.address}/kubernetes/pause:1")
             record = image.convert(refs["converted"], str(here / "store"), work_dir=here / "work")
-            (here / "node").mkdir()
-            with Kubernetes(here / "node", network.nodes[0], registry.address, pause, str(here / "store")) as cluster:
-                yield Site(cluster, record.layer_bytes, **refs)
+            (here / "cluster").mkdir()
+            used = kubernetes.Site(registry.address, pause, str(here / "store"), f"{hadoop.url}/{{namespace}}/")
+            open_fs(checkpoint := f"{hadoop.url}/default/step-1").put(NOISE, "model")
+            with Kubernetes(here / "cluster", network.nodes, used) as cluster:
+                cluster.kubectl("apply", "-k", str(DEPLOY))
+                yield Site(cluster, record.layer_bytes, checkpoint, **refs)
             assert not mount.below(here)
-            assert not list(Path("/sys/fs/cgroup").glob(f"*/{cluster.cgroup}"))
+            for node in cluster.nodes:
+                assert not list(Path("/sys/fs/cgroup").glob(f"*/{node.cgroup}"))
     finally:
         for entry in reversed(mount.below(here)):
             mount.unmount(entry.target, lazy=True, force=True)
@@ -92,11 +110,11 @@ def cleared(site: Site, nothing_left: None) -> Iterator[None]:
 
 def test_a_pod_of_a_converted_image_starts_without_its_layers(site: Site) -> None:
     cluster = site.cluster
-    before = cluster.node.bytes_received()
+    before = cluster.nodes[0].node.bytes_received()
     cluster.pod("sum", site.converted, "sha256sum", "/data/noise")
     cluster.await_phase("sum", "Succeeded")
     assert cluster.kubectl("logs", "sum").split()[0] == SUM
-    assert cluster.node.bytes_received() - before < site.layer_bytes / 2
+    assert cluster.nodes[0].node.bytes_received() - before < site.layer_bytes / 2
 
 
 def test_pods_of_images_that_are_not_converted(site: Site) -> None:
@@ -124,9 +142,10 @@ def test_a_pod_outlives_snapshotter_and_containerd(site: Site) -> None:
         return len(lines)
 
     until(turns, 60.0, "the first turn of the reader")
-    cluster.kill("snapshotter")
-    cluster.kill("containerd")
-    cluster.start("snapshotter", "containerd")
+    node = cluster.nodes[0]
+    node.kill("snapshotter")
+    node.kill("containerd")
+    node.start("snapshotter", "containerd")
     cluster.pod("later", site.converted, "sha256sum", "/data/noise")
     cluster.await_phase("later", "Succeeded")
     before = turns()
@@ -142,6 +161,96 @@ def test_the_documents_of_a_pod_are_a_start_up(site: Site) -> None:
     log = events.parse(imported.events(document.encode(), "timed"))
     report = analysis.analyse(log)
     assert report.job == "timed"
-    (node,) = [node for node in report.nodes if node.node == kubernetes.NODE]
+    (node,) = [node for node in report.nodes if node.node == cluster.nodes[0].name]
     assert {"alloc", "image"} <= node.stages.keys()
     assert {cell.state for cell in node.stages.values()} == {"DONE"}
+
+
+VOLUMES = {
+    "image": "sha256sum < /v/data/noise",
+    "checkpoint": "sha256sum < /v/model",
+}
+
+
+@pytest.mark.parametrize("kind", VOLUMES)
+def test_a_pod_has_volumes(site: Site, kind: str) -> None:
+    """Its processes are those of a user that no node knows; the driver is killed under them."""
+    cluster = site.cluster
+    attributes = {kind: site.converted if kind == "image" else site.checkpoint}
+    volume = {"name": "v", "csi": {"driver": "bootseer.io", "volumeAttributes": attributes}}
+    loop = f"while true; do {VOLUMES[kind]} || exit 1; sleep 0.2; done"
+    user = {"securityContext": {"runAsUser": 4711}, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    cluster.pod("volume", site.plain, "sh", "-c", loop, container=user, volumes=[volume])
+    cluster.await_phase("volume", "Running")
+
+    def turns() -> int:
+        lines = cluster.kubectl("logs", "volume").splitlines()
+        assert {line.split()[0] for line in lines} <= {SUM}
+        return len(lines)
+
+    until(turns, 60.0, "the first turn of the reader")
+    cluster.nodes[0].kill("csi")
+    cluster.nodes[0].start("csi")
+    before = turns()
+    until(lambda: turns() > before, 60.0, "another turn of the reader")
+
+
+def test_a_volume_that_a_pod_may_not_have(site: Site) -> None:
+    cluster = site.cluster
+    cluster.kubectl("create", "namespace", "others")
+    try:
+        attributes = {"checkpoint": site.checkpoint}
+        volume = {"name": "v", "csi": {"driver": "bootseer.io", "volumeAttributes": attributes}}
+        mounted = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+        cluster.pod("thief", site.plain, "ls", "/v", container=mounted, volumes=[volume], namespace="others")
+        said = "pods of namespace others may not mount"
+        until(lambda: said in cluster.kubectl("get", "events", "-n", "others", "-o", "json"), 60.0, said, step=0.5)
+    finally:
+        cluster.kubectl("delete", "namespace", "others")
+
+
+def test_an_indexed_job_on_two_nodes(site: Site) -> None:
+    cluster = site.cluster
+    before = [node.node.bytes_received() for node in cluster.nodes]
+    spread = {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "DoNotSchedule",
+        "labelSelector": {"matchLabels": {"job": "train"}},
+    }
+    command = ["sh", "-c", "sha256sum /data/noise; echo $JOB_COMPLETION_INDEX"]
+    pod = kubernetes.pod_spec(site.converted, *command, topologySpreadConstraints=[spread])
+    template = {"metadata": {"labels": {"job": "train"}}, "spec": pod}
+    job = {
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "train"},
+        "spec": {
+            "completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0, "template": template,
+        },
+    }  # fmt: skip
+    cluster.kubectl("apply", "-f", "-", given=job)
+    cluster.kubectl("wait", "--for=condition=complete", "job/train", "--timeout=60s")
+    pods = json.loads(cluster.kubectl("get", "pods", "-l", "job=train", "-o", "json"))["items"]
+    assert {pod["spec"]["nodeName"] for pod in pods} == {node.name for node in cluster.nodes}
+    said = [cluster.kubectl("logs", pod["metadata"]["name"]).split() for pod in pods]
+    assert sorted((words[0], words[-1]) for words in said) == [(SUM, "0"), (SUM, "1")]
+    for node, count in zip(cluster.nodes, before, strict=True):
+        assert node.node.bytes_received() - count < site.layer_bytes / 2
+
+
+def test_uninstalling_says_what_is_left_to_do(site: Site) -> None:
+    """While images are there that could not start without the snapshotter nothing is changed, afterwards nothing is
+    left."""
+    cluster, node = site.cluster, site.cluster.nodes[1]
+    cluster.pod("one", site.converted, "sleep", "1000", nodeName=node.name)
+    cluster.await_phase("one", "Running")
+    where = ("--root", str(node.root), "--socket", str(node.socket))
+    done = node.bootseer("uninstall", *where)
+    assert done.returncode == 70
+    assert f"crictl rmi {site.converted}" in done.stdout
+    cluster.clear(site.converted)
+    node.stop("containerd")
+    node.stop("snapshotter")
+    done = node.bootseer("uninstall", *where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not node.root.exists()
+    node.start("snapshotter", "containerd")

@@ -1,7 +1,8 @@
-"""A real Kubernetes with one node, its containerd 2 and the snapshotter, in namespaces that end with it.
+"""A real Kubernetes, whose nodes have containerd 2, the snapshotter and the CSI driver, in namespaces that end with it.
 
-``scripts/kube`` builds the programs. Network, mounts and processes are the cluster's own, and so are the files of
-``/proc/sys`` that a kubelet writes; its cgroups are below one that is removed at the end. Ready means that the node is.
+``scripts/kube`` builds the programs. Network, mounts and processes are each node's own, and so are the files of
+``/proc/sys`` that a kubelet writes; its cgroups are below one that is removed at the end. Ready means that all nodes
+are. The first node has the control plane.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from bootseer.containerd import settings
 from bootseer.oci import host_platform
@@ -29,7 +30,6 @@ from support.waits import until
 
 _CACHE = Path(os.environ.get("BOOTSEER_DEV_CACHE", Path.home() / ".cache/bootseer-dev"))
 KUBE, CONTAINERD = _CACHE / "kube/bin", _CACHE / "peers/bin"
-NODE = "node1"
 _SECONDS = 120.0
 _SYSCTLS = (
     "vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops",
@@ -92,61 +92,56 @@ def missing() -> str:
     return ""
 
 
-class Kubernetes:
-    """Context manager: the cluster in the folder ``here``, on the network of ``node``. ``pause``: the image of its
-    sandboxes; ``registry``: asked without TLS; ``store``: of converted images."""
+class Site(NamedTuple):
+    """What a cluster uses. ``registry``: asked without TLS; ``pause``: the image of sandboxes; ``store``: of converted
+    images; ``checkpoints``: those that pods may mount."""
 
-    def __init__(self, here: Path, node: Node, registry: str, pause: str, store: str) -> None:
-        self.here, self.node = here, node
+    registry: str
+    pause: str
+    store: str
+    checkpoints: str = ""
+
+
+class Machine:
+    """A node called ``name`` with its files in ``here``, on the network of ``node``. Context manager: its namespaces
+    and cgroups; `start` what is to run there. ``config``: how to reach the control plane."""
+
+    def __init__(self, here: Path, name: str, node: Node, site: Site, config: Path) -> None:
+        self.here, self.name, self.node = here, name, node
+        self._address, self._config = node.address, f"--kubeconfig={config}"
         self.root, self.socket = here / "snapshotter", here / "socket/snapshotter.sock"
+        self.containerd = str(here / "containerd.sock")
         self._environ = {
-            "BOOTSEER_STORE": store,
+            "BOOTSEER_STORE": site.store,
             "BOOTSEER_CACHE_DIR": str(here / "cache"),
             "BOOTSEER_STATE_DIR": str(here / "state"),
-            "BOOTSEER_PLAIN_HTTP": registry,
+            "BOOTSEER_PLAIN_HTTP": site.registry,
+            "BOOTSEER_POD_CHECKPOINTS": site.checkpoints,
         }
-        self._token = secrets.token_hex(16)
         self.cgroup = f"bootseer-test-{secrets.token_hex(4)}"
-        self._api = f"https://{node.address}:6443"
-        self._write(registry, pause)
+        self._write(site)
 
-    def _write(self, registry: str, pause: str) -> None:
+    def _write(self, site: Site) -> None:
         here = self.here
-        for folder in ("cni", "pki", "kubelet", f"hosts/{registry}", "sysctl"):
+        for folder in ("cni", "pki", "kubelet/plugins_registry", f"hosts/{site.registry}", "sysctl"):
             (here / folder).mkdir(parents=True)
         ours = settings.text("2", self.root, self.socket, host_platform())
         version, _, rest = ours.partition("\n\n")
-        (here / "containerd.toml").write_text(f"{version}\n{_CONTAINERD.format(here=here, pause=pause)}\n{rest}")
-        (here / "hosts" / registry / "hosts.toml").write_text(f'server = "http://{registry}"\n')
+        (here / "containerd.toml").write_text(f"{version}\n{_CONTAINERD.format(here=here, pause=site.pause)}\n{rest}")
+        (here / "hosts" / site.registry / "hosts.toml").write_text(f'server = "http://{site.registry}"\n')
         (here / "cni/10-none.conflist").write_text(json.dumps(_CNI))
-        (here / "pki/tokens.csv").write_text(f"{self._token},admin,1,system:masters\n")
-        subprocess.run(["openssl", "genrsa", "-out", str(here / "pki/sa.key"), "2048"], check=True, capture_output=True)
-        runtime = {"containerRuntimeEndpoint": f"unix://{here}/containerd.sock", "cgroupRoot": f"/{self.cgroup}"}
+        runtime = {"containerRuntimeEndpoint": f"unix://{self.containerd}", "cgroupRoot": f"/{self.cgroup}"}
         more = {"podLogsDir": str(here / "logs"), "volumePluginDir": str(here / "kubelet/plugins")}
         (here / "kubelet.json").write_text(json.dumps({**_KUBELET, **runtime, **more}))
-        cluster = {"server": self._api, "insecure-skip-tls-verify": True}
-        config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "it",
-            "clusters": [{"name": "it", "cluster": cluster}],
-            "users": [{"name": "it", "user": {"token": self._token}}],
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-        }  # fmt: skip
-        (here / "kubeconfig").write_text(json.dumps(config))
         for path in _SYSCTLS:
             (here / "sysctl" / path.replace("/", ".")).write_text(Path("/proc/sys", path).read_text())
 
-    # -- life ----------------------------------------------------------------------------------------------------------
-
-    def __enter__(self) -> Kubernetes:
+    def __enter__(self) -> Machine:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._cgroups())
             stack.enter_context(self._namespaces())
             self._services = stack.enter_context(contextlib.ExitStack())
             self._running: dict[str, subprocess.Popen[bytes]] = {}
-            self.start("etcd", "kube-apiserver", "snapshotter", "containerd")
-            until(lambda: self._kubectl("get", "--raw", "/readyz").stdout == b"ok", _SECONDS, "the API server")
-            self.start("kube-scheduler", "kube-controller-manager", "kubelet")
-            until(self._is_ready, _SECONDS, f"the node; see the logs in {self.here}")
             self._stack = stack.pop_all()
         return self
 
@@ -188,16 +183,11 @@ class Kubernetes:
                 os.kill(self._inner, signal.SIGKILL)  # and with it all of its processes
                 keeper.wait(30)
 
-    def _is_ready(self) -> bool:
-        told = self._kubectl("get", "node", NODE, "-o", "json")
-        conditions = json.loads(told.stdout)["status"].get("conditions", []) if not told.returncode else []
-        ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-        return ready and not self._kubectl("get", "serviceaccount", "default").returncode
-
-    def start(self, *names: str) -> None:
+    def start(self, *names: str, argv: Sequence[str] = ()) -> None:
+        """Start these programs; one that is none of a node's with ``argv``."""
         for name in names:
-            process = self._services.enter_context(service(self._argv(name), self.here / f"{name}.log"))
-            self._running[name] = process
+            words = [str(KUBE / name), *argv] if argv else self._argv(name)
+            self._running[name] = self._services.enter_context(service(self._with(words), self.here / f"{name}.log"))
             if name == "snapshotter":
                 until(lambda: self.socket.exists(), 60.0, "the snapshotter", step=0.05)
 
@@ -210,14 +200,118 @@ class Kubernetes:
         if name == "snapshotter":
             self.socket.unlink(missing_ok=True)
 
+    def stop(self, name: str) -> None:
+        """As its service manager does."""
+        process = self._running.pop(name)
+        for pid in _children(process.pid):
+            os.kill(pid, signal.SIGTERM)
+        process.wait(30)
+
     def inside(self, *argv: str) -> list[str]:
         """``argv`` as run on the node."""
         return ["nsenter", "-t", str(self._inner), "--mount", "--pid", "--net", "--", *argv]
 
     def _argv(self, name: str) -> list[str]:
-        here, address, config = self.here, self.node.address, f"--kubeconfig={self.here}/kubeconfig"
+        here, bootseer = self.here, [sys.executable, "-m", "bootseer.cli.main", "-v"]
+        return {
+            "kubelet": [str(KUBE / "kubelet"), self._config, "--config", f"{here}/kubelet.json",
+                        "--root-dir", f"{here}/kubelet", "--cert-dir", f"{here}/pki/kubelet",
+                        "--hostname-override", self.name, "--node-ip", self._address],
+            "containerd": [str(CONTAINERD / "containerd"), "--config", f"{here}/containerd.toml"],
+            "snapshotter": [*bootseer, "containerd", "serve", "--root", str(self.root), "--socket", str(self.socket)],
+            "csi": [*bootseer, "csi", "serve", "--kubelet-dir", f"{here}/kubelet"],
+        }[name]  # fmt: skip
+
+    def _with(self, argv: Sequence[str]) -> list[str]:
+        path = f"PATH={CONTAINERD}:{os.environ['PATH']}:/usr/sbin"  # containerd starts its shim, that runc
+        return self.inside("env", path, *(f"{key}={value}" for key, value in self._environ.items()), *argv)
+
+    def bootseer(self, *args: str) -> subprocess.CompletedProcess[str]:
+        """The verb ``bootseer containerd`` on the node."""
+        argv = self._with([sys.executable, "-m", "bootseer.cli.main", "containerd", *args])
+        return subprocess.run(argv, capture_output=True, text=True, timeout=_SECONDS, check=False)
+
+    def clear(self, *images: str) -> None:
+        """Remove what is left of pods that were deleted, and ``images``; returns when nothing of their trees is."""
+        kind = 'labels."io.cri-containerd.kind"==sandbox'
+        for sandbox in self._ctr("containers", "ls", "--quiet", kind):  # a kubelet does it in a minute
+            for verb in ("Stop", "Remove"):
+                cri(self.containerd, f"RuntimeService/{verb}PodSandbox", sandbox.encode())
+        for ref in images:
+            remove_image(self.containerd, ref)
+        until(lambda: not list((self.here / "state/trees").glob("*/")), 60.0, "the end of block servers")
+
+    def _ctr(self, *args: str) -> list[str]:
+        argv = [str(CONTAINERD / "ctr"), "--address", self.containerd, "--namespace", "k8s.io", *args]
+        done = subprocess.run(self._with(argv), capture_output=True, text=True, timeout=_SECONDS, check=True)
+        return done.stdout.split()
+
+    def content_bytes(self) -> int:
+        """What containerd has pulled and keeps."""
+        blobs = self.here / "containerd/io.containerd.content.v1.content/blobs"
+        return sum(path.stat().st_size for path in blobs.rglob("*") if path.is_file())
+
+
+class Kubernetes:
+    """Context manager: the cluster in the folder ``here``, with a node on each network of ``nodes``."""
+
+    def __init__(self, here: Path, nodes: Sequence[Node], site: Site) -> None:
+        self.here, self._config = here, here / "kubeconfig"
+        self._front = nodes[0]
+        self._api = f"https://{self._front.address}:6443"
+        self._token = secrets.token_hex(16)
+        self.nodes = [
+            Machine(here / f"node{number}", f"node{number}", node, site, self._config)
+            for number, node in enumerate(nodes, 1)
+        ]
+        self._write()
+
+    def _write(self) -> None:
+        here = self.here
+        (here / "pki").mkdir()
+        (here / "pki/tokens.csv").write_text(f"{self._token},admin,1,system:masters\n")
+        subprocess.run(["openssl", "genrsa", "-out", str(here / "pki/sa.key"), "2048"], check=True, capture_output=True)
+        cluster = {"server": self._api, "insecure-skip-tls-verify": True}
+        config = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "it",
+            "clusters": [{"name": "it", "cluster": cluster}],
+            "users": [{"name": "it", "user": {"token": self._token}}],
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+        }  # fmt: skip
+        self._config.write_text(json.dumps(config))
+
+    def __enter__(self) -> Kubernetes:
+        with contextlib.ExitStack() as stack:
+            for machine in self.nodes:
+                stack.enter_context(machine)
+            programs = self._programs()
+            for name in ("etcd", "kube-apiserver"):
+                self.nodes[0].start(name, argv=programs[name])
+            for machine in self.nodes:
+                machine.start("snapshotter", "containerd")
+            until(lambda: self._kubectl("get", "--raw", "/readyz").stdout == b"ok", _SECONDS, "the API server")
+            for name in ("kube-scheduler", "kube-controller-manager"):
+                self.nodes[0].start(name, argv=programs[name])
+            for machine in self.nodes:
+                machine.start("kubelet", "csi")
+            until(self._is_ready, _SECONDS, f"the nodes; see the logs in {self.here}")
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self._stack.close()
+
+    def _is_ready(self) -> bool:
+        told = self._kubectl("get", "nodes", "-o", "json")
+        nodes = json.loads(told.stdout)["items"] if not told.returncode else []
+        conditions = [one for node in nodes for one in node["status"].get("conditions", [])]
+        ready = [one for one in conditions if one["type"] == "Ready" and one["status"] == "True"]
+        return len(ready) == len(self.nodes) and not self._kubectl("get", "serviceaccount", "default").returncode
+
+    def _programs(self) -> dict[str, list[str]]:
+        here, address, config = self.here, self._front.address, f"--kubeconfig={self._config}"
         etcd = [f"http://{address}:{port}" for port in (2379, 2380)]
-        words = {
+        return {
             "etcd": ["--data-dir", f"{here}/etcd", "--unsafe-no-fsync", "--log-level", "warn",
                      "--listen-client-urls", etcd[0], "--advertise-client-urls", etcd[0],
                      "--listen-peer-urls", etcd[1], "--initial-advertise-peer-urls", etcd[1],
@@ -233,19 +327,7 @@ class Kubernetes:
             "kube-controller-manager": [config, "--leader-elect=false", "--secure-port", "0",
                                         "--service-account-private-key-file", f"{here}/pki/sa.key",
                                         "--root-ca-file", f"{here}/pki/api/apiserver.crt"],
-            "kubelet": [config, "--config", f"{here}/kubelet.json", "--root-dir", f"{here}/kubelet",
-                        "--cert-dir", f"{here}/pki/kubelet", "--hostname-override", NODE, "--node-ip", address],
-            "containerd": ["--config", f"{here}/containerd.toml"],
         }  # fmt: skip
-        if name == "snapshotter":
-            serve = [sys.executable, "-m", "bootseer.cli.main", "-v", "containerd", "serve"]
-            return self._with([*serve, "--root", str(self.root), "--socket", str(self.socket)])
-        folder = CONTAINERD if name == "containerd" else KUBE
-        return self._with([str(folder / name), *words[name]])
-
-    def _with(self, argv: Sequence[str]) -> list[str]:
-        path = f"PATH={CONTAINERD}:{os.environ['PATH']}:/usr/sbin"  # containerd starts its shim, that runc
-        return self.inside("env", path, *(f"{key}={value}" for key, value in self._environ.items()), *argv)
 
     # -- what users and an administrator do ----------------------------------------------------------------------------
 
@@ -256,44 +338,32 @@ class Kubernetes:
         return done.stdout.decode()
 
     def _kubectl(self, *args: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        argv = [str(KUBE / "kubectl"), f"--kubeconfig={self.here}/kubeconfig", *args]
+        argv = [str(KUBE / "kubectl"), f"--kubeconfig={self._config}", *args]
         home = {**os.environ, "HOME": tempfile.gettempdir()}
         return subprocess.run(
-            self.node.argv(argv), input=given, capture_output=True, timeout=_SECONDS, check=False, env=home
+            self._front.argv(argv), input=given, capture_output=True, timeout=_SECONDS, check=False, env=home
         )
 
-    def bootseer(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """The verb ``bootseer containerd`` on the node."""
-        argv = self._with([sys.executable, "-m", "bootseer.cli.main", "containerd", *args])
-        return subprocess.run(argv, capture_output=True, text=True, timeout=_SECONDS, check=False)
-
     def clear(self, *images: str) -> None:
-        """Delete all pods, and remove ``images`` from the node; returns when nothing is left of their trees."""
-        self.kubectl("delete", "pod", "--all", "--grace-period=1")
-        address = f"{self.here}/containerd.sock"
-        kind = 'labels."io.cri-containerd.kind"==sandbox'
-        for sandbox in self._ctr("containers", "ls", "--quiet", kind):  # a kubelet does it in a minute
-            for verb in ("Stop", "Remove"):
-                cri(address, f"RuntimeService/{verb}PodSandbox", sandbox.encode())
-        for ref in images:
-            remove_image(address, ref)
-        until(lambda: not list((self.here / "state/trees").glob("*/")), 60.0, "the end of block servers")
+        """Delete all pods and jobs, and remove ``images`` from the nodes."""
+        self.kubectl("delete", "job,pod", "--all", "--grace-period=1")
+        for machine in self.nodes:
+            machine.clear(*images)
 
-    def _ctr(self, *args: str) -> list[str]:
-        argv = [str(CONTAINERD / "ctr"), "--address", f"{self.here}/containerd.sock", "--namespace", "k8s.io", *args]
-        done = subprocess.run(self._with(argv), capture_output=True, text=True, timeout=_SECONDS, check=True)
-        return done.stdout.split()
-
-    def pod(self, name: str, image: str, *command: str, **spec: object) -> None:
-        """Have a pod of one container; it shares the node's network, as the cluster has no other."""
-        container = {"name": "main", "image": image, "command": list(command)}
-        told = {
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-            "spec": {
-                "hostNetwork": True, "automountServiceAccountToken": False, "restartPolicy": "Never",
-                "terminationGracePeriodSeconds": 1, "containers": [container], **spec,
-            },
-        }  # fmt: skip
+    def pod(
+        self,
+        name: str,
+        image: str,
+        *command: str,
+        container: Mapping[str, object] | None = None,
+        namespace: str = "default",
+        **spec: object,
+    ) -> None:
+        """Have a pod of one container, with ``container`` and ``spec`` beside what it needs; on the first node, unless
+        ``spec`` says where."""
+        made = pod_spec(image, *command, **{"nodeName": self.nodes[0].name, **spec})
+        made["containers"][0].update(container or {})
+        told = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": made}
         self.kubectl("apply", "-f", "-", given=told)
 
     def await_phase(self, name: str, *phases: str) -> dict[str, Any]:
@@ -311,10 +381,14 @@ class Kubernetes:
             raise
         return found
 
-    def content_bytes(self) -> int:
-        """What containerd has pulled and keeps."""
-        blobs = self.here / "containerd/io.containerd.content.v1.content/blobs"
-        return sum(path.stat().st_size for path in blobs.rglob("*") if path.is_file())
+
+def pod_spec(image: str, *command: str, **more: object) -> dict[str, Any]:
+    """That of a pod of one container, which shares the node's network, as the cluster has no other."""
+    return {
+        "hostNetwork": True, "automountServiceAccountToken": False, "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "containers": [{"name": "main", "image": image, "command": list(command)}], **more,
+    }  # fmt: skip
 
 
 def _children(pid: int) -> list[int]:

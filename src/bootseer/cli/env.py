@@ -170,7 +170,7 @@ def inspect(
         print_json(msgspec.to_builtins(found) | ({"files": entries} if files else {}))
         return
     made = f"{time_text(found.created)} by {found.node} in {found.seconds:.1f} s"
-    typer.echo(f"snapshot {found.key}\n  made     {made}\n  command  {shlex.join(found.document.command)}")
+    typer.echo(f"snapshot {found.name}\n  made     {made}\n  command  {shlex.join(found.document.command)}")
     typer.echo(f"  targets  {' '.join(found.document.targets)}")
     typer.echo(f"  size     {size_text(found.size)} in {found.entries} entries, {size_text(found.stored)} stored")
     if files:

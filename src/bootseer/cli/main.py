@@ -59,6 +59,7 @@ def assemble() -> typer.Typer:
         completion,
         config,
         containerd,
+        csi,
         demo,
         doctor,
         env,
@@ -73,7 +74,7 @@ def assemble() -> typer.Typer:
 
     groups = {
         "profile": profile, "image": image, "env": env, "fs": fs, "node": node, "slurm": slurm,
-        "containerd": containerd, "config": config,
+        "containerd": containerd, "csi": csi, "config": config,
     }  # fmt: skip
     for name, group in groups.items():
         app.add_typer(group.app, name=name)

@@ -16,7 +16,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
 
 from bootseer.containerd.images import Images, Match
 from bootseer.containerd.proto.snapshots_pb2 import (
@@ -37,11 +36,10 @@ from bootseer.containerd.proto.snapshots_pb2 import (
     UsageResponse,
 )
 from bootseer.containerd.snapshots import ExistsError, Kind, Layer, Snapshot, Snapshots
-from bootseer.containerd.tasks import Tasks
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError
+from bootseer.rpc.tasks import Tasks, within
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 REF = "containerd.io/snapshot.ref"
 """The label with the chain id that a pull wants to have."""
@@ -104,7 +102,7 @@ class Service:
             return Match.NONE
         try:
             task = self._tasks.start(("match", layer), lambda: self._images.match(layer))
-            return await _within(task, _ASK_SECONDS, f"the record of {layer.image}")
+            return await within(task, _ASK_SECONDS, f"the record of {layer.image}")
         except BootseerError as exc:
             log.warning("%s is pulled: %s", layer.image, exc)
             self._ignored = {key: until for key, until in self._ignored.items() if until > time.monotonic()}
@@ -117,7 +115,7 @@ class Service:
         lower = [self._snapshots.files(item) for item in found if not item.layer]
         for item in found[-1:]:
             if item.layer:
-                lower.append(await _within(self._files(item), self._seconds, f"files of {item.layer.image}"))
+                lower.append(await within(self._files(item), self._seconds, f"files of {item.layer.image}"))
         return lower
 
     def _files(self, snapshot: Snapshot) -> Future[Path]:
@@ -187,15 +185,3 @@ def _info(snapshot: Snapshot) -> Info:
     info.created_at.FromNanoseconds(snapshot.created)
     info.updated_at.FromNanoseconds(snapshot.updated)
     return info
-
-
-async def _within(task: Future[T], seconds: float, what: str) -> T:
-    """The result of ``task``, which goes on when this is cancelled or takes longer than ``seconds``."""
-    waiting = asyncio.wrap_future(task)
-    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio says nobody asked
-    await asyncio.wait({waiting}, timeout=seconds)
-    if not waiting.done():
-        raise UnavailableError(
-            f"{what} did not come within {seconds:g} s", hint="the node goes on to bring them: try again"
-        )
-    return waiting.result()

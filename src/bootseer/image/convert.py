@@ -12,7 +12,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, from_exit_code, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, from_exit_code, from_os_error
 from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
@@ -261,3 +261,26 @@ def converted(ref: oci.Reference, digest: str, store: Store, config: Config | No
             f"image {ref} ({digest[:19]}) is not converted in store {store.shown}",
             hint=f"run bootseer image convert {ref}",
         ) from None
+
+
+def readable(
+    ref: oci.Reference, store: Store, config: Config, digest_for: Callable[[oci.Reference], str]
+) -> ImageRecord:
+    """The record of the image that ``ref`` names at its registry, for somebody whom that registry, and the one that the
+    image was converted from, give its manifest: ``digest_for`` asks a registry as this somebody.
+
+    Raises `NotFoundError`, `PrivilegeError`, `UnavailableError` (also when a registry does not answer: then nobody
+    knows who may read it), `UnsignedError`, `ConfigError`.
+    """
+    record = converted(ref, digest_for(ref), store, config)
+    origin = oci.Reference.parse(record.reference)
+    if not origin.registry:
+        raise PrivilegeError(
+            f"{ref} was converted from a file, {origin}: no registry says who may read it",
+            hint="have root mount it, or convert it from its registry",
+        )
+    if (origin.registry, origin.name) != (ref.registry, ref.name):
+        exact = oci.Reference(registry=origin.registry, name=origin.name, digest=record.image)
+        if digest_for(exact) != record.image:
+            raise PrivilegeError(f"{exact} is not the image that was converted")
+    return record

@@ -25,7 +25,7 @@ import msgspec
 from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
-from bootseer.image.convert import converted
+from bootseer.image import convert
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import _libc
 from bootseer.kernel import mount as mounts
@@ -74,24 +74,8 @@ class Asker(NamedTuple):
 
 
 def readable(ref: oci.Reference, store: Store, asker: Asker, config: Config) -> ImageRecord:
-    """The record of the image that ``ref`` names at its registry, once that registry, and the one that the image was
-    converted from, have given its manifest to the user.
-
-    Raises `NotFoundError`, `PrivilegeError`, `UnavailableError` (also when a registry does not answer: then nobody
-    knows whether the user may read it), `UnsignedError`, `ConfigError`.
-    """
-    record = converted(ref, _digest_for(asker, ref, config), store, config)
-    origin = oci.Reference.parse(record.reference)
-    if not origin.registry:
-        raise PrivilegeError(
-            f"{ref} was converted from a file, {origin}: no registry says who may read it",
-            hint="have root mount it, or convert it from its registry",
-        )
-    if (origin.registry, origin.name) != (ref.registry, ref.name):
-        exact = oci.Reference(registry=origin.registry, name=origin.name, digest=record.image)
-        if _digest_for(asker, exact, config) != record.image:
-            raise PrivilegeError(f"{exact} is not the image that was converted")
-    return record
+    """As `bootseer.image.convert.readable`, asked by the user."""
+    return convert.readable(ref, store, config, lambda ref: _digest_for(asker, ref, config))
 
 
 def _digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:

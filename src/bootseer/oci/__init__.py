@@ -12,7 +12,7 @@ from bootseer.oci.spec import ContainerConfig, ImageConfig, RootFS, host_platfor
 
 if TYPE_CHECKING:
     from bootseer.oci.folder import unpack
-    from bootseer.oci.image import Image, open_image, preflight, resolve_digest
+    from bootseer.oci.image import Image, digest_for, open_image, preflight, resolve_digest
 
 __all__ = [
     "ContainerConfig",
@@ -20,6 +20,7 @@ __all__ = [
     "ImageConfig",
     "Reference",
     "RootFS",
+    "digest_for",
     "host_platform",
     "open_image",
     "preflight",
@@ -29,6 +30,7 @@ __all__ = [
 
 _LAZY = {
     "Image": "image",
+    "digest_for": "image",
     "open_image": "image",
     "preflight": "image",
     "resolve_digest": "image",

@@ -19,7 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError
 from bootseer.oci import credentials
-from bootseer.oci.credentials import Credential
+from bootseer.oci.credentials import Credential, Logins
 from bootseer.oci.reference import is_loopback
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import TransportError, onward
@@ -48,10 +48,13 @@ _MAX_BACK_OFF_TOLD = 60.0
 
 class Auth:
     """What to send as ``Authorization`` to ``registry``, for repository ``name``. ``plain``: token servers that may get
-    the login without TLS, beside those at loopback; empty for a registry with TLS, where none may."""
+    the login without TLS, beside those at loopback; empty for a registry with TLS, where none may. ``logins``: see
+    `credentials.find`."""
 
-    def __init__(self, registry: str, name: str, transport: Transport, *, plain: Sequence[str]) -> None:
-        self._registry, self._name = registry, name
+    def __init__(
+        self, registry: str, name: str, transport: Transport, *, plain: Sequence[str], logins: Logins | None = None
+    ) -> None:
+        self._registry, self._name, self._logins = registry, name, logins
         self._plain = plain
         self._transport = transport
         self._lock = threading.Lock()
@@ -128,7 +131,7 @@ class Auth:
             self._lock.release()
 
     def _login(self) -> Credential | None:
-        login = credentials.find(self._registry, self._name)
+        login = credentials.find(self._registry, self._name, self._logins)
         self.place = login.place if login else ""
         if login:
             secrets = (login.password, login.identity_token, login.basic.partition(" ")[2])

@@ -62,7 +62,9 @@ class _Login(msgspec.Struct, frozen=True):
         return "<login>"
 
 
-class _File(msgspec.Struct, frozen=True):
+class Logins(msgspec.Struct, frozen=True):
+    """What a file of logins says. Its repr shows none."""
+
     auths: dict[str, _Login] = {}
     cred_helpers: dict[str, str] = msgspec.field(name="credHelpers", default_factory=dict)
     creds_store: str = msgspec.field(name="credsStore", default="")
@@ -71,15 +73,23 @@ class _File(msgspec.Struct, frozen=True):
         return "<logins>"
 
 
-def find(registry: str, name: str = "") -> Credential | None:
+def given(text: str) -> Logins:
+    """The logins of a document like docker's config.json, which somebody else sent: without the programs that it names.
+    Raises `ConfigError`."""
+    try:
+        return Logins(auths=msgspec.json.decode(text, type=Logins).auths)
+    except (msgspec.MsgspecError, UnicodeError):
+        raise ConfigError("the logins are not JSON like docker's config.json") from None
+
+
+def find(registry: str, name: str = "", logins: Logins | None = None) -> Credential | None:
     """The login for ``registry`` (``host[:port]``), most specific first when logins name parts of ``name`` too.
 
-    None when there is none: the registry is then asked anonymously. A file that is not understood is passed over with
+    ``logins``: those to look in; None: those of this machine. None when there is none: the registry is then asked
+    anonymously. A file that is not understood is passed over with
     a warning. Raises `UnsupportedError` or `UnavailableError` when a configured helper is missing or fails.
     """
-    for path in _files():
-        if (found := _read(path)) is None:
-            continue
+    for path, found in _of_this_machine() if logins is None else [(Path("the given logins"), logins)]:
         keys = list(_keys(registry, name))
         for helper in (found.cred_helpers[key] for key in keys if key in found.cred_helpers):
             return _ask(helper, _server(registry))
@@ -90,6 +100,12 @@ def find(registry: str, name: str = "") -> Credential | None:
         if found.creds_store and (credential := _ask(found.creds_store, _server(registry))):
             return credential
     return None
+
+
+def _of_this_machine() -> Iterator[tuple[Path, Logins]]:
+    for path in _files():
+        if (found := _read(path)) is not None:
+            yield path, found
 
 
 def _files() -> Iterator[Path]:
@@ -105,9 +121,9 @@ def _files() -> Iterator[Path]:
         yield Path(env["XDG_RUNTIME_DIR"], "containers", "auth.json")
 
 
-def _read(path: Path) -> _File | None:
+def _read(path: Path) -> Logins | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_File)
+        return msgspec.json.decode(path.read_bytes(), type=Logins)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:

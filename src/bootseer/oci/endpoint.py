@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
 from bootseer.oci.auth import Auth
+from bootseer.oci.credentials import Logins
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import FilePart, Origin, TlsError, TransportError, onward
 
@@ -51,14 +52,22 @@ class Endpoint:
     ``plain``: without TLS; its login may go so to a token server there, at loopback, or one that is ``named``."""
 
     def __init__(
-        self, registry: str, host: str, name: str, *, plain: bool, named: Sequence[str], transport: Transport
+        self,
+        registry: str,
+        host: str,
+        name: str,
+        *,
+        plain: bool,
+        named: Sequence[str],
+        transport: Transport,
+        logins: Logins | None = None,
     ) -> None:
         self.registry, self.name = registry, name
         self.root = f"{'http' if plain else 'https'}://{host}"
         self.base = f"{self.root}/v2/{name}"
         self._transport = transport
         self._origin = Origin.of(self.root)
-        self.auth = Auth(registry, name, transport, plain=(host, *named) if plain else ())
+        self.auth = Auth(registry, name, transport, plain=(host, *named) if plain else (), logins=logins)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.base}>"

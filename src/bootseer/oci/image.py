@@ -14,6 +14,7 @@ import msgspec
 from bootseer.errors import DataError, UnavailableError
 from bootseer.oci import spec
 from bootseer.oci.archive import Archive
+from bootseer.oci.credentials import Logins
 from bootseer.oci.layout import Layout
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
@@ -123,6 +124,13 @@ def resolve_digest(ref: Reference | str, *, plain_http: bool | None = None) -> s
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
     with contextlib.closing(_source(ref, plain_http)) as source:
         return _manifest(ref, source, spec.Platform.parse(spec.host_platform()))[1].digest
+
+
+def digest_for(ref: Reference, logins: Logins) -> str:
+    """As `resolve_digest`, of an image in a registry, which is asked with these ``logins`` and no others. No mirrors
+    are asked: those let anybody in."""
+    with Registry(ref, mirrors=(), logins=logins) as registry:
+        return _manifest(ref, registry, spec.Platform.parse(spec.host_platform()))[1].digest
 
 
 def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:

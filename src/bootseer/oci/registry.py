@@ -25,6 +25,7 @@ import msgspec
 from bootseer import config as settings
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.oci.blobs import Blobs
+from bootseer.oci.credentials import Logins
 from bootseer.oci.endpoint import RETRIES, Again, Endpoint
 from bootseer.oci.mirrors import Mirrors
 from bootseer.oci.reference import Reference, is_host
@@ -80,11 +81,19 @@ class _Tags(msgspec.Struct, frozen=True):
 class Registry:
     """The repository of one reference. ``plain_http`` None: without TLS at loopback, and where the settings name it.
 
-    ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry.
+    ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry. ``logins``:
+    see `credentials.find`.
     """
 
-    def __init__(self, ref: Reference, *, plain_http: bool | None = None, mirrors: Sequence[str] | None = None) -> None:
-        self.ref = ref
+    def __init__(
+        self,
+        ref: Reference,
+        *,
+        plain_http: bool | None = None,
+        mirrors: Sequence[str] | None = None,
+        logins: Logins | None = None,
+    ) -> None:
+        self.ref, self._logins = ref, logins
         self._transport = Transport()
         config = settings.load()
         self._without_tls = config.plain_http
@@ -107,7 +116,15 @@ class Registry:
         return self._endpoint(host, host, name, plain)
 
     def _endpoint(self, registry: str, host: str, name: str, plain: bool) -> Endpoint:
-        return Endpoint(registry, host, name, plain=plain, named=self._without_tls, transport=self._transport)
+        return Endpoint(
+            registry,
+            host,
+            name,
+            plain=plain,
+            named=self._without_tls,
+            transport=self._transport,
+            logins=self._logins,
+        )
 
     def __repr__(self) -> str:
         return f"<Registry {self._origin.base}>"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, UnavailableError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -16,7 +17,7 @@ T = TypeVar("T")
 
 class Tasks:
     """Each task has a thread of its own, so that none waits for another, such as one whose store is away. There are as
-    many as there are things, whose number the callers bound: images of this node."""
+    many as there are things, whose number the callers bound: images and volumes of this node."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -50,3 +51,16 @@ class Tasks:
 
         threading.Thread(target=run, name=f"task {thing}", daemon=True).start()
         return future
+
+
+async def within(task: Future[T], seconds: float, what: str) -> T:
+    """The result of ``task``, which goes on when this is cancelled or takes longer than ``seconds``; then raises
+    `UnavailableError`."""
+    waiting = asyncio.wrap_future(task)
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio says nobody asked
+    await asyncio.wait({waiting}, timeout=seconds)
+    if not waiting.done():
+        raise UnavailableError(
+            f"{what} did not come within {seconds:g} s", hint="the node goes on to bring them: try again"
+        )
+    return waiting.result()

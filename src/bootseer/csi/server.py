@@ -1,0 +1,133 @@
+"""The process of the CSI driver: it registers at the kubelet, and mounts and unmounts volumes of pods.
+
+Mounts and their servers outlive it: pods go on, and the next one ends them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from importlib.metadata import version
+from pathlib import Path
+
+from grpc import StatusCode
+
+from bootseer.config import Config
+from bootseer.csi.proto import csi_pb2 as messages
+from bootseer.csi.volumes import Volumes, wish
+from bootseer.errors import BootseerError, ConfigError, FullError, NotFoundError, PrivilegeError, UnavailableError
+from bootseer.private import private_folder
+from bootseer.rpc import server
+from bootseer.rpc.tasks import Tasks, within
+
+log = logging.getLogger(__name__)
+
+NAME = "bootseer.io"
+"""Of the driver, in the manifests of pods."""
+_SECONDS = 90.0
+"""A kubelet waits for two minutes, and asks again."""
+_CODES = (
+    (ConfigError, StatusCode.INVALID_ARGUMENT),
+    (NotFoundError, StatusCode.NOT_FOUND),
+    (PrivilegeError, StatusCode.PERMISSION_DENIED),
+    (UnavailableError, StatusCode.UNAVAILABLE),
+    (FullError, StatusCode.RESOURCE_EXHAUSTED),
+    (BootseerError, StatusCode.INTERNAL),
+)
+
+
+def serve(kubelet: Path, config: Config) -> None:
+    """Serve volumes to the kubelet with the root folder ``kubelet`` until SIGTERM or SIGINT.
+
+    Raises `PrivilegeError` without root, `ConfigError` when there is no kubelet and for folders that others can write
+    to, `BootseerError` when another process serves this kubelet.
+    """
+    if os.geteuid() != 0:
+        raise PrivilegeError("the CSI driver needs root", hint="run it as a service of root")
+    kubelet = Path(os.path.realpath(kubelet))
+    if not (kubelet / "plugins_registry").is_dir():
+        raise ConfigError(f"{kubelet} is not the folder of a kubelet", hint="--kubelet-dir names its --root-dir")
+    endpoint = private_folder(kubelet / "plugins", sub=NAME) / "csi.sock"
+    with server.alone(endpoint.parent, "a CSI driver", "bootseer-csi"):
+        node = Node(kubelet, Volumes(config))
+        services: dict[str, server.Calls] = {
+            "csi.v1.Identity": {
+                "GetPluginInfo": (messages.Empty, node.plugin),
+                "GetPluginCapabilities": (messages.Empty, node.nothing),
+                "Probe": (messages.Empty, node.nothing),
+            },
+            "csi.v1.Node": {
+                "NodeGetInfo": (messages.Empty, node.info),
+                "NodeGetCapabilities": (messages.Empty, node.nothing),
+                "NodePublishVolume": (messages.PublishRequest, node.publish),
+                "NodeUnpublishVolume": (messages.UnpublishRequest, node.unpublish),
+            },
+            "pluginregistration.Registration": {
+                "GetInfo": (messages.Empty, Registration(endpoint).info),
+                "NotifyRegistrationStatus": (messages.RegistrationStatus, Registration(endpoint).status),
+            },
+        }
+        # The kubelet asks as soon as the second is there.
+        server.serve([endpoint, kubelet / "plugins_registry" / f"{NAME}-reg.sock"], services, _CODES)
+
+
+class Node:
+    """The calls of CSI, each a coroutine that takes a message and returns one."""
+
+    def __init__(self, kubelet: Path, volumes: Volumes) -> None:
+        self._pods, self._volumes, self._tasks = kubelet / "pods", volumes, Tasks()
+
+    async def plugin(self, _: messages.Empty) -> messages.PluginInfoResponse:
+        return messages.PluginInfoResponse(name=NAME, vendor_version=version("bootseer"))
+
+    async def nothing(self, _: messages.Empty) -> messages.Empty:
+        """An answer without fields: no capabilities besides those that all drivers have, and ready."""
+        return messages.Empty()
+
+    async def info(self, _: messages.Empty) -> messages.NodeInfoResponse:
+        return messages.NodeInfoResponse(node_id=socket.gethostname())
+
+    async def publish(self, request: messages.PublishRequest) -> messages.Empty:
+        target = self._target(request.target_path)
+        asked = wish(request.volume_context, request.secrets, request.target_path)
+        task = self._tasks.start(
+            ("publish", request.volume_id), lambda: self._volumes.publish(request.volume_id, target, asked)
+        )
+        await within(task, _SECONDS, f"{asked.kind} {asked.name}")
+        return messages.Empty()
+
+    async def unpublish(self, request: messages.UnpublishRequest) -> messages.Empty:
+        target = self._target(request.target_path)
+        task = self._tasks.start(
+            ("unpublish", request.volume_id), lambda: self._volumes.unpublish(request.volume_id, target)
+        )
+        await within(task, _SECONDS, f"the end of volume {request.volume_id}")
+        return messages.Empty()
+
+    def _target(self, path: str) -> Path:
+        """``path``, when it is one that a kubelet chooses: it is unmounted and removed."""
+        target = Path(path)
+        parts = target.parts[len(self._pods.parts) :]
+        if not target.is_relative_to(self._pods) or len(parts) != 5 or ".." in parts:
+            raise ConfigError(f"{path!r} is not the folder of a volume in {self._pods}")
+        return target
+
+
+class Registration:
+    """The calls by which the kubelet takes the driver that serves at ``endpoint``."""
+
+    def __init__(self, endpoint: Path) -> None:
+        self._endpoint = endpoint
+
+    async def info(self, _: messages.Empty) -> messages.PluginInfo:
+        return messages.PluginInfo(
+            type="CSIPlugin", name=NAME, endpoint=str(self._endpoint), supported_versions=["1.0.0"]
+        )
+
+    async def status(self, request: messages.RegistrationStatus) -> messages.Empty:
+        if request.plugin_registered:
+            log.info("the kubelet has registered %s", NAME)
+        else:
+            log.error("the kubelet has refused %s: %s", NAME, request.error)
+        return messages.Empty()

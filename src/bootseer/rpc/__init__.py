@@ -1,0 +1,1 @@
+"""gRPC services on Unix sockets of root: what containerd and the kubelet call."""

@@ -1,0 +1,232 @@
+"""The CSI driver, called as a kubelet does, with a real registry that wants logins and a real HDFS."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from bootseer import env, image
+from bootseer.config import Config
+from bootseer.env import EnvSpec, Target, snapshots
+from bootseer.kernel import mount
+from bootseer.store import open_store
+from bootseer.stripefs.store import open_fs
+from support.hadoop import HadoopCluster
+from support.images import Member, folder, write_image
+from support.layouts import push
+from support.registry import PASSWORD, USER, DockerRegistry
+from support.waits import together, until
+
+pytestmark = [pytest.mark.root, pytest.mark.registry, pytest.mark.hdfs]
+grpc = pytest.importorskip("grpc")
+
+from bootseer.csi.proto import csi_pb2 as messages  # noqa: E402
+from support.kubelet import EMPTY, Kubelet  # noqa: E402
+
+NOISE = random.Random(5).randbytes(8 << 20)
+SUM = hashlib.sha256(NOISE).hexdigest()
+
+
+class Site(NamedTuple):
+    kubelet: Kubelet
+    private: str
+    """An image that the registry gives to those with a login."""
+    registry: str
+    env: str
+    checkpoints: str
+
+
+@pytest.fixture(scope="module")
+def site(cluster: HadoopCluster) -> Iterator[Site]:
+    here = Path(tempfile.mkdtemp(prefix="bootseer-pytest-csi-", dir="/var/tmp"))
+    try:
+        with DockerRegistry(login=True) as registry:
+            (here / "logins").mkdir()
+            login = {"auths": {registry.address: {"username": USER, "password": PASSWORD}}}
+            (here / "logins/config.json").write_text(str(login).replace("'", '"'))
+            private = f"{registry.address}/team/private:1"
+            write_image(here / "layout", [[folder("data"), Member("data/noise", data=NOISE)]])
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("DOCKER_CONFIG", str(here / "logins"))
+                push(f"oci:{here}/layout", private)
+                image.convert(private, str(here / "store"), work_dir=here / "work")
+            checkpoints = f"{cluster.url}/csi-{here.name}"
+            open_fs(checkpoints).put(b"weights" * 1000, "team/step-1/model")
+            kubelet = Kubelet(
+                here,
+                {
+                    "BOOTSEER_STORE": str(here / "store"),
+                    "BOOTSEER_POD_CHECKPOINTS": f"{checkpoints}/{{namespace}}/",
+                    "DOCKER_CONFIG": str(here / "logins"),  # root's: no pod may profit by them
+                },
+            )
+            kubelet.start()
+            yield Site(kubelet, private, registry.address, _environment(here), checkpoints)
+            kubelet.stop()
+            assert not kubelet.registration.exists()
+            assert not kubelet.endpoint.exists()
+    finally:
+        for entry in reversed(mount.below(here)):
+            mount.unmount(entry.target, lazy=True, force=True)
+        shutil.rmtree(here)
+
+
+def _environment(here: Path) -> str:
+    """The name of a snapshot with two targets, one of which the image has files in."""
+    empty, full = here / "target/empty", here / "target/full"
+    full.mkdir(parents=True)
+    (full / "of-the-image").write_text("x")
+
+    def fill() -> int:
+        (empty / "package.py").write_text("answer = 42\n")
+        (full / "package.py").write_text("")
+        return 0
+
+    spec = EnvSpec(
+        targets=(Target("/opt/env", str(empty)), Target("/opt/full", str(full))), command=("fill",), restore="unpack"
+    )
+    config = Config(cache_dir=str(here / "maker/cache"), state_dir=str(here / "maker/state"))
+    result = env.run(spec, fill, store_url=str(here / "store"), config=config)
+    assert result.publication
+    result.publication.wait(60.0)
+    (name,) = snapshots.names(open_store(str(here / "store")))
+    return name
+
+
+def test_the_kubelet_finds_the_driver(site: Site) -> None:
+    kubelet = site.kubelet
+    info = kubelet.call("pluginregistration.Registration/GetInfo", EMPTY, messages.PluginInfo, at=kubelet.registration)
+    assert (info.type, info.name, info.supported_versions) == ("CSIPlugin", "bootseer.io", ["1.0.0"])
+    assert info.endpoint == str(kubelet.endpoint)
+    assert kubelet.call("csi.v1.Identity/GetPluginInfo", EMPTY, messages.PluginInfoResponse).name == "bootseer.io"
+    assert kubelet.call("csi.v1.Node/NodeGetInfo", EMPTY, messages.NodeInfoResponse).node_id == os.uname().nodename
+    for path in (kubelet.endpoint, kubelet.registration):
+        assert path.stat().st_mode & 0o777 == 0o600
+    done = kubelet.run()
+    assert done.returncode == 70
+    assert "a CSI driver serves" in done.stderr
+
+
+def test_an_image_is_mounted_with_the_logins_of_the_pod(site: Site) -> None:
+    kubelet = site.kubelet
+    volume = kubelet.volume(image=site.private)
+    for logins in ({}, {"at": site.registry, USER: "wrong"}, {"at": "registry.example.org", USER: PASSWORD}):
+        code, said = kubelet.refused(volume, **logins)
+        assert code == "PERMISSION_DENIED", said
+        assert PASSWORD not in said
+    with kubelet.published(volume, at=site.registry, **{USER: PASSWORD}) as target:
+        assert hashlib.sha256((target / "data/noise").read_bytes()).hexdigest() == SUM
+        with pytest.raises(OSError, match="Read-only"):
+            (target / "new").touch()
+    assert PASSWORD not in Path(kubelet.root.parent / "driver.log").read_text()
+
+
+def test_an_environment_is_mounted_by_its_whole_name(site: Site) -> None:
+    kubelet = site.kubelet
+    with kubelet.published(kubelet.volume(env=site.env, target="/opt/env")) as target:
+        assert (target / "package.py").read_text() == "answer = 42\n"
+    assert kubelet.refused(kubelet.volume(env=site.env[:20], target="/opt/env"))[0] == "INVALID_ARGUMENT"
+    code, said = kubelet.refused(kubelet.volume(env=site.env))
+    assert (code, "must be one of /opt/env, /opt/full" in said) == ("INVALID_ARGUMENT", True)
+    code, said = kubelet.refused(kubelet.volume(env=site.env, target="/opt/full"))
+    assert (code, "is a change to files of the image" in said) == ("INVALID_ARGUMENT", True)
+    unknown = f"{'0' * 64}/{'0' * 64}"
+    assert kubelet.refused(kubelet.volume(env=unknown, target="/opt/env"))[0] == "NOT_FOUND"
+
+
+def test_a_checkpoint_is_mounted_for_its_namespace(site: Site) -> None:
+    kubelet, url = site.kubelet, f"{site.checkpoints}/team/step-1"
+    with kubelet.published(kubelet.volume(checkpoint=url, prefetch=".")) as target:
+        assert (target / "model").read_bytes() == b"weights" * 1000
+        script = f"mount --bind {target} /mnt && exec setpriv --reuid 4711 --regid 4711 --clear-groups cat /mnt/model"
+        done = subprocess.run(  # a pod sees it elsewhere, and may have a user that no node knows
+            ["unshare", "--mount", "--propagation", "private", "sh", "-c", script], capture_output=True, check=True
+        )
+        assert done.stdout == b"weights" * 1000
+    code, said = kubelet.refused(kubelet.volume(checkpoint=url, namespace="others"))
+    assert (code, "pods of namespace others may not mount" in said) == ("PERMISSION_DENIED", True)
+    assert kubelet.refused(kubelet.volume(checkpoint=f"{site.checkpoints}/team/step-2"))[0] == "NOT_FOUND"
+
+
+def test_asked_for_twice_and_at_once(site: Site) -> None:
+    kubelet = site.kubelet
+    volume = kubelet.volume(env=site.env, target="/opt/env")
+    together(lambda _: kubelet.publish(volume), range(4))
+    kubelet.publish(volume)
+    assert len([entry for entry in mount.entries() if entry.target == str(volume.target)]) == 1
+    together(lambda _: kubelet.unpublish(volume), range(4))
+    kubelet.unpublish(volume)
+
+
+def test_a_volume_in_use_stays(site: Site) -> None:
+    kubelet = site.kubelet
+    volume = kubelet.volume(env=site.env, target="/opt/env")
+    kubelet.publish(volume)
+    with (volume.target / "package.py").open() as file:
+        with pytest.raises(grpc.RpcError, match="in use"):
+            kubelet.unpublish(volume)
+        assert file.read() == "answer = 42\n"
+    kubelet.unpublish(volume)
+
+
+def test_volumes_outlive_the_driver(site: Site) -> None:
+    """It is killed under readers; the next one ends what it finds."""
+    kubelet = site.kubelet
+    lazy = kubelet.volume(image=site.private)
+    striped = kubelet.volume(checkpoint=f"{site.checkpoints}/team/step-1")
+    kubelet.publish(lazy, at=site.registry, **{USER: PASSWORD})
+    kubelet.publish(striped)
+    ended = threading.Event()
+    turns: list[bool] = []
+
+    def read() -> None:
+        while not ended.is_set():
+            whole = hashlib.sha256((lazy.target / "data/noise").read_bytes()).hexdigest() == SUM
+            turns.append(whole and (striped.target / "model").read_bytes() == b"weights" * 1000)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        until(lambda: turns, 30.0, "the first turn")
+        kubelet.kill()
+        kubelet.start()
+        before = len(turns)
+        until(lambda: len(turns) > before + 1, 30.0, "more turns")
+    finally:
+        ended.set()
+        reader.join()
+    assert all(turns)
+    kubelet.unpublish(lazy)
+    kubelet.unpublish(striped)
+
+
+@pytest.mark.parametrize("point", ["csi.publish.before-mount", "csi.publish.before-bind", "csi.publish.after-bind"])
+def test_a_driver_killed_while_it_mounts_leaves_nothing(site: Site, point: str) -> None:
+    kubelet = site.kubelet
+    kubelet.stop()
+    kubelet.start(BOOTSEER_FAULTS=f"{point}=kill")
+    gone, again = (kubelet.volume(env=site.env, target="/opt/env") for _ in range(2))
+    with pytest.raises(grpc.RpcError):
+        kubelet.publish(gone)
+    kubelet.ended()
+    kubelet.start(BOOTSEER_FAULTS=f"{point}=kill@2")
+    kubelet.publish(again)
+    kubelet.unpublish(gone)
+    with pytest.raises(grpc.RpcError):
+        kubelet.publish(gone)
+    kubelet.ended()
+    kubelet.start()
+    kubelet.publish(gone)
+    assert (gone.target / "package.py").read_text() == "answer = 42\n"
+    kubelet.unpublish(gone)
+    kubelet.unpublish(again)
