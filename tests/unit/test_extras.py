@@ -21,7 +21,8 @@ sys.meta_path.insert(0, Blocked())
 EVERYTHING = """
 import bootseer
 for found in pkgutil.walk_packages(bootseer.__path__, "bootseer."):
-    extras = "bootseer.hdfs.", "bootseer.storage.hdfs", "bootseer.stripefs.hdfs", "bootseer.containerd."
+    extras = "bootseer.hdfs.", "bootseer.storage.hdfs", "bootseer.stripefs.hdfs"
+    extras += "bootseer.containerd.", "bootseer.csi.server", "bootseer.csi.proto", "bootseer.rpc.server"
     if not found.name.startswith(extras):
         importlib.import_module(found.name)
 """
@@ -66,9 +67,10 @@ def test_hdfs_is_one_line(args: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_the_snapshotter_is_one_line() -> None:
-    done = run(VERB, "containerd", "serve")
+@pytest.mark.parametrize(("group", "what"), [("containerd", "the snapshotter"), ("csi", "the CSI driver")])
+def test_kubernetes_is_one_line(group: str, what: str) -> None:
+    done = run(VERB, group, "serve")
     assert done.returncode == 71
-    assert done.stderr.startswith("bootseer: the snapshotter needs more packages: ")
+    assert done.stderr.startswith(f"bootseer: {what} needs more packages: ")
     assert done.stderr.endswith("; pip install 'bootseer[containerd]'\n")
     assert run(VERB, "containerd", "config").returncode == 0
