@@ -17,7 +17,7 @@ import pytest
 
 from bootseer import env, image
 from bootseer.config import Config
-from bootseer.env import EnvSpec, Target, snapshots
+from bootseer.env import EnvSpec, Outcome, Target, snapshots
 from bootseer.kernel import mount
 from bootseer.store import open_store
 from bootseer.stripefs.store import open_fs
@@ -61,7 +61,8 @@ def site(cluster: HadoopCluster) -> Iterator[Site]:
                 push(f"oci:{here}/layout", private)
                 image.convert(private, str(here / "store"), work_dir=here / "work")
             checkpoints = f"{cluster.url}/csi-{here.name}"
-            open_fs(checkpoints).put(b"weights" * 1000, "team/step-1/model")
+            (here / "model").write_bytes(b"weights" * 1000)
+            open_fs(checkpoints).put(here / "model", "team/step-1/model")
             kubelet = Kubelet(
                 here,
                 {
@@ -70,9 +71,12 @@ def site(cluster: HadoopCluster) -> Iterator[Site]:
                     "DOCKER_CONFIG": str(here / "logins"),  # root's: no pod may profit by them
                 },
             )
+            name = _environment(here)
             kubelet.start()
-            yield Site(kubelet, private, registry.address, _environment(here), checkpoints)
-            kubelet.stop()
+            try:
+                yield Site(kubelet, private, registry.address, name, checkpoints)
+            finally:
+                kubelet.stop()
             assert not kubelet.registration.exists()
             assert not kubelet.endpoint.exists()
     finally:
@@ -88,17 +92,19 @@ def _environment(here: Path) -> str:
     (full / "of-the-image").write_text("x")
 
     def fill() -> int:
+        empty.mkdir(exist_ok=True)
         (empty / "package.py").write_text("answer = 42\n")
         (full / "package.py").write_text("")
         return 0
 
     spec = EnvSpec(
-        targets=(Target("/opt/env", str(empty)), Target("/opt/full", str(full))), command=("fill",), restore="unpack"
+        targets=(Target("/opt/env", str(empty)), Target("/opt/full", str(full))),
+        command=("fill",),
+        image_digest="sha256:1",
+        restore="unpack",
     )
     config = Config(cache_dir=str(here / "maker/cache"), state_dir=str(here / "maker/state"))
-    result = env.run(spec, fill, store_url=str(here / "store"), config=config)
-    assert result.publication
-    result.publication.wait(60.0)
+    assert env.run(spec, fill, store_url=str(here / "store"), config=config).outcome is Outcome.RAN_AND_PUBLISHED
     (name,) = snapshots.names(open_store(str(here / "store")))
     return name
 

@@ -89,7 +89,8 @@ def site() -> Iterator[Site]:
             record = image.convert(refs["converted"], str(here / "store"), work_dir=here / "work")
             (here / "cluster").mkdir()
             used = kubernetes.Site(registry.address, pause, str(here / "store"), f"{hadoop.url}/{{namespace}}/")
-            open_fs(checkpoint := f"{hadoop.url}/default/step-1").put(NOISE, "model")
+            (here / "model").write_bytes(NOISE)
+            open_fs(checkpoint := f"{hadoop.url}/default/step-1").put(here / "model", "model")
             with Kubernetes(here / "cluster", network.nodes, used) as cluster:
                 cluster.kubectl("apply", "-k", str(DEPLOY))
                 yield Site(cluster, record.layer_bytes, checkpoint, **refs)

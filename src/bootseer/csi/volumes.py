@@ -1,7 +1,7 @@
 """Volumes of pods: an image, an environment or a checkpoint, mounted read-only in the folder that the kubelet names.
 
 A pod may ask for anything, with the node's rights at store and registries behind it. So an image is mounted for a pod
-that the registry gives it to (`bootseer.image.convert.readable`), an environment for one that knows its whole name,
+that the registry gives it to (`image.convert.readable_for`), an environment for one that knows its whole name,
 which is a digest of all that went in, and a checkpoint where the settings let the pod's namespace.
 
 What is mounted for a volume is below ``<state_dir>/csi/<volume>``, which only root can enter, and bound to the folder
@@ -24,7 +24,7 @@ from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.env import manifest
 from bootseer.errors import ConfigError, DataError, PrivilegeError, doing
-from bootseer.image import convert
+from bootseer.image.convert import readable_for
 from bootseer.kernel import mount as mounts
 from bootseer.oci import credentials
 from bootseer.private import private_folder
@@ -160,7 +160,7 @@ class Volumes:
         store, ref = open_store(self._config.store_url), oci.Reference.parse(wish.name)
         if not ref.registry:
             raise PrivilegeError(f"{ref} is in no registry, so nothing says who may read it")
-        record = convert.readable(ref, store, self._config, lambda ref: oci.digest_for(ref, wish.logins))
+        record = readable_for(ref, store, self._config, lambda ref: oci.digest_for(ref, wish.logins))
         return self._tree(folder, record.tree, store)
 
     def _env(self, folder: Path, wish: Wish) -> Path:

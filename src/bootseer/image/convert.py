@@ -263,7 +263,7 @@ def converted(ref: oci.Reference, digest: str, store: Store, config: Config | No
         ) from None
 
 
-def readable(
+def readable_for(
     ref: oci.Reference, store: Store, config: Config, digest_for: Callable[[oci.Reference], str]
 ) -> ImageRecord:
     """The record of the image that ``ref`` names at its registry, for somebody whom that registry, and the one that the
