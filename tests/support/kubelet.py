@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -76,7 +76,7 @@ class Kubelet:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def call(self, name: str, message: object, answer: type = messages.Empty, *, at: Path | None = None) -> object:
+    def call(self, name: str, message: Any, answer: type[Any] = messages.Empty, *, at: Path | None = None) -> Any:
         """Raises `grpc.RpcError`."""
         with grpc.insecure_channel(f"unix:{at or self.endpoint}") as channel:
             ask = channel.unary_unary(
@@ -113,7 +113,7 @@ class Kubelet:
         except grpc.RpcError as exc:
             assert not volume.target.exists()
             assert not list((self.state / "csi").iterdir())
-            return exc.code().name, exc.details()
+            return exc.code().name, str(exc.details())
         raise AssertionError("it was published")
 
     def unpublish(self, volume: Volume) -> None:
