@@ -187,7 +187,7 @@ class Machine:
         """Start these programs; one that is none of a node's with ``argv``."""
         for name in names:
             words = [str(KUBE / name), *argv] if argv else self._argv(name)
-            self._running[name] = self._services.enter_context(service(self._with(words), self.here / f"{name}.log"))
+            self._running[name] = self._services.enter_context(service(self.command(words), self.here / f"{name}.log"))
             if name == "snapshotter":
                 until(lambda: self.socket.exists(), 60.0, "the snapshotter", step=0.05)
 
@@ -222,13 +222,14 @@ class Machine:
             "csi": [*bootseer, "csi", "serve", "--kubelet-dir", f"{here}/kubelet"],
         }[name]  # fmt: skip
 
-    def _with(self, argv: Sequence[str]) -> list[str]:
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """``argv`` as run on the node with its settings."""
         path = f"PATH={CONTAINERD}:{os.environ['PATH']}:/usr/sbin"  # containerd starts its shim, that runc
         return self.inside("env", path, *(f"{key}={value}" for key, value in self._environ.items()), *argv)
 
     def bootseer(self, *args: str) -> subprocess.CompletedProcess[str]:
         """The verb ``bootseer containerd`` on the node."""
-        argv = self._with([sys.executable, "-m", "bootseer.cli.main", "containerd", *args])
+        argv = self.command([sys.executable, "-m", "bootseer.cli.main", "containerd", *args])
         return subprocess.run(argv, capture_output=True, text=True, timeout=_SECONDS, check=False)
 
     def clear(self, *images: str) -> None:
@@ -243,7 +244,7 @@ class Machine:
 
     def _ctr(self, *args: str) -> list[str]:
         argv = [str(CONTAINERD / "ctr"), "--address", self.containerd, "--namespace", "k8s.io", *args]
-        done = subprocess.run(self._with(argv), capture_output=True, text=True, timeout=_SECONDS, check=True)
+        done = subprocess.run(self.command(argv), capture_output=True, text=True, timeout=_SECONDS, check=True)
         return done.stdout.split()
 
     def content_bytes(self) -> int:
