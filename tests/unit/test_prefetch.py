@@ -14,11 +14,11 @@ from bootseer.blocks import _hash
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
-from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import hotpack_builder, library
-from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.errors import UnavailableError
 from bootseer.testing import FlakyStore
 from support import lazy

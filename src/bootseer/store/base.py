@@ -31,8 +31,6 @@ class RangeReader(abc.ABC):
     """Repeated range reads of one object, safe to call from several threads at once."""
 
     size: int
-    streams = False
-    """Whether `pieces` is one request, whose bytes come while they are taken."""
 
     @abc.abstractmethod
     def read(self, offset: int, length: int) -> bytes:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.errors import NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import TEMPORARY, Backend, Source
+from bootseer.storage.interface import TEMPORARY, Backend, Source, clean
 from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
 
 
@@ -77,8 +77,7 @@ class ObjectStore(Store):
         return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        below = prefix.strip("/")
-        found = self._backend.walk(check_key(below) if below else "")
+        found = self._backend.walk(clean(prefix))
         yield from sorted(
             (ObjectInfo(*item) for item in found if not item[0].rpartition("/")[2].startswith(TEMPORARY)),
             key=lambda info: info.key,

@@ -30,6 +30,7 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry, turn
 from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
+from bootseer.storage.interface import clean
 from bootseer.store import _artifact
 from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
 
@@ -144,9 +145,7 @@ class RegistryStore(Store):
 
     def some(self, prefix: str) -> Iterator[ObjectInfo]:
         """A request per object that was not seen before, ``_LOOKERS`` at a time and ahead."""
-        below = prefix.strip("/")
-        if below:
-            check_key(below)
+        below = clean(prefix)
         start = _artifact.tag_prefix(below)
         tags = list(dict.fromkeys(tag for tag in self._registry.tags() if tag.startswith(start)))
         seen, rest = set(tags), iter(tags)
@@ -308,8 +307,6 @@ class RegistryStore(Store):
 
 
 class _BlobReader(RangeReader):
-    streams = True
-
     def __init__(self, registry: Registry, item: Descriptor, key: str) -> None:
         self._registry, self._item, self._key = registry, item, key
         self.size = item.size

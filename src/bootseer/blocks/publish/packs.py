@@ -32,7 +32,7 @@ from bootseer.blocks.publish.spool import PACK_LIMIT, PackSpool
 from bootseer.errors import DataError
 
 Progress = Callable[[int, int], None]
-"""Called now and then from the calling thread with (bytes done, bytes in all)."""
+"""Called now and then with (done, in all): bytes or blocks, as the caller of it says."""
 
 LEVEL = 3
 """Of zstd, for what a tree consists of."""

@@ -31,8 +31,8 @@ from bootseer.blocks.serving.protocol import (
     TreeStatus,
 )
 from bootseer.errors import BootseerError, UnavailableError, doing, from_exit_code, from_os_error
+from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
-from bootseer.kernel.flock import lock
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +53,13 @@ _TAKE_BACK_SECONDS = 1.0
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time mounts or unmounts the tree whose state is in ``folder``."""
     path = folder.with_suffix(".lock")
-    with doing(f"open {path}"):
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not lock(fd, _LOCK_SECONDS):
+    with contextlib.ExitStack() as stack:
+        with doing(f"open {path}"):
+            folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            alone = stack.enter_context(flock.locked(path, os.O_RDWR | os.O_CREAT, _LOCK_SECONDS))
+        if not alone:
             raise UnavailableError(f"another process mounts or unmounts tree {folder.name} for too long")
         yield
-    finally:
-        os.close(fd)
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------
@@ -230,13 +228,10 @@ def unmount_target(target: Path) -> None:
 def alive(folder: Path) -> bool:
     """Whether a process of the server of ``folder`` lives; one that finishes a hot pack behind it does not count."""
     try:
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        with flock.locked(folder / LOCK) as alone:
+            return not alone
     except FileNotFoundError:
         return False
-    try:
-        return not lock(fd)
-    finally:
-        os.close(fd)
 
 
 def await_exit(folder: Path, timeout: float) -> None:
@@ -282,10 +277,6 @@ def _remove_state(folder: Path) -> None:
 
 def clear_unwatched(folder: Path) -> None:
     """In a server that ends by itself: remove its state, unless somebody waits for its end or is about to use it."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if lock(fd):
-                _remove_state(folder)
-        finally:
-            os.close(fd)
+    with contextlib.suppress(OSError), flock.locked(folder.with_suffix(".lock")) as alone:
+        if alone:
+            _remove_state(folder)

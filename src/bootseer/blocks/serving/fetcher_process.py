@@ -24,10 +24,10 @@ from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
-from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
 from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec

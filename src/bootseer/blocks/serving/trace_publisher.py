@@ -19,7 +19,7 @@ import msgspec
 
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
-from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.merge import HotUse, blocks_of, hot_use
@@ -53,7 +53,7 @@ class TracePublisher:
         counts: memoryview,
         store: Store,
         key: library.ProfileKey | None,
-        target: Target,
+        target: library.Target,
         tree: LocalTree,
         cache: CacheFile[BlockMap],
         *,
