@@ -53,9 +53,10 @@ class Rig:
     def renew(self, stop: threading.Event | None = None) -> str:
         work = self.folder / "work"
         with contextlib.closing(self.cache.blocks_now()) as ready:
-            found = hotpack_builder.renew(
-                self.store, KEY, self.target, ready, work=work, stop=stop or threading.Event(), hurry=threading.Event()
-            )
+            found, _ = hotpack_builder.renew(
+                self.store, KEY, self.target, ready, meta=self.folder / "absent", work=work,
+                stop=stop or threading.Event(), hurry=threading.Event(),
+            )  # fmt: skip
         assert list(work.iterdir()) == []
         return found
 

@@ -19,7 +19,7 @@ import msgspec
 
 from bootseer.blocks.fetch.deadlines import Done, Request, Waiting, rest_of
 from bootseer.blocks.fetch.queue import STREAM, Batch, FetchQueue, Priority
-from bootseer.blocks.fetch.source import Source, read_block
+from bootseer.blocks.fetch.source import StoreSource, read_block
 from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.fetch.workers import BlockCache, BlockWriter, Came
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
@@ -102,7 +102,7 @@ class Fetcher:
     def __init__(
         self,
         cache: BlockCache,
-        source: Source,
+        source: StoreSource,
         *,
         streams: int = 6,
         window: int = DEMAND_WINDOW,

@@ -131,15 +131,11 @@ class TracePublisher:
                 self._traced.set()
                 if more:
                     self.hot_pack = "being made"
-                    made = hotpack_builder.renew(
-                        self._store, key, self._target, blocks, work=self._tree.cache, stop=self._stop,
-                        hurry=self._hurry,
+                    self.hot_pack, pages = hotpack_builder.renew(
+                        self._store, key, self._target, blocks, meta=self._tree.meta, work=self._tree.cache,
+                        stop=self._stop, hurry=self._hurry,
                     )  # fmt: skip
-                    log.info("hot pack: %s", made)
-                    if not self._stop.is_set():
-                        pages = hotpack_builder.renew_pages(self._store, key, self._target, meta=self._tree.meta)
-                        log.info("page list: %s", pages)
-                    self.hot_pack = made
+                    log.info("hot pack: %s; page list: %s", self.hot_pack, pages)
         except Exception:
             log.exception("the recording of tree %s is not published", self._tree.digest[:12])
             self.state = "failed"
