@@ -105,9 +105,8 @@ class FetcherProcess:
             clock=counts[Count.BEGAN_NS] / 1e9,
         )
         self._traces = TracePublisher(
-            recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan,
-            keep_hot=self._keep_hot,
-        )  # fmt: skip
+            recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan
+        )
         self._requests = ReadRequests(reads, self._fetcher, self._cache, self._stop)
 
     def run(self) -> None:
@@ -195,7 +194,7 @@ class FetcherProcess:
                 plan = prefetch.begin(self._fetcher, self._store, self._key, self._target, tell=self._note_plan)
                 self._note_plan(plan)
                 if plan.order:
-                    self._keep_hot(set(plan.order))
+                    inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, plan.order)
                 log.info("%d hot blocks, from %d traces and hot pack %r", len(plan.order), plan.traces, plan.pack)
         except BootseerError as exc:
             log.warning("no prefetch of tree %s: %s", self._tree.digest[:12], exc)
@@ -207,10 +206,6 @@ class FetcherProcess:
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan
-
-    def _keep_hot(self, blocks: set[int]) -> None:
-        """Remember hot blocks for when space is short."""
-        inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
 
 
 def keep_synced(cache: CacheFile[BlockMap], began: float, stop: threading.Event) -> None:

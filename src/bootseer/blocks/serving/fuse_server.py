@@ -1,14 +1,11 @@
 """The FUSE server of a tree: it answers the kernel's reads of the one file ``data``, and does nothing else.
 
 One process: a few FUSE workers, and the main thread, which polls the channel to the fetcher and a pidfd of the
-supervisor. No network, no decompression. A read whose blocks are ready is answered at once from the data file; any
-other is put off, asked for over the channel, and answered when its blocks came, so waiting readers hold no worker.
+supervisor. A read whose blocks are ready is answered at once from the data file; any other is put off, asked for over
+the channel, and answered when its blocks came, so waiting readers hold no worker.
 
-The supervisor opened the mount (`mount`) and keeps its descriptors. When this process is killed readers wait; the next
-one finds what was negotiated in ``SharedMemory.negotiated``, and has the kernel send again what its predecessor took
-(Linux 6.9). When the supervisor is killed this process forks the next one, which only needs the descriptors and never
-comes near the locks that the workers may hold at that moment. The mount fails closed: with all its processes gone,
-readers get errors.
+When this process is killed readers wait for the next one (`_serve`). When the supervisor is killed this process forks
+the next one, which never comes near the locks that the workers may hold at that moment.
 """
 
 from __future__ import annotations
@@ -149,6 +146,7 @@ class FuseServer:
             self._succeed(server)
 
     def _serve(self) -> fuse.Server:
+        """Begin, or go on after a server that died: the kernel sends again what that took (Linux 6.9)."""
         operations = fuse.SingleFile(DATA, self._shared.size, self._read)
         note = self._shared.negotiated.read()
         if not note:

@@ -24,12 +24,8 @@ import threading
 import time
 
 from bootseer.blocks.formats.bitmap import Ready
+from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT
 from bootseer.errors import doing
-
-UNIT = 4096
-"""Bytes of a unit of the access trace."""
-TOUCH_LIMIT = 1 << 20
-"""Touches kept at most, as in a trace; a torch start makes about 15,000."""
 
 _TOUCH = struct.Struct("<IIQI4x")
 _LENGTH = struct.Struct("<I")
@@ -108,7 +104,7 @@ class SharedMemory:
         self.size, self.block_size = size, block_size
         self.shift = max(0, block_size.bit_length() - 1)
         units = -(-size // UNIT)
-        limit = min(TOUCH_LIMIT, max(1, units))
+        limit = min(MAX_TOUCHES, max(1, units))
         lengths = [_COUNTS * 8, _PAGE, _PAGE, _TARGETS, limit * _TOUCH.size, units, blocks]
         parts = []
         with doing("make shared memory"):
