@@ -3,13 +3,12 @@
 ``registry://HOST[:PORT]/NAME[@sha256:...]``, or ``registry+http://`` and ``registry+https://`` to choose. A digest
 names an image of that repository: what is put without a subject of its own then refers to that image.
 
-Publication: the blob first, then a manifest, then a tag per key; a key is there when its tag is. Tags are written
-whole, so no index of all objects is ever rewritten (nodes that publish traces at once would lose each other's). A
-registry has no conditional write: "the first publication wins" is a look before and after writing the tag, so two
-writers of one key on two machines can both believe they won; harmless, as keys of this project name their content.
+Publication: the blob first, then a manifest, then a tag per key; a key is there when its tag is, so no index is ever
+rewritten. A registry has no conditional write: "the first publication wins" is a look before and after writing the tag,
+so two writers of one key on two machines can both believe they won.
 
-Concurrency: any thread may call anything. One lock guards what is remembered; no request is made under it. Puts of one
-key by threads of one process take turns.
+Concurrency: one lock guards what is remembered; no request is made under it. Puts of one key by threads of one process
+take turns.
 """
 
 from __future__ import annotations

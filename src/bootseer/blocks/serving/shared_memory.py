@@ -175,10 +175,8 @@ class AccessTrace:
         self._lock = threading.Lock()
 
     def touch(self, offset: int, length: int, pid: int) -> None:
-        """A read of ``length`` bytes (at least one, inside the file) at ``offset`` by thread ``pid``.
-
-        Does nothing unless ``Count.RECORDING`` is set; costs one scan of ``seen`` where the units are known.
-        """
+        """A read of ``length`` bytes (at least one, inside the file) at ``offset`` by thread ``pid``; noted only where
+        ``Count.RECORDING`` is set."""
         seen, touches = self._seen, self._touches
         if not self._counts[Count.RECORDING]:
             return
