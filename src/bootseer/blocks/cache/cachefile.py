@@ -77,10 +77,8 @@ class CacheFile(ReadyBlocks[Map]):
     in the file, and 0 again only when the cache breaks (``broken``: the disk lost data, blocks are not kept any more).
     """
 
-    def __init__(
-        self, folder: Path, blocks: Map, digest: bytes, lock_fd: int, data_fd: int = -1, ready: Ready | None = None
-    ) -> None:
-        super().__init__(folder, data_fd, bytearray(blocks.count) if ready is None else ready, blocks)
+    def __init__(self, folder: Path, blocks: Map, digest: bytes, lock_fd: int, ready: Ready | None) -> None:
+        super().__init__(folder, -1, bytearray(blocks.count) if ready is None else ready, blocks)
         self.digest = digest
         self._lock_fd = lock_fd
         self._lock = threading.Lock()
@@ -102,36 +100,21 @@ class CacheFile(ReadyBlocks[Map]):
             with doing(f"open block cache {folder}"):
                 lock_fd = take_lock(folder)
                 undo.callback(os.close, lock_fd)
-                self = cls(folder, blocks, digest, lock_fd, ready=ready)
+                self = cls(folder, blocks, digest, lock_fd, ready)
                 undo.callback(super(CacheFile, self).close)
                 self._load()
             undo.pop_all()
         return self
 
-    @classmethod
-    def resume(
-        cls,
-        folder: Path,
-        blocks: Map,
-        digest: bytes,
-        *,
-        ready: Ready,
-        lock_fd: int,
-        data_fd: int,
-        broken: bool,
-        broke: Callable[[], None] = lambda: None,
-    ) -> CacheFile[Map]:
-        """Go on with a cache that another process opened, and perhaps wrote to until it died: ``ready`` as it left it,
-        and its descriptors, which now belong to the result. ``broken``: what `broken` was there; ``broke`` is called
-        first of all when the disk loses data here."""
-        self = cls(folder, blocks, digest, lock_fd, data_fd, ready)
+    def resume(self, *, broken: bool, broke: Callable[[], None]) -> None:
+        """In a forked child: go on where another child, which had ``ready`` in common with this one, wrote until it
+        died. ``broken``: what `broken` was there; ``broke`` is called first of all when the disk loses data here."""
         self._broke = broke
         bits = self._read_bitmap()
         if bits is not None:
             self._durable = bytes(bits)
         if broken:
             self._lose()
-        return self
 
     def _load(self) -> None:
         blocks = self.map

@@ -56,8 +56,7 @@ _DETACHED_NAME = "bootseer-pack"
 class FetcherProcess:
     """One fetcher. `run` returns when the supervisor says that the last mount is gone, or nobody else is left.
 
-    ``cache``: as the supervisor opened it; this process goes on with its descriptors. ``detach`` is called when this
-    process belongs to the server no more.
+    ``cache``: as the supervisor opened it. ``detach`` is called when this process belongs to the server no more.
     """
 
     def __init__(
@@ -75,10 +74,8 @@ class FetcherProcess:
         self._detach = detach
         self._number = counts[Count.FETCHER_STARTS]
         self._stop = threading.Event()
-        self._cache = CacheFile.resume(
-            tree.cache, tree.map, tree.map_digest, ready=shared.ready, lock_fd=cache.lock_fd, data_fd=cache.fileno(),
-            broken=bool(counts[Count.BROKEN]), broke=lambda: counts.__setitem__(Count.BROKEN, 1),
-        )  # fmt: skip
+        self._cache = cache
+        cache.resume(broken=bool(counts[Count.BROKEN]), broke=lambda: counts.__setitem__(Count.BROKEN, 1))
         self._fetcher = Fetcher(
             self._cache,
             StoreSource(store, tree.map),
