@@ -130,7 +130,6 @@ class RegistryStore(Store):
         with self._lock:
             batch, self._batch = self._batch, None
         if batch and batch.new:
-            faults.point("store.batch.before-publish")
             self._publish(batch.objects, batch.new, batch.subject or self._default_subject())
 
     def keep(self, key: str) -> None:

@@ -140,7 +140,6 @@ def _renew_pages(store: Store, folder: str, target: Target, traces: Sequence[Tra
         pages = build_pages(complete, target.tree, mapped, time.time_ns())
     if old is not None and old.fresh and _like(_units(old), _units(pages)):
         return "not needed"
-    faults.point("blocks.pagelist.before-publish")
     if not store.exists(known.key):
         return "retired"
     store.put(name, pages.encode(), overwrite=True)
@@ -208,7 +207,6 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target
     Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
     """
     key = hotpack.pack_key(folder, _hash.file_hexdigest(path))
-    faults.point("blocks.hotpack.before-publish")
     store.put(key, path)
     faults.point("blocks.hotpack.before-retire")
     left = {one.key for one in library.packs(store, folder, target) if one.pack.age_order >= pack.created} | {key}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -151,16 +150,16 @@ class NewServer:
 
     def __init__(self, command: Sequence[str]) -> None:
         """Raises `UnavailableError` and the like when no process can be started."""
-        self._answer_fd, write_fd = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [*command, str(write_fd)], stdin=subprocess.PIPE, pass_fds=[write_fd], start_new_session=True
-            )
-        except OSError as exc:
-            os.close(self._answer_fd)
-            raise from_os_error(exc, "start a block server") from exc
-        finally:
-            os.close(write_fd)
+        self._answer, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            try:
+                self._process = subprocess.Popen(
+                    [*command, str(fd)], stdin=subprocess.PIPE, pass_fds=[fd], start_new_session=True
+                )
+            except OSError as exc:
+                self._answer.close()
+                raise from_os_error(exc, "start a block server") from exc
         assert self._process.stdin is not None
         self._input = self._process.stdin
 
@@ -169,7 +168,7 @@ class NewServer:
 
     def __exit__(self, *_: object) -> None:
         """See out the process; a server goes on in a child of it."""
-        os.close(self._answer_fd)
+        self._answer.close()
         if not self._input.closed:
             self._process.kill()
             self._input.close()
@@ -183,7 +182,10 @@ class NewServer:
         """Have it serve what the spec in ``folder`` says. Returns its driver, raises what kept it from starting."""
         with contextlib.suppress(BrokenPipeError), self._input as pipe:  # no answer says that it is dead
             pipe.write(os.fsencode(folder))
-        answer = _read_answer(self._answer_fd)
+        self._answer.settimeout(_START_SECONDS)
+        answer = ""
+        with contextlib.suppress(OSError), self._answer.makefile(errors="replace") as lines:
+            answer = lines.readline().strip()
         word, _, rest = answer.partition(" ")
         if word == "ok":
             return rest
@@ -193,18 +195,6 @@ class NewServer:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
         raise UnavailableError("the block server did not start", hint=f"see {folder.with_suffix('.log')}")
-
-
-def _read_answer(fd: int) -> str:
-    until = time.monotonic() + _START_SECONDS
-    data = b""
-    while not data.endswith(b"\n"):
-        ready, _, _ = select.select([fd], [], [], max(0.0, until - time.monotonic()))
-        piece = os.read(fd, 4096) if ready else b""
-        if not piece:
-            break
-        data += piece
-    return data.decode(errors="replace").strip()
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

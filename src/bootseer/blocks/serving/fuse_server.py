@@ -76,7 +76,7 @@ class FuseServer:
         self._supervisor, self._watched, self._next_fork = supervisor, -1, 0.0
         self._succeed = succeed
         self._generation = shared.counts[Count.SERVER_STARTS]
-        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._map = mmap.mmap(data_fd, shared.size, prot=mmap.PROT_READ)
         self._mapped = memoryview(self._map)
         self._server: fuse.Server | None = None
@@ -97,8 +97,7 @@ class FuseServer:
                     if fd == self._channel.fileno():
                         self._pending.take_messages()
                     elif fd == self._wake:
-                        with contextlib.suppress(BlockingIOError):
-                            os.read(self._wake, 4096)
+                        os.eventfd_read(self._wake)
                     elif fd == self._watched:
                         poll.unregister(fd)
                         os.close(fd)
@@ -139,7 +138,6 @@ class FuseServer:
             return
         if not self._supervisor:
             os.close(self._wake)
-            os.close(self._waker)
             with contextlib.suppress(BufferError):  # a worker was reading from it in the moment of the fork
                 self._mapped.release()
                 self._map.close()
@@ -171,8 +169,7 @@ class FuseServer:
         self._rouse()
 
     def _rouse(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake
-            os.write(self._waker, b".")
+        os.eventfd_write(self._wake, 1)
 
     def _answer(self, ctx: fuse.Context, result: fuse.ReadResult | OSError) -> None:
         assert self._server is not None
