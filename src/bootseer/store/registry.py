@@ -29,9 +29,9 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry, turn
 from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
-from bootseer.storage.interface import clean
+from bootseer.storage.interface import Source, clean
 from bootseer.store import _artifact
-from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
+from bootseer.store.base import ObjectInfo, Store, check_key
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class RegistryStore(Store):
             raise DataError(f"{key} in store {self.url} does not match its digest {item.digest}")
         return data
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         return _BlobReader(self._registry, self._find(key), f"{key} in store {self.url}")
 
     def stat(self, key: str) -> ObjectInfo:
@@ -304,7 +304,7 @@ class RegistryStore(Store):
         return there is not None and there.digest == item.digest
 
 
-class _BlobReader(RangeReader):
+class _BlobReader(Source):
     def __init__(self, registry: Registry, item: Descriptor, key: str) -> None:
         self._registry, self._item, self._key = registry, item, key
         self.size = item.size

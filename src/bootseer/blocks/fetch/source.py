@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.frames import verified
 from bootseer.errors import DataError, UnavailableError, from_os_error
-from bootseer.store import RangeReader, Store
+from bootseer.store import Source, Store
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _MAX_OPEN = 64
 class _Open:
     """A reader and how many threads read from it. It is closed when none does and it is not kept any more."""
 
-    def __init__(self, reader: RangeReader) -> None:
+    def __init__(self, reader: Source) -> None:
         self.reader = reader
         self.users = 1
 
@@ -69,7 +69,7 @@ class StoreSource:
         return f"{self._store.shown}/{self._keys[pack]}"
 
     @contextmanager
-    def _reader(self, pack: int) -> Iterator[RangeReader]:
+    def _reader(self, pack: int) -> Iterator[Source]:
         """Errors of the system come out as `UnavailableError`. After that or `DataError` the pack is opened anew."""
         one = self._take(pack)
         try:
