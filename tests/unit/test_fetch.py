@@ -208,6 +208,8 @@ def test_a_reader_does_not_wait_for_a_slow_prefetch(rig: Rig) -> None:
     fetcher.submit(rig.real[2], rig.real[2], answer)
     until(lambda: len(rig.store.reads) == 2)
     assert rig.store.reads[1][1:] == (rig.offset(rig.real[2]), rig.blob.map.lengths[rig.real[2]])
+    time.sleep(0.4)
+    assert len(rig.store.reads) == 2, "it is on its way alone"
     rig.store.release()
     assert answer.one() is None
     assert fetcher.stats[Fetched.HEDGES] == 1
