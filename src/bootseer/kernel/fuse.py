@@ -16,7 +16,6 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from types import TracebackType
 
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError, from_os_error
 from bootseer.kernel import _fuse_device, mount
@@ -200,9 +199,7 @@ class Server:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
     def _close(self) -> None:

@@ -184,7 +184,7 @@ class NewServer:
             pipe.write(os.fsencode(folder))
         self._answer.settimeout(_START_SECONDS)
         answer = ""
-        with contextlib.suppress(OSError), self._answer.makefile(errors="replace") as lines:
+        with contextlib.suppress(OSError), self._answer.makefile(encoding="utf-8", errors="replace") as lines:
             answer = lines.readline().strip()
         word, _, rest = answer.partition(" ")
         if word == "ok":
