@@ -26,12 +26,16 @@ PACKED = BlockMap(
 
 
 def hotpack(raw: bytes) -> object:
-    return HotPack.decode(raw, 65843, TREE, "cd" * 32, PACKED)
+    size = {1: 65820, 2: 65843}[raw[8]] if len(raw) > 8 and raw[8] in (1, 2) else len(raw)
+    return HotPack.decode(raw, size, TREE, "cd" * 32, PACKED)
 
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
+    "blockmap-v1": lambda raw: BlockMap.decode(raw, ObjectRef("bb" * 32, 60)),
     "blockmap-v2": BlockMap.decode,
+    "trace-v1": Trace.decode,
     "trace-v2": Trace.decode,
+    "hotpack-v1": hotpack,
     "hotpack-v2": hotpack,
     "chunks-v1": ChunkList.decode,
     "pagelist-v1": lambda raw: PageList.decode(zstandard.compress(raw), TREE, 1 << 40),

@@ -18,18 +18,22 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 TREE = "ab" * 32
 
 
-def plain() -> Trace:
+def old() -> Trace:
     return Trace(TREE, 10 * UNIT + 1, 1700000000, True, "fuse", (Touch(0, 7, 3, 2), Touch(15, 4000000000, 10, 1)))
 
 
 def sample() -> Trace:
     processes = (Process(7, "python3", 0, "/system.slice/job.scope"), Process(4000000000, "pt_main_thröad"))
-    return msgspec.structs.replace(plain(), driver="fanotify", processes=processes)
+    return msgspec.structs.replace(old(), driver="fanotify", processes=processes)
 
 
 def test_golden_file() -> None:
     assert sample().encode() == (GOLDEN / "trace-v2.bin").read_bytes()
     assert Trace.decode((GOLDEN / "trace-v2.bin").read_bytes()) == sample()
+
+
+def test_traces_of_version_1_are_still_read() -> None:
+    assert Trace.decode((GOLDEN / "trace-v1.bin").read_bytes()) == old()
 
 
 NAMES = st.text(max_size=16)
@@ -90,7 +94,7 @@ def test_any_sealed_table_is_parsed_or_refused(table: bytes, touches: int, proce
 
 @pytest.mark.parametrize(("unit", "count"), [(11, 1), (10, 2), (0, 0), (2**64 - 1, 1)])
 def test_a_sealed_touch_beyond_the_end_is_refused(unit: int, count: int) -> None:
-    body = plain().encode()[:72] + struct.pack("<IIQI", 0, 0, unit, count) * 2
+    body = old().encode()[:72] + struct.pack("<IIQI", 0, 0, unit, count) * 2
     with pytest.raises(DataError, match="beyond"):
         Trace.decode(sealed(body))
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from bootseer.blocks import _hash
-from bootseer.blocks._zstd import compress
+from bootseer.blocks._zstd import compress, decompress
 from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.formats.blockmap import ObjectRef
 from bootseer.blocks.formats.manifest import TreeManifest, TreeRef
@@ -23,6 +23,8 @@ from bootseer.store import Source, Store
 from bootseer.store.folder import FolderStore
 from bootseer.testing import FlakyStore
 from support import lazy
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 
 
 class Rig:
@@ -246,6 +248,23 @@ def test_missing_input(rig: Rig) -> None:
     rig.data.unlink()
     with pytest.raises(NotFoundError):
         rig.publish()
+
+
+def test_a_tree_of_version_1_is_still_read(tmp_path: Path) -> None:
+    store = FolderStore(GOLDEN / "tree-v1")
+    (digest,) = (info.key[6:-5] for info in store.list("trees"))
+    tree = localize(store, digest, tmp_path)
+    assert tree.meta.read_bytes() == lazy.content(100, seed=5)
+    data = lazy.content(4 * 4096 + 7, zeros=0.5)
+    (pack,) = tree.map.packs
+    assert pack == tree.manifest.single_pack
+    raw = store.get(pack.key)
+    for block in range(tree.map.count):
+        start, length = tree.map.offsets[block], tree.map.lengths[block]
+        if length:
+            plain = decompress(raw[start : start + length], tree.map.length_of(block))
+            assert plain == data[block * 4096 : (block + 1) * 4096]
+            assert tree.map.matches(block, plain)
 
 
 @pytest.mark.parametrize("part", ["data", "meta_stored", "map", "manifest", "missing", "short"])

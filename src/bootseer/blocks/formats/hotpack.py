@@ -26,6 +26,7 @@ MAX_FRAME = 4 << 20
 """Bytes of the blocks of one frame that readers accept: every fetching thread may hold that much more."""
 
 _HEADER = struct.Struct("<8sHHIQ32s32sQI20x")
+_ENTRY_V1 = struct.Struct("<II")
 _NUMBER = 4
 _DRIFT = 3600 * 10**9
 """Nanoseconds by which clocks may differ."""
@@ -36,7 +37,7 @@ class HotPack(msgspec.Struct, frozen=True):
 
     Each frame has the bytes of the next ``per_frame`` blocks (the last frame: of those that are left). ``tree`` and
     ``map`` (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. The frames follow one another from
-    byte `base` on.
+    byte `base` on. Encoded as ``version``; that of version 1 has one block per frame.
     """
 
     tree: str
@@ -46,10 +47,11 @@ class HotPack(msgspec.Struct, frozen=True):
     blocks: array[int]
     lengths: array[int]
     per_frame: int = 1
+    version: int = VERSION
 
     @property
     def base(self) -> int:
-        return index_size(len(self.blocks), self.per_frame)
+        return index_size(len(self.blocks), self.per_frame, self.version)
 
     @property
     def size(self) -> int:
@@ -66,16 +68,20 @@ class HotPack(msgspec.Struct, frozen=True):
         """Header and index, sealed."""
         head = _HEADER.pack(
             MAGIC,
-            VERSION,
+            self.version,
             0,
             self.block_size,
             len(self.blocks),
             bytes.fromhex(self.tree),
             bytes.fromhex(self.map),
             self.created,
-            self.per_frame,
+            self.per_frame if self.version > 1 else 0,
         )
-        body = head + little(self.blocks).tobytes() + little(self.lengths).tobytes()
+        if self.version == 1:
+            index = b"".join(_ENTRY_V1.pack(*entry) for entry in zip(self.blocks, self.lengths, strict=True))
+        else:
+            index = little(self.blocks).tobytes() + little(self.lengths).tobytes()
+        body = head + index
         return body + _hash.digest(body)
 
     @classmethod
@@ -84,21 +90,20 @@ class HotPack(msgspec.Struct, frozen=True):
 
         Raises `DataError` for one that does not fit this tree and map, names a block twice, or is cut short.
         """
-        count, per_frame = shape_of(raw)
-        end = index_size(count, per_frame) - _hash.SIZE
+        count, per_frame, version = shape_of(raw)
+        end = index_size(count, per_frame, version) - _hash.SIZE
         if len(raw) < end + _hash.SIZE:
             raise DataError("bad hot pack: its index is cut off")
         if _hash.digest(memoryview(raw)[:end]) != raw[end : end + _hash.SIZE]:
             raise DataError("bad hot pack: checksum of the index differs")
         _, _, flags, block_size, _, of_tree, of_map, created, _ = _HEADER.unpack_from(raw)
-        if flags or any(raw[_HEADER.size - 20 : _HEADER.size]):
+        if flags or any(raw[_HEADER.size - (20 if version > 1 else 24) : _HEADER.size]):
             raise DataError("bad hot pack: reserved bytes are not zero")
         if (of_tree.hex(), of_map.hex(), block_size) != (tree, map_digest, blocks.block_size):
             raise DataError("bad hot pack: it is of another tree")
         if per_frame > 1 and per_frame * block_size > MAX_FRAME:
             raise DataError(f"bad hot pack: {per_frame} blocks in a frame")
-        middle = _HEADER.size + count * _NUMBER
-        numbers, lengths = little(array("I", raw[_HEADER.size : middle])), little(array("I", raw[middle:end]))
+        numbers, lengths = _columns(raw[_HEADER.size : end], count, version)
         seen = bytearray(blocks.count)
         for entry, block in enumerate(numbers):
             if block >= blocks.count or blocks.is_zero(block) or seen[block]:
@@ -107,29 +112,40 @@ class HotPack(msgspec.Struct, frozen=True):
         bound = frame_bound(per_frame * block_size)
         if lengths and not 0 < min(lengths) <= max(lengths) <= bound:
             raise DataError("bad hot pack: the length of a frame is not possible")
-        self = cls(tree, map_digest, created, block_size, numbers, lengths, per_frame)
+        self = cls(tree, map_digest, created, block_size, numbers, lengths, per_frame, version)
         if self.size != size:
             raise DataError(f"bad hot pack: {size} bytes, its index says {self.size}")
         return self
 
 
-def index_size(count: int, per_frame: int) -> int:
+def _columns(index: bytes, count: int, version: int) -> tuple[array[int], array[int]]:
+    """Block numbers and lengths of frames out of the index."""
+    if version == 1:
+        rows = array("I", index)
+        return little(rows[::2]), little(rows[1::2])
+    return little(array("I", index[: count * _NUMBER])), little(array("I", index[count * _NUMBER :]))
+
+
+def index_size(count: int, per_frame: int, version: int = VERSION) -> int:
     """Bytes of header and index of ``count`` blocks, ``per_frame`` to a frame."""
-    return _HEADER.size + (count + -(-count // per_frame)) * _NUMBER + _hash.SIZE
+    entries = count * _ENTRY_V1.size if version == 1 else (count + -(-count // per_frame)) * _NUMBER
+    return _HEADER.size + entries + _hash.SIZE
 
 
-def shape_of(raw: bytes) -> tuple[int, int]:
-    """What the header at the start of ``raw`` announces: blocks, blocks per frame. Raises `DataError`."""
+def shape_of(raw: bytes) -> tuple[int, int, int]:
+    """What the header at the start of ``raw`` announces: blocks, blocks per frame, version. Raises `DataError`."""
     if len(raw) < _HEADER.size:
         raise DataError(f"bad hot pack: only {len(raw)} bytes")
     magic, version, _, _, count, _, _, _, per_frame = _HEADER.unpack_from(raw)
-    if magic != MAGIC or version != VERSION:
+    if magic != MAGIC or version not in (1, VERSION):
         raise DataError("bad hot pack: not one of a known version")
     if count > MAX_BLOCKS:
         raise DataError(f"bad hot pack: {count} blocks")
+    if version == 1:
+        return int(count), 1, 1
     if not 0 < per_frame <= MAX_BLOCKS:
         raise DataError(f"bad hot pack: {per_frame} blocks in a frame")
-    return int(count), int(per_frame)
+    return int(count), int(per_frame), int(version)
 
 
 # -- names in a store ----------------------------------------------------------------------------------------------

@@ -20,7 +20,10 @@ MAX_META = 2 << 30
 
 
 class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a tree consists of: zstd-compressed EROFS ``meta``, and the block ``map``, which names the stored packs."""
+    """What a tree consists of: zstd-compressed EROFS ``meta``, and the block ``map``, which names the stored packs.
+
+    Version 1 had maps that name no pack: ``data_stored`` is the one object with all frames.
+    """
 
     format: str = _FORMAT
     version: int = _VERSION
@@ -28,6 +31,12 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     meta_stored: ObjectRef
     map: ObjectRef
     data_size: int
+    data_stored: ObjectRef | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def single_pack(self) -> ObjectRef | None:
+        """``data_stored`` of version 1."""
+        return self.data_stored if isinstance(self.data_stored, ObjectRef) else None
 
     def encode(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1) + b"\n"
@@ -41,11 +50,15 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             self = msgspec.json.decode(raw, type=cls)
         except msgspec.MsgspecError as exc:
             raise DataError(f"tree manifest {digest[:12]} is not understood: {exc}") from None
-        if self.format != _FORMAT or self.version != _VERSION:
+        pack = self.single_pack
+        refs = (self.meta, self.meta_stored, self.map, *([pack] if pack is not None else []))
+        if self.format != _FORMAT or self.version not in (1, _VERSION):
             raise DataError(
                 f"tree manifest {digest[:12]} has format {self.format} {self.version}", hint="use a newer bootseer"
             )
-        if not all(_hash.is_hexdigest(ref.digest) for ref in (self.meta, self.meta_stored, self.map)):
+        if (pack is None) != (self.version == _VERSION):
+            raise DataError(f"tree manifest {digest[:12]} is not understood: data_stored and version do not fit")
+        if not all(_hash.is_hexdigest(ref.digest) and ref.size >= 0 for ref in refs):
             raise DataError(f"tree manifest {digest[:12]} is not understood: bad reference")
         sizes = (self.meta.size, MAX_META), (self.map.size, MAX_ENCODED), (self.data_size, MAX_SIZE)
         if any(not 0 <= size <= most for size, most in (*sizes, (self.meta_stored.size, frame_bound(self.meta.size)))):

@@ -56,7 +56,7 @@ class Trace(msgspec.Struct, frozen=True):
 
     ``complete`` is false when touches may be missing: recording stopped at its size limit, joined a warm mount, or
     pages were read ahead of the job.
-    ``processes``, by pid, name those of the touching processes that could be asked.
+    ``processes``, by pid, name those of the touching processes that could be asked; traces of version 1 have none.
     """
 
     tree: str
@@ -88,17 +88,17 @@ class Trace(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes) -> Trace:
-        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write."""
+        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write, now or as version 1."""
         if len(raw) < _HEADER.size + _hash.SIZE:
             raise DataError(f"bad trace: only {len(raw)} bytes")
         magic, version, driver, flags, size, began, count, tree, processes = _HEADER.unpack_from(raw)
-        if magic != MAGIC or version != VERSION:
+        if magic != MAGIC or version not in (1, VERSION):
             raise DataError("bad trace: not a trace of a known version")
         end = len(raw) - _hash.SIZE
         table = _HEADER.size + count * _TOUCH.size
         if count > MAX_TOUCHES or processes > MAX_PROCESSES or table + processes * _PROCESS.size > end:
             raise DataError(f"bad trace: {len(raw)} bytes for {count} touches")
-        if driver >= len(DRIVERS) or flags & ~COMPLETE:
+        if driver >= len(DRIVERS) or flags & ~COMPLETE or (version == 1 and processes):
             raise DataError("bad trace: unknown driver or flags")
         view = memoryview(raw)
         if _hash.digest(view[:end]) != raw[end:]:

@@ -52,7 +52,8 @@ class FolderUse(msgspec.Struct):
 
 
 class ProcessUse(msgspec.Struct):
-    """What one process touched first. Without a name where it had ended before it could be asked."""
+    """What one process touched first. Without a name where it had ended before it could be asked, and in traces of
+    version 1."""
 
     pid: int
     comm: str
