@@ -75,7 +75,7 @@ PARTS = [
 
 def freezing(url: str) -> Store:
     """The store at ``url``, where one request for a range of a hot pack is answered after `_FROZEN_SECONDS` only."""
-    from bootseer.store import RangeReader, open_store
+    from bootseer.store import Source, open_store
 
     requests = 0
     lock = threading.Lock()
@@ -92,7 +92,7 @@ def freezing(url: str) -> Store:
 
         return after
 
-    def reader_of(key: str) -> RangeReader:
+    def reader_of(key: str) -> Source:
         reader = opened(key)
         if key.startswith("profiles/") and key.endswith(".pack"):
             reader.read, reader.pieces = delayed(reader.read), delayed(reader.pieces)  # type: ignore[method-assign]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from bootseer.errors import UnavailableError
 from bootseer.oci.spec import Descriptor
-from bootseer.store import ObjectInfo, RangeReader, Store
+from bootseer.store import ObjectInfo, Source, Store
 
 
-class WrappedReader(RangeReader):
+class WrappedReader(Source):
     """Range reads that go through ``around(offset, length, read)``."""
 
     def __init__(
-        self, inner: RangeReader, around: Callable[[int, int, Callable[[], bytes]], bytes], *, streams: bool = False
+        self, inner: Source, around: Callable[[int, int, Callable[[], bytes]], bytes], *, streams: bool = False
     ) -> None:
         self.size = inner.size
         self.streams = streams
@@ -47,7 +47,7 @@ class CheckedStore(Store):
         self._check()
         return self.inner.get(key)
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         return self.inner.open(key)
 
     def stat(self, key: str) -> ObjectInfo:
@@ -111,7 +111,7 @@ class FlakyStore(CheckedStore):
         if self.down:
             raise UnavailableError(f"store {self.url} is down")
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         self._check()
         return WrappedReader(
             self.inner.open(key),
@@ -172,7 +172,7 @@ class RateLimitedStore(CheckedStore):
         self._pass(len(data))
         return data
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         def around(offset: int, length: int, read: Callable[[], bytes]) -> bytes:
             self._pass(length)
             return read()

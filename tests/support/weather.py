@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import UnavailableError
-from bootseer.store import RangeReader, Store
+from bootseer.store import Source, Store
 from bootseer.testing import CheckedStore, RateLimitedStore, WrappedReader
 
 
@@ -76,7 +76,7 @@ class WeatherStore(CheckedStore):
             raise UnavailableError(f"store {self.url} is down")
         return weather
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         self._check()
         return WrappedReader(self.inner.open(key), self._read)
 

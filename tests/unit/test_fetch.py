@@ -12,7 +12,7 @@ import pytest
 
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
-from bootseer.blocks.fetch.source import Source, StoreSource
+from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -33,7 +33,7 @@ class Rig:
         self.zeros = COUNT - len(self.real)
         self._fetchers: list[Fetcher] = []
 
-    def fetcher(self, source: Source | None = None, **settings: object) -> Fetcher:
+    def fetcher(self, source: StoreSource | None = None, **settings: object) -> Fetcher:
         options = {"streams": 3, "window": 4096, "deadline": 10.0, "quiet": 0.0, **settings}
         source = source or StoreSource(self.store, self.blob.key)
         self._fetchers.append(Fetcher(self.cache, source, **options))  # type: ignore[arg-type]
@@ -208,6 +208,8 @@ def test_a_reader_does_not_wait_for_a_slow_prefetch(rig: Rig) -> None:
     fetcher.submit(rig.real[2], rig.real[2], answer)
     until(lambda: len(rig.store.reads) == 2)
     assert rig.store.reads[1][1:] == (rig.offset(rig.real[2]), rig.blob.map.lengths[rig.real[2]])
+    time.sleep(0.4)
+    assert len(rig.store.reads) == 2, "it is on its way alone"
     rig.store.release()
     assert answer.one() is None
     assert fetcher.stats[Fetched.HEDGES] == 1

@@ -24,7 +24,7 @@ from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.profiles import hotpack_builder
 from bootseer.blocks.profiles.library import Target, newest_pack
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.store import RangeReader
+from bootseer.store import Source
 from bootseer.testing import FlakyStore
 from support import lazy
 from support.waits import until
@@ -495,13 +495,13 @@ class Dripping(FlakyStore):
         self.key, self.let, self.fail = rig.key, let, fail
         self.go = threading.Event()
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         inner = super().open(key)
         if key == self.key:
             inner.pieces = functools.partial(self._drip, inner)  # type: ignore[method-assign]
         return inner
 
-    def _drip(self, inner: RangeReader, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
+    def _drip(self, inner: Source, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
         self.reads.append((self.key, offset, sum(lengths)))
         for number, length in enumerate(lengths):
             if number == self.let:

@@ -160,8 +160,9 @@ def test_the_first_start_makes_a_list_and_news_renew_it(tmp_path: Path) -> None:
     def renew() -> tuple[str, str]:
         with contextlib.closing(cache.blocks_now()) as ready:
             never = threading.Event()
-            made = hotpack_builder.renew(store, key, target, ready, work=tmp_path, stop=never, hurry=never)
-        return made, hotpack_builder.renew_pages(store, key, target, meta=local.meta)
+            return hotpack_builder.renew(
+                store, key, target, ready, meta=local.meta, work=tmp_path, stop=never, hurry=never
+            )
 
     def listed() -> int:
         (name,) = (info.key for info in store.list("profiles") if info.key.endswith(".fuse.pages"))

@@ -14,11 +14,11 @@ from bootseer.blocks import _hash
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
-from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import hotpack_builder, library
-from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.errors import UnavailableError
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -53,9 +53,10 @@ class Rig:
     def renew(self, stop: threading.Event | None = None) -> str:
         work = self.folder / "work"
         with contextlib.closing(self.cache.blocks_now()) as ready:
-            found = hotpack_builder.renew(
-                self.store, KEY, self.target, ready, work=work, stop=stop or threading.Event(), hurry=threading.Event()
-            )
+            found, _ = hotpack_builder.renew(
+                self.store, KEY, self.target, ready, meta=self.folder / "absent", work=work,
+                stop=stop or threading.Event(), hurry=threading.Event(),
+            )  # fmt: skip
         assert list(work.iterdir()) == []
         return found
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from bootseer.blocks.fetch.source import StoreSource, read_block
 from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
-from bootseer.store import RangeReader, Store, base
+from bootseer.storage import interface
+from bootseer.store import Source, Store
 from bootseer.store.folder import FolderStore
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -27,7 +28,7 @@ class Counting(FlakyStore):
         self.opened = 0
         self.closed = 0
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         reader = super().open(key)
         self.opened += 1
         close = reader.close
@@ -56,7 +57,7 @@ def packs(store: Store, count: int) -> BlockMap:
 def test_a_store_that_cannot_stream_reads_pieces_together(lengths: list[int], offset: int, at_once: int) -> None:
     reads: list[int] = []
 
-    class Reader(RangeReader):
+    class Reader(Source):
         size = 2000
 
         def read(self, offset: int, length: int) -> bytes:
@@ -66,7 +67,7 @@ def test_a_store_that_cannot_stream_reads_pieces_together(lengths: list[int], of
         def close(self) -> None: ...
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "_READ", at_once)
+        patch.setattr(interface, "_READ", at_once)
         pieces = list(Reader().pieces(offset, lengths))
     assert list(map(len, pieces)) == lengths
     assert b"".join(pieces) == bytes(at % 251 for at in range(offset, offset + sum(lengths)))

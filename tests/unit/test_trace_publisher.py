@@ -36,9 +36,7 @@ def publisher_of(counts: memoryview, key: ProfileKey | None) -> TracePublisher:
     tree = cast(Any, SimpleNamespace(digest="ab" * 32, cache=None, meta=None))
     cache = cast(Any, SimpleNamespace(blocks_now=lambda: SimpleNamespace(close=lambda: None)))
     none = cast(Any, None)
-    return TracePublisher(
-        cast(Any, Failing()), counts, none, key, none, tree, cache, plan=Plan, keep_hot=lambda blocks: None
-    )
+    return TracePublisher(cast(Any, Failing()), counts, none, key, none, tree, cache, plan=Plan)
 
 
 @pytest.fixture

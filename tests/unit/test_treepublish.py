@@ -19,7 +19,7 @@ from bootseer.blocks.formats.manifest import TreeManifest, TreeRef
 from bootseer.blocks.publish.packs import PackWriter
 from bootseer.blocks.publish.tree import publish
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
-from bootseer.store import RangeReader, Store
+from bootseer.store import Source, Store
 from bootseer.store.folder import FolderStore
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -115,7 +115,7 @@ class Mirrored(FlakyStore):
         super().__init__(inner)
         self._how = how
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         reader = self.inner.open(key)
         right = reader.read
 

@@ -19,7 +19,6 @@ from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import merge
-from bootseer.blocks.publish.packs import Progress
 from bootseer.erofs import Reader
 from bootseer.errors import FullError, NotWritableError
 from bootseer.store import Store, open_store
@@ -40,17 +39,15 @@ def prefetch(
     cache_dir: Path,
     profile: ProfileKey | None = None,
     streams: int = 6,
-    progress: Progress | None = None,
 ) -> int:
     """Pull the hot blocks of a tree into the node cache (all blocks when there is no profile); returns how many are
-    ready. ``progress(done, total)`` counts blocks. Raises `UnavailableError` also when a block server owns the cache.
-    """
+    ready. Raises `UnavailableError` also when a block server owns the cache."""
     store = open_store(store_url)
     tree = localize(store, digest, Path(os.path.abspath(cache_dir)))
     traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
     wanted = merge(traces, tree.map) if traces else list(range(tree.map.count))
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
-        if not fetch_all(store, cache, wanted, streams=streams, progress=progress):
+        if not fetch_all(store, cache, wanted, streams=streams):
             raise FullError(f"no space for tree {digest[:12]} in {cache.folder}", hint="free some space there")
         return sum(cache.ready[block] for block in wanted)
 

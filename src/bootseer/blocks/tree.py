@@ -1,9 +1,9 @@
 """Lazy trees: publish a directory tree once, mount it anywhere while its bytes still arrive.
 
 A tree is a two-part EROFS image: ``meta`` is local before the mount, ``data`` is served by a block server
-(``blocks.serving.server``), processes of their own session that outlive the caller. Several mounts of one tree with the
-same ``state_dir`` share one server. State of a running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control
-socket, FUSE mount point), ``<id>.log`` and ``<id>.lock`` (held while mounting and unmounting).
+(``blocks.serving.server``) that outlives the caller; several mounts with the same ``state_dir`` share it. State of a
+running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control socket, FUSE mount point), ``<id>.log`` and
+``<id>.lock`` (held while mounting and unmounting).
 """
 
 from __future__ import annotations
@@ -73,8 +73,7 @@ class TreeMount:
         client.ask(self._folder, Request("ready"))
 
     def unmount(self, *, timeout: float = _EXIT_SECONDS) -> None:
-        """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice. A hot
-        pack that is still to be made is finished behind this, by a process that nobody waits for, within a minute.
+        """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice.
 
         A target in use is detached lazily after 5 s; its server then stays until nobody uses it any more. A server that
         has not ended after ``timeout`` is killed. Both leave a log line. Raises `UnavailableError` when the server

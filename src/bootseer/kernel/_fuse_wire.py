@@ -57,8 +57,7 @@ WRITE_OUT = struct.Struct("=II")  # size padding
 SETXATTR_IN = struct.Struct("=II")  # size flags; the name and the value follow
 GETXATTR_IN = struct.Struct("=II")  # size padding; the name follows, but for a LISTXATTR
 GETXATTR_OUT = struct.Struct("=II")  # size padding
-FLUSH_IN = struct.Struct("=QIIQ")  # fh unused padding lock_owner
-FSYNC_IN = struct.Struct("=QII")  # fh fsync_flags padding
+FH_IN = struct.Struct("=Q")  # of a FLUSH and an FSYNC; flags and a lock owner follow
 MKDIR_IN = struct.Struct("=II")  # mode umask; the name follows
 RENAME_IN = struct.Struct("=Q")  # newdir; both names follow
 RENAME2_IN = struct.Struct("=QII")  # newdir flags padding; both names follow

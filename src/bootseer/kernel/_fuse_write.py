@@ -32,13 +32,19 @@ def write_handlers(
         ops.write(fh, offset, data, ctx)
         return wire.WRITE_OUT.pack(size, 0)
 
-    def flush(ctx: Context, body: memoryview) -> bytes:
-        ops.flush(wire.FLUSH_IN.unpack_from(body)[0], ctx)
-        return b""
+    def with_handle(operation: Callable[[int, Context], None]) -> Handler:
+        def handle(ctx: Context, body: memoryview) -> bytes:
+            operation(wire.FH_IN.unpack_from(body)[0], ctx)
+            return b""
 
-    def fsync(ctx: Context, body: memoryview) -> bytes:
-        ops.fsync(wire.FSYNC_IN.unpack_from(body)[0], ctx)
-        return b""
+        return handle
+
+    def with_name(operation: Callable[[int, str, Context], None]) -> Handler:
+        def handle(ctx: Context, body: memoryview) -> bytes:
+            operation(ctx.node, _names(body, 1)[0], ctx)
+            return b""
+
+        return handle
 
     def setattr(ctx: Context, body: memoryview) -> bytes:
         return encode_attr(ctx.node, ops.setattr(ctx.node, _change(body), ctx))
@@ -49,22 +55,10 @@ def write_handlers(
         ops.setxattr(ctx.node, os.fsdecode(name), value[:size], flags, ctx)
         return b""
 
-    def removexattr(ctx: Context, body: memoryview) -> bytes:
-        ops.removexattr(ctx.node, _names(body, 1)[0], ctx)
-        return b""
-
     def mkdir(ctx: Context, body: memoryview) -> bytes:
         mode, _ = wire.MKDIR_IN.unpack_from(body)
         name = _names(body[wire.MKDIR_IN.size :], 1)[0]
         return encode_entry(ops.mkdir(ctx.node, name, mode & 0o7777, ctx))
-
-    def unlink(ctx: Context, body: memoryview) -> bytes:
-        ops.unlink(ctx.node, _names(body, 1)[0], ctx)
-        return b""
-
-    def rmdir(ctx: Context, body: memoryview) -> bytes:
-        ops.rmdir(ctx.node, _names(body, 1)[0], ctx)
-        return b""
 
     def rename(ctx: Context, body: memoryview) -> bytes:
         return _rename(ctx, wire.RENAME_IN.unpack_from(body)[0], 0, body[wire.RENAME_IN.size :])
@@ -86,15 +80,15 @@ def write_handlers(
     return {
         wire.CREATE: create,
         wire.WRITE: write,
-        wire.FLUSH: flush,
-        wire.FSYNC: fsync,
+        wire.FLUSH: with_handle(ops.flush),
+        wire.FSYNC: with_handle(ops.fsync),
         wire.FSYNCDIR: lambda ctx, body: b"",
         wire.SETATTR: setattr,
         wire.SETXATTR: setxattr,
-        wire.REMOVEXATTR: removexattr,
+        wire.REMOVEXATTR: with_name(ops.removexattr),
         wire.MKDIR: mkdir,
-        wire.UNLINK: unlink,
-        wire.RMDIR: rmdir,
+        wire.UNLINK: with_name(ops.unlink),
+        wire.RMDIR: with_name(ops.rmdir),
         wire.RENAME: rename,
         wire.RENAME2: rename2,
         wire.SYMLINK: refuse,

@@ -1,7 +1,7 @@
 """A forked process that its parent watches and may have to start again.
 
-A pidfd tells that it has ended. One that was stopped (SIGSTOP, a debugger) does not end, and its readers would wait for
-ever: so it counts up a cell of shared memory while it runs, its heartbeat.
+A pidfd tells that it has ended. One that was stopped does not end, so it counts up a cell of shared memory while it
+runs, its heartbeat.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """An ordinary user's way into a tree that somebody mounted: a user namespace with mounts of its own, no helper process.
 
-The new root is an overlay in memory over the tree, in which the folders are made that others are bound on; the tree
-itself is not written to. What the command writes where its user may, as in an image that is mounted for this user, is
-in that memory, too. The process that calls `enter` stays the same one: signals, standard streams, process id and
-exit code are those of the command that it becomes.
+The new root is an overlay over the tree, whose upper part is in memory: there lie the folders that others are bound on,
+and what the command writes.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _LOOK_SECONDS = 0.01
@@ -21,6 +22,17 @@ def lock(fd: int, patience: float = 0.0) -> bool:
         if time.monotonic() >= until:
             return False
         time.sleep(_LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def locked(path: Path, flags: int = os.O_RDWR, patience: float = 0.0) -> Iterator[bool]:
+    """Open ``path`` with ``flags``, take its exclusive flock, hold it inside. False: somebody else has it for all of
+    ``patience`` seconds. Raises `OSError`."""
+    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield lock(fd, patience)
+    finally:
+        os.close(fd)
 
 
 def is_at(fd: int, path: Path) -> bool:

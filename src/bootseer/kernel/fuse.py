@@ -1,14 +1,8 @@
 """A FUSE server in Python without a library: a raw ``/dev/fuse`` loop, for file systems that are only read, and for
-those that are written to (`WritableOperations`).
+those that are written to (`WritableOperations`). Ways to end, forks and takeovers: ``docs/internals/fuse.md``.
 
-Concurrency: ``workers`` threads read requests from one device descriptor, answer them, and end when the kernel says
-ENODEV (unmounted or aborted). The kernel wakes one waiting worker per request. An operation that waits holds its
-worker: give as many workers as reads may wait at once, and some more, or return `LATER`.
-When the process dies the kernel answers every reader with ECONNABORTED or ENOTCONN: it fails closed. Where another
-process holds a duplicate of the descriptor the readers wait instead, for the server that takes over (`Server.resume`).
-A child made by ``os.fork`` closes its copy, as it would otherwise keep a dead server's mount waiting for ever; that of
-a `Device` that was handed in is left to its owner.
-
+Concurrency: ``workers`` threads read requests from one device descriptor and answer them until it is unmounted. An
+operation that waits holds its worker: give as many workers as reads may wait at once, and some more, or return `LATER`.
 Operations must not touch their own mount: with each worker waiting for a request that no worker is left to answer, the
 mount hangs.
 """
@@ -22,7 +16,6 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from types import TracebackType
 
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError, from_os_error
 from bootseer.kernel import _fuse_device, mount
@@ -206,9 +199,7 @@ class Server:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
     def _close(self) -> None:

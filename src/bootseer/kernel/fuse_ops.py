@@ -157,13 +157,13 @@ class Operations:
 
     def lookups(self, parent: int, names: Sequence[str], ctx: Context) -> Sequence[Entry | None]:
         """`lookup` of each of ``names``, which are of a listing; None where that fails. Each entry is one reference."""
-        return [self._looked_up(parent, name, ctx) for name in names]
-
-    def _looked_up(self, parent: int, name: str, ctx: Context) -> Entry | None:
-        try:
-            return self.lookup(parent, name, ctx)
-        except OSError:
-            return None
+        found: list[Entry | None] = []
+        for name in names:
+            try:
+                found.append(self.lookup(parent, name, ctx))
+            except OSError:
+                found.append(None)
+        return found
 
     def getattr(self, node: int, ctx: Context) -> Attr:
         """The attributes of ``node``."""

@@ -1,8 +1,7 @@
 """Mounts: mount(2) and umount2(2) with bootseer's errors; EROFS (file-backed or loop) and overlayfs.
 
-mount(8) is avoided on purpose: it puts a loop device under a file that the kernel could mount itself (seen with
-util-linux 2.38 and Linux 6.18). A mount call waits for what lies below it: over a FUSE server it takes as long as the
-server takes to answer, so the server's own deadline bounds it.
+mount(8) is avoided on purpose: it puts a loop device under a file that the kernel could mount itself. A mount call over
+a FUSE server takes as long as the server takes to answer, so the server's own deadline bounds it.
 """
 
 from __future__ import annotations
@@ -261,10 +260,9 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = F
 
     Neither set-uid programs nor device nodes of it work here: whoever made the image is not root of this node.
 
-    The kernel reads the files itself where it can (Linux 6.12, ``CONFIG_EROFS_FS_BACKED_BY_FILE``, on a file system
-    with a page cache such as ext4, xfs or FUSE); elsewhere loop devices are put under them, with a log line. Returns
-    the way taken, ``"file"`` or ``"loop"``. ``direct``: past the page cache of the files, where the kernel can do that
-    (``directio``): they are then asked for what is read in the image, without a readahead of their own.
+    The kernel reads the files itself where it can (Linux 6.12, ``CONFIG_EROFS_FS_BACKED_BY_FILE``, not on tmpfs or
+    overlayfs); elsewhere loop devices are put under them, with a log line. Returns the way taken, ``"file"`` or
+    ``"loop"``. ``direct``: past the page cache of the files (``directio``), where the kernel can do that.
 
     Raises `UnsupportedError` when the kernel has no EROFS, `PrivilegeError` without the right to mount,
     `NotFoundError` for a missing file, `DataError` when ``meta`` is no EROFS image.

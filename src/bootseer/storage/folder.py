@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bootseer import faults
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
 from bootseer.storage.interface import FILE_MODE, XATTRS, Backend, Entry, Piece, Source, clean
 from bootseer.storage.pool import read_each
 
@@ -43,31 +43,27 @@ class _Source(Source):
 
     def read(self, offset: int, length: int) -> bytes:
         data = b""
-        try:
+        with doing(f"read {self._path}"):
             while len(data) < length:
                 more = os.pread(self._fd, length - len(data), offset + len(data))
                 if not more:
                     raise DataError(f"{self._path} ends at {offset + len(data)}, wanted {offset + length}")
                 data += more
-        except OSError as exc:
-            raise from_os_error(exc, f"read {self._path}") from exc
         self._check()
         return data
 
     def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
         left = [part for part in parts if len(part)]
-        while left:
-            try:
+        with doing(f"read {self._path}"):
+            while left:
                 got = os.preadv(self._fd, left[:_IOV_MAX], offset)
-            except OSError as exc:
-                raise from_os_error(exc, f"read {self._path}") from exc
-            if not got:
-                raise DataError(f"{self._path} ends at {offset}, more was expected")
-            offset += got
-            while left and got >= len(left[0]):
-                got -= len(left.pop(0))
-            if got:
-                left[0] = left[0][got:]
+                if not got:
+                    raise DataError(f"{self._path} ends at {offset}, more was expected")
+                offset += got
+                while left and got >= len(left[0]):
+                    got -= len(left.pop(0))
+                if got:
+                    left[0] = left[0][got:]
         self._check()
 
     def _check(self) -> None:
@@ -90,18 +86,13 @@ class _Sink:
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
-        try:
+        with doing(f"write {self._path}"):
             while view:
                 view = view[self._file.write(view) :]
-        except OSError as exc:
-            raise from_os_error(exc, f"write {self._path}") from exc
 
     def close(self) -> None:
-        try:
-            with self._file:
-                os.fsync(self._file.fileno())
-        except OSError as exc:
-            raise from_os_error(exc, f"write {self._path}") from exc
+        with doing(f"write {self._path}"), self._file:
+            os.fsync(self._file.fileno())
 
     def abandon(self) -> None:
         self._file.close()
@@ -148,39 +139,38 @@ class FolderBackend(Backend):
     def _path(self, path: str) -> Path:
         return self.root / path if path else self.root
 
-    def _error(self, exc: OSError, doing: str, path: str) -> BootseerError:
-        if isinstance(exc, FileNotFoundError | NotADirectoryError):
-            return NotFoundError(f"cannot {doing} {self._path(path)}: no such file or folder")
-        return from_os_error(exc, f"{doing} {self._path(path)}")
+    @contextlib.contextmanager
+    def _found(self, what: str, path: str) -> Iterator[Path]:
+        """Where ``path`` is; errors met there while doing ``what``, a verb, are translated."""
+        where = self._path(path)
+        try:
+            yield where
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFoundError(f"cannot {what} {where}: no such file or folder") from None
+        except OSError as exc:
+            raise from_os_error(exc, f"{what} {where}") from exc
 
     def stat(self, path: str) -> Entry:
-        try:
-            info = self._path(path).stat()
-        except OSError as exc:
-            raise self._error(exc, "look up", path) from None
+        with self._found("look up", path) as where:
+            info = where.stat()
         folder = stat.S_ISDIR(info.st_mode)
         return Entry(path.rpartition("/")[2], 0 if folder else info.st_size, folder, info.st_mtime, _version(info))
 
     def list(self, path: str) -> list[Entry]:
         found = []
-        try:
-            with os.scandir(self._path(path)) as entries:
-                for entry in entries:
-                    with contextlib.suppress(FileNotFoundError):  # gone since
-                        info = entry.stat()
-                        folder = entry.is_dir()
-                        size = 0 if folder else info.st_size
-                        found.append(Entry(entry.name, size, folder, info.st_mtime, _version(info)))
-        except OSError as exc:
-            raise self._error(exc, "list", path) from None
+        with self._found("list", path) as where, os.scandir(where) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):  # gone since
+                    info = entry.stat()
+                    folder = entry.is_dir()
+                    size = 0 if folder else info.st_size
+                    found.append(Entry(entry.name, size, folder, info.st_mtime, _version(info)))
         return sorted(found)
 
     def open(self, path: str, *, pinned: bool = False) -> _Source:
-        _refuse_special(self._path(path))
-        try:
-            return _Source(self._path(path), pinned)
-        except OSError as exc:
-            raise self._error(exc, "open", path) from None
+        with self._found("open", path) as where:
+            _refuse_special(where)
+            return _Source(where, pinned)
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
         # A link to a folder leads elsewhere: what is there is not of this storage.
@@ -231,16 +221,12 @@ class FolderBackend(Backend):
             raise from_os_error(exc, f"rename {source} to {target}") from exc
 
     def delete(self, path: str) -> None:
-        try:
+        with doing(f"delete {self._path(path)}"):
             self._path(path).unlink(missing_ok=True)
-        except OSError as exc:
-            raise from_os_error(exc, f"delete {self._path(path)}") from exc
 
     def make_folder(self, path: str) -> None:
-        try:
-            self._path(path).mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise self._error(exc, "make folder", path) from exc
+        with self._found("make folder", path) as where:
+            where.mkdir(parents=True, exist_ok=True)
 
     def remove_empty_folder(self, path: str) -> None:
         try:
@@ -248,7 +234,8 @@ class FolderBackend(Backend):
         except OSError as exc:
             if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path) from None
-            raise self._error(exc, "remove", path) from exc
+            with self._found("remove", path):
+                raise
 
     def change(
         self,
@@ -261,17 +248,15 @@ class FolderBackend(Backend):
         mtime_ns: int | None = None,
     ) -> None:
         if mtime_ns is not None:
-            try:
-                os.utime(self._path(path), ns=(mtime_ns, mtime_ns))
-            except OSError as exc:
-                raise self._error(exc, "change", path) from exc
+            with self._found("change", path) as where:
+                os.utime(where, ns=(mtime_ns, mtime_ns))
 
     @contextlib.contextmanager
     def _attributes_of(self, path: str) -> Iterator[Path]:
         try:
             yield self._path(path)
-        except (FileNotFoundError, NotADirectoryError) as exc:
-            raise self._error(exc, "look up", path) from None
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFoundError(f"cannot look up {self._path(path)}: no such file or folder") from None
 
     def xattrs(self, path: str) -> dict[str, bytes]:
         with self._attributes_of(path) as where:
@@ -286,15 +271,12 @@ class FolderBackend(Backend):
             os.removexattr(where, name)
 
     def space(self) -> tuple[int, int]:
-        try:
-            found = os.statvfs(self.root)
-        except OSError as exc:
-            raise self._error(exc, "look up", "") from exc
+        with self._found("look up", "") as where:
+            found = os.statvfs(where)
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
-        folder = self._path(path)
-        try:
+        with self._found("remove", path) as folder, contextlib.suppress(FileNotFoundError):
             if folder.is_symlink():  # what it points to is not in the store
                 folder.unlink()
                 return
@@ -304,7 +286,3 @@ class FolderBackend(Backend):
                         os.unlink(os.path.join(where, name))
             faults.point("stripefs.remove.rest")
             shutil.rmtree(folder)
-        except FileNotFoundError:
-            pass
-        except OSError as exc:
-            raise self._error(exc, "remove", path) from exc

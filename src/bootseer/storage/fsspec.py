@@ -3,18 +3,16 @@
 
 What such storage lacks, and what is done instead:
 
-- An object store cannot rename. Its PUT of one object is atomic, so the temporary file (a pointer, a small file, a
-  COMMIT) is read and put under its final name at once, then removed. Where the temporary file is gone, nothing is put:
-  that is how a writer is fenced, but here with a window between the look and the PUT.
+- An object store cannot rename: the temporary file is read and put under its final name at once, then removed. Where it
+  is gone, nothing is put: that is how a writer is fenced, but with a window between the look and the PUT.
 - "Only if there is none" is asked of the PUT where the store has that (If-None-Match on S3, a generation on GCS).
   Elsewhere it is a look before, with a line in the log: two who publish a name at one moment may both succeed.
 - A folder of an object store is only a common prefix: an empty one does not exist, and none can be renamed.
-- Not every store tells a file from one that replaced it. `Source.version` is made of the entity tag or generation,
-  else of inode, size and modification time; a store that tells none of them gets a line in the log.
+- `Source.version` is made of the entity tag or generation, else of inode, size and modification time; a store that
+  tells none of them gets a line in the log.
 - Storage whose rename does not replace (FTP, SMB, WebHDFS) can be read, not written.
 
-Concurrency: any thread may call anything. A call that is late (`bootseer.storage.fsspec_place`) never touches memory of
-the caller: it returns bytes, and they are copied.
+A call that is late (`bootseer.storage.fsspec_place`) never touches memory of the caller: it returns bytes.
 """
 
 from __future__ import annotations

@@ -33,9 +33,8 @@ class NativeSource(Source):
     """One file through several readers in turn.
 
     A reader stays with the first replica of each block, and the NameNode shuffles the replicas for each that is opened:
-    ranges spread over several readers are spread over the DataNodes. Opening one costs one NameNode operation, and
-    when it is pinned one more (for the first: two more), because a reader does not tell which version it has: the file
-    is looked up (``look``, which gives its version) after each opening, and before the first.
+    ranges spread over several readers are spread over the DataNodes. A reader does not tell which version it has: so a
+    pinned file is looked up (``look`` gives its version) after each opening, and before the first.
 
     ``unfinished``: its writer had not closed it when it was opened, as far as the opener knows.
     """

@@ -1,10 +1,8 @@
 """Parallel reads of the pieces of a request, for storage that is one place: a folder, an object store, another client.
 
-Every piece is cut in runs. Each run fills its parts and checks them, in a thread of the request. A run that fails is
-tried once more, on a source opened afresh where the piece says how.
-
-Concurrency: a request has threads of its own, so that no request waits for the storage of another. A call returns, or
-raises, when none of its runs can touch the destination any more; each run has the deadlines of its storage.
+Every piece is cut in runs. Each run fills its parts and checks them, in a thread of the request; one that fails is
+tried once more, on a source opened afresh where the piece says how. A call returns, or raises, when none of its runs
+can touch the destination any more.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A store holds immutable objects under slash-separated keys. Publication is atomi
 all, and the first publication of a key wins.
 """
 
-from bootseer.store.base import ObjectInfo, RangeReader, Store
+from bootseer.storage.interface import Source
+from bootseer.store.base import ObjectInfo, Store
 from bootseer.store.open import open_store
 
-__all__ = ["ObjectInfo", "RangeReader", "Store", "open_store"]
+__all__ = ["ObjectInfo", "Source", "Store", "open_store"]

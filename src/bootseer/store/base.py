@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
+from bootseer.storage.interface import Source
 
 if TYPE_CHECKING:
     from bootseer.oci.spec import Descriptor
@@ -21,53 +22,6 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
     key: str
     size: int
-
-
-_READ = 2 << 20
-"""Bytes read at once where a store cannot stream."""
-
-
-class RangeReader(abc.ABC):
-    """Repeated range reads of one object, safe to call from several threads at once."""
-
-    size: int
-    streams = False
-    """Whether `pieces` is one request, whose bytes come while they are taken."""
-
-    @abc.abstractmethod
-    def read(self, offset: int, length: int) -> bytes:
-        """Return exactly ``length`` bytes from ``offset``.
-
-        Raises `DataError` when the object is shorter, `UnavailableError` when the store does not answer.
-        """
-
-    def pieces(self, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
-        """What follows ``offset`` in pieces of these lengths, each as soon as it is there. Raises as `read` does,
-        perhaps after some of them. Here: by reads of about 2 MiB; a store that can stream does so in one request."""
-        first = 0
-        while first < len(lengths):
-            last, size = first + 1, lengths[first]
-            while last < len(lengths) and size + lengths[last] <= _READ:
-                size += lengths[last]
-                last += 1
-            data, at = self.read(offset, size), 0
-            for length in lengths[first:last]:
-                yield data[at : at + length]
-                at += length
-            offset, first = offset + size, last
-
-    def original(self, offset: int, length: int) -> bytes | None:
-        """As `read`, but past any mirror, for who got damaged bytes; None where that would ask the same again."""
-        return None
-
-    @abc.abstractmethod
-    def close(self) -> None: ...
-
-    def __enter__(self) -> RangeReader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class Store(abc.ABC):
@@ -93,7 +47,7 @@ class Store(abc.ABC):
         """The whole object."""
 
     @abc.abstractmethod
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         """A reader for ranges of the object."""
 
     @abc.abstractmethod

@@ -1,12 +1,8 @@
 """Leases: objects in a store by which nodes that start together agree on the one that does a piece of work.
 
-``leases/<name>/<number>`` says which node does it, and how that ended (docs/internals/lease.md). Only the node that
-made an object writes it again. It renews it while it works; who has seen it unchanged for `DEAD` seconds, by its own
-clock, makes the next number, which the store gives to one node only. The highest number counts.
-
+``leases/<name>/<number>`` says which node does it, and how that ended; the rules are in ``docs/internals/lease.md``.
 All is advisory: each wait is bounded, and any trouble means only that a node does the work without waiting. So whoever
-publishes a result must itself see to it that the first one wins (`Store.put`, `Store.replace`): a node that was
-stopped for long and goes on has lost its lease and does not know it.
+publishes a result must itself see to it that the first one wins (`Store.put`, `Store.replace`).
 """
 
 from __future__ import annotations

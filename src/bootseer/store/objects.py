@@ -7,19 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.errors import NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import TEMPORARY, Backend, Source
-from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
-
-
-class _Reader(RangeReader):
-    def __init__(self, source: Source) -> None:
-        self._source, self.size = source, source.size
-
-    def read(self, offset: int, length: int) -> bytes:
-        return self._source.read(offset, length)
-
-    def close(self) -> None:
-        self._source.close()
+from bootseer.storage.interface import TEMPORARY, Backend, Source, clean
+from bootseer.store.base import ObjectInfo, Store, check_key
 
 
 class ObjectStore(Store):
@@ -53,9 +42,9 @@ class ObjectStore(Store):
         with self.open(key) as reader:
             return reader.read(0, reader.size)
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         with self._missing(key):
-            return _Reader(self._backend.open(check_key(key)))
+            return self._backend.open(check_key(key))
 
     def stat(self, key: str) -> ObjectInfo:
         with self._missing(key):
@@ -77,8 +66,7 @@ class ObjectStore(Store):
         return True
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        below = prefix.strip("/")
-        found = self._backend.walk(check_key(below) if below else "")
+        found = self._backend.walk(clean(prefix))
         yield from sorted(
             (ObjectInfo(*item) for item in found if not item[0].rpartition("/")[2].startswith(TEMPORARY)),
             key=lambda info: info.key,

@@ -3,13 +3,12 @@
 ``registry://HOST[:PORT]/NAME[@sha256:...]``, or ``registry+http://`` and ``registry+https://`` to choose. A digest
 names an image of that repository: what is put without a subject of its own then refers to that image.
 
-Publication: the blob first, then a manifest, then a tag per key; a key is there when its tag is. Tags are written
-whole, so no index of all objects is ever rewritten (nodes that publish traces at once would lose each other's). A
-registry has no conditional write: "the first publication wins" is a look before and after writing the tag, so two
-writers of one key on two machines can both believe they won; harmless, as keys of this project name their content.
+Publication: the blob first, then a manifest, then a tag per key; a key is there when its tag is, so no index is ever
+rewritten. A registry has no conditional write: "the first publication wins" is a look before and after writing the tag,
+so two writers of one key on two machines can both believe they won.
 
-Concurrency: any thread may call anything. One lock guards what is remembered; no request is made under it. Puts of one
-key by threads of one process take turns.
+Concurrency: one lock guards what is remembered; no request is made under it. Puts of one key by threads of one process
+take turns.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry, turn
 from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
+from bootseer.storage.interface import Source, clean
 from bootseer.store import _artifact
-from bootseer.store.base import ObjectInfo, RangeReader, Store, check_key
+from bootseer.store.base import ObjectInfo, Store, check_key
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class RegistryStore(Store):
             raise DataError(f"{key} in store {self.url} does not match its digest {item.digest}")
         return data
 
-    def open(self, key: str) -> RangeReader:
+    def open(self, key: str) -> Source:
         return _BlobReader(self._registry, self._find(key), f"{key} in store {self.url}")
 
     def stat(self, key: str) -> ObjectInfo:
@@ -130,7 +130,6 @@ class RegistryStore(Store):
         with self._lock:
             batch, self._batch = self._batch, None
         if batch and batch.new:
-            faults.point("store.batch.before-publish")
             self._publish(batch.objects, batch.new, batch.subject or self._default_subject())
 
     def keep(self, key: str) -> None:
@@ -144,9 +143,7 @@ class RegistryStore(Store):
 
     def some(self, prefix: str) -> Iterator[ObjectInfo]:
         """A request per object that was not seen before, ``_LOOKERS`` at a time and ahead."""
-        below = prefix.strip("/")
-        if below:
-            check_key(below)
+        below = clean(prefix)
         start = _artifact.tag_prefix(below)
         tags = list(dict.fromkeys(tag for tag in self._registry.tags() if tag.startswith(start)))
         seen, rest = set(tags), iter(tags)
@@ -307,9 +304,7 @@ class RegistryStore(Store):
         return there is not None and there.digest == item.digest
 
 
-class _BlobReader(RangeReader):
-    streams = True
-
+class _BlobReader(Source):
     def __init__(self, registry: Registry, item: Descriptor, key: str) -> None:
         self._registry, self._item, self._key = registry, item, key
         self.size = item.size

@@ -3,8 +3,7 @@
 A folder per block map, or per chunk list of a striped file: ``data`` (sparse, full length), ``bitmap`` (which blocks
 are on disk for sure) and ``lock`` (held by the one process that writes). In memory there is one byte per block, set
 after the block's verified bytes were written; the bitmap on disk is replaced only behind an ``fdatasync`` of the data,
-with the state from before it, so that it never promises more than the disk holds. After a crash the rest is fetched
-again.
+with the state from before it, so that it never promises more than the disk holds.
 
 After one failed ``fdatasync`` the cache is broken for good: the kernel counts the pages it could not write as clean,
 so the next one would succeed without them. Blocks since the last good one are not ready any more, nothing is added.
@@ -78,10 +77,8 @@ class CacheFile(ReadyBlocks[Map]):
     in the file, and 0 again only when the cache breaks (``broken``: the disk lost data, blocks are not kept any more).
     """
 
-    def __init__(
-        self, folder: Path, blocks: Map, digest: bytes, lock_fd: int, data_fd: int = -1, ready: Ready | None = None
-    ) -> None:
-        super().__init__(folder, data_fd, bytearray(blocks.count) if ready is None else ready, blocks)
+    def __init__(self, folder: Path, blocks: Map, digest: bytes, lock_fd: int, ready: Ready | None) -> None:
+        super().__init__(folder, -1, bytearray(blocks.count) if ready is None else ready, blocks)
         self.digest = digest
         self._lock_fd = lock_fd
         self._lock = threading.Lock()
@@ -103,36 +100,21 @@ class CacheFile(ReadyBlocks[Map]):
             with doing(f"open block cache {folder}"):
                 lock_fd = take_lock(folder)
                 undo.callback(os.close, lock_fd)
-                self = cls(folder, blocks, digest, lock_fd, ready=ready)
+                self = cls(folder, blocks, digest, lock_fd, ready)
                 undo.callback(super(CacheFile, self).close)
                 self._load()
             undo.pop_all()
         return self
 
-    @classmethod
-    def resume(
-        cls,
-        folder: Path,
-        blocks: Map,
-        digest: bytes,
-        *,
-        ready: Ready,
-        lock_fd: int,
-        data_fd: int,
-        broken: bool,
-        broke: Callable[[], None] = lambda: None,
-    ) -> CacheFile[Map]:
-        """Go on with a cache that another process opened, and perhaps wrote to until it died: ``ready`` as it left it,
-        and its descriptors, which now belong to the result. ``broken``: what `broken` was there; ``broke`` is called
-        first of all when the disk loses data here."""
-        self = cls(folder, blocks, digest, lock_fd, data_fd, ready)
+    def resume(self, *, broken: bool, broke: Callable[[], None]) -> None:
+        """In a forked child: go on where another child, which had ``ready`` in common with this one, wrote until it
+        died. ``broken``: what `broken` was there; ``broke`` is called first of all when the disk loses data here."""
         self._broke = broke
         bits = self._read_bitmap()
         if bits is not None:
             self._durable = bytes(bits)
         if broken:
             self._lose()
-        return self
 
     def _load(self) -> None:
         blocks = self.map

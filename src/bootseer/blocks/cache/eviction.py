@@ -28,7 +28,7 @@ from bootseer.blocks.formats import bitmap
 from bootseer.blocks.formats.blockmap import Blocks
 from bootseer.errors import BootseerError
 from bootseer.kernel import _libc
-from bootseer.kernel.flock import lock
+from bootseer.kernel.flock import locked
 
 log = logging.getLogger(__name__)
 
@@ -124,14 +124,11 @@ def collect(
     if not any((cache_dir / name).is_dir() for name in ("blocks", "trees")):
         return Collection()
     (cache_dir / "blocks").mkdir(exist_ok=True)
-    fd = os.open(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if not lock(fd, patience):
+    with locked(cache_dir / "blocks", os.O_RDONLY | os.O_DIRECTORY, patience) as alone:
+        if not alone:
             return Collection(busy=True)
         left = [part for part in parts(cache_dir) if not part.in_use and (part.map != keep or not keep)]
         return Collection(gone=list(_steps(cache_dir, left, need, dry_run, whole)))
-    finally:
-        os.close(fd)
 
 
 def _steps(cache_dir: Path, left: list[Part], need: int, dry_run: bool, whole: bool) -> Iterator[Gone]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.errors import UnavailableError
-from bootseer.kernel.flock import is_at, lock
+from bootseer.kernel.flock import is_at, lock, locked
 
 DATA = "data"
 """The name of the file in a cache folder that the blocks are in; also of the one file of a FUSE mount."""
@@ -134,11 +134,8 @@ class Hold:
 @contextlib.contextmanager
 def unheld(folder: Path) -> Iterator[bool]:
     """While inside, there is no `Hold` of ``folder``. False: there is one. Raises `OSError`."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield lock(fd)
-    finally:
-        os.close(fd)
+    with locked(folder, os.O_RDONLY | os.O_DIRECTORY) as alone:
+        yield alone
 
 
 def _make(folder: Path) -> None:

@@ -1,14 +1,9 @@
 """The fetcher: threads that bring missing blocks from a source into the cache file, verified.
 
-**Locking.** One lock, `Fetcher._lock`, guards everything that the threads share: queue, hot stream, waiting readers,
-flights, counters. It is never held during I/O, decompression, hashing, or the answer to a reader. The bookkeeping of
-`queue`, `stream` and `deadlines` is called under it and takes no lock; `workers` is called without it. "Under the lock"
-in a docstring means that the caller holds it; all other methods take it themselves. Only `_closing` and single numbers
-are looked at without it.
-
-A block is in flight once. The exceptions: a block that comes with a prefetch and has not come `_LATE` seconds after a
-reader wanted it is fetched a second time, alone; and what a range of the hot stream has not brought that was silent for
-three seconds or more. See ``docs/internals/blocks-concurrency.md``.
+One lock, `Fetcher._lock`, guards everything that the threads share. It is never held during I/O, decompression,
+hashing, or the answer to a reader. `queue`, `stream` and `deadlines` are called under it, `workers` is not. "Under the
+lock" in a docstring means that the caller holds it; other methods take it themselves. Only `_closing` and single
+numbers are looked at without it. Priorities, failures and hedges: ``docs/internals/blocks-concurrency.md``.
 """
 
 from __future__ import annotations
@@ -24,7 +19,7 @@ import msgspec
 
 from bootseer.blocks.fetch.deadlines import Done, Request, Waiting, rest_of
 from bootseer.blocks.fetch.queue import STREAM, Batch, FetchQueue, Priority
-from bootseer.blocks.fetch.source import Source, read_block
+from bootseer.blocks.fetch.source import StoreSource, read_block
 from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.fetch.workers import BlockCache, BlockWriter, Came
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
@@ -107,7 +102,7 @@ class Fetcher:
     def __init__(
         self,
         cache: BlockCache,
-        source: Source,
+        source: StoreSource,
         *,
         streams: int = 6,
         window: int = DEMAND_WINDOW,
@@ -364,7 +359,10 @@ class Fetcher:
                 with self._lock:
                     now = time.monotonic()
                     for request in [one for one in self._waiting.requests if now >= one.until]:
-                        self._expire(request, now)
+                        why = f"block {min(request.pending)} did not come from {self._source.name}"
+                        trouble = f"{why} within {self._deadline:g} s"
+                        self._waiting.settle(request, UnavailableError(trouble, hint="check that the store answers"))
+                        self._last_demand = now
                         expired.append(request)
                     for flight in self._flights:
                         self._leave_silent(flight, now)
@@ -378,15 +376,6 @@ class Fetcher:
                 log.exception("the clock of the fetcher failed; going on")
             for request in expired:
                 request.answer()
-
-    def _expire(self, request: Request, now: float) -> None:
-        """Under the lock: a reader gives up."""
-        trouble = UnavailableError(
-            f"block {min(request.pending)} did not come from {self._source.name} within {self._deadline:g} s",
-            hint="check that the store answers",
-        )
-        self._waiting.settle(request, trouble)
-        self._last_demand = now
 
     def _leave_silent(self, flight: Flight, now: float) -> None:
         """Under the lock: have the hot stream go on without a range that hangs. What that has not brought is fetched
@@ -403,21 +392,21 @@ class Fetcher:
 
     def _fetch_late_blocks(self, request: Request, now: float) -> None:
         """Under the lock: fetch directly what a prefetch has not brought in the time that ``request`` has waited."""
-        if now - request.began >= _LATE:
-            for flight in self._flights:
-                if flight.batch.priority is not Priority.DEMAND and not flight.left:
-                    for block in request.pending.intersection(flight.batch.blocks):
-                        self._fetch_late(block)
-
-    def _fetch_late(self, block: int) -> None:
-        """Under the lock: fetch ``block`` of a prefetch directly, unless that is so already."""
-        demanded = (flight.batch.blocks for flight in self._flights if flight.batch.priority is Priority.DEMAND)
-        if self._queue.is_demanded(block) or any(block in blocks for blocks in demanded):
+        if now - request.began < _LATE:
             return
-        self.stats[Fetched.HEDGES] += 1
-        self._queue.done([block])
-        self._queue.demand(block)
-        self._work_came.notify()
+        late: set[int] = set()
+        direct: set[int] = set()
+        for flight in self._flights:
+            if flight.batch.priority is Priority.DEMAND:
+                direct.update(flight.batch.blocks)
+            elif not flight.left:
+                late |= request.pending.intersection(flight.batch.blocks)
+        for block in late - direct:
+            if not self._queue.is_demanded(block):
+                self.stats[Fetched.HEDGES] += 1
+                self._queue.done([block])
+                self._queue.demand(block)
+                self._work_came.notify()
 
     def _abandon(self, flight: Flight) -> None:
         """Under the lock: nobody counts on the return of ``flight`` any more; its blocks may be fetched anew."""

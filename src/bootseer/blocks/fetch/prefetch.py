@@ -19,8 +19,6 @@ from bootseer.blocks.profiles.merge import merge
 from bootseer.errors import UnavailableError
 from bootseer.store import Store
 
-__all__ = ["STALLED_SECONDS", "Plan", "Target", "begin", "fetch_all"]
-
 log = logging.getLogger(__name__)
 
 STALLED_SECONDS = 60.0

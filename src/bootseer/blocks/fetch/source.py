@@ -7,12 +7,11 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.frames import verified
 from bootseer.errors import DataError, UnavailableError, from_os_error
-from bootseer.store import RangeReader, Store
+from bootseer.store import Source, Store
 
 log = logging.getLogger(__name__)
 
@@ -20,36 +19,20 @@ _MAX_OPEN = 64
 """Packs open at once, one descriptor or connection each; an image has a pack per layer, a few dozen."""
 
 
-class Source(Protocol):
-    """Where stored bytes come from; used by several threads at once.
-
-    ``read`` returns exactly ``length`` bytes from ``offset`` of the tree's pack number ``pack``, or raises
-    `UnavailableError` (worth another try), `DataError` (too short) or another `BootseerError` (not worth one).
-    """
-
-    name: str
-
-    def read(self, pack: int, offset: int, length: int) -> bytes: ...
-
-    def original(self, pack: int, offset: int, length: int) -> bytes | None:
-        """As `read`, past any mirror; None when there is none."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class _Open:
     """A reader and how many threads read from it. It is closed when none does and it is not kept any more."""
 
-    def __init__(self, reader: RangeReader) -> None:
+    def __init__(self, reader: Source) -> None:
         self.reader = reader
         self.users = 1
 
 
 class StoreSource:
-    """Ranges of the packs of ``blocks``. Nothing is opened before the first read: a complete cache needs no store.
+    """Ranges of the packs of ``blocks``, for several threads. Nothing is opened before the first read: a complete cache
+    needs no store. A text instead of a map is the key of one object, which is then pack 0.
 
-    A text instead of a map is the key of one object, which is then pack 0.
+    Reads raise `UnavailableError` (worth another try), `DataError` (too short) or another `BootseerError` (not worth
+    one).
     """
 
     def __init__(self, store: Store, blocks: BlockMap | str) -> None:
@@ -61,6 +44,7 @@ class StoreSource:
         self._closed = False
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset`` of the tree's pack number ``pack``."""
         with self._reader(pack) as reader:
             data = reader.read(offset, length)
             if len(data) != length:
@@ -68,8 +52,8 @@ class StoreSource:
             return data
 
     def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
-        """What pack 0 has from ``offset`` on, in pieces of these lengths, each as soon as it is there; raises as `read`
-        does, perhaps after some of them."""
+        """What pack 0 has from ``offset`` on, in pieces of these lengths, each as soon as it is there; may raise after
+        some of them."""
         with self._reader(0) as reader:
             for length, piece in zip(lengths, reader.pieces(offset, lengths), strict=True):
                 if len(piece) != length:
@@ -77,6 +61,7 @@ class StoreSource:
                 yield piece
 
     def original(self, pack: int, offset: int, length: int) -> bytes | None:
+        """As `read`, past any mirror; None when there is none."""
         with self._reader(pack) as reader:
             return reader.original(offset, length)
 
@@ -84,7 +69,7 @@ class StoreSource:
         return f"{self._store.shown}/{self._keys[pack]}"
 
     @contextmanager
-    def _reader(self, pack: int) -> Iterator[RangeReader]:
+    def _reader(self, pack: int) -> Iterator[Source]:
         """Errors of the system come out as `UnavailableError`. After that or `DataError` the pack is opened anew."""
         one = self._take(pack)
         try:
@@ -138,7 +123,7 @@ class StoreSource:
             one.reader.close()
 
 
-def read_block(source: Source, blocks: BlockMap, block: int, count: Callable[[int], None]) -> bytes:
+def read_block(source: StoreSource, blocks: BlockMap, block: int, count: Callable[[int], None]) -> bytes:
     """The verified bytes of ``block``; ``count(bytes)`` for each answer. A source whose mirror has it wrong is asked
     once more, without the mirror.
 
@@ -157,7 +142,7 @@ def read_block(source: Source, blocks: BlockMap, block: int, count: Callable[[in
     raise DataError(f"block {block} is damaged in {source.name}: {trouble}")
 
 
-def read_run(source: Source, blocks: BlockMap, run: range) -> bytes:
+def read_run(source: StoreSource, blocks: BlockMap, run: range) -> bytes:
     """The verified bytes of consecutive blocks: in one request where their frames follow one another and come right,
     else block by block. Raises as `read_block`."""
     real = [block for block in run if not blocks.is_zero(block)]

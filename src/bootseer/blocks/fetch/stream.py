@@ -9,9 +9,9 @@ import contextlib
 import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
-from typing import Protocol
 
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
+from bootseer.blocks.fetch.source import StoreSource
 
 _RANGE = 8 << 20
 _LEAD = 2 << 20
@@ -26,23 +26,13 @@ _PATIENCE = 30.0
 """Seconds without a range before the rest comes from the packs: an outage hits those, too, and ends."""
 
 
-class Pieces(Protocol):
-    """Where a hot pack is read: `bootseer.blocks.fetch.source.StoreSource`."""
-
-    name: str
-
-    def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]: ...
-
-    def close(self) -> None: ...
-
-
 class HotStream:
     """Fetches ``blocks`` (each once) in this order. Their frames, of ``per_frame`` blocks and ``lengths`` bytes each,
     follow one another in pack 0 of ``source`` from byte ``base`` on.
     """
 
     def __init__(
-        self, blocks: Sequence[int], lengths: Sequence[int], base: int, source: Pieces, per_frame: int = 1
+        self, blocks: Sequence[int], lengths: Sequence[int], base: int, source: StoreSource, per_frame: int = 1
     ) -> None:
         self.source = source
         self.order = blocks
@@ -102,7 +92,7 @@ class HotStream:
         return self.order[frame * self._per_frame : (frame + 1) * self._per_frame]
 
     def parts(self, batch: Batch) -> Generator[tuple[Batch, bytes], None, None]:
-        """Read the range: its parts with their bytes, as they come. Raises as `Pieces.pieces`. Not under a lock."""
+        """Read the range: its parts with their bytes, as they come. Raises as `StoreSource.read`. Not under a lock."""
         parts: list[Batch | None] = []
         lengths: list[int] = []
         at = batch.offset

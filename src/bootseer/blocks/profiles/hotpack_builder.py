@@ -1,6 +1,6 @@
 """Making the hot pack and the page list of a job after a recorded start, and putting them into the store.
 
-`renew` and `renew_pages` run when a trace was published. Both log trouble and never raise for it: a profile is advice.
+`renew` runs when a trace was published. It logs trouble and never raises for it: a profile is advice.
 """
 
 from __future__ import annotations
@@ -64,45 +64,86 @@ def renew(
     target: Target,
     ready: ReadyBlocks[BlockMap],
     *,
+    meta: Path,
+    work: Path,
+    stop: threading.Event,
+    hurry: threading.Event,
+) -> tuple[str, str]:
+    """Make and publish a new hot pack, and a page list of the newest one, where they say something new. Takes a while:
+    give it a thread of its own.
+
+    ``meta``: the tree's metadata. ``work``: a folder with space for the pack. ``stop`` ends it, ``hurry`` its rests.
+    Returns what happened to the pack and to the list: ``published``, ``not needed`` (there is a good one), ``no
+    traces``, ``not ready`` (blocks are missing in the cache), ``no hot pack``, ``retired`` (the pack, meanwhile),
+    ``made elsewhere`` (another node is at it), ``stopped`` or ``failed``.
+    """
+    folder = key.prefix(target.tree)
+    pack = pages = "failed"
+    try:
+        traces = library.load_own(store, target.tree, key, target.map.size)
+        with _claimed(store, f"{folder}/hot.claim") as mine:
+            if not mine:
+                return "made elsewhere", "made elsewhere"
+            pack = _renew_pack(store, folder, target, ready, traces, work=work, stop=stop, hurry=hurry)
+            pages = "stopped" if stop.is_set() else _renew_pages(store, folder, target, traces, meta)
+    except (BootseerError, OSError, ValueError) as exc:
+        log.warning("no new hot pack or page list for tree %s: %s", target.tree[:12], exc)
+    except Exception:
+        log.exception("no new hot pack or page list for tree %s", target.tree[:12])
+    return pack, pages
+
+
+def _renew_pack(
+    store: Store,
+    folder: str,
+    target: Target,
+    ready: ReadyBlocks[BlockMap],
+    traces: Sequence[Trace],
+    *,
     work: Path,
     stop: threading.Event,
     hurry: threading.Event,
 ) -> str:
-    """Make and publish a new hot pack where that says something new. Takes a while: give it a thread of its own.
-
-    ``work``: a folder with space for the pack. ``stop`` ends it, ``hurry`` ends its rests. Returns what happened:
-    ``published``, ``not needed`` (there is a good one), ``no traces``, ``not ready`` (blocks are missing in the
-    cache), ``made elsewhere`` (another node is at it), ``stopped`` or ``failed``.
-    """
+    order = [block for block in merge(traces, target.map) if not target.map.is_zero(block)]
+    if not order:
+        return "no traces"
+    known = newest_pack(store, folder, target)
+    if known is not None and _like(known.pack.blocks, order):
+        return "not needed"
+    if sum(ready.is_ready(block, block) for block in order) < _THERE * len(order):
+        return "not ready"
+    library.trim(store, folder)
     path = work / f".hotpack-{uuid.uuid4().hex}"
-    folder = key.prefix(target.tree)
     try:
-        traces = library.load_own(store, target.tree, key, target.map.size)
-        order = [block for block in merge(traces, target.map) if not target.map.is_zero(block)]
-        if not order:
-            return "no traces"
-        known = newest_pack(store, folder, target)
-        if known is not None and _like(known.pack.blocks, order):
-            return "not needed"
-        if sum(ready.is_ready(block, block) for block in order) < _THERE * len(order):
-            return "not ready"
-        with _claimed(store, f"{folder}/hot.claim") as mine:
-            if not mine:
-                return "made elsewhere"
-            library.trim(store, folder)
-            pack = build(ready, order, path, target, created=time.time_ns(), stop=stop, hurry=hurry)
-            if pack is None:
-                return "stopped"
-            log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)
-            publish(store, folder, path, pack, target)
-            return "published"
-    except BootseerError as exc:
-        log.warning("no new hot pack for tree %s: %s", target.tree[:12], exc)
-    except Exception:
-        log.exception("no new hot pack for tree %s", target.tree[:12])
+        pack = build(ready, order, path, target, created=time.time_ns(), stop=stop, hurry=hurry)
+        if pack is None:
+            return "stopped"
+        log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)
+        publish(store, folder, path, pack, target)
     finally:
         path.unlink(missing_ok=True)
-    return "failed"
+    return "published"
+
+
+def _renew_pages(store: Store, folder: str, target: Target, traces: Sequence[Trace], meta: Path) -> str:
+    known = newest_pack(store, folder, target)
+    if known is None:
+        return "no hot pack"
+    name = hotpack.pages_key(known.key)
+    old: PageList | None = None
+    with contextlib.suppress(NotFoundError, DataError):  # there is none, or one to be replaced
+        old = library.load_pages(store, name, target.tree, target.map.size)
+    complete = [trace for trace in traces if trace.complete]
+    if not complete:
+        return "no traces"
+    with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        pages = build_pages(complete, target.tree, mapped, time.time_ns())
+    if old is not None and old.fresh and _like(_units(old), _units(pages)):
+        return "not needed"
+    if not store.exists(known.key):
+        return "retired"
+    store.put(name, pages.encode(), overwrite=True)
+    return "published"
 
 
 def build(
@@ -166,7 +207,6 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target
     Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
     """
     key = hotpack.pack_key(folder, _hash.file_hexdigest(path))
-    faults.point("blocks.hotpack.before-publish")
     store.put(key, path)
     faults.point("blocks.hotpack.before-retire")
     left = {one.key for one in library.packs(store, folder, target) if one.pack.age_order >= pack.created} | {key}
@@ -175,43 +215,6 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target
         if retired or (info.key.endswith(".pages") and not hotpack.is_pages_of(info.key, left)):
             store.delete(info.key)
     return key
-
-
-def renew_pages(store: Store, key: ProfileKey, target: Target, *, meta: Path) -> str:
-    """Make and publish the page list of the newest hot pack, unless it has one that is fresh and says the same.
-
-    Takes a few seconds. ``meta``: the tree's metadata. Returns what happened: ``published``, ``not needed``, ``no hot
-    pack``, ``no traces`` (that are complete), ``made elsewhere``, ``retired`` (the pack, meanwhile) or ``failed``.
-    """
-    folder = key.prefix(target.tree)
-    try:
-        known = newest_pack(store, folder, target)
-        if known is None:
-            return "no hot pack"
-        name = hotpack.pages_key(known.key)
-        old: PageList | None = None
-        with contextlib.suppress(NotFoundError, DataError):  # there is none, or one to be replaced
-            old = library.load_pages(store, name, target.tree, target.map.size)
-        traces = [trace for trace in library.load_own(store, target.tree, key, target.map.size) if trace.complete]
-        if not traces:
-            return "no traces"
-        with _claimed(store, f"{folder}/pages.claim") as mine:
-            if not mine:
-                return "made elsewhere"
-            with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-                pages = build_pages(traces, target.tree, mapped, time.time_ns())
-            if old is not None and old.fresh and _like(_units(old), _units(pages)):
-                return "not needed"
-            faults.point("blocks.pagelist.before-publish")
-            if not store.exists(known.key):
-                return "retired"
-            store.put(name, pages.encode(), overwrite=True)
-            return "published"
-    except (BootseerError, OSError, ValueError) as exc:
-        log.warning("no page list for tree %s: %s", target.tree[:12], exc)
-    except Exception:
-        log.exception("no page list for tree %s", target.tree[:12])
-    return "failed"
 
 
 def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, created: int) -> PageList:

@@ -1,8 +1,7 @@
 """Packs: a stream of data cut in blocks, hashed and compressed on all cores, and written to stored objects in order.
 
-Concurrency: the caller's thread alone fills batches, takes results in order and writes packs; a pool hashes and
-compresses batches (BLAKE3 and zstd run without the interpreter lock); threads of `PackSpool` hand finished packs to
-the store. Bytes depend on the input only, never on which thread was first.
+The caller's thread alone fills batches, takes results in order and writes packs; a pool hashes and compresses; threads
+of `PackSpool` hand finished packs to the store. Bytes depend on the input only, never on which thread was first.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from bootseer.blocks.publish.spool import PACK_LIMIT, PackSpool
 from bootseer.errors import DataError
 
 Progress = Callable[[int, int], None]
-"""Called now and then from the calling thread with (bytes done, bytes in all)."""
+"""Called now and then with (done, in all): bytes or blocks, as the caller of it says."""
 
 LEVEL = 3
 """Of zstd, for what a tree consists of."""
@@ -137,11 +136,8 @@ class PackWriter:
         return Packed(made, self._spool.stored, self._shared, foreign)
 
     def close(self) -> None:
-        """Stop the threads, waiting for what they have begun: batches of a MiB, with reads of what they share, and puts
-        of whole packs.
-
-        What was put before a `finish` stays as objects that nothing refers to.
-        """
+        """Stop the threads, waiting for what they have begun. What was put before a `finish` stays as objects that
+        nothing refers to."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._spool.close()
 

@@ -39,7 +39,6 @@ class TreeWriter:
         folder: Path,
         *,
         block_size: int = DEFAULT_BLOCK,
-        threads: int | None = None,
         known: KnownBlocks | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -48,7 +47,7 @@ class TreeWriter:
         self._lock = threading.Lock()
         self._put_bytes = self._ready_bytes = 0
         self._store = store
-        self.packs = PackWriter(folder, self._keep, block_size=block_size, threads=threads, known=known)
+        self.packs = PackWriter(folder, self._keep, block_size=block_size, known=known)
 
     def __enter__(self) -> TreeWriter:
         return self
@@ -94,17 +93,10 @@ class TreeWriter:
             self._progress(*state)
 
 
-def publish(
-    store: Store,
-    meta: Path,
-    data: Path,
-    *,
-    block_size: int = DEFAULT_BLOCK,
-    progress: Progress | None = None,
-) -> TreeRef:
+def publish(store: Store, meta: Path, data: Path, *, block_size: int = DEFAULT_BLOCK) -> TreeRef:
     """Publish the tree of the EROFS files ``meta`` and ``data``; again: changes nothing, same digest.
 
-    ``progress(done, total)`` counts bytes of ``data``. Up to 2 GiB of temporary space are used in the folder of
+    Up to 2 GiB of temporary space are used in the folder of
     ``data``, less when the stored form is smaller. Nothing is shared with other trees, so the digest depends only on
     the two files, ``block_size`` and the version of zstd.
     Raises as `TreeWriter`, and `DataError` when ``data`` changes meanwhile.
@@ -113,7 +105,7 @@ def publish(
         work = Path(tempfile.mkdtemp(prefix=".publish-", dir=data.parent))
     try:
         with TreeWriter(store, work, block_size=block_size) as out:
-            _copy(data, out.packs, progress)
+            _copy(data, out.packs)
             with doing(f"read {meta}"):
                 content = meta.read_bytes()
             return out.seal(content)
@@ -121,18 +113,14 @@ def publish(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _copy(data: Path, out: PackWriter, progress: Progress | None) -> None:
+def _copy(data: Path, out: PackWriter) -> None:
     with doing(f"publish {data}"), open(data, "rb", buffering=0) as source:
         size = os.fstat(source.fileno()).st_size
         buffer = bytearray(1 << 20)
         while count := source.readinto(buffer):
             out.write(memoryview(buffer)[:count])
-            if progress is not None:
-                progress(min(out.position, size), size)
     if out.position != size:
         raise DataError(f"{data} changed while it was published")
-    if progress is not None:
-        progress(size, size)
 
 
 def _put(store: Store, key: str, data: bytes | Path, ref: ObjectRef) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -31,8 +30,8 @@ from bootseer.blocks.serving.protocol import (
     TreeStatus,
 )
 from bootseer.errors import BootseerError, UnavailableError, doing, from_exit_code, from_os_error
+from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
-from bootseer.kernel.flock import lock
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +52,13 @@ _TAKE_BACK_SECONDS = 1.0
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time mounts or unmounts the tree whose state is in ``folder``."""
     path = folder.with_suffix(".lock")
-    with doing(f"open {path}"):
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if not lock(fd, _LOCK_SECONDS):
+    with contextlib.ExitStack() as stack:
+        with doing(f"open {path}"):
+            folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            alone = stack.enter_context(flock.locked(path, os.O_RDWR | os.O_CREAT, _LOCK_SECONDS))
+        if not alone:
             raise UnavailableError(f"another process mounts or unmounts tree {folder.name} for too long")
         yield
-    finally:
-        os.close(fd)
 
 
 # -- asking ------------------------------------------------------------------------------------------------------------
@@ -153,16 +150,16 @@ class NewServer:
 
     def __init__(self, command: Sequence[str]) -> None:
         """Raises `UnavailableError` and the like when no process can be started."""
-        self._answer_fd, write_fd = os.pipe()
-        try:
-            self._process = subprocess.Popen(
-                [*command, str(write_fd)], stdin=subprocess.PIPE, pass_fds=[write_fd], start_new_session=True
-            )
-        except OSError as exc:
-            os.close(self._answer_fd)
-            raise from_os_error(exc, "start a block server") from exc
-        finally:
-            os.close(write_fd)
+        self._answer, theirs = socket.socketpair()
+        with theirs:
+            fd = theirs.fileno()
+            try:
+                self._process = subprocess.Popen(
+                    [*command, str(fd)], stdin=subprocess.PIPE, pass_fds=[fd], start_new_session=True
+                )
+            except OSError as exc:
+                self._answer.close()
+                raise from_os_error(exc, "start a block server") from exc
         assert self._process.stdin is not None
         self._input = self._process.stdin
 
@@ -171,7 +168,7 @@ class NewServer:
 
     def __exit__(self, *_: object) -> None:
         """See out the process; a server goes on in a child of it."""
-        os.close(self._answer_fd)
+        self._answer.close()
         if not self._input.closed:
             self._process.kill()
             self._input.close()
@@ -185,7 +182,10 @@ class NewServer:
         """Have it serve what the spec in ``folder`` says. Returns its driver, raises what kept it from starting."""
         with contextlib.suppress(BrokenPipeError), self._input as pipe:  # no answer says that it is dead
             pipe.write(os.fsencode(folder))
-        answer = _read_answer(self._answer_fd)
+        self._answer.settimeout(_START_SECONDS)
+        answer = ""
+        with contextlib.suppress(OSError), self._answer.makefile(encoding="utf-8", errors="replace") as lines:
+            answer = lines.readline().strip()
         word, _, rest = answer.partition(" ")
         if word == "ok":
             return rest
@@ -195,18 +195,6 @@ class NewServer:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
         raise UnavailableError("the block server did not start", hint=f"see {folder.with_suffix('.log')}")
-
-
-def _read_answer(fd: int) -> str:
-    until = time.monotonic() + _START_SECONDS
-    data = b""
-    while not data.endswith(b"\n"):
-        ready, _, _ = select.select([fd], [], [], max(0.0, until - time.monotonic()))
-        piece = os.read(fd, 4096) if ready else b""
-        if not piece:
-            break
-        data += piece
-    return data.decode(errors="replace").strip()
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -230,13 +218,10 @@ def unmount_target(target: Path) -> None:
 def alive(folder: Path) -> bool:
     """Whether a process of the server of ``folder`` lives; one that finishes a hot pack behind it does not count."""
     try:
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        with flock.locked(folder / LOCK) as alone:
+            return not alone
     except FileNotFoundError:
         return False
-    try:
-        return not lock(fd)
-    finally:
-        os.close(fd)
 
 
 def await_exit(folder: Path, timeout: float) -> None:
@@ -282,10 +267,6 @@ def _remove_state(folder: Path) -> None:
 
 def clear_unwatched(folder: Path) -> None:
     """In a server that ends by itself: remove its state, unless somebody waits for its end or is about to use it."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder.with_suffix(".lock"), os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if lock(fd):
-                _remove_state(folder)
-        finally:
-            os.close(fd)
+    with contextlib.suppress(OSError), flock.locked(folder.with_suffix(".lock")) as alone:
+        if alone:
+            _remove_state(folder)

@@ -24,10 +24,10 @@ from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
-from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
 from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
@@ -56,8 +56,7 @@ _DETACHED_NAME = "bootseer-pack"
 class FetcherProcess:
     """One fetcher. `run` returns when the supervisor says that the last mount is gone, or nobody else is left.
 
-    ``cache``: as the supervisor opened it; this process goes on with its descriptors. ``detach`` is called when this
-    process belongs to the server no more.
+    ``cache``: as the supervisor opened it. ``detach`` is called when this process belongs to the server no more.
     """
 
     def __init__(
@@ -75,10 +74,8 @@ class FetcherProcess:
         self._detach = detach
         self._number = counts[Count.FETCHER_STARTS]
         self._stop = threading.Event()
-        self._cache = CacheFile.resume(
-            tree.cache, tree.map, tree.map_digest, ready=shared.ready, lock_fd=cache.lock_fd, data_fd=cache.fileno(),
-            broken=bool(counts[Count.BROKEN]), broke=lambda: counts.__setitem__(Count.BROKEN, 1),
-        )  # fmt: skip
+        self._cache = cache
+        cache.resume(broken=bool(counts[Count.BROKEN]), broke=lambda: counts.__setitem__(Count.BROKEN, 1))
         self._fetcher = Fetcher(
             self._cache,
             StoreSource(store, tree.map),
@@ -105,9 +102,8 @@ class FetcherProcess:
             clock=counts[Count.BEGAN_NS] / 1e9,
         )
         self._traces = TracePublisher(
-            recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan,
-            keep_hot=self._keep_hot,
-        )  # fmt: skip
+            recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan
+        )
         self._requests = ReadRequests(reads, self._fetcher, self._cache, self._stop)
 
     def run(self) -> None:
@@ -195,7 +191,7 @@ class FetcherProcess:
                 plan = prefetch.begin(self._fetcher, self._store, self._key, self._target, tell=self._note_plan)
                 self._note_plan(plan)
                 if plan.order:
-                    self._keep_hot(set(plan.order))
+                    inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, plan.order)
                 log.info("%d hot blocks, from %d traces and hot pack %r", len(plan.order), plan.traces, plan.pack)
         except BootseerError as exc:
             log.warning("no prefetch of tree %s: %s", self._tree.digest[:12], exc)
@@ -207,10 +203,6 @@ class FetcherProcess:
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan
-
-    def _keep_hot(self, blocks: set[int]) -> None:
-        """Remember hot blocks for when space is short."""
-        inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, blocks)
 
 
 def keep_synced(cache: CacheFile[BlockMap], began: float, stop: threading.Event) -> None:

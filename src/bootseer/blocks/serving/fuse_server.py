@@ -1,14 +1,11 @@
 """The FUSE server of a tree: it answers the kernel's reads of the one file ``data``, and does nothing else.
 
 One process: a few FUSE workers, and the main thread, which polls the channel to the fetcher and a pidfd of the
-supervisor. No network, no decompression. A read whose blocks are ready is answered at once from the data file; any
-other is put off, asked for over the channel, and answered when its blocks came, so waiting readers hold no worker.
+supervisor. A read whose blocks are ready is answered at once from the data file; any other is put off, asked for over
+the channel, and answered when its blocks came, so waiting readers hold no worker.
 
-The supervisor opened the mount (`mount`) and keeps its descriptors. When this process is killed readers wait; the next
-one finds what was negotiated in ``SharedMemory.negotiated``, and has the kernel send again what its predecessor took
-(Linux 6.9). When the supervisor is killed this process forks the next one, which only needs the descriptors and never
-comes near the locks that the workers may hold at that moment. The mount fails closed: with all its processes gone,
-readers get errors.
+When this process is killed readers wait for the next one (`_serve`). When the supervisor is killed this process forks
+the next one, which never comes near the locks that the workers may hold at that moment.
 """
 
 from __future__ import annotations
@@ -79,7 +76,7 @@ class FuseServer:
         self._supervisor, self._watched, self._next_fork = supervisor, -1, 0.0
         self._succeed = succeed
         self._generation = shared.counts[Count.SERVER_STARTS]
-        self._wake, self._waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._map = mmap.mmap(data_fd, shared.size, prot=mmap.PROT_READ)
         self._mapped = memoryview(self._map)
         self._server: fuse.Server | None = None
@@ -100,8 +97,7 @@ class FuseServer:
                     if fd == self._channel.fileno():
                         self._pending.take_messages()
                     elif fd == self._wake:
-                        with contextlib.suppress(BlockingIOError):
-                            os.read(self._wake, 4096)
+                        os.eventfd_read(self._wake)
                     elif fd == self._watched:
                         poll.unregister(fd)
                         os.close(fd)
@@ -142,13 +138,13 @@ class FuseServer:
             return
         if not self._supervisor:
             os.close(self._wake)
-            os.close(self._waker)
             with contextlib.suppress(BufferError):  # a worker was reading from it in the moment of the fork
                 self._mapped.release()
                 self._map.close()
             self._succeed(server)
 
     def _serve(self) -> fuse.Server:
+        """Begin, or go on after a server that died: the kernel sends again what that took (Linux 6.9)."""
         operations = fuse.SingleFile(DATA, self._shared.size, self._read)
         note = self._shared.negotiated.read()
         if not note:
@@ -173,8 +169,7 @@ class FuseServer:
         self._rouse()
 
     def _rouse(self) -> None:
-        with contextlib.suppress(OSError):  # full: it is awake
-            os.write(self._waker, b".")
+        os.eventfd_write(self._wake, 1)
 
     def _answer(self, ctx: fuse.Context, result: fuse.ReadResult | OSError) -> None:
         assert self._server is not None

@@ -1,13 +1,8 @@
 """The readahead of a served tree: has the mount read what starts of the job read, before the job does.
 
-What the job finds in the page cache of the mount costs it neither a request to the FUSE server nor a wait for the disk,
-and ranges read as a whole take fewer requests than the reads of a start. Only blocks that are ready are read: this
-thread waits for the hot stream, it never asks for a block. Advice: what goes wrong is a line in the log, and the job
-reads for itself.
-
-What was read ahead is not seen when the job touches it, so such a start adds nothing to the profile. Until a page list
-is made of several starts, and when it is a day old (`PageList.fresh`), one start in two goes without on some nodes, is
-recorded in full and renews it.
+Only blocks that are ready are read: this thread waits for the hot stream, it never asks for a block. What was read
+ahead is not seen when the job touches it, so such a start adds nothing to the profile; see
+``docs/internals/pagelist.md``.
 
 One thread, in the fetcher process. It looks at each range whether it is to end (`Count.STILL`), and then has no file
 open any more: an unmount must not find the mount in use.
@@ -43,9 +38,7 @@ log = logging.getLogger(__name__)
 _MEMORY_SHARE = 0.25
 """Of the memory that is available, what the ranges may take."""
 _RECORDED_SHARE = 0.5
-"""Of the starts whose list is not fresh, those that are recorded in full: a job that starts once a week is to gain,
-too.
-"""
+"""Of the starts whose list is not fresh, those that are recorded in full: a job that starts rarely is to gain, too."""
 _MOUNT_SECONDS = 10.0
 _PACK_SECONDS = 10.0
 _BLOCK_SECONDS = 20.0

@@ -24,12 +24,8 @@ import threading
 import time
 
 from bootseer.blocks.formats.bitmap import Ready
+from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT
 from bootseer.errors import doing
-
-UNIT = 4096
-"""Bytes of a unit of the access trace."""
-TOUCH_LIMIT = 1 << 20
-"""Touches kept at most, as in a trace; a torch start makes about 15,000."""
 
 _TOUCH = struct.Struct("<IIQI4x")
 _LENGTH = struct.Struct("<I")
@@ -108,7 +104,7 @@ class SharedMemory:
         self.size, self.block_size = size, block_size
         self.shift = max(0, block_size.bit_length() - 1)
         units = -(-size // UNIT)
-        limit = min(TOUCH_LIMIT, max(1, units))
+        limit = min(MAX_TOUCHES, max(1, units))
         lengths = [_COUNTS * 8, _PAGE, _PAGE, _TARGETS, limit * _TOUCH.size, units, blocks]
         parts = []
         with doing("make shared memory"):
@@ -179,10 +175,8 @@ class AccessTrace:
         self._lock = threading.Lock()
 
     def touch(self, offset: int, length: int, pid: int) -> None:
-        """A read of ``length`` bytes (at least one, inside the file) at ``offset`` by thread ``pid``.
-
-        Does nothing unless ``Count.RECORDING`` is set; costs one scan of ``seen`` where the units are known.
-        """
+        """A read of ``length`` bytes (at least one, inside the file) at ``offset`` by thread ``pid``; noted only where
+        ``Count.RECORDING`` is set."""
         seen, touches = self._seen, self._touches
         if not self._counts[Count.RECORDING]:
             return

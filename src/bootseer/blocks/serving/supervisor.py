@@ -1,11 +1,8 @@
 """The supervisor: parent of the FUSE server and the fetcher of one tree. It keeps every descriptor and restarts both.
 
-One process, one thread, one poll loop; no network, no store. It opens the node's copy of the tree, mounts FUSE and
-forks the others; they are never exec'd, so a new one is there within milliseconds with everything imported and opened.
-It answers the control socket and decides alone who may join and when the server ends.
-
-The FUSE server has all of this too: when the supervisor is killed, the FUSE server forks a child that goes on as the
-supervisor. So no single death costs a reader an error (``docs/internals/blocks-concurrency.md``).
+One process, one thread, one poll loop; no network, no store. It answers the control socket and decides alone who may
+join and when the server ends. When it is killed, the FUSE server forks the next one
+(``docs/internals/blocks-concurrency.md``).
 """
 
 from __future__ import annotations
@@ -173,7 +170,7 @@ class Supervisor:
     def run(self) -> int:
         """Keep the others running until the tree is left or its FUSE mount is gone. The exit code."""
         for number in _SIGNALS:
-            signal.signal(number, lambda *_: self._told_to_end())
+            signal.signal(number, self._end)
         while True:
             try:
                 if self._step():
@@ -192,7 +189,7 @@ class Supervisor:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _told_to_end(self) -> None:
+    def _end(self, *_: object) -> None:
         if not self._finishing:
             self._leaving = True
             self._next_try = 0.0

@@ -1,10 +1,7 @@
 """When the recording of a start ends, and how its trace and the hot pack get to where the next starts find them.
 
-`bootseer.blocks.profiles.recording` makes the trace; `TracePublisher` runs in the fetcher process and publishes it.
-
-Everything here is advice for later starts: what goes wrong costs a line in the log, never the fetcher process. Who
-unmounts waits for the trace, not for the hot pack: `TracePublisher.finish_detached` finishes that when the mount and
-its server are gone, for a minute at most.
+All is advice for later starts: what goes wrong costs a line in the log, never the fetcher process. Who unmounts waits
+for the trace, not for the hot pack, which is finished when the mount and its server are gone, for a minute at most.
 """
 
 from __future__ import annotations
@@ -17,9 +14,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from bootseer.blocks.cache import inventory
 from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.cache.metadata import LocalTree
-from bootseer.blocks.fetch.prefetch import Plan, Target
+from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.merge import HotUse, blocks_of, hot_use
@@ -40,11 +38,10 @@ class TracePublisher:
     """Polls ``recording`` and publishes it once, for the starts with profile ``key`` (None: this start is not
     recorded).
 
-    ``plan``: what this start fetched ahead, as far as that is known when asked. ``keep_hot`` remembers hot blocks for
-    when space is short. One thread calls; publishing has its own. `state`, `use` and `hot_pack` may be read from any
-    thread. `state` is ``off``, ``recording``, ``publishing``, ``ended`` (by a fetcher before this one), or how the
-    trace ended: what `library.publish` says, ``left to others`` (nodes of the job), ``read ahead`` (there is nothing to
-    learn from it), ``failed``.
+    ``plan``: what this start fetched ahead, as far as that is known when asked. One thread calls; publishing has its
+    own. `state`, `use` and `hot_pack` may be read from any thread. `state` is ``off``, ``recording``, ``publishing``,
+    ``ended`` (by a fetcher before this one), or how the trace ended: what `library.publish` says, ``left to others``
+    (nodes of the job), ``read ahead`` (there is nothing to learn from it), ``failed``.
     """
 
     def __init__(
@@ -53,16 +50,15 @@ class TracePublisher:
         counts: memoryview,
         store: Store,
         key: library.ProfileKey | None,
-        target: Target,
+        target: library.Target,
         tree: LocalTree,
         cache: CacheFile[BlockMap],
         *,
         plan: Callable[[], Plan],
-        keep_hot: Callable[[set[int]], None],
     ) -> None:
         self._recording, self._counts, self._store, self._key = recording, counts, store, key
         self._target, self._tree, self._cache = target, tree, cache
-        self._plan, self._keep_hot = plan, keep_hot
+        self._plan = plan
         self._publishing: threading.Thread | None = None
         self._hurry = threading.Event()
         self._stop = threading.Event()
@@ -131,15 +127,11 @@ class TracePublisher:
                 self._traced.set()
                 if more:
                     self.hot_pack = "being made"
-                    made = hotpack_builder.renew(
-                        self._store, key, self._target, blocks, work=self._tree.cache, stop=self._stop,
-                        hurry=self._hurry,
+                    self.hot_pack, pages = hotpack_builder.renew(
+                        self._store, key, self._target, blocks, meta=self._tree.meta, work=self._tree.cache,
+                        stop=self._stop, hurry=self._hurry,
                     )  # fmt: skip
-                    log.info("hot pack: %s", made)
-                    if not self._stop.is_set():
-                        pages = hotpack_builder.renew_pages(self._store, key, self._target, meta=self._tree.meta)
-                        log.info("page list: %s", pages)
-                    self.hot_pack = made
+                    log.info("hot pack: %s; page list: %s", self.hot_pack, pages)
         except Exception:
             log.exception("the recording of tree %s is not published", self._tree.digest[:12])
             self.state = "failed"
@@ -153,7 +145,8 @@ class TracePublisher:
         order = self._plan().order
         self.use = hot_use(order, trace, target.map)
         if trace.touches:
-            self._keep_hot({*order, *blocks_of(trace, target.map)})
+            hot = {*order, *blocks_of(trace, target.map)}
+            inventory.keep_hot(self._tree.cache, self._tree.map_digest, target.map.count, hot)
         if counts[Count.READ_AHEAD]:  # what the job used of it was not to be seen: nothing to learn from
             self.use = msgspec.structs.replace(self.use, unused_bytes=0)
             self.state = "read ahead"
