@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import random
@@ -25,7 +26,7 @@ from support.hadoop import HadoopCluster
 from support.images import Member, folder, write_image
 from support.layouts import push
 from support.registry import PASSWORD, USER, DockerRegistry
-from support.waits import together, until
+from support.waits import later, together, until
 
 pytestmark = [pytest.mark.root, pytest.mark.registry, pytest.mark.hdfs]
 grpc = pytest.importorskip("grpc")
@@ -134,7 +135,9 @@ def test_an_image_is_mounted_with_the_logins_of_the_pod(site: Site) -> None:
         assert hashlib.sha256((target / "data/noise").read_bytes()).hexdigest() == SUM
         with pytest.raises(OSError, match="Read-only"):
             (target / "new").touch()
-    assert PASSWORD not in Path(kubelet.root.parent / "driver.log").read_text()
+    log = Path(kubelet.root.parent / "driver.log").read_text()
+    assert PASSWORD not in log
+    assert base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode() not in log
 
 
 def test_an_environment_is_mounted_by_its_whole_name(site: Site) -> None:
@@ -172,6 +175,22 @@ def test_asked_for_twice_and_at_once(site: Site) -> None:
     assert len([entry for entry in mount.entries() if entry.target == str(volume.target)]) == 1
     together(lambda _: kubelet.unpublish(volume), range(4))
     kubelet.unpublish(volume)
+
+
+def test_a_volume_that_is_gone_before_it_is_there(site: Site) -> None:
+    """The kubelet gives a publish up and asks for the end while it still runs."""
+    kubelet = site.kubelet
+    kubelet.stop()
+    kubelet.start(BOOTSEER_FAULTS="csi.publish.before-bind=sleep:3")
+    volume = kubelet.volume(env=site.env, target="/opt/env")
+    publishing = later(lambda: kubelet.publish(volume))
+    until(lambda: list((kubelet.state / "csi").glob("*/*")), 30.0, "the mount")
+    kubelet.unpublish(volume)
+    publishing.result(30)
+    assert not volume.target.exists()
+    assert not list((kubelet.state / "csi").iterdir())
+    kubelet.stop()
+    kubelet.start()
 
 
 def test_a_volume_in_use_stays(site: Site) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import socket
+from pathlib import Path
 
 import pytest
 
-from bootseer.config import load
+from bootseer import oci
+from bootseer.config import Config, load
+from bootseer.csi import ask
 from bootseer.csi.volumes import checkpoint_url, wish
-from bootseer.errors import ConfigError, PrivilegeError
+from bootseer.errors import ConfigError, PrivilegeError, UnavailableError
+from bootseer.oci import credentials
 
 UID = "0f2e-77"
-TARGET = f"/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~csi/data/mount"
+TARGET = Path(f"/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~csi/data/mount")
 TOLD = {
     "csi.storage.k8s.io/ephemeral": "true",
     "csi.storage.k8s.io/pod.uid": UID,
@@ -31,6 +36,8 @@ def test_what_is_asked_for() -> None:
         ({"image": "a"}, "which pod"),
         ({**TOLD, "csi.storage.k8s.io/pod.uid": "another", "image": "a"}, "which pod"),
         ({**TOLD, "csi.storage.k8s.io/pod.uid": "", "image": "a"}, "which pod"),
+        ({**TOLD, "csi.storage.k8s.io/pod.uid": "pods", "image": "a"}, "which pod"),
+        ({**TOLD, "csi.storage.k8s.io/pod.uid": "data", "image": "a"}, "which pod"),
         ({**TOLD, "csi.storage.k8s.io/ephemeral": "false", "image": "a"}, "only inline volumes"),
         (TOLD, "must name one of image, env, checkpoint"),
         ({**TOLD, "image": "a", "env": "b"}, "must name one of"),
@@ -44,10 +51,15 @@ def test_what_is_not_understood(context: dict[str, str], said: str) -> None:
 
 
 def test_logins_of_a_pull_secret_run_no_programs() -> None:
-    document = {"auths": {"r.example": {"username": "u", "password": "hidden"}}, "credsStore": "x", "credHelpers": {}}
+    document = {
+        "auths": {"r.example": {"username": "u", "password": "hidden"}},
+        "credsStore": "x",
+        "credHelpers": {"r.example": "x"},
+    }
     asked = wish({**TOLD, "image": "a"}, {".dockerconfigjson": json.dumps(document)}, TARGET)
     assert list(asked.logins.auths) == ["r.example"]
     assert not asked.logins.creds_store
+    assert not asked.logins.cred_helpers
     assert "hidden" not in repr(asked)
     with pytest.raises(ConfigError, match="not JSON") as raised:
         wish({**TOLD, "image": "a"}, {".dockerconfigjson": "hidden"}, TARGET)
@@ -73,14 +85,26 @@ def test_checkpoints_of_a_namespace(url: str) -> None:
         "hdfs://root@n:8020/runs/team",
         "hdfs://m:8020/runs/team",
         "HDFS://n:8020/runs/team",
+        "hdfs://n:8020/runs/team/.\t./other",
+        "hdfs://n:8020/runs/team/x\nERROR",
+        "hdfs://n:8020/runs/team/x?y",
+        "hdfs://n:8020/runs/team/x::local",
         "/runs/team",
         "file:///runs/team",
     ],
 )
 def test_checkpoints_of_others(url: str) -> None:
     allowed = ("hdfs://n:8020/runs/{namespace}/", "/runs/{namespace}", "file:///runs/{namespace}")
-    with pytest.raises(PrivilegeError):
+    with pytest.raises(PrivilegeError) as raised:
         checkpoint_url(wish({**TOLD, "checkpoint": url}, {}, TARGET), allowed)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_registry_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ask, "_SECONDS", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(UnavailableError, match="within 2 s"):
+        ref = oci.Reference.parse(f"127.0.0.1:{silent.getsockname()[1]}/a:1")
+        ask.digest_for(ref, credentials.Logins(), Config())
 
 
 def test_the_setting_as_a_variable() -> None:

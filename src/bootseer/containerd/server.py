@@ -10,8 +10,6 @@ import os
 import re
 from pathlib import Path
 
-from grpc import StatusCode
-
 from bootseer.config import Config
 from bootseer.containerd.images import Images
 from bootseer.containerd.proto import snapshots_pb2 as messages
@@ -20,6 +18,7 @@ from bootseer.containerd.snapshots import ExistsError, MissingError, Snapshots, 
 from bootseer.errors import BootseerError, ConfigError, FullError, PrivilegeError, UnavailableError
 from bootseer.private import private_folder
 from bootseer.rpc import server
+from bootseer.rpc.server import StatusCode
 
 _SERVICE = "containerd.services.snapshots.v1.Snapshots"
 _CODES = (

@@ -11,14 +11,13 @@ import socket
 from importlib.metadata import version
 from pathlib import Path
 
-from grpc import StatusCode
-
 from bootseer.config import Config
 from bootseer.csi.proto import csi_pb2 as messages
 from bootseer.csi.volumes import Volumes, wish
 from bootseer.errors import BootseerError, ConfigError, FullError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.private import private_folder
 from bootseer.rpc import server
+from bootseer.rpc.server import StatusCode
 from bootseer.rpc.tasks import Tasks, within
 
 log = logging.getLogger(__name__)
@@ -45,7 +44,6 @@ def serve(kubelet: Path, config: Config) -> None:
     """
     if os.geteuid() != 0:
         raise PrivilegeError("the CSI driver needs root", hint="run it as a service of root")
-    kubelet = Path(os.path.realpath(kubelet))
     if not (kubelet / "plugins_registry").is_dir():
         raise ConfigError(f"{kubelet} is not the folder of a kubelet", hint="--kubelet-dir names its --root-dir")
     endpoint = private_folder(kubelet / "plugins", sub=NAME) / "csi.sock"
@@ -76,7 +74,7 @@ class Node:
     """The calls of CSI, each a coroutine that takes a message and returns one."""
 
     def __init__(self, kubelet: Path, volumes: Volumes) -> None:
-        self._pods, self._volumes, self._tasks = kubelet / "pods", volumes, Tasks()
+        self._pods, self._volumes, self._tasks = Path(os.path.realpath(kubelet), "pods"), volumes, Tasks()
 
     async def plugin(self, _: messages.Empty) -> messages.PluginInfoResponse:
         return messages.PluginInfoResponse(name=NAME, vendor_version=version("bootseer"))
@@ -90,7 +88,7 @@ class Node:
 
     async def publish(self, request: messages.PublishRequest) -> messages.Empty:
         target = self._target(request.target_path)
-        asked = wish(request.volume_context, request.secrets, request.target_path)
+        asked = wish(request.volume_context, request.secrets, target)
         task = self._tasks.start(
             ("publish", request.volume_id), lambda: self._volumes.publish(request.volume_id, target, asked)
         )
@@ -107,9 +105,10 @@ class Node:
 
     def _target(self, path: str) -> Path:
         """``path``, when it is one that a kubelet chooses: it is unmounted and removed."""
-        target = Path(path)
-        parts = target.parts[len(self._pods.parts) :]
-        if not target.is_relative_to(self._pods) or len(parts) != 5 or ".." in parts:
+        parts = Path(path).parts[-5:]
+        target = self._pods.joinpath(*parts)
+        shape = len(parts) == 5 and (*parts[1:3], parts[4]) == ("volumes", "kubernetes.io~csi", "mount")
+        if not shape or ".." in parts or os.path.realpath(Path(path).parent) != str(target.parent):
             raise ConfigError(f"{path!r} is not the folder of a volume in {self._pods}")
         return target
 

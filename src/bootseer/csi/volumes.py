@@ -14,14 +14,15 @@ import logging
 import re
 import stat
 import threading
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.config import Config
+from bootseer.csi.ask import digest_for
 from bootseer.env import manifest
 from bootseer.errors import ConfigError, DataError, PrivilegeError, doing
 from bootseer.image.convert import readable_for
@@ -39,6 +40,9 @@ _KUBELET = "csi.storage.k8s.io/"
 _FS = "fs"
 """The folder that a checkpoint is mounted on; others have a digest for their name."""
 _LOGINS = ".dockerconfigjson"
+_MEMORY = 64 << 20
+"""Read-ahead of a checkpoint: a pod may have many, and its own limits do not count here."""
+_URL = re.compile(r"[a-z0-9+]+://(?!.*::)[\w.:@=,+~/-]+", re.ASCII)
 
 
 class Wish(NamedTuple):
@@ -53,8 +57,9 @@ class Wish(NamedTuple):
     """The pod, for the log."""
 
 
-def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: str) -> Wish:
-    """What the volume with these attributes and secrets, on the folder ``target`` of a kubelet, is to be.
+def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: Path) -> Wish:
+    """What a volume with these attributes and secrets is to be; ``target`` is the folder that a kubelet gives it,
+    ``.../POD/volumes/kubernetes.io~csi/NAME/mount``.
 
     Raises `ConfigError` for what is not understood, and when not the kubelet says whose the volume is.
     """
@@ -62,7 +67,7 @@ def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: str) ->
     asked = {key: value for key, value in context.items() if not key.startswith(_KUBELET)}
     uid, namespace = told.get("pod.uid", ""), told.get("pod.namespace", "")
     # A pod could write these itself where the kubelet does not: but not its uid, which it gets later.
-    if told.get("ephemeral") != "true" or not namespace or uid not in Path(target).parts:
+    if told.get("ephemeral") != "true" or not namespace or uid != target.parts[-5]:
         raise ConfigError(
             "only inline volumes of pods can be mounted, and the kubelet has to say of which pod",
             hint="kubectl apply -k deploy/kubernetes makes the CSIDriver object as it is needed",
@@ -87,7 +92,7 @@ class Volumes:
         self._config = config
         self._root = private_folder(Path(config.state_dir), sub="csi")
         self._guard = threading.Lock()
-        self._busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._busy: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def publish(self, volume: str, target: Path, wish: Wish) -> None:
         """Mount what ``wish`` says on ``target``, unless something is mounted there: then this volume is.
@@ -113,7 +118,7 @@ class Volumes:
                 self._clear(folder)
                 folder.rmdir()
                 raise
-            log.info("pod %s has %s %s on %s", wish.shown, wish.kind, wish.name, target)
+            log.info("pod %s has %s %r on %s", wish.shown, wish.kind, wish.name, target)
 
     def unpublish(self, volume: str, target: Path) -> None:
         """End what `publish` has made or begun; safe to call twice. Raises `BootseerError` while it is in use."""
@@ -133,7 +138,7 @@ class Volumes:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", volume):
             raise ConfigError(f"{volume!r} is no name of a volume")
         with self._guard:
-            return self._busy[volume]
+            return self._busy.setdefault(volume, threading.Lock())
 
     def _clear(self, folder: Path) -> None:
         """Unmount what is mounted, or begun to be, in the folder of a volume."""
@@ -150,7 +155,7 @@ class Volumes:
         if wish.kind == "checkpoint":
             url = checkpoint_url(wish, self._config.pod_checkpoints)
             prefetch = ["" if item == "." else item for item in wish.options.get("prefetch", "").split()]
-            fs.start(url, folder / _FS, prefetch=prefetch, config=self._config)
+            fs.start(url, folder / _FS, prefetch=prefetch, memory=_MEMORY, config=self._config)
             return folder / _FS
         if wish.kind == "image":
             return self._image(folder, wish)
@@ -160,7 +165,7 @@ class Volumes:
         store, ref = open_store(self._config.store_url), oci.Reference.parse(wish.name)
         if not ref.registry:
             raise PrivilegeError(f"{ref} is in no registry, so nothing says who may read it")
-        record = readable_for(ref, store, self._config, lambda ref: oci.digest_for(ref, wish.logins))
+        record = readable_for(ref, store, self._config, lambda ref: digest_for(ref, wish.logins, self._config))
         return self._tree(folder, record.tree, store)
 
     def _env(self, folder: Path, wish: Wish) -> Path:
@@ -199,7 +204,7 @@ def checkpoint_url(wish: Wish, allowed: tuple[str, ...]) -> str:
     url = wish.name.rstrip("/")
     scheme, _, path = url.partition("://")
     # what is a folder of the node can hold links, which root would follow
-    if scheme in ("", "file", "local") or not path or {"", ".", ".."} & set(path.split("/")):
+    if not _URL.fullmatch(url) or scheme in ("file", "local") or {"", ".", ".."} & set(path.split("/")):
         raise PrivilegeError(f"{wish.name!r} is no URL of a checkpoint", hint="write hdfs://HOST:PORT/FOLDER")
     for prefix in allowed:
         if f"{url}/".startswith(f"{prefix.replace('{namespace}', wish.namespace).rstrip('/')}/"):

@@ -42,7 +42,9 @@ _KEPT = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ssl_cert_file", 
 """Variables of the daemon by which registries are reached."""
 
 
-class _Answer(msgspec.Struct):
+class Answer(msgspec.Struct):
+    """Of the process that asks: a digest, or an error."""
+
     digest: str = ""
     code: int = 0
     message: str = ""
@@ -90,7 +92,7 @@ def _digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
         os.close(read)
         apart.end()
     try:
-        answer = msgspec.json.decode(said, type=_Answer)
+        answer = msgspec.json.decode(said, type=Answer)
     except msgspec.MsgspecError:
         raise UnavailableError(
             f"nobody could ask as user {asker.user.name} for {ref} within {_SECONDS:.0f} s",
@@ -126,14 +128,14 @@ def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: i
         os.close(out)
         os.waitpid(pid, 0)
         return 0
-    answer = _Answer()
+    answer = Answer()
     try:
-        _become(asker.user, config, asker.logins)
+        become(asker.user, config, asker.logins)
         answer.digest = oci.resolve_digest(ref)
     except BootseerError as exc:
-        answer = _Answer(code=exc.exit_code, message=exc.message, hint=exc.hint)
+        answer = Answer(code=exc.exit_code, message=exc.message, hint=exc.hint)
     except BaseException as exc:
-        answer = _Answer(code=BootseerError.exit_code, message=f"cannot ask for {ref}: {exc!r}"[:1000])
+        answer = Answer(code=BootseerError.exit_code, message=f"cannot ask for {ref}: {exc!r}"[:1000])
     with contextlib.suppress(OSError):
         os.write(out, msgspec.json.encode(answer))
     os._exit(0)
@@ -157,7 +159,7 @@ def _be_killed_as(pid: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(own))
 
 
-def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
+def become(user: User, config: Config, logins: Mapping[str, str]) -> None:
     """Be ``user`` and nobody else, for good. Raises `OSError`."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.alarm(int(_SECONDS))

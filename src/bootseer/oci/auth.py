@@ -181,9 +181,9 @@ class Auth:
         url, method, body = self._realm, "GET", None
         where = urlsplit(url)
         trusted = self._plain and (host in self._plain or is_loopback(where.hostname or ""))
-        if login and where.scheme != "https" and not trusted:
+        if where.scheme != "https" and not trusted:  # also without a login: it might be any server of this network
             raise PrivilegeError(
-                f"registry {self._registry} wants the login sent to {host} without TLS",
+                f"registry {self._registry} wants a token fetched from {host} without TLS",
                 hint="that is refused" + (", unless plain_http in the settings names it" if self._plain else ""),
             )
         headers: dict[str, str] = {"Accept": "application/json"}

@@ -25,11 +25,13 @@ from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 
+StatusCode = grpc.StatusCode
+
 Call = Callable[[Any], Awaitable[Any]] | Callable[[Any], AsyncIterator[Any]]
 """Takes a message, and gives one, or several."""
 Calls = Mapping[str, tuple[type[Any], Call]]
 """The calls of a service, each with the type of its message."""
-Codes = Sequence[tuple[type[Exception], grpc.StatusCode]]
+Codes = Sequence[tuple[type[Exception], StatusCode]]
 """What errors are answered with; the first that fits."""
 
 _STOP_SECONDS = 5.0
