@@ -28,9 +28,7 @@ from bootseer.stripefs.scheduler.hedging import Durations, HedgeBudget, HedgePol
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.model import (
     Attempt,
-    CheckJoined,
     CopyBack,
-    Join,
     Outcome,
     Relocate,
     Request,
@@ -41,9 +39,6 @@ from bootseer.stripefs.scheduler.model import (
 from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 _log = logging.getLogger(__name__)
-
-FollowUp = CopyBack | CheckJoined | None
-"""What the engine does after an attempt has ended."""
 
 
 class Scheduler:
@@ -98,7 +93,7 @@ class Scheduler:
             self._drop_unstarted(late, now)
         return self._take(now)
 
-    def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> FollowUp:
+    def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> CopyBack | None:
         """The attempt is over: nothing writes to its memory any more. What is to be done next, before others."""
         if self._flying.pop(attempt, False) is False:
             return None
@@ -127,7 +122,8 @@ class Scheduler:
         if outcome is Outcome.DONE:
             if run.won is not None:  # it came in after all
                 self._discard(run)
-            return self._arrived(run, attempt.node, now)
+            self._arrived(run, now)
+            return None
         if run.won is not None:
             return self._land(run, run.won)
         if outcome is not Outcome.CANCELLED or attempt.rescued:
@@ -136,7 +132,7 @@ class Scheduler:
             self._requeue(run, now)
         return None
 
-    def copied_back(self, landing: CopyBack, now: float) -> FollowUp:
+    def copied_back(self, landing: CopyBack, now: float) -> None:
         """The bytes of a hedge are in the caller's memory."""
         run, request = landing.run, landing.run.span.request
         request.touching -= 1
@@ -144,27 +140,8 @@ class Scheduler:
         run.won = None
         if request.over:
             self._finish(request)
-            return None
-        return self._arrived(run, landing.attempt.node, now)
-
-    def joined(self, join: Join, error: BootseerError | None, now: float) -> None:
-        """A part that lies in two blocks was looked at: ``error`` when it is not right."""
-        pieces, join.arrived = join.arrived, []
-        request = pieces[0][0].span.request
-        request.touching -= 1
-        if request.over:
-            self._finish(request)
-            return
-        for run, node in pieces:
-            if error is None:
-                self._complete(run, now)
-            else:  # one of them is wrong
-                run.failures[node.key] = run.failures.get(node.key, 0) + 1
-                run.outcomes.add(Outcome.DAMAGED)
-                run.error, run.verify = error, True
-                run.done = False
-                if run.hedge is None:
-                    self._requeue(run, now)
+        else:
+            self._arrived(run, now)
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
@@ -179,7 +156,6 @@ class Scheduler:
                 self._credit(attempt, attempt.handle.received, now)
         self.assignment.rates_changed(self.requests, now)
         self._try_again(now)
-        self.assignment.forget(self.requests, now)
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -326,7 +302,7 @@ class Scheduler:
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
-    ) -> FollowUp:
+    ) -> CopyBack | None:
         request = run.span.request
         run.hedge = None
         if outcome is Outcome.DONE and not run.done and not request.over:
@@ -361,22 +337,11 @@ class Scheduler:
             run.won = None
             self._scratch.give(run.size)
 
-    def _arrived(self, run: Run, node: NodeState, now: float) -> FollowUp:
+    def _arrived(self, run: Run, now: float) -> None:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
-        run.done = True
+        run.done, request = True, run.span.request
         if run.hedge is not None:
             self._cancel(run.hedge)
-        if (join := run.span.join) is None:
-            self._complete(run, now)
-            return None
-        join.arrived.append((run, node))
-        if len(join.arrived) < join.count:
-            return None
-        run.span.request.touching += 1
-        return CheckJoined(join)
-
-    def _complete(self, run: Run, now: float) -> None:
-        request = run.span.request
         request.left -= run.size
         request.progress_at = now
         self.budget.earn(run.size)

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import BootseerError, UnavailableError
@@ -22,17 +22,17 @@ from bootseer.hdfs.connection import Transfer
 from bootseer.storage.interface import Piece
 from bootseer.stripefs.scheduler import memory
 from bootseer.stripefs.scheduler.datanodes import NodeLook
-from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
-from bootseer.stripefs.scheduler.policy import FollowUp, Scheduler
+from bootseer.stripefs.scheduler.model import Attempt, CopyBack, Outcome, Place, Relocate, Request, Tuning
+from bootseer.stripefs.scheduler.policy import Scheduler
 from bootseer.stripefs.scheduler.transport import (
     BlockFile,
     Read,
-    check_joined,
     land,
     let_go,
     replicas_of,
     transfer,
     views,
+    wrong,
 )
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ class Engine:
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         """Fill and check all ``pieces``. The promises of `bootseer.storage.interface.Backend.read_many`."""
-        spans = [span for file, piece in pieces for span in file.spans(piece)]
+        split: list[Callable[[], None]] = []
+        spans = [span for file, piece in pieces for span in file.spans(piece, split)]
         if not spans:
             return
         request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""))
@@ -116,15 +117,14 @@ class Engine:
         finally:
             for span in spans:  # a hedge that lost may still be under way, with the span, but without this memory
                 views(span).parts.clear()
-                if span.join is not None:
-                    span.join.tag = None
-        if (error := request.error) is not None:
+        if (error := request.error or wrong(split)) is not None:
+            let_go(error)
             request.error = None
             try:
                 raise error
             finally:
                 # its traceback holds this frame, and that the caller's memory: not in a circle, nor by the pieces
-                del error, request, spans, pieces
+                del error, request, spans, split, pieces
 
     def _kick(self) -> None:
         """See to it that a worker looks at the inbox, and that the watcher watches."""
@@ -301,18 +301,15 @@ class Engine:
             now = time.monotonic()
             if crash is not None and attempt.run is not None:
                 self.scheduler.fail(attempt.run.span.request, crash)
-            then = self.scheduler.ended(attempt, outcome, error, now)
+            landing = self.scheduler.ended(attempt, outcome, error, now)
             if outcome is Outcome.DAMAGED and not attempt.verify:
                 self.scheduler.confirm(attempt, now)
             elif outcome is Outcome.CORRUPT:
                 self._corrupt(attempt, error)
-        while then is not None:
-            if isinstance(then, CheckJoined):
-                self._join(then)
-                break
-            then = self._land(then)
+        if landing is not None:
+            self._land(landing)
 
-    def _land(self, landing: CopyBack) -> FollowUp:
+    def _land(self, landing: CopyBack) -> None:
         crash: BaseException | None = None
         try:
             land(landing)
@@ -321,18 +318,7 @@ class Engine:
         with self._lock:
             if crash is not None:
                 self.scheduler.fail(landing.run.span.request, crash)
-            return self.scheduler.copied_back(landing, time.monotonic())
-
-    def _join(self, joining: CheckJoined) -> None:
-        request = joining.join.arrived[0][0].span.request
-        error: BootseerError | None = None
-        try:
-            error = check_joined(joining)
-        except BaseException as exc:  # a bug in a check: the reader gets it
-            with self._lock:
-                self.scheduler.fail(request, exc)
-        with self._lock:
-            self.scheduler.joined(joining.join, error, time.monotonic())
+            self.scheduler.copied_back(landing, time.monotonic())
 
     def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
         file, where = attempt.place.file, replicas_of(attempt.place)
