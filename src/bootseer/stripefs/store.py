@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
-import logging
 import os
 import uuid
 from collections.abc import Callable, Collection
@@ -24,7 +22,7 @@ from bootseer.stripefs.files import namespace, rights
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.stat import FileStat, of_entry
-from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.check import Report, fsck
@@ -32,8 +30,6 @@ from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
 from bootseer.stripefs.maintenance.repair import Repair, repair
 from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost
 from bootseer.stripefs.open import open_backend
-
-_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -67,7 +63,8 @@ class StripeFS:
         ``before``: as of `create`. `DataError` when ``local`` is changed meanwhile.
         """
 
-        def attempt(src: io.FileIO) -> Written:
+        def write() -> Written:
+            src.seek(0)
             info = os.fstat(src.fileno())
             with self.create(path, width=width, unit=unit, before=before) as out:
                 while data := src.read(4 << 20):
@@ -81,12 +78,7 @@ class StripeFS:
 
         try:
             with open(local, "rb", buffering=0) as src:
-                try:
-                    return attempt(src)
-                except StripeLost as exc:
-                    _log.warning("storing %s again from its beginning: %s", local, exc)
-                    src.seek(0)
-                    return attempt(src)
+                return again_when_lost(write, str(local))
         except OSError as exc:
             raise from_os_error(exc, f"read {local}") from exc
 

@@ -19,19 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from bootseer.errors import (
-    BootseerError,
-    ConfigError,
-    FullError,
-    NotFoundError,
-    NotWritableError,
-    UnsupportedError,
-)
+from bootseer.errors import ConfigError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import Entry, join
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.files.namespace import WrittenMeanwhile
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.writer import StripeWriter
@@ -40,35 +32,13 @@ from bootseer.stripefs.mount.callers import caller
 from bootseer.stripefs.mount.newversion import Writing
 from bootseer.stripefs.mount.nodes import Gone, Known
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.mount.unfinished import Spools, Unfinished, refusal
+from bootseer.stripefs.mount.refusals import numbered, refusal
+from bootseer.stripefs.mount.unfinished import Spools, Unfinished
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
 _NOT_STORED = "not stored"
 """The content of a node that the store does not have (any more)."""
-
-
-@contextlib.contextmanager
-def numbered(path: str) -> Iterator[None]:
-    """Errors of the store as numbers, with a log line where the number does not say it all."""
-    try:
-        yield
-    except FileExistsError:
-        raise refusal(errno.EEXIST, path) from None
-    except NotFoundError:
-        raise refusal(errno.ENOENT, path) from None
-    except BootseerError as exc:
-        _log.warning("%s: %s", path or "/", exc)
-        for kind, code in (
-            (WrittenMeanwhile, errno.EBUSY),
-            (NotWritableError, errno.EACCES),
-            (FullError, errno.ENOSPC),
-            (ConfigError, errno.EINVAL),
-            (UnsupportedError, errno.EOPNOTSUPP),
-        ):
-            if isinstance(exc, kind):
-                raise refusal(code, path) from None
-        raise refusal(errno.EIO, path) from None
 
 
 class OpenFiles(StripeOperations, fuse.WritableOperations):

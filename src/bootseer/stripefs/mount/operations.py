@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError
+from bootseer.errors import BootseerError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import XATTRS, Entry, join
 from bootseer.storage.pool import parallel
@@ -31,6 +31,7 @@ from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.stat import FileStat, of_entry
 from bootseer.stripefs.mount.nodes import GENERATION_SHIFT, Gone, Known, Nodes
+from bootseer.stripefs.mount.refusals import numbered, refusal
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
@@ -41,23 +42,10 @@ _COMPARE_SECONDS = 1.0
 """For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
 
 
-def _os_error(code: int, path: str = "") -> OSError:
-    return OSError(code, os.strerror(code), path)
-
-
-def _os_error_of(exc: BootseerError, path: str) -> OSError:
-    if isinstance(exc, NotFoundError):
-        return _os_error(errno.ENOENT, path)
-    if isinstance(exc, NotWritableError):
-        return _os_error(errno.EACCES, path)
-    _log.error("%s: %s", path, exc)
-    return _os_error(errno.EIO, path)
-
-
 def check_xattr(name: str) -> None:
     """EOPNOTSUPP for an extended attribute of a kind that is not kept."""
     if not name.startswith(XATTRS):
-        raise _os_error(errno.EOPNOTSUPP)
+        raise refusal(errno.EOPNOTSUPP)
 
 
 class Waited:
@@ -131,11 +119,9 @@ class StripeOperations(fuse.Operations):
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         path = join(self._path(parent), name)
         if is_hidden(name):
-            raise _os_error(errno.ENOENT, path)
-        try:
+            raise refusal(errno.ENOENT, path)
+        with numbered(path):
             return self._look(path, self._fs.backend.stat(path))
-        except BootseerError as exc:
-            raise _os_error_of(exc, path) from None
 
     def lookups(self, parent: int, names: Sequence[str], ctx: fuse.Context) -> Sequence[fuse.Entry | None]:
         folder = self._path(parent)
@@ -170,19 +156,17 @@ class StripeOperations(fuse.Operations):
         known = self._nodes[node]
         if self._shared and not known.content:  # the root, and the folder that a process is in, are not looked up again
             path = self._path(node)
-            try:
+            with numbered(path):
                 known = self._nodes.change(node, attr=self._attr(self._fs.stat(path)))
-            except BootseerError as exc:
-                raise _os_error_of(exc, path) from None
         return known.attr
 
     def getxattr(self, node: int, name: str, ctx: fuse.Context) -> bytes:
         if name.startswith("security."):  # the kernel asks by itself: it is not worth a request
-            raise _os_error(errno.ENODATA)
+            raise refusal(errno.ENODATA)
         check_xattr(name)
         found = self._xattrs(node)
         if name not in found:
-            raise _os_error(errno.ENODATA)
+            raise refusal(errno.ENODATA)
         return found[name]
 
     def listxattr(self, node: int, ctx: fuse.Context) -> Iterable[str]:
@@ -191,17 +175,13 @@ class StripeOperations(fuse.Operations):
 
     def _xattrs(self, node: int) -> Mapping[str, bytes]:
         path = self._path(node)
-        try:
+        with numbered(path):
             return self._fs.backend.xattrs(path)
-        except BootseerError as exc:
-            raise _os_error_of(exc, path) from None
 
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
         path = self._path(node)
-        try:
+        with numbered(path):
             entries = self._list(path, 0)
-        except BootseerError as exc:
-            raise _os_error_of(exc, path) from None
         return [
             fuse.DirEntry(entry.name, fuse.ROOT, stat.S_IFDIR if entry.is_dir else stat.S_IFREG)
             for entry in entries.values()
@@ -220,7 +200,7 @@ class StripeOperations(fuse.Operations):
 
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise _os_error(errno.EROFS)
+            raise refusal(errno.EROFS)
         file = self._open(node)
         with self._lock:
             handle = next(self._next_handle)
@@ -262,14 +242,12 @@ class StripeOperations(fuse.Operations):
         if file is not None:
             return file
         known, path = self._nodes[node], self._path(node)
-        try:
+        with numbered(path):
             file = self._fs.open(path)
-        except BootseerError as exc:
-            raise _os_error_of(exc, path) from None
         if file.size != known.attr.size or file.identity != known.content:
             file.close()
             self._nodes.change(node, version="")
-            raise _os_error(errno.ESTALE, path)  # the kernel looks the name up again
+            raise refusal(errno.ESTALE, path)  # the kernel looks the name up again
         return file
 
     def _reopen(self, fh: int, node: int) -> ChunkFile:
@@ -278,7 +256,7 @@ class StripeOperations(fuse.Operations):
             file = self._open(node)
         except OSError as exc:
             _log.error("%s: what a server before this one had open cannot be opened again: %s", self._path(node), exc)
-            raise _os_error(errno.EIO, self._path(node)) from None
+            raise refusal(errno.EIO, self._path(node)) from None
         return self._hold(fh, node, file)
 
     def _path(self, node: int) -> str:
@@ -299,7 +277,7 @@ class StripeOperations(fuse.Operations):
                 data = self._ahead.read(file, offset, size)
         except BootseerError as exc:
             _log.error("cannot read %s at %d: %s", file.path, offset, exc)
-            raise _os_error(errno.EIO, file.path) from None
+            raise refusal(errno.EIO, file.path) from None
         self.bytes_read += size
         self.accessed.add(file.path, file.size, offset, size)
         return data

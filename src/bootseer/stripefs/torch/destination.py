@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from crc32c import crc32c
 
+from bootseer.runs import runs
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
-from bootseer.stripefs.torch.shared_plan import FileId, Needs, Span, runs_of
+from bootseer.stripefs.torch.shared_plan import FileId, Needs, Span
 
 Request = tuple[ChunkFile, int, memoryview]
 """Fill the memory with the bytes of the file from that offset."""
@@ -95,7 +96,7 @@ class Destination:
                 chunks.setdefault(chunk, []).append(one)
 
     def needs(self) -> Needs:
-        return {name: runs_of(sorted(chunks)) for name, chunks in self._wanted.items()}
+        return {name: tuple(runs(chunks)) for name, chunks in self._wanted.items()}
 
     def chunk(self, name: FileId, chunk: int) -> Chunk:
         """Its places; the scratch memory among them is new."""

@@ -30,6 +30,7 @@ import msgspec
 from bootseer import faults
 from bootseer.errors import BootseerError
 from bootseer.hdfs.dial import host_port
+from bootseer.runs import runs
 from bootseer.stripefs.torch import peers, shared_plan
 from bootseer.stripefs.torch.destination import Chunk, Destination, Request
 from bootseer.stripefs.torch.outbox import HEADER, MARK, Outbox, header_check
@@ -268,7 +269,7 @@ class _Sharing:
         by_file: dict[FileId, list[int]] = {}
         for file, chunk in missing.chunks:
             by_file.setdefault(file, []).append(chunk)
-        needs = {file: shared_plan.runs_of(sorted(chunks)) for file, chunks in by_file.items()}
+        needs = {file: tuple(runs(chunks)) for file, chunks in by_file.items()}
         spans = shared_plan.alone(needs, _REQUEST)
         self.counts["read_again"] += sum(span.size for one in spans for span in one)
         return spans
