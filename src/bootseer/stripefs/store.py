@@ -8,6 +8,7 @@ import os
 import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
+from stat import S_ISREG
 
 from blake3 import blake3
 
@@ -103,20 +104,17 @@ class StripeFS:
         A link is followed. `DataError` also for a plain file that does not have the digest which a COMMIT beside or
         above it says; `NotWritableError` for one that its writer has not closed, and for a ``local`` that is no file.
         """
+        local = Path(os.path.realpath(local)) if os.path.islink(local) else local
         try:
-            local = local.resolve() if local.is_symlink() else local
-            looped = local.is_symlink()
-            taken = local.exists() and not local.is_file()  # as /dev/stdout: a file would take its place
-        except RuntimeError:  # of Python before 3.13
-            looped = True
+            if not S_ISREG(local.stat().st_mode):  # as /dev/stdout: a file would take its place
+                raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
+        except (FileNotFoundError, NotADirectoryError):
+            pass
         except OSError as exc:
-            if exc.errno == errno.ENAMETOOLONG:
-                raise NotWritableError(f"cannot write {local}: {exc.strerror}") from None
-            raise from_os_error(exc, f"write {local}") from exc
-        if looped:
-            raise NotWritableError(f"cannot write {local}: it is a link to itself", hint="name a file or folder")
-        if taken:
-            raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
+            if exc.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+                raise from_os_error(exc, f"write {local}") from exc
+            why = "it is a link to itself" if exc.errno == errno.ELOOP else exc.strerror
+            raise NotWritableError(f"cannot write {local}: {why}", hint="name a file or folder") from None
         tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
         try:
             with self.open(path) as file:

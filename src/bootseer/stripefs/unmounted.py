@@ -2,15 +2,12 @@
 
 As with a mount, chunks of striped files are looked for in the node cache and kept there (`files.nodecache`), what is
 read of the checkpoint of a job that `bootseer run` started is noted for its next start (`checkpoint.jobaccess`), and
-what was moved is told (`loads`). All of this is a help: without a cache folder that can be used, files are read as
-they are, with a line in the log.
+what was moved is told (`loads`). Without a cache folder that can be used, files are read as they are.
 
-The node cache is the one of the settings; one that cannot be written to is read. Where the settings name none, the
-default folder is used if it is on a disk of the node: not in memory or in the root file system of a container, which
-count against the job and end with it, nor in a home folder that all nodes share.
+Where the settings name no cache folder, the default one is used if it is on a disk of the node: not in memory or in the
+root file system of a container, which count against the job and end with it, nor in a home folder that all nodes share.
 
-Concurrency: any thread may read and close files of one `Load`. A process has one node cache for each folder; a forked
-child has none of its parent's.
+Concurrency: any thread may read and close files of one `Load`. A forked child has no cache of its parent's.
 """
 
 from __future__ import annotations
@@ -50,10 +47,8 @@ _SOON = 1.0
 
 
 class Load:
-    """Reads of files of the store at ``base``: `use` each file, then `close`. ``url``: what is loaded, ``how``: by
-    what, both for `loads`.
-
-    """
+    """Reads of files of the store at ``base``: `use` each file, then close it. ``url``: what is loaded, ``how``: by
+    what, both for `loads`."""
 
     def __init__(self, base: str, url: str, how: str) -> None:
         self.pid = os.getpid()

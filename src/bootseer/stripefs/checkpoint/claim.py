@@ -1,10 +1,8 @@
 """Saves of checkpoints: who saves a folder claims it, and whoever claimed it before can publish nothing any more.
 
 A claim is a file ``.bsx/save.N`` with a random token that is made without overwriting; N counts the saves of the
-folder. Taking a claim ends the earlier saves: their temporary files are renamed away, so that nothing can be published
-from them, and a save that writes another one sees the claim before it renames that. A commit takes the next claim, so
-nothing is written beside it. The token ends saves whose folder was removed or renamed: in a folder made anew the
-numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
+folder. Taking it renames the temporary files of earlier saves away, so that nothing can be published from them. A
+commit takes the next claim. Why this leaves no gap: docs/internals/stripe.md.
 """
 
 from __future__ import annotations

@@ -300,22 +300,16 @@ class ReadAhead:
             self._pool.submit(self._ahead_of, file, start, target, cached.hold() if cached else None)
 
     def _ahead_of(self, file: ChunkFile, first: int, last: int, cached: NodeFile | None) -> None:
+        piece = max(1, _PIECE // file.unit)
         try:
-            self._load_ahead(file, first, last)
+            for start in range(first, last, piece):
+                if not self._closed:
+                    self._load(file, start, min(last, start + piece), force=False)
+        except BootseerError as exc:  # a reader who needs these bytes meets it himself
+            _log.warning("read-ahead of %s stopped: %s", file.path, exc)
         finally:
             if cached is not None:
                 cached.release()
-
-    def _load_ahead(self, file: ChunkFile, first: int, last: int) -> None:
-        piece = max(1, _PIECE // file.unit)
-        for start in range(first, last, piece):
-            if self._closed:
-                return
-            try:
-                self._load(file, start, min(last, start + piece), force=False)
-            except BootseerError as exc:  # a reader who needs these bytes meets it himself
-                _log.warning("read-ahead of %s stopped: %s", file.path, exc)
-                return
 
 
 def in_order(file: ChunkFile) -> Iterator[memoryview]:

@@ -1,11 +1,8 @@
 """Striped stores as a file system of fsspec: ``bsx+hdfs://host:8020/ckpt/x``, and every client of fsspec.
 
 Paths are absolute in the storage that the URL names: "/ckpt/x". Those of ``StripeFileSystem(url="hdfs://host:8020/ckpt")``
-are relative to that folder: "/x". Errors are what clients of fsspec expect (FileNotFoundError and other OSError), each
-with the `bootseer.errors` one as its cause.
-
-Nothing is cached: what others publish is seen at once. A new file is published when it is closed, as a whole; an
-exception inside of its ``with`` block gives it up.
+are relative to that folder: "/x". Errors are `OSError`, each with the `bootseer.errors` one as its cause. What differs
+from other file systems: docs/howto/fsspec.md.
 """
 
 from __future__ import annotations

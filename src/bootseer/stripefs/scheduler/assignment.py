@@ -1,7 +1,5 @@
 """Which run a DataNode reads next, of what size, and what it leaves to others.
 
-A large request has a plan: which DataNode reads how much of which block, so that all end at the same time (`plan`).
-
 Pure: rates and breakers are those of `NodeState`, the time is an argument, the scheduler holds the lock.
 """
 

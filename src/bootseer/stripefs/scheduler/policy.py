@@ -1,19 +1,7 @@
 """The read scheduler: which DataNode reads which part of which request next. Pure policy, driven by the engine.
 
 The engine calls `submit`, `take`, `ended`, `tick` and so on under one lock, with the time; it does the transfers. The
-rules, in the order in which they decide:
-
-- A DataNode with a free slot takes a run of parts that it has a replica of: no DataNode idles while it could help.
-  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request it takes from the block
-  of which the matching (`bootseer.stripefs.scheduler.assignment`) planned most for this DataNode, else from the one of
-  which most is left.
-- Runs are large while much is left, small at the end, smaller for slow DataNodes; and a DataNode leaves the last runs
-  to others that would end them much sooner.
-- Two attempts never have the same memory: the second one at a run (a hedge) goes to scratch memory.
-- A late attempt is hedged when the request would wait for it, within a budget; one that does not get on at all is
-  stopped and its run given to others, and its DataNode's breaker opens.
-- A replica that is gone or damaged is not asked again until there are fresh locations; when a run has nobody left to
-  ask, fresh locations are asked for, a few times; then the request fails.
+rules are in docs/internals/engine.md.
 """
 
 from __future__ import annotations

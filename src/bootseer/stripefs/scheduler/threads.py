@@ -1,10 +1,8 @@
 """The threads of the read scheduler: they transfer what `Scheduler` decides, and check the bytes.
 
 Concurrency: one lock guards the scheduler and everything here; no transfer, check, copy or request to the NameNode
-happens under it. Callers of `Engine.read` only wait. Workers (as many as there are transfers under way) do one thing
-after another; a watcher looks every 10 ms at what is late, while there is anything. Idle threads end after 10 s. A call
-returns or raises when no transfer can touch the caller's memory any more: it cancels them and waits. See
-docs/internals/engine.md.
+happens under it. Callers of `Engine.read` only wait; workers transfer; a watcher looks at what is late. A call returns
+or raises when no transfer can touch the caller's memory any more. See docs/internals/engine.md.
 """
 
 from __future__ import annotations

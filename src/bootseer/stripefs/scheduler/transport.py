@@ -8,6 +8,7 @@ Nothing here knows of locks or threads; `bootseer.stripefs.scheduler.threads` ca
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -64,9 +65,9 @@ class BlockFile:
         known = [block for block in blocks.blocks if block.offset + block.block.length <= blocks.length]
         sums = Checksums()
         self.places = [Place(self, [node.uuid for node in block.nodes], Replicas(block), sums) for block in known]
+        *expected, covered = itertools.accumulate((block.block.length for block in known), initial=0)
         self._starts = [block.offset for block in known]
-        covered = sum(block.block.length for block in known)
-        if covered != self.size or self._starts != _starts(known):
+        if covered != self.size or self._starts != expected:
             raise DataError(f"the blocks of {path} hold {covered} bytes, not {self.size}", hint="run hdfs fsck on it")
 
     def locate(self) -> FileBlocks:
@@ -158,14 +159,6 @@ class Views:
 
 def views(span: BlockRange) -> Views:
     return cast(Views, span.tag)
-
-
-def _starts(blocks: Sequence[Located]) -> list[int]:
-    found, at = [], 0
-    for block in blocks:
-        found.append(at)
-        at += block.block.length
-    return found
 
 
 Read = Callable[..., None]

@@ -34,8 +34,7 @@ class SmallFile(ChunkFile):
     def readinto_many(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
         for offset, target in ranges:
             view = target.cast("B")
-            if offset < 0 or offset + len(view) > self.size:
-                raise DataError(f"{self.path} ends at {self.size}, wanted {offset + len(view)}")
+            self.check_range(offset, len(view))
             view[:] = self._content[offset : offset + len(view)]
 
 
