@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer import config as settings
-from bootseer.errors import BootseerError, from_os_error
+from bootseer.errors import BootseerError, doing
 from bootseer.private import private_folder, trusted
 from bootseer.stripefs.scheduler import threads
 
@@ -98,14 +98,12 @@ def keep(report: LoadReport, state_dir: str = "") -> None:
     """Leave ``report`` for `last`; a later one of the same process and load replaces it."""
     try:
         folder = private_folder(Path(state_dir or settings.load().state_dir), sub=FOLDER)
-        try:
+        with doing(f"write to {folder}"):
             path = folder / f"{report.began:.6f}-{report.pid}.json"
             path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
             os.replace(path.with_suffix(".new"), path)
             for old in sorted(folder.glob("*.json"))[:-_KEPT]:
                 old.unlink(missing_ok=True)
-        except OSError as exc:
-            raise from_os_error(exc, f"write to {folder}") from exc
     except BootseerError as exc:
         _log.info("this load is not noted for `bootseer fs explain --last`: %s", exc)
 

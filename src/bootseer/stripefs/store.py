@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import uuid
@@ -12,7 +11,7 @@ from stat import S_ISREG
 
 from blake3 import blake3
 
-from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
 from bootseer.storage.interface import FILE_MODE, Backend, Entry, clean, exists, join
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
@@ -77,11 +76,8 @@ class StripeFS:
                     raise DataError(f"{local} was changed while it was stored", hint="store it again when it is whole")
                 return out.finish()
 
-        try:
-            with open(local, "rb", buffering=0) as src:
-                return again_when_lost(write, str(local))
-        except OSError as exc:
-            raise from_os_error(exc, f"read {local}") from exc
+        with doing(f"read {local}"), open(local, "rb", buffering=0) as src:
+            return again_when_lost(write, str(local))
 
     def create(
         self,
@@ -116,28 +112,24 @@ class StripeFS:
             why = "it is a link to itself" if exc.errno == errno.ELOOP else exc.strerror
             raise NotWritableError(f"cannot write {local}: {why}", hint="name a file or folder") from None
         tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
-        try:
-            with self.open(path) as file:
-                refuse_unfinished(file)
-                expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
-                digest = blake3()
-                try:
-                    with open(tmp, "xb") as out:
-                        for piece in in_order(file):
-                            if expected:
-                                digest.update(piece)
-                            out.write(piece)
-                            if progress:
-                                progress(out.tell(), file.size)
-                    if expected and digest.hexdigest() != expected:
-                        raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
-                    os.replace(tmp, local)
-                finally:
-                    with contextlib.suppress(FileNotFoundError):
-                        tmp.unlink()
-                return file.size
-        except OSError as exc:
-            raise from_os_error(exc, f"write {local}") from exc
+        with doing(f"write {local}"), self.open(path) as file:
+            refuse_unfinished(file)
+            expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
+            digest = blake3()
+            try:
+                with open(tmp, "xb") as out:
+                    for piece in in_order(file):
+                        if expected:
+                            digest.update(piece)
+                        out.write(piece)
+                        if progress:
+                            progress(out.tell(), file.size)
+                if expected and digest.hexdigest() != expected:
+                    raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
+                os.replace(tmp, local)
+            finally:
+                tmp.unlink(missing_ok=True)
+            return file.size
 
     def open(self, path: str) -> ChunkFile:
         """Open a file, striped or plain, for parallel reads."""

@@ -75,7 +75,7 @@ class Load:
         with self._lock:
             if here in self._files:
                 self._files.remove(here)
-                self._count(here.moved)
+                self.count(here.moved)
 
     @contextlib.contextmanager
     def reading(self, size: int) -> Iterator[None]:
@@ -89,11 +89,8 @@ class Load:
     def count(self, moved: Mapping[str, int | float]) -> None:
         """Add ``moved``, counts by fields of `loads.LoadReport`."""
         with self._lock:
-            self._count(moved)
-
-    def _count(self, moved: Mapping[str, int | float]) -> None:
-        for name, value in moved.items():
-            self.moved[name] = self.moved.get(name, 0) + value
+            for name, value in moved.items():
+                self.moved[name] = self.moved.get(name, 0) + value
 
     def tell(self) -> None:
         """Say what was moved until now, and what was read of the job's checkpoint."""

@@ -15,17 +15,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from bootseer import faults
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import (
-    Backend,
-    Entry,
-    Sink,
-    clean,
-    exists,
-    holds,
-    join,
-    read_all,
-)
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, doing
+from bootseer.storage.interface import Backend, Entry, Sink, clean, exists, holds, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
@@ -156,10 +147,8 @@ class Save:
                 f"{join(self.folder, changed[0])} was changed while its checkpoint was committed",
                 hint="commit again when its writer is done",
             )
-        try:
+        with doing(f"commit {self._shown}"):
             self._publish(commit.encode(made))
-        except OSError as exc:
-            raise from_os_error(exc, f"commit {self._shown}") from exc
         if hint and self.folder:
             parent, _, name = self.folder.rpartition("/")
             newest.update_hint(self._backend, parent, complete=name)

@@ -9,6 +9,7 @@ any more.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -357,8 +358,7 @@ class StripedFile(ChunkFile):
 
 def read_pointer(backend: Backend, path: str) -> Pointer | None:
     """The pointer at ``path``, None for a plain file. Raises `NotFoundError`, `DataError` for a damaged pointer."""
-    source = backend.open(path)
-    try:
+    with contextlib.closing(backend.open(path)) as source:
         if not source.size or source.size > layout.MAX_TEXT:
             return None
         data = source.read(0, min(source.size, _POINTER_READ))
@@ -366,8 +366,6 @@ def read_pointer(backend: Backend, path: str) -> Pointer | None:
             return None
         if source.size > len(data):
             data += source.read(len(data), source.size - len(data))
-    finally:
-        source.close()
     return layout.decode_pointer(data, path)
 
 

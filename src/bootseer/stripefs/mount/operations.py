@@ -98,7 +98,8 @@ class StripeOperations(fuse.Operations):
         self._lock = threading.Lock()
         root = None if known else Known(fuse.ROOT, b"", "", "", self._attr(fs.stat("")))
         self._nodes = Nodes(root, known=known, tell=tell, generation=generation)
-        self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
+        self._handles: dict[int, tuple[int, ChunkFile | None]] = {}
+        """By file handle: node, and open file; None where that is to be opened at the next read."""
         self._cached: dict[int, NodeFile] = {}  # by file handle
         self._next_handle = itertools.count((generation << GENERATION_SHIFT) + 1)
         self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
@@ -211,7 +212,8 @@ class StripeOperations(fuse.Operations):
         """Have ``handle`` stand for ``file``, held in the node cache; or for what it does already."""
         cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
         with self._lock:
-            held = self._handles.setdefault(handle, (node, file))[1]
+            held = self._handles.get(handle, (node, None))[1] or file
+            self._handles[handle] = node, held
             if cached is not None and held is file and handle not in self._cached:
                 self._cached[handle], cached = cached, None
         if cached is not None:
@@ -238,7 +240,7 @@ class StripeOperations(fuse.Operations):
     def _open(self, node: int) -> ChunkFile:
         """The file of ``node``. ESTALE when another content is at its path."""
         with self._lock:
-            file = next((file for other, file in self._handles.values() if other == node), None)
+            file = next((file for other, file in self._handles.values() if other == node and file), None)
         if file is not None:
             return file
         known, path = self._nodes[node], self._path(node)
@@ -251,11 +253,11 @@ class StripeOperations(fuse.Operations):
         return file
 
     def _reopen(self, fh: int, node: int) -> ChunkFile:
-        """The file of a handle that an earlier server gave out."""
+        """The file of a handle that an earlier server gave out, or whose node has another content since."""
         try:
             file = self._open(node)
         except OSError as exc:
-            _log.error("%s: what a server before this one had open cannot be opened again: %s", self._path(node), exc)
+            _log.error("%s: what was open cannot be opened again: %s", self._path(node), exc)
             raise refusal(errno.EIO, self._path(node)) from None
         return self._hold(fh, node, file)
 
@@ -264,11 +266,11 @@ class StripeOperations(fuse.Operations):
 
     def size(self, fh: int) -> int | None:
         held = self._handles.get(fh)
-        return held[1].size if held else None
+        return held[1].size if held and held[1] else None
 
     def read(self, fh: int, offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
         held = self._handles.get(fh)
-        file = held[1] if held is not None else self._reopen(fh, ctx.node)
+        file = (held[1] if held else None) or self._reopen(fh, ctx.node)
         size = min(size, file.size - offset)
         if size <= 0:
             return b""

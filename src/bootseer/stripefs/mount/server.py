@@ -314,17 +314,14 @@ class Server:
     def _keep_access(self) -> None:
         """Write down what was read, if anything new; then who asked for it may look."""
         asked = Record.asked(self._path).exists()
-        self._note_access()
-        if asked:
-            Record.asked(self._path).unlink(missing_ok=True)
-
-    def _note_access(self) -> None:
         if self._spec.state_dir and (changes := self._ops.accessed.changes) != self._accessed:
             path = Record.accessed(self._path)
             with contextlib.suppress(OSError):  # a full disk does not end the mount
                 path.with_suffix(".noted").write_bytes(msgspec.json.encode(self._ops.accessed.record()))
                 os.replace(path.with_suffix(".noted"), path)
                 self._accessed = changes
+        if asked:
+            Record.asked(self._path).unlink(missing_ok=True)
 
     def _write_record(self, status: FsStatus) -> None:
         if self._spec.state_dir:

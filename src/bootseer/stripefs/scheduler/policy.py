@@ -78,7 +78,7 @@ class Scheduler:
             late = self._urgent.popleft()
             if late in self._flying and not late.cancelled:
                 return late
-            self._drop_unstarted(late, now)
+            self.ended(late, Outcome.CANCELLED, None, now)  # its time has passed before it began
         return self._take(now)
 
     def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> CopyBack | None:
@@ -143,7 +143,9 @@ class Scheduler:
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
         self.assignment.rates_changed(self.requests, now)
-        self._try_again(now)
+        for node in {node for request in self.requests for node in request.nodes}:
+            if node.breaker.half_open(now):
+                node.renew(now)  # left alone for long enough: one transfer tries
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -156,12 +158,6 @@ class Scheduler:
                         hint="check that the DataNodes run and are reachable from here",
                     ),
                 )
-
-    def _try_again(self, now: float) -> None:
-        """DataNodes that were left alone for long enough get one transfer; what was measured before says nothing."""
-        for node in {node for request in self.requests for node in request.nodes}:
-            if node.breaker.half_open(now):
-                node.renew(now)
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Give the request up; it is `finished` when its last attempt has ended."""
@@ -241,11 +237,6 @@ class Scheduler:
         self._under_way[_small(attempt)] += 1
         attempt.node.begin(attempt.size, now)
         return attempt
-
-    def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
-        """A hedge or confirmation whose time has passed before it began."""
-        if attempt in self._flying:
-            self.ended(attempt, Outcome.CANCELLED, None, now)
 
     # -- results --------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from blake3 import blake3
@@ -58,10 +57,6 @@ class CheckpointFolder:
             self._listed = {file.path: file for file in commit.read(backend, self.path).files}
         elif not self.fs.stat(self.path).is_dir:
             raise NotFoundError(f"{self.url} is a file, not a folder")
-
-    @property
-    def committed(self) -> bool:
-        return self._listed is not None
 
     def has(self, name: str) -> bool:
         if self._listed is not None:
@@ -123,5 +118,5 @@ class CheckpointFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
