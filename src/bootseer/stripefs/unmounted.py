@@ -17,7 +17,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -32,7 +31,7 @@ from bootseer.storage.pool import parallel
 from bootseer.stripefs.checkpoint.jobaccess import JobAccess
 from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.reader import ChunkFile
-from bootseer.stripefs.loads import LoadMeter, keep
+from bootseer.stripefs.loads import LoadMeter, Waited, keep
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +51,7 @@ class Load:
 
     def __init__(self, base: str, url: str, how: str) -> None:
         self.pid = os.getpid()
-        self._base, self._meter = base, LoadMeter(url, how)
+        self._base, self._meter, self._waited = base, LoadMeter(url, how), Waited()
         self._cache = _cache()
         self._noted = _job_access()
         self._lock = threading.RLock()  # a file that nobody closed may be collected while this thread has it
@@ -80,11 +79,9 @@ class Load:
     @contextlib.contextmanager
     def reading(self, size: int) -> Iterator[None]:
         """A reader waits meanwhile for ``size`` bytes that it needs."""
-        began = time.monotonic()
-        try:
+        with self._waited:
             yield
-        finally:
-            self.count({"needed": size, "waited": time.monotonic() - began})
+        self.count({"needed": size})
 
     def count(self, moved: Mapping[str, int | float]) -> None:
         """Add ``moved``, counts by fields of `loads.LoadReport`."""
@@ -97,7 +94,7 @@ class Load:
         if self.pid != os.getpid():
             return
         with self._lock:
-            moved = dict(self.moved)
+            moved = {**self.moved, "waited": self.moved.get("waited", 0) + self._waited.seconds}
             for name in ("fetched", "cached"):
                 moved[name] = moved.get(name, 0) + sum(here.moved[name] for here in list(self._files))
         if moved.get("needed"):

@@ -11,7 +11,6 @@ import contextlib
 import datetime
 import errno
 import os
-import time
 from collections.abc import Iterator
 from glob import has_magic
 from hashlib import sha256
@@ -309,10 +308,9 @@ class StripeFileSystem(StripePaths):
         return out
 
     def _gather(self, wanted: list[Wanted], gap: int | None) -> list[bytes | BaseException]:
-        began = time.monotonic()
-        found = gather(self.reader, wanted, gap=gap)
-        needed = sum(len(data) for data in found if isinstance(data, bytes))
-        self.load.count({"needed": needed, "waited": time.monotonic() - began})
+        with self.load.reading(0):
+            found = gather(self.reader, wanted, gap=gap)
+        self.load.count({"needed": sum(len(data) for data in found if isinstance(data, bytes))})
         self.load.tell_soon()
         return found
 

@@ -30,6 +30,7 @@ from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.stat import FileStat, of_entry
+from bootseer.stripefs.loads import Waited
 from bootseer.stripefs.mount.nodes import GENERATION_SHIFT, Gone, Known, Nodes
 from bootseer.stripefs.mount.refusals import numbered, refusal
 from bootseer.stripefs.store import StripeFS
@@ -46,31 +47,6 @@ def check_xattr(name: str) -> None:
     """EOPNOTSUPP for an extended attribute of a kind that is not kept."""
     if not name.startswith(XATTRS):
         raise refusal(errno.EOPNOTSUPP)
-
-
-class Waited:
-    """A clock that runs while at least one thread is inside."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside, self._since, self._seconds = 0, 0.0, 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._since = time.monotonic()
-
-    def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._seconds += time.monotonic() - self._since
-
-    @property
-    def seconds(self) -> float:
-        with self._lock:
-            return self._seconds + (time.monotonic() - self._since if self._inside else 0.0)
 
 
 class StripeOperations(fuse.Operations):

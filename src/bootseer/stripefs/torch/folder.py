@@ -15,6 +15,7 @@ from bootseer.stripefs import ChunkFile, layout, open_fs, split_url
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
 from bootseer.stripefs.files.reader import PlainFile
+from bootseer.stripefs.torch.reads import Range, read_ranges
 from bootseer.stripefs.unmounted import Load
 
 _log = logging.getLogger(__name__)
@@ -106,6 +107,11 @@ class CheckpointFolder:
         except BaseException:
             file.close()
             raise
+
+    def read(self, ranges: Sequence[Range]) -> None:
+        """`read_ranges` of files of this folder."""
+        with self.load.reading(sum(len(view) for _, _, view in ranges)):
+            read_ranges(ranges)
 
     def close(self) -> None:
         """Not while another thread reads."""
