@@ -201,8 +201,8 @@ class StripeFS:
             with self.open(stat.path) as file:
                 if isinstance(file, StripedFile):
                     file.check_headers()
+                digest = commit.digest_of_open(file)
             wanted = expected.get(stat.path) or self.committed_digest(stat.path)
-            digest = commit.digest_of(self.backend, stat.path)
             if wanted not in ("", digest) or stat.digest not in ("", digest):
                 raise DataError(f"{stat.path} does not have its digest", hint="restore it from a copy")
             done += stat.size

@@ -34,7 +34,7 @@ from bootseer.stripefs.scheduler.transport import (
 )
 
 if TYPE_CHECKING:
-    from bootseer.hdfs.records import FileBlocks, Located
+    from bootseer.hdfs.records import FileBlocks
 
 _log = logging.getLogger(__name__)
 
@@ -64,14 +64,7 @@ class Totals(NamedTuple):
         return {node.address: node.served for node in self.nodes}
 
 
-class Report(NamedTuple):
-    """Tell the NameNode that a replica is damaged."""
-
-    file: BlockFile
-    replica: Located
-
-
-_Job = Attempt | Relocate | Report
+_Job = Attempt | Relocate
 
 
 class Engine:
@@ -282,10 +275,8 @@ class Engine:
     def _do(self, job: _Job) -> None:
         if isinstance(job, Attempt):
             self._attempt(job)
-        elif isinstance(job, Relocate):
-            self._relocate(job)
         else:
-            self._report(job)
+            self._relocate(job)
 
     def _attempt(self, attempt: Attempt) -> None:
         crash: BaseException | None = None
@@ -302,10 +293,10 @@ class Engine:
             landing = self.scheduler.ended(attempt, outcome, error, now)
             if outcome is Outcome.DAMAGED and not attempt.verify:
                 self.scheduler.confirm(attempt, now)
-            elif outcome is Outcome.CORRUPT:
-                self._corrupt(attempt, error)
         if landing is not None:
             self._land(landing)
+        elif outcome is Outcome.CORRUPT:
+            self._report(attempt, error)
 
     def _land(self, landing: CopyBack) -> None:
         crash: BaseException | None = None
@@ -318,12 +309,17 @@ class Engine:
                 self.scheduler.fail(landing.run.span.request, crash)
             self.scheduler.copied_back(landing, time.monotonic())
 
-    def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
-        file, where = attempt.place.file, replicas_of(attempt.place)
-        _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
-        for index, node in enumerate(where.located.nodes):
-            if node.uuid == attempt.node.key and isinstance(file, BlockFile):
-                self._ready.append(Report(file, where.located.picked([index])))
+    def _report(self, attempt: Attempt, error: BootseerError | None) -> None:
+        """Tell the NameNode that the replica of ``attempt`` is damaged. The watcher goes on with others meanwhile."""
+        file, located = attempt.place.file, replicas_of(attempt.place).located
+        assert isinstance(file, BlockFile)
+        _log.warning("a replica of %s is damaged: %s", file.path, error)
+        mine = [index for index, node in enumerate(located.nodes) if node.uuid == attempt.node.key]
+        try:
+            if mine:  # else there are fresh locations, without it
+                file.files.report(located.picked(mine))
+        except BootseerError as exc:  # somebody else will meet it
+            _log.warning("cannot report a damaged replica of %s: %s", file.path, exc)
 
     def _relocate(self, job: Relocate) -> None:
         file = job.file
@@ -342,12 +338,6 @@ class Engine:
                 file.relocate(fresh)
                 self._know(file.places)
             self.scheduler.relocated(file, error, time.monotonic())
-
-    def _report(self, job: Report) -> None:
-        try:
-            job.file.files.report(job.replica)
-        except BootseerError as exc:  # somebody else will meet it
-            _log.warning("cannot report a damaged replica of %s: %s", job.file.path, exc)
 
 
 _engine: Engine | None = None
