@@ -9,7 +9,6 @@ safetensors. torch is imported when the first of them is used.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import pickle
 import re
@@ -19,7 +18,7 @@ from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedEr
 from bootseer.storage.interface import join
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
-from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.torch.output import saved
 from bootseer.stripefs.torch.shared_read import SharedReadReport, read_shared
 from bootseer.stripefs.unmounted import Load
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from bootseer.stripefs.torch.dcp_reader import StorageReader as StorageReader
     from bootseer.stripefs.torch.dcp_writer import StorageWriter as StorageWriter
     from bootseer.stripefs.torch.safetensors import SafetensorsFile
-
-_log = logging.getLogger(__name__)
 
 STATE = "state.pt"
 """Name of the file that `save` writes into a checkpoint folder."""
@@ -91,16 +88,12 @@ def _store(url: str, name: str, write: Callable[[StripeWriter], object], width: 
     if saving is None:
         fs.refuse_committed(path)
 
-    def attempt() -> None:
+    def store() -> None:
         with saving.create(name, width=width, unit=unit) if saving else fs.create(path, width=width, unit=unit) as out:
             write(out)
             out.finish()
 
-    try:
-        attempt()
-    except StripeLost as exc:
-        _log.warning("storing %s again from its beginning: %s", url, exc)
-        attempt()
+    again_when_lost(store, url)
     if saving:
         saving.commit()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.storage.interface import SLOWEST
-from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request
+from bootseer.stripefs.scheduler.model import Attempt, Outcome, Place, Relocate, Request
 from bootseer.stripefs.scheduler.policy import Scheduler
 
 STEP = 0.002
@@ -165,13 +165,9 @@ class Cluster:
         then = scheduler.ended(attempt, outcome, error, self.now)
         if outcome is Outcome.DAMAGED and not attempt.verify:
             scheduler.confirm(attempt, self.now)
-        while then is not None:
-            if isinstance(then, CheckJoined):
-                scheduler.joined(then.join, None, self.now)
-                break
-            assert isinstance(then, CopyBack)
+        if then is not None:
             assert then.run.primary is None, "a copy while a transfer writes there"
-            then = scheduler.copied_back(then, self.now)
+            scheduler.copied_back(then, self.now)
 
     def _relocate(self, scheduler: Scheduler, job: Relocate) -> None:
         self.relocations += 1

@@ -188,10 +188,12 @@ def test_no_bytes_without_checksums_from_a_file_that_has_them(hdfs, engine, capl
     assert "without them" not in caplog.text
 
 
-def test_a_replica_without_checksums_serves_who_has_checksums_of_its_own(hdfs, engine):
+@pytest.mark.parametrize("block_size", [128 * MB, 300_000])
+def test_a_replica_without_checksums_serves_who_has_checksums_of_its_own(hdfs, engine, block_size):
     data = os.urandom(MB)
-    hdfs.put("f", data, ["ab"])
-    hdfs.without_checksums, hdfs.corrupt = {("a", 1)}, {("b", 1)}
+    hdfs.put("f", data, ["ab"], block_size=block_size)
+    blocks = range(1, 5)
+    hdfs.without_checksums, hdfs.corrupt = {("a", block) for block in blocks}, {("b", block) for block in blocks}
     for _ in range(4):
         wanted = Wanted(hdfs, {"f": data})
         engine.read(wanted.pieces)
@@ -431,31 +433,35 @@ def test_a_copy_that_fails_is_an_error_not_zeros(hdfs, engine, monkeypatch):
     assert nothing_under_way(engine)
 
 
-@pytest.mark.parametrize("how", ["corrupt", "dead"])
+@pytest.mark.parametrize("how", ["corrupt", "dead", "split"])
 def test_the_callers_memory_is_not_held_by_an_error_that_is_gone(hdfs, engine, how):
     class Memory(bytearray):
         pass
 
+    def check(number, part):
+        raise DataError("the part that lies in several blocks is wrong")
+
     for node in hdfs.nodes.values():
         node.dead = how == "dead"
-    hdfs.put("f", os.urandom(MB), ["abc"])
+    hdfs.put("f", os.urandom(MB), ["abc"], block_size=300_000 if how == "split" else 128 * MB)
     if how == "corrupt":
         hdfs.corrupt = {(key, 1) for key in "abc"}
     buffer = Memory(MB)
     held = weakref.ref(buffer)
-    pieces = [(hdfs.open("f"), Piece(None, 0, [memoryview(buffer)]))]
+    pieces = [(hdfs.open("f"), Piece(None, 0, [memoryview(buffer)], check if how == "split" else None))]
     gc.collect()
     gc.disable()
     try:
         try:
             engine.read(pieces)
-        except BootseerError:
-            pass
+        except BootseerError as exc:
+            kept = exc if how == "split" else None
         else:
             raise AssertionError
         nothing_under_way(engine)
         del pieces, buffer
         assert held() is None
+        del kept
     finally:
         gc.enable()
 

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, UnavailableError
+from bootseer.runs import merge
 from bootseer.storage.folder import FolderBackend
 from bootseer.storage.pool import read_each
-from bootseer.stripefs.fsspec.file import merge
 from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
 from bootseer.stripefs.fsspec.paths import PROTOCOLS, Location, split
 from bootseer.stripefs.scheduler import memory as budget

@@ -95,3 +95,17 @@ def test_no_load_is_known(state: str) -> None:
     done = CliRunner().invoke(app, ["explain", "--last"])
     assert isinstance(done.exception, NotFoundError)
     assert "no load of a checkpoint is known" in str(done.exception)
+
+
+def test_seconds_in_which_several_wait_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [10.0]
+    monkeypatch.setattr(loads.time, "monotonic", lambda: now[0])
+    waited = loads.Waited()
+    for _ in range(2):
+        with waited:
+            now[0] += 1
+            with waited:  # as another thread
+                now[0] += 1
+            now[0] += 1
+        now[0] += 10
+    assert waited.seconds == 6

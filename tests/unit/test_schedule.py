@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bootseer.errors import DataError, UnavailableError
 from bootseer.stripefs.scheduler.hedging import BURST, SHARE
 from bootseer.stripefs.scheduler.memory import ByteBudget
-from bootseer.stripefs.scheduler.model import BlockRange, Join, Outcome, Place, Request, Tuning
+from bootseer.stripefs.scheduler.model import BlockRange, Outcome, Place, Request, Tuning
 from bootseer.stripefs.scheduler.policy import Scheduler
 from support.readsim import Cluster, SimNode
 
@@ -18,18 +18,16 @@ AROUND = ["abc", "bcd", "cda", "dab"]
 COLLIDING = ["abc", "abd", "acb", "acd"]
 
 
-def request(replicas, total, unit=MB, *, file=None, name="r", joined=False) -> Request:
-    """``joined``: one more part lies at the end of each block and at the beginning of the next one."""
+def request(replicas, total, unit=MB, *, file=None, name="r", split=False) -> Request:
+    """``split``: one more part lies at the end of each block and at the beginning of the next one."""
     file = file or object()
     count = -(-total // unit // len(replicas))
     spans = [BlockRange(Place(file, keys), [i * unit for i in range(count + 1)]) for keys in replicas]
-    if joined:
+    if split:
         for span, after in list(itertools.pairwise(spans)):
-            end, join = span.starts[-1], Join(2)
-            for place, starts in ((span.place, [end, end + unit // 3]), (after.place, [end + unit, end + 2 * unit])):
-                piece = BlockRange(place, starts)
-                piece.join = join
-                spans.append(piece)
+            end = span.starts[-1]
+            spans.append(BlockRange(span.place, [end, end + unit // 3], split=True))
+            spans.append(BlockRange(after.place, [end + unit, end + 2 * unit], split=True))
     return Request(spans, name)
 
 
@@ -240,67 +238,6 @@ def test_damage_is_read_elsewhere_and_an_error_only_when_no_replica_is_left(kind
     assert took < 2.0
 
 
-def test_a_part_in_two_blocks_is_checked_when_both_pieces_are_there():
-    file = object()
-    spans = [BlockRange(Place(file, "ab"), [0, MB]), BlockRange(Place(file, "bc"), [5 * MB, 6 * MB])]
-    join = Join(2)
-    for span in spans:
-        span.join = join
-    wanted = Request(spans)
-    run(Cluster(nodes()), wanted)
-    assert fine(wanted)
-    assert join.arrived == []
-
-
-def test_a_wrong_joined_part_is_read_again_from_others():
-    file = object()
-    spans = [BlockRange(Place(file, "ab"), [0, MB]), BlockRange(Place(file, "cd"), [0, MB])]
-    join = Join(2)
-    for span in spans:
-        span.join = join
-    wanted, scheduler, now, asked = Request(spans), Scheduler(), 1.0, []
-    for key in "abcd":
-        scheduler.node(key, key)
-    scheduler.submit(wanted, now)
-    for right in (False, True):
-        attempts = [scheduler.take(now), scheduler.take(now)]
-        asked.append({attempt.node.key for attempt in attempts})
-        assert [attempt.verify for attempt in attempts] == [right, right]
-        assert scheduler.take(now) is None
-        assert scheduler.ended(attempts[0], Outcome.DONE, None, now) is None
-        then = scheduler.ended(attempts[1], Outcome.DONE, None, now)
-        assert not wanted.finished
-        scheduler.joined(then.join, None if right else DataError("wrong"), now)
-    assert asked[0].isdisjoint(asked[1])
-    assert wanted.finished
-    assert wanted.error is None
-
-
-@pytest.mark.parametrize("end", [Outcome.DONE, Outcome.CANCELLED])
-def test_a_hedge_that_ends_after_its_joined_piece_has_come_changes_nothing(end):
-    file, join = object(), Join(2)
-    spans = [BlockRange(Place(file, "ab"), [0, MB]), BlockRange(Place(file, "cd"), [0, 2 * MB])]
-    for span in spans:
-        span.join = join
-    wanted, scheduler, now = Request(spans), Scheduler(scratch=ByteBudget(64 * MB)), 1.0
-    for key in "abcd":
-        scheduler.node(key, key)
-    scheduler.submit(wanted, now)
-    first, second = scheduler.take(now), scheduler.take(now)
-    while (hedge := scheduler.take(now)) is None:
-        now += 0.05
-        scheduler.tick(now)
-    late, other = (first, second) if hedge.run is first.run else (second, first)
-    assert scheduler.ended(late, Outcome.DONE, None, now) is None
-    assert hedge.cancelled
-    assert scheduler.ended(hedge, end, None, now) is None
-    then = scheduler.ended(other, Outcome.DONE, None, now)
-    assert not wanted.finished
-    scheduler.joined(then.join, None, now)
-    assert wanted.finished
-    assert fine(wanted)
-
-
 # -- second tries, giving up ------------------------------------------------------------------------------------------
 
 
@@ -415,7 +352,7 @@ def test_a_datanode_that_was_frozen_is_used_again():
     assert cluster.given["a"] - before > 48 * MB
 
 
-def test_datanodes_that_nobody_uses_are_forgotten(monkeypatch):
+def test_a_tick_looks_only_at_the_datanodes_of_live_requests(monkeypatch):
     names = [f"n{i}" for i in range(500)]
     scheduler, cluster = Scheduler(), Cluster({name: SimNode(60 * MB) for name in names})
     run(cluster, request([[name] for name in names], 500 * 65536, 65536), scheduler=scheduler)
@@ -426,17 +363,7 @@ def test_datanodes_that_nobody_uses_are_forgotten(monkeypatch):
         type(scheduler.nodes["n0"]), "rate", property(lambda node: looked.append(node) or rate.fget(node))
     )
     run(cluster, request(AROUND, 64 * MB), scheduler=scheduler)
-    assert {node.key for node in looked} == {*"abcd"}  # a tick looks only at those of live requests
-    scheduler.tick(cluster.now + 3500)
-    assert len(scheduler.nodes) == 504
-    wanted = request(["bc"], 64 * MB)
-    scheduler.submit(wanted, cluster.now + 4000)
-    scheduler.tick(cluster.now + 4000)
-    assert {*scheduler.nodes} == {*"bc"}  # they are wanted
-    scheduler.fail(wanted, KeyboardInterrupt())
-    for later in (5000, 10_000):
-        scheduler.tick(cluster.now + later)
-    assert scheduler.nodes == {}
+    assert {node.key for node in looked} == {*"abcd"}
 
 
 # -- anything ---------------------------------------------------------------------------------------------------------
@@ -462,10 +389,10 @@ NODE = st.builds(
     at=st.lists(st.sampled_from([0.0, 0.05, 0.4]), min_size=4, max_size=4),
     unit=st.sampled_from([65536, MB, 3 * MB]),
     bad=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 30), st.sampled_from(["gone", "corrupt", "unsound"]))),
-    joined=st.booleans(),
+    split=st.booleans(),
 )
-def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad, joined):
-    requests = [request([sorted(keys) for keys in blocks], size * MB, unit, joined=joined) for blocks, size in files]
+def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad, split):
+    requests = [request([sorted(keys) for keys in blocks], size * MB, unit, split=split) for blocks, size in files]
     simulated = Cluster(dict(zip(KEYS, cluster, strict=True)))
     places = [span.place for one in requests for span in one.spans]
     for key, index, kind in bad:

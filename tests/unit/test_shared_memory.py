@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks._runs import runs
 from bootseer.blocks.formats.trace import UNIT
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted, request_id
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import DataError, UnavailableError
+from bootseer.runs import runs
 
 
 @pytest.fixture

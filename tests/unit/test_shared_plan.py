@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.stripefs.torch.shared_plan import FileId, Needs, Plan, alone, decode, encode, plan, requests, runs_of
+from bootseer.runs import runs
+from bootseer.stripefs.torch.shared_plan import FileId, Needs, Plan, alone, decode, encode, plan, requests
 
 FILES = [FileId("a", 4, 41), FileId("b", 8, 80), FileId("c", 64, 70)]
 UNIT = {file: file.unit for file in FILES}
@@ -21,7 +22,7 @@ def needs_of_ranks(draw: st.DrawFn) -> list[Needs]:
     one = st.fixed_dictionaries({}, optional={file: st.sets(st.integers(0, chunks_of(file) - 1)) for file in FILES})
     kinds = draw(st.lists(one, min_size=1, max_size=4))
     picks = draw(st.lists(st.integers(0, len(kinds) - 1), min_size=1, max_size=6))
-    return [{file: runs_of(sorted(found)) for file, found in kinds[pick].items() if found} for pick in picks]
+    return [{file: tuple(runs(found)) for file, found in kinds[pick].items() if found} for pick in picks]
 
 
 def grouped(needs: list[Needs]) -> list[tuple[int, Needs]]:

@@ -64,6 +64,20 @@ def test_stores_of_equal_paths_do_not_share_an_identity(tmp_path):
     assert len(identities) == 2
 
 
+def test_ranges_one_behind_the_other_are_one_piece(fs, monkeypatch):
+    data = os.urandom(3 << 20)
+    place(fs, "f", data)
+    asked, read_many = [], fs.backend.read_many
+    monkeypatch.setattr(fs.backend, "read_many", lambda pieces: asked.append(pieces) or read_many(pieces))
+    buffers = [bytearray(1 << 20), bytearray(10), bytearray(1 << 20)]
+    starts = [0, 1 << 20, (1 << 20) + 20]
+    with fs.open("f") as file:
+        asked.clear()
+        file.readinto_many([(start, memoryview(buffer)) for start, buffer in zip(starts, buffers, strict=True)])
+    assert [(piece.offset, len(piece.parts)) for piece in asked[0]] == [(0, 2), (starts[2], 1)]
+    assert buffers == [data[start : start + len(buffer)] for start, buffer in zip(starts, buffers, strict=True)]
+
+
 @pytest.mark.parametrize("time", [TIME, TIME + 1])
 def test_a_file_opened_again_is_the_same_version(fs, time):
     place(fs, "f", b"a" * SIZE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer import config as settings
-from bootseer.errors import BootseerError, from_os_error
+from bootseer.errors import BootseerError, doing
 from bootseer.private import private_folder, trusted
 from bootseer.stripefs.scheduler import threads
 
@@ -65,6 +66,31 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     plain_seconds: float | None = None
 
 
+class Waited:
+    """A clock that runs while at least one thread is inside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside, self._since, self._seconds = 0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._since = time.monotonic()
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._seconds += time.monotonic() - self._since
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._seconds + (time.monotonic() - self._since if self._inside else 0.0)
+
+
 class LoadMeter:
     """Measures one load of this process, from now to `report`."""
 
@@ -98,14 +124,12 @@ def keep(report: LoadReport, state_dir: str = "") -> None:
     """Leave ``report`` for `last`; a later one of the same process and load replaces it."""
     try:
         folder = private_folder(Path(state_dir or settings.load().state_dir), sub=FOLDER)
-        try:
+        with doing(f"write to {folder}"):
             path = folder / f"{report.began:.6f}-{report.pid}.json"
             path.with_suffix(".new").write_bytes(msgspec.json.encode(report))
             os.replace(path.with_suffix(".new"), path)
             for old in sorted(folder.glob("*.json"))[:-_KEPT]:
                 old.unlink(missing_ok=True)
-        except OSError as exc:
-            raise from_os_error(exc, f"write to {folder}") from exc
     except BootseerError as exc:
         _log.info("this load is not noted for `bootseer fs explain --last`: %s", exc)
 

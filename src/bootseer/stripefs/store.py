@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import io
-import logging
 import os
 import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
+from stat import S_ISREG
 
 from blake3 import blake3
 
-from bootseer.errors import DataError, NotFoundError, NotWritableError, from_os_error
+from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
 from bootseer.storage.interface import FILE_MODE, Backend, Entry, clean, exists, join
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
@@ -24,7 +22,7 @@ from bootseer.stripefs.files import namespace, rights
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.stat import FileStat, of_entry
-from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.check import Report, fsck
@@ -32,8 +30,6 @@ from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
 from bootseer.stripefs.maintenance.repair import Repair, repair
 from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost
 from bootseer.stripefs.open import open_backend
-
-_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -67,7 +63,8 @@ class StripeFS:
         ``before``: as of `create`. `DataError` when ``local`` is changed meanwhile.
         """
 
-        def attempt(src: io.FileIO) -> Written:
+        def write() -> Written:
+            src.seek(0)
             info = os.fstat(src.fileno())
             with self.create(path, width=width, unit=unit, before=before) as out:
                 while data := src.read(4 << 20):
@@ -79,16 +76,8 @@ class StripeFS:
                     raise DataError(f"{local} was changed while it was stored", hint="store it again when it is whole")
                 return out.finish()
 
-        try:
-            with open(local, "rb", buffering=0) as src:
-                try:
-                    return attempt(src)
-                except StripeLost as exc:
-                    _log.warning("storing %s again from its beginning: %s", local, exc)
-                    src.seek(0)
-                    return attempt(src)
-        except OSError as exc:
-            raise from_os_error(exc, f"read {local}") from exc
+        with doing(f"read {local}"), open(local, "rb", buffering=0) as src:
+            return again_when_lost(write, str(local))
 
     def create(
         self,
@@ -111,43 +100,36 @@ class StripeFS:
         A link is followed. `DataError` also for a plain file that does not have the digest which a COMMIT beside or
         above it says; `NotWritableError` for one that its writer has not closed, and for a ``local`` that is no file.
         """
+        local = Path(os.path.realpath(local)) if os.path.islink(local) else local
         try:
-            local = local.resolve() if local.is_symlink() else local
-            looped = local.is_symlink()
-            taken = local.exists() and not local.is_file()  # as /dev/stdout: a file would take its place
-        except RuntimeError:  # of Python before 3.13
-            looped = True
+            if not S_ISREG(local.stat().st_mode):  # as /dev/stdout: a file would take its place
+                raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
+        except (FileNotFoundError, NotADirectoryError):
+            pass
         except OSError as exc:
-            if exc.errno == errno.ENAMETOOLONG:
-                raise NotWritableError(f"cannot write {local}: {exc.strerror}") from None
-            raise from_os_error(exc, f"write {local}") from exc
-        if looped:
-            raise NotWritableError(f"cannot write {local}: it is a link to itself", hint="name a file or folder")
-        if taken:
-            raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
+            if exc.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+                raise from_os_error(exc, f"write {local}") from exc
+            why = "it is a link to itself" if exc.errno == errno.ELOOP else exc.strerror
+            raise NotWritableError(f"cannot write {local}: {why}", hint="name a file or folder") from None
         tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
-        try:
-            with self.open(path) as file:
-                refuse_unfinished(file)
-                expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
-                digest = blake3()
-                try:
-                    with open(tmp, "xb") as out:
-                        for piece in in_order(file):
-                            if expected:
-                                digest.update(piece)
-                            out.write(piece)
-                            if progress:
-                                progress(out.tell(), file.size)
-                    if expected and digest.hexdigest() != expected:
-                        raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
-                    os.replace(tmp, local)
-                finally:
-                    with contextlib.suppress(FileNotFoundError):
-                        tmp.unlink()
-                return file.size
-        except OSError as exc:
-            raise from_os_error(exc, f"write {local}") from exc
+        with doing(f"write {local}"), self.open(path) as file:
+            refuse_unfinished(file)
+            expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
+            digest = blake3()
+            try:
+                with open(tmp, "xb") as out:
+                    for piece in in_order(file):
+                        if expected:
+                            digest.update(piece)
+                        out.write(piece)
+                        if progress:
+                            progress(out.tell(), file.size)
+                if expected and digest.hexdigest() != expected:
+                    raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
+                os.replace(tmp, local)
+            finally:
+                tmp.unlink(missing_ok=True)
+            return file.size
 
     def open(self, path: str) -> ChunkFile:
         """Open a file, striped or plain, for parallel reads."""
@@ -219,8 +201,8 @@ class StripeFS:
             with self.open(stat.path) as file:
                 if isinstance(file, StripedFile):
                     file.check_headers()
+                digest = commit.digest_of_open(file)
             wanted = expected.get(stat.path) or self.committed_digest(stat.path)
-            digest = commit.digest_of(self.backend, stat.path)
             if wanted not in ("", digest) or stat.digest not in ("", digest):
                 raise DataError(f"{stat.path} does not have its digest", hint="restore it from a copy")
             done += stat.size

@@ -2,15 +2,12 @@
 
 As with a mount, chunks of striped files are looked for in the node cache and kept there (`files.nodecache`), what is
 read of the checkpoint of a job that `bootseer run` started is noted for its next start (`checkpoint.jobaccess`), and
-what was moved is told (`loads`). All of this is a help: without a cache folder that can be used, files are read as
-they are, with a line in the log.
+what was moved is told (`loads`). Without a cache folder that can be used, files are read as they are.
 
-The node cache is the one of the settings; one that cannot be written to is read. Where the settings name none, the
-default folder is used if it is on a disk of the node: not in memory or in the root file system of a container, which
-count against the job and end with it, nor in a home folder that all nodes share.
+Where the settings name no cache folder, the default one is used if it is on a disk of the node: not in memory or in the
+root file system of a container, which count against the job and end with it, nor in a home folder that all nodes share.
 
-Concurrency: any thread may read and close files of one `Load`. A process has one node cache for each folder; a forked
-child has none of its parent's.
+Concurrency: any thread may read and close files of one `Load`. A forked child has no cache of its parent's.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -35,7 +31,7 @@ from bootseer.storage.pool import parallel
 from bootseer.stripefs.checkpoint.jobaccess import JobAccess
 from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.reader import ChunkFile
-from bootseer.stripefs.loads import LoadMeter, keep
+from bootseer.stripefs.loads import LoadMeter, Waited, keep
 
 _log = logging.getLogger(__name__)
 
@@ -50,14 +46,12 @@ _SOON = 1.0
 
 
 class Load:
-    """Reads of files of the store at ``base``: `use` each file, then `close`. ``url``: what is loaded, ``how``: by
-    what, both for `loads`.
-
-    """
+    """Reads of files of the store at ``base``: `use` each file, then close it. ``url``: what is loaded, ``how``: by
+    what, both for `loads`."""
 
     def __init__(self, base: str, url: str, how: str) -> None:
         self.pid = os.getpid()
-        self._base, self._meter = base, LoadMeter(url, how)
+        self._base, self._meter, self._waited = base, LoadMeter(url, how), Waited()
         self._cache = _cache()
         self._noted = _job_access()
         self._lock = threading.RLock()  # a file that nobody closed may be collected while this thread has it
@@ -80,32 +74,27 @@ class Load:
         with self._lock:
             if here in self._files:
                 self._files.remove(here)
-                self._count(here.moved)
+                self.count(here.moved)
 
     @contextlib.contextmanager
     def reading(self, size: int) -> Iterator[None]:
         """A reader waits meanwhile for ``size`` bytes that it needs."""
-        began = time.monotonic()
-        try:
+        with self._waited:
             yield
-        finally:
-            self.count({"needed": size, "waited": time.monotonic() - began})
+        self.count({"needed": size})
 
     def count(self, moved: Mapping[str, int | float]) -> None:
         """Add ``moved``, counts by fields of `loads.LoadReport`."""
         with self._lock:
-            self._count(moved)
-
-    def _count(self, moved: Mapping[str, int | float]) -> None:
-        for name, value in moved.items():
-            self.moved[name] = self.moved.get(name, 0) + value
+            for name, value in moved.items():
+                self.moved[name] = self.moved.get(name, 0) + value
 
     def tell(self) -> None:
         """Say what was moved until now, and what was read of the job's checkpoint."""
         if self.pid != os.getpid():
             return
         with self._lock:
-            moved = dict(self.moved)
+            moved = {**self.moved, "waited": self.moved.get("waited", 0) + self._waited.seconds}
             for name in ("fetched", "cached"):
                 moved[name] = moved.get(name, 0) + sum(here.moved[name] for here in list(self._files))
         if moved.get("needed"):

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer import faults
-from bootseer.blocks._runs import runs
 from bootseer.blocks.cache.cachefile import in_use
 from bootseer.blocks.cache.inventory import Part, disk_bytes, map_of, parts, used
 from bootseer.blocks.cache.locks import OwnedFolder, maintain, unheld
@@ -29,6 +28,7 @@ from bootseer.blocks.formats.blockmap import Blocks
 from bootseer.errors import BootseerError
 from bootseer.kernel import _libc
 from bootseer.kernel.flock import locked
+from bootseer.runs import runs
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.runs import merge
 from bootseer.storage.interface import clean
 from bootseer.store import Store
 
@@ -227,17 +228,7 @@ def merged(records: Iterable[AccessRecord]) -> AccessRecord:
         if file.path in found or len(found) < MAX_FILES:
             size, ranges = found.setdefault(file.path, (file.size, []))
             ranges += file.ranges if size == file.size else ()
-    return AccessRecord(tuple(FileAccess(path, size, _union(ranges)) for path, (size, ranges) in found.items()))
-
-
-def _union(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    found: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], last)
-        else:
-            found.append((first, last))
-    return tuple(found)
+    return AccessRecord(tuple(FileAccess(path, size, tuple(merge(ranges))) for path, (size, ranges) in found.items()))
 
 
 def encode(record: AccessRecord) -> bytes:

@@ -1,10 +1,8 @@
 """Saves of checkpoints: who saves a folder claims it, and whoever claimed it before can publish nothing any more.
 
 A claim is a file ``.bsx/save.N`` with a random token that is made without overwriting; N counts the saves of the
-folder. Taking a claim ends the earlier saves: their temporary files are renamed away, so that nothing can be published
-from them, and a save that writes another one sees the claim before it renames that. A commit takes the next claim, so
-nothing is written beside it. The token ends saves whose folder was removed or renamed: in a folder made anew the
-numbers begin again. Why this leaves no gap: docs/internals/stripe.md.
+folder. Taking it renames the temporary files of earlier saves away, so that nothing can be published from them. A
+commit takes the next claim. Why this leaves no gap: docs/internals/stripe.md.
 """
 
 from __future__ import annotations
@@ -17,17 +15,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from bootseer import faults
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, from_os_error
-from bootseer.storage.interface import (
-    Backend,
-    Entry,
-    Sink,
-    clean,
-    exists,
-    holds,
-    join,
-    read_all,
-)
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, doing
+from bootseer.storage.interface import Backend, Entry, Sink, clean, exists, holds, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
@@ -158,10 +147,8 @@ class Save:
                 f"{join(self.folder, changed[0])} was changed while its checkpoint was committed",
                 hint="commit again when its writer is done",
             )
-        try:
+        with doing(f"commit {self._shown}"):
             self._publish(commit.encode(made))
-        except OSError as exc:
-            raise from_os_error(exc, f"commit {self._shown}") from exc
         if hint and self.folder:
             parent, _, name = self.folder.rpartition("/")
             newest.update_hint(self._backend, parent, complete=name)

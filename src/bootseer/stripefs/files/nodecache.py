@@ -1,15 +1,8 @@
 """Chunks of striped files kept on the node's disk, in the node cache that images use too (`bootseer.blocks.cache`).
 
-A content is a cache folder, named after its chunk list (`bootseer.blocks.formats.chunklist`); the limits, the eviction,
-the ordering of writes and syncs, and who owns a folder are those of every cache file. Three things are ours:
-
-- A chunk is *sound* when this process fetched it or compared it with its checksum, once, and its bytes are on the disk
-  for sure; only then may the kernel read it from the file. Until then each read checks it again.
-- What is fetched for a reader is written behind its back, by one thread, while at most `_PENDING` bytes wait for it;
-  what comes when more wait is not kept. A disk that has no space for a chunk keeps no more of that file.
-- A folder that another process owns, or that is on a read-only mount, is read, as far as its owner has synced it.
-
-A plain file is not kept: nothing says what its bytes must be.
+A content is a cache folder, named after its chunk list; docs/internals/nodecache.md says what is kept and believed. A
+chunk is *sound* when this process fetched it or compared it with its checksum, once, and its bytes are on the disk for
+sure; only then may the kernel read it from the file. Until then each read checks it again.
 
 Concurrency: any thread may call anything. Who opened a `NodeFile` may use it until `NodeFile.release`; one thread
 syncs, and closes those that nobody uses.

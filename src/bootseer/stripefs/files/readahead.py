@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.runs import runs
 from bootseer.storage.interface import DEADLINE, SLOWEST
 from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.reader import ChunkFile
@@ -51,7 +52,7 @@ class _Fetch:
     ``ended``: by run, whether it is over, also when it failed. ``patience``: seconds after which all of them are.
     """
 
-    def __init__(self, runs: list[list[int]], size: int) -> None:
+    def __init__(self, runs: list[range], size: int) -> None:
         self.runs = runs
         self.ended = {run[0]: threading.Event() for run in runs}
         self.patience = len(runs) * _WAIT + 2 * size / SLOWEST
@@ -213,13 +214,14 @@ class ReadAhead:
                     others[id(found[0]), found[1]] = found
                 else:
                     mine.append(chunk)
-            fetch = _Fetch(_runs(mine), sum(map(file.geometry.chunk_length, mine)))
+            together = [range(first, first + count) for first, count in runs(mine)]
+            fetch = _Fetch(together, sum(map(file.geometry.chunk_length, mine)))
             for run in fetch.runs:
                 for chunk in run:
                     self._flying[file.identity, chunk] = fetch, run[0]
         return fetch, list(others.values())
 
-    def _release(self, file: ChunkFile, fetch: _Fetch, run: list[int]) -> None:
+    def _release(self, file: ChunkFile, fetch: _Fetch, run: range) -> None:
         """Wake who waits for ``run``, once. After a failure they find its chunks missing and try for themselves."""
         if fetch.ended[run[0]].is_set():
             return
@@ -229,7 +231,7 @@ class ReadAhead:
         fetch.ended[run[0]].set()
 
     def _fetch(
-        self, file: ChunkFile, run: list[int], targets: dict[int, memoryview], demand: bool, force: bool, store: bool
+        self, file: ChunkFile, run: range, targets: dict[int, memoryview], demand: bool, force: bool, store: bool
     ) -> None:
         lengths = {chunk: file.geometry.chunk_length(chunk) for chunk in run}
         total = sum(lengths.values())
@@ -298,33 +300,16 @@ class ReadAhead:
             self._pool.submit(self._ahead_of, file, start, target, cached.hold() if cached else None)
 
     def _ahead_of(self, file: ChunkFile, first: int, last: int, cached: NodeFile | None) -> None:
+        piece = max(1, _PIECE // file.unit)
         try:
-            self._load_ahead(file, first, last)
+            for start in range(first, last, piece):
+                if not self._closed:
+                    self._load(file, start, min(last, start + piece), force=False)
+        except BootseerError as exc:  # a reader who needs these bytes meets it himself
+            _log.warning("read-ahead of %s stopped: %s", file.path, exc)
         finally:
             if cached is not None:
                 cached.release()
-
-    def _load_ahead(self, file: ChunkFile, first: int, last: int) -> None:
-        piece = max(1, _PIECE // file.unit)
-        for start in range(first, last, piece):
-            if self._closed:
-                return
-            try:
-                self._load(file, start, min(last, start + piece), force=False)
-            except BootseerError as exc:  # a reader who needs these bytes meets it himself
-                _log.warning("read-ahead of %s stopped: %s", file.path, exc)
-                return
-
-
-def _runs(chunks: list[int]) -> list[list[int]]:
-    """Consecutive numbers together."""
-    found: list[list[int]] = []
-    for chunk in chunks:
-        if found and found[-1][-1] + 1 == chunk:
-            found[-1].append(chunk)
-        else:
-            found.append([chunk])
-    return found
 
 
 def in_order(file: ChunkFile) -> Iterator[memoryview]:

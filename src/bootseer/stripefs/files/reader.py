@@ -9,6 +9,7 @@ any more.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -238,11 +239,16 @@ class PlainFile(ChunkFile):
     def _pieces(
         self, views: Sequence[tuple[int, memoryview]], copies: list[tuple[memoryview, memoryview]]
     ) -> list[Piece]:
-        pieces = []
+        runs: list[tuple[int, list[memoryview]]] = []
+        end = -1
         for offset, view in views:
-            parts = [view[start : start + _PLAIN_UNIT] for start in range(0, len(view), _PLAIN_UNIT)]
-            pieces.append(Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path))
-        return pieces
+            if offset != end:
+                runs.append((offset, []))
+            runs[-1][1].extend(view[start : start + _PLAIN_UNIT] for start in range(0, len(view), _PLAIN_UNIT))
+            end = offset + len(view)
+        return [
+            Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path) for offset, parts in runs
+        ]
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
         return Piece(self._source(0), first * self.unit, parts, reopen=self._reopened(0), name=self.path)
@@ -340,9 +346,7 @@ class StripedFile(ChunkFile):
         """Read and check the header of every stripe, which reads of the content do not need."""
         for stripe in range(self.geometry.width):
             name = self.pointer.stripe_path(self.path, stripe)
-            data = bytearray(layout.HEADER_SIZE)
-            self._source(stripe).readinto(0, [memoryview(data)])
-            header = layout.decode_header(bytes(data), name)
+            header = layout.decode_header(self._source(stripe).read(0, layout.HEADER_SIZE), name)
             expected = (self.pointer.uuid, stripe, self.pointer.width, self.pointer.unit, self.pointer.epoch)
             if (header.uuid.hex(), header.stripe, header.width, header.unit, header.epoch) != expected:
                 raise DataError(f"{name} is not stripe {stripe} of {self.path}")
@@ -354,21 +358,15 @@ class StripedFile(ChunkFile):
 
 def read_pointer(backend: Backend, path: str) -> Pointer | None:
     """The pointer at ``path``, None for a plain file. Raises `NotFoundError`, `DataError` for a damaged pointer."""
-    source = backend.open(path)
-    try:
+    with contextlib.closing(backend.open(path)) as source:
         if not source.size or source.size > layout.MAX_TEXT:
             return None
-        head = bytearray(min(source.size, _POINTER_READ))
-        source.readinto(0, [memoryview(head)])
-        if not layout.is_pointer(head):
+        data = source.read(0, min(source.size, _POINTER_READ))
+        if not layout.is_pointer(data):
             return None
-        data = bytearray(source.size)
-        data[: len(head)] = head
-        if source.size > len(head):
-            source.readinto(len(head), [memoryview(data)[len(head) :]])
-    finally:
-        source.close()
-    return layout.decode_pointer(bytes(data), path)
+        if source.size > len(data):
+            data += source.read(len(data), source.size - len(data))
+    return layout.decode_pointer(data, path)
 
 
 def open_file(backend: Backend, path: str) -> ChunkFile:

@@ -6,10 +6,12 @@ Concurrency: one caller. Every wait ends after `STALL` seconds.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from crc32c import crc32c
 
@@ -20,6 +22,9 @@ from bootseer.storage.interface import DEADLINE, FILE_MODE, Backend, Sink
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Header
 
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
 _DEPTH = 4
 STALL = 9 * DEADLINE
 """Seconds for one chunk, or for the end of a stripe. A storage gives up before; this bounds one that does not."""
@@ -27,6 +32,15 @@ STALL = 9 * DEADLINE
 
 class StripeLost(UnavailableError):
     """A stripe could not be written. The storage may take another one: who still has the bytes may start anew."""
+
+
+def again_when_lost(write: Callable[[], T], what: str) -> T:
+    """``write()``; once more, from the beginning and under fresh names, when a stripe was lost."""
+    try:
+        return write()
+    except StripeLost as exc:
+        _log.warning("storing %s again from its beginning: %s", what, exc)
+        return write()
 
 
 class Stripe:

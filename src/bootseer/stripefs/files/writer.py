@@ -85,6 +85,9 @@ class StripeWriter:
     ``mode``: of the file, where the storage keeps modes; its owner may read and write it as long as it is written.
     ``before``: called when all is written and nothing published, with the pointer (None for a plain file, whose bytes
     are in the temporary file only); an error of it ends the write. The stripes can be read through the pointer then.
+
+    ``temporary``: path of what is renamed into place, a pointer or the whole content of a plain file. ``replaces``:
+    whether there was a file at the path at first. ``size``: bytes written so far.
     """
 
     def __init__(
@@ -106,10 +109,10 @@ class StripeWriter:
         self._process = os.getpid()
         self._parent = path.rpartition("/")[0]
         self._uuid = uuid.uuid4()
-        self._temporary_path = join(self._parent, f"{layout.TEMPORARY}{self._uuid.hex}")
-        self._temporary: Sink | None = None
+        self.temporary = join(self._parent, f"{layout.TEMPORARY}{self._uuid.hex}")
+        self._sink: Sink | None = None
         self._before = before
-        self._existed = True
+        self.replaces = True
         self._damaged_epoch = 0
         self._old = self._current()
         self._epoch = (self._old.epoch if self._old else self._damaged_epoch) + 1
@@ -118,7 +121,7 @@ class StripeWriter:
         # what is not written yet: less than a chunk, or the whole content as long as it may become a plain file
         self._pieces: list[memoryview] = []
         self._held = 0
-        self._chunks = self._size = 0
+        self._chunks = self.size = 0
         self._digest = blake3()
         self._marker = ""
         self._finished = self._renaming = False
@@ -129,12 +132,12 @@ class StripeWriter:
         except NotFoundError:
             if is_folder(self._backend, self.path):
                 raise NotWritableError(f"cannot write {self.path}: it is a folder") from None
-            if self._temporary is None:
-                self._existed = False  # then the rename does not overwrite, and of two writers one gives up
+            if self._sink is None:
+                self.replaces = False  # then the rename does not overwrite, and of two writers one gives up
             return None
         except DataError as exc:
             _log.warning("replacing %s: %s", self.path, exc)
-            if self._temporary is None:
+            if self._sink is None:
                 self._damaged_epoch = self._epoch_of_damaged()
             return None
 
@@ -168,21 +171,6 @@ class StripeWriter:
             )
 
     @property
-    def temporary(self) -> str:
-        """Path of what is renamed into place: a pointer, or the whole content of a plain file."""
-        return self._temporary_path
-
-    @property
-    def replaces(self) -> bool:
-        """Whether there was a file at the path when this one was begun."""
-        return self._existed
-
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
-        return self._size
-
-    @property
     def digest(self) -> str:
         """BLAKE3 of what was written so far."""
         return self._digest.hexdigest()
@@ -203,7 +191,7 @@ class StripeWriter:
             self._striped = self._striped or self._held >= layout.PLAIN_BELOW
             while self._striped and self._held >= self._unit:
                 self._chunk(self._unit)
-        self._size += length
+        self.size += length
         return length
 
     def _hold(self, view: memoryview) -> None:
@@ -241,7 +229,7 @@ class StripeWriter:
                 return self._finish_striped()
             self._begin_publication()
             self._publish(content, None)
-            return Written(self._size, self.digest, "")
+            return Written(self.size, self.digest, "")
         except BaseException as exc:
             if self._foreign:
                 raise  # a child that ``before`` forked
@@ -250,9 +238,9 @@ class StripeWriter:
             else:
                 self._remove_stripes()
                 self._unmark()
-                if self._temporary:
-                    self._temporary.abandon()
-                    self._remove_temporary(self._temporary_path)  # a sink may keep what was closed
+                if self._sink:
+                    self._sink.abandon()
+                    self._remove_temporary(self.temporary)  # a sink may keep what was closed
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
@@ -280,13 +268,13 @@ class StripeWriter:
         # that of a lost pointer, and not what a killed writer left.
         self._begin_publication()
         for stripe in self._stripes:
-            stripe.put(self._size)
+            stripe.put(self.size)
         for stripe in self._stripes:
             stripe.join()
             stripe.raise_error()
         pointer = Pointer(
             uuid=self._uuid.hex,
-            size=self._size,
+            size=self.size,
             unit=self._unit,
             width=self._width,
             footers=tuple(stripe.footer_crc for stripe in self._stripes),
@@ -295,14 +283,14 @@ class StripeWriter:
             name=self.path.rpartition("/")[2],
         )
         self._publish(layout.encode_pointer(pointer), pointer)
-        return Written(self._size, pointer.digest, pointer.uuid)
+        return Written(self.size, pointer.digest, pointer.uuid)
 
     def _begin_publication(self) -> None:
-        self._temporary = self._backend.create(self._temporary_path, mode=self.mode)
+        self._sink = self._backend.create(self.temporary, mode=self.mode)
         faults.point("stripefs.write.intent")
 
     def _check_lengths(self) -> None:
-        geometry = Geometry(self._size, self._unit, self._width)
+        geometry = Geometry(self.size, self._unit, self._width)
         for index, stripe in enumerate(self._stripes):
             expected = geometry.stripe_length(index)
             found = _patiently(lambda stripe=stripe: self._backend.stat(stripe.path).size)  # type: ignore[misc]
@@ -314,10 +302,10 @@ class StripeWriter:
         first moves the stripes or claims the folder, then takes the temporary file away. So each check comes after the
         temporary file is whole, and one that passed is void when the rename finds no source.
         """
-        assert self._temporary is not None
+        assert self._sink is not None
         faults.point("stripefs.write.pointer")
-        self._temporary.write(content)
-        self._temporary.close()
+        self._sink.write(content)
+        self._sink.close()
         faults.point("stripefs.write.verify")
         self._check_lengths()
         if self._before is not None:
@@ -329,7 +317,7 @@ class StripeWriter:
         faults.point("stripefs.write.rename")
         self._renaming = True
         try:
-            _patiently(lambda: self._backend.rename(self._temporary_path, self.path, overwrite=self._existed), UNKNOWN)
+            _patiently(lambda: self._backend.rename(self.temporary, self.path, overwrite=self.replaces), UNKNOWN)
         except (FileExistsError, NotFoundError):
             # also after a rename that was tried again because its answer was lost
             if not _patiently(lambda: holds(self._backend, self.path, content), UNKNOWN):

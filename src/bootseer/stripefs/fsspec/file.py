@@ -10,11 +10,12 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bootseer.errors import BootseerError, DataError
+from bootseer.runs import merge
 from bootseer.storage.pool import parallel
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
@@ -225,17 +226,6 @@ class Wanted(NamedTuple):
     path: str
     start: int | None
     end: int | None
-
-
-def merge(ranges: Iterable[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
-    """``ranges`` (start, end) in order, those that overlap or are at most ``gap`` apart as one."""
-    found: list[tuple[int, int]] = []
-    for start, end in sorted(ranges):
-        if found and start <= found[-1][1] + gap:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    return found
 
 
 def read_ranges(file: ChunkFile, wanted: Sequence[Wanted], gap: int | None) -> list[bytes]:

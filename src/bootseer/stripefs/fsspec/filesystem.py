@@ -1,11 +1,8 @@
 """Striped stores as a file system of fsspec: ``bsx+hdfs://host:8020/ckpt/x``, and every client of fsspec.
 
 Paths are absolute in the storage that the URL names: "/ckpt/x". Those of ``StripeFileSystem(url="hdfs://host:8020/ckpt")``
-are relative to that folder: "/x". Errors are what clients of fsspec expect (FileNotFoundError and other OSError), each
-with the `bootseer.errors` one as its cause.
-
-Nothing is cached: what others publish is seen at once. A new file is published when it is closed, as a whole; an
-exception inside of its ``with`` block gives it up.
+are relative to that folder: "/x". Errors are `OSError`, each with the `bootseer.errors` one as its cause. What differs
+from other file systems: docs/howto/fsspec.md.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import contextlib
 import datetime
 import errno
 import os
-import time
 from collections.abc import Iterator
 from glob import has_magic
 from hashlib import sha256
@@ -312,10 +308,9 @@ class StripeFileSystem(StripePaths):
         return out
 
     def _gather(self, wanted: list[Wanted], gap: int | None) -> list[bytes | BaseException]:
-        began = time.monotonic()
-        found = gather(self.reader, wanted, gap=gap)
-        needed = sum(len(data) for data in found if isinstance(data, bytes))
-        self.load.count({"needed": needed, "waited": time.monotonic() - began})
+        with self.load.reading(0):
+            found = gather(self.reader, wanted, gap=gap)
+        self.load.count({"needed": sum(len(data) for data in found if isinstance(data, bytes))})
         self.load.tell_soon()
         return found
 

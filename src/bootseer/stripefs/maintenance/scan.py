@@ -180,27 +180,20 @@ class Stripe(NamedTuple):
 
 def read_header(source: Source, path: str) -> Header:
     """The header of the stripe ``source``, whose name is ``path``. Raises `DataError`."""
-    return layout.decode_header(_bytes(source, 0, min(layout.HEADER_SIZE, source.size)), path)
+    return layout.decode_header(source.read(0, min(layout.HEADER_SIZE, source.size)), path)
 
 
 def read_footer(source: Source, path: str) -> tuple[Footer, int]:
     """The footer of the stripe ``source`` and its CRC, found from its end. Raises `DataError`."""
     most = max(0, source.size - layout.HEADER_SIZE)
-    said = _bytes(source, source.size - 8, 4) if most >= 8 else b""
+    said = source.read(source.size - 8, 4) if most >= 8 else b""
     # The largest footer that a stripe of this size can have: what says more is no footer, and is not read.
     if (length := int.from_bytes(said, "little")) > min(most, layout.footer_length(most // layout.MIN_UNIT + 1)):
         raise DataError(f"the footer of {path} is damaged, or its writer did not finish")
-    footer, crc = layout.decode_footer(_bytes(source, source.size - length, length), path)
+    footer, crc = layout.decode_footer(source.read(source.size - length, length), path)
     if layout.HEADER_SIZE + footer.data + length != source.size:
         raise DataError(f"the footer of {path} is damaged, or its writer did not finish")
     return footer, crc
-
-
-def _bytes(source: Source, offset: int, length: int) -> bytes:
-    data = bytearray(length)
-    if length:
-        source.readinto(offset, [memoryview(data)])
-    return bytes(data)
 
 
 def _read(backend: Backend, path: str) -> Stripe:

@@ -272,10 +272,8 @@ def _log_of(record: Path) -> Path:
 
 def _spawn(spec: ServerSpec, path: Path) -> Record:
     """Start a server and wait until its mount works. Raises what kept it from starting."""
-    try:
+    with doing(f"write {path.parent}"):
         log = open(_log_of(path), "wb")  # noqa: SIM115  closed below
-    except OSError as exc:
-        raise from_os_error(exc, f"write {path.parent}") from exc
     with (
         log,
         subprocess.Popen(

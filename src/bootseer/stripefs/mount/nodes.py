@@ -1,8 +1,8 @@
 """The nodes of a mount: which path and content each number stands for that the kernel knows.
 
-The table outlives the process that serves: each change is told to the supervisor before the kernel can know of it, and
-the next server begins with what was told. How often the kernel looked a node up is not: the FORGETs that a dead server
-had read are lost, so what it left is kept until the mount ends. A number is never given twice.
+Each change is told to the supervisor before the kernel can know of it, and the next server begins with what was told.
+How often the kernel looked a node up is not: the FORGETs that a dead server had read are lost, so what it left is kept
+until the mount ends. A number is never given twice.
 """
 
 from __future__ import annotations

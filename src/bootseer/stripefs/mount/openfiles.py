@@ -19,19 +19,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from bootseer.errors import (
-    BootseerError,
-    ConfigError,
-    FullError,
-    NotFoundError,
-    NotWritableError,
-    UnsupportedError,
-)
+from bootseer.errors import ConfigError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import Entry, join
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.files.namespace import WrittenMeanwhile
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.writer import StripeWriter
@@ -40,35 +32,13 @@ from bootseer.stripefs.mount.callers import caller
 from bootseer.stripefs.mount.newversion import Writing
 from bootseer.stripefs.mount.nodes import Gone, Known
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.mount.unfinished import Spools, Unfinished, refusal
+from bootseer.stripefs.mount.refusals import numbered, refusal
+from bootseer.stripefs.mount.unfinished import Spools, Unfinished
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
 _NOT_STORED = "not stored"
 """The content of a node that the store does not have (any more)."""
-
-
-@contextlib.contextmanager
-def numbered(path: str) -> Iterator[None]:
-    """Errors of the store as numbers, with a log line where the number does not say it all."""
-    try:
-        yield
-    except FileExistsError:
-        raise refusal(errno.EEXIST, path) from None
-    except NotFoundError:
-        raise refusal(errno.ENOENT, path) from None
-    except BootseerError as exc:
-        _log.warning("%s: %s", path or "/", exc)
-        for kind, code in (
-            (WrittenMeanwhile, errno.EBUSY),
-            (NotWritableError, errno.EACCES),
-            (FullError, errno.ENOSPC),
-            (ConfigError, errno.EINVAL),
-            (UnsupportedError, errno.EOPNOTSUPP),
-        ):
-            if isinstance(exc, kind):
-                raise refusal(code, path) from None
-        raise refusal(errno.EIO, path) from None
 
 
 class OpenFiles(StripeOperations, fuse.WritableOperations):
@@ -93,7 +63,6 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         self._writing: dict[int, Writing] = {}  # by node
         self._unfinished: dict[str, int] = {}  # path -> node of what differs from the store
         self._opened: dict[int, int] = {}  # file handle -> node, of those open for writing
-        self._reading: dict[int, int] = {}  # the same of those open for reading whose content is to be opened again
         self._changing = threading.RLock()  # one change of names at a time
 
     @property
@@ -165,7 +134,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 writing = self._writing.get(node)
                 if writing is not None and writing.file.changed:
                     handle = next(self._next_handle)
-                    self._reading[handle] = node
+                    self._handles[handle] = node, None
                     return handle
             return super().open(node, flags, ctx)
         opener = self._opener(ctx)
@@ -227,8 +196,6 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 data = writing.file.read(self._ahead, offset, size)
             self.bytes_read += size
             return data
-        if fh in self._reading:
-            self._open_again(fh)
         return super().read(fh, offset, size, ctx)
 
     def write(self, fh: int, offset: int, data: memoryview, ctx: fuse.Context) -> None:
@@ -255,7 +222,6 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
     def release(self, fh: int, ctx: fuse.Context) -> None:
         node = self._opened.get(fh)
         if node is None:
-            self._reading.pop(fh, None)
             super().release(fh, ctx)
             return
         writing = self._writing[node]
@@ -357,22 +323,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         with self._lock:
             if fh in self._opened:
                 return self._writing[self._opened[fh]]
-            held = self._handles.get(fh)
-            writing = self._writing.get(held[0] if held else self._reading.get(fh, 0))
+            writing = self._writing.get(self._handles.get(fh, (0, None))[0])
             return writing if writing is not None and writing.file.changed else None
-
-    def _open_again(self, fh: int) -> None:
-        """Open what the node of a handle has become since the handle was given out."""
-        node = self._reading[fh]
-        known, path = self._nodes[node], self._path(node)
-        with numbered(path):
-            file = self._fs.open(path)
-        if file.identity != known.content:
-            file.close()
-            raise refusal(errno.ESTALE, path)
-        with self._lock:
-            self._handles[fh] = node, file
-            self._reading.pop(fh, None)
 
     def _set_content(self, node: int, content: str, **changes: object) -> None:
         """A node stands for another content from now on. With the lock."""
@@ -380,9 +332,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             return
         self._nodes.change(node, content=content, version="", **changes)
         self._listings = {}
-        for handle in [handle for handle, held in self._handles.items() if held[0] == node]:
-            del self._handles[handle]
-            self._reading[handle] = node
+        self._handles |= {handle: (node, None) for handle, held in self._handles.items() if held[0] == node}
 
     def _differs(self, node: int, path: str) -> None:
         """A node is no more what the store has at ``path``. With the lock.

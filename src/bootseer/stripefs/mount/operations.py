@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError
+from bootseer.errors import BootseerError
 from bootseer.kernel import fuse
 from bootseer.storage.interface import XATTRS, Entry, join
 from bootseer.storage.pool import parallel
@@ -30,7 +30,9 @@ from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, plain_identity
 from bootseer.stripefs.files.stat import FileStat, of_entry
+from bootseer.stripefs.loads import Waited
 from bootseer.stripefs.mount.nodes import GENERATION_SHIFT, Gone, Known, Nodes
+from bootseer.stripefs.mount.refusals import numbered, refusal
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
@@ -41,48 +43,10 @@ _COMPARE_SECONDS = 1.0
 """For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
 
 
-def _os_error(code: int, path: str = "") -> OSError:
-    return OSError(code, os.strerror(code), path)
-
-
-def _os_error_of(exc: BootseerError, path: str) -> OSError:
-    if isinstance(exc, NotFoundError):
-        return _os_error(errno.ENOENT, path)
-    if isinstance(exc, NotWritableError):
-        return _os_error(errno.EACCES, path)
-    _log.error("%s: %s", path, exc)
-    return _os_error(errno.EIO, path)
-
-
 def check_xattr(name: str) -> None:
     """EOPNOTSUPP for an extended attribute of a kind that is not kept."""
     if not name.startswith(XATTRS):
-        raise _os_error(errno.EOPNOTSUPP)
-
-
-class Waited:
-    """A clock that runs while at least one thread is inside."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside, self._since, self._seconds = 0, 0.0, 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._since = time.monotonic()
-
-    def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self._seconds += time.monotonic() - self._since
-
-    @property
-    def seconds(self) -> float:
-        with self._lock:
-            return self._seconds + (time.monotonic() - self._since if self._inside else 0.0)
+        raise refusal(errno.EOPNOTSUPP)
 
 
 class StripeOperations(fuse.Operations):
@@ -110,7 +74,8 @@ class StripeOperations(fuse.Operations):
         self._lock = threading.Lock()
         root = None if known else Known(fuse.ROOT, b"", "", "", self._attr(fs.stat("")))
         self._nodes = Nodes(root, known=known, tell=tell, generation=generation)
-        self._handles: dict[int, tuple[int, ChunkFile]] = {}  # file handle -> node, open file
+        self._handles: dict[int, tuple[int, ChunkFile | None]] = {}
+        """By file handle: node, and open file; None where that is to be opened at the next read."""
         self._cached: dict[int, NodeFile] = {}  # by file handle
         self._next_handle = itertools.count((generation << GENERATION_SHIFT) + 1)
         self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
@@ -131,11 +96,9 @@ class StripeOperations(fuse.Operations):
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         path = join(self._path(parent), name)
         if is_hidden(name):
-            raise _os_error(errno.ENOENT, path)
-        try:
+            raise refusal(errno.ENOENT, path)
+        with numbered(path):
             return self._look(path, self._fs.backend.stat(path))
-        except BootseerError as exc:
-            raise _os_error_of(exc, path) from None
 
     def lookups(self, parent: int, names: Sequence[str], ctx: fuse.Context) -> Sequence[fuse.Entry | None]:
         folder = self._path(parent)
@@ -170,19 +133,17 @@ class StripeOperations(fuse.Operations):
         known = self._nodes[node]
         if self._shared and not known.content:  # the root, and the folder that a process is in, are not looked up again
             path = self._path(node)
-            try:
+            with numbered(path):
                 known = self._nodes.change(node, attr=self._attr(self._fs.stat(path)))
-            except BootseerError as exc:
-                raise _os_error_of(exc, path) from None
         return known.attr
 
     def getxattr(self, node: int, name: str, ctx: fuse.Context) -> bytes:
         if name.startswith("security."):  # the kernel asks by itself: it is not worth a request
-            raise _os_error(errno.ENODATA)
+            raise refusal(errno.ENODATA)
         check_xattr(name)
         found = self._xattrs(node)
         if name not in found:
-            raise _os_error(errno.ENODATA)
+            raise refusal(errno.ENODATA)
         return found[name]
 
     def listxattr(self, node: int, ctx: fuse.Context) -> Iterable[str]:
@@ -191,17 +152,13 @@ class StripeOperations(fuse.Operations):
 
     def _xattrs(self, node: int) -> Mapping[str, bytes]:
         path = self._path(node)
-        try:
+        with numbered(path):
             return self._fs.backend.xattrs(path)
-        except BootseerError as exc:
-            raise _os_error_of(exc, path) from None
 
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
         path = self._path(node)
-        try:
+        with numbered(path):
             entries = self._list(path, 0)
-        except BootseerError as exc:
-            raise _os_error_of(exc, path) from None
         return [
             fuse.DirEntry(entry.name, fuse.ROOT, stat.S_IFDIR if entry.is_dir else stat.S_IFREG)
             for entry in entries.values()
@@ -220,7 +177,7 @@ class StripeOperations(fuse.Operations):
 
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise _os_error(errno.EROFS)
+            raise refusal(errno.EROFS)
         file = self._open(node)
         with self._lock:
             handle = next(self._next_handle)
@@ -231,7 +188,8 @@ class StripeOperations(fuse.Operations):
         """Have ``handle`` stand for ``file``, held in the node cache; or for what it does already."""
         cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
         with self._lock:
-            held = self._handles.setdefault(handle, (node, file))[1]
+            held = self._handles.get(handle, (node, None))[1] or file
+            self._handles[handle] = node, held
             if cached is not None and held is file and handle not in self._cached:
                 self._cached[handle], cached = cached, None
         if cached is not None:
@@ -258,27 +216,25 @@ class StripeOperations(fuse.Operations):
     def _open(self, node: int) -> ChunkFile:
         """The file of ``node``. ESTALE when another content is at its path."""
         with self._lock:
-            file = next((file for other, file in self._handles.values() if other == node), None)
+            file = next((file for other, file in self._handles.values() if other == node and file), None)
         if file is not None:
             return file
         known, path = self._nodes[node], self._path(node)
-        try:
+        with numbered(path):
             file = self._fs.open(path)
-        except BootseerError as exc:
-            raise _os_error_of(exc, path) from None
         if file.size != known.attr.size or file.identity != known.content:
             file.close()
             self._nodes.change(node, version="")
-            raise _os_error(errno.ESTALE, path)  # the kernel looks the name up again
+            raise refusal(errno.ESTALE, path)  # the kernel looks the name up again
         return file
 
     def _reopen(self, fh: int, node: int) -> ChunkFile:
-        """The file of a handle that an earlier server gave out."""
+        """The file of a handle that an earlier server gave out, or whose node has another content since."""
         try:
             file = self._open(node)
         except OSError as exc:
-            _log.error("%s: what a server before this one had open cannot be opened again: %s", self._path(node), exc)
-            raise _os_error(errno.EIO, self._path(node)) from None
+            _log.error("%s: what was open cannot be opened again: %s", self._path(node), exc)
+            raise refusal(errno.EIO, self._path(node)) from None
         return self._hold(fh, node, file)
 
     def _path(self, node: int) -> str:
@@ -286,11 +242,11 @@ class StripeOperations(fuse.Operations):
 
     def size(self, fh: int) -> int | None:
         held = self._handles.get(fh)
-        return held[1].size if held else None
+        return held[1].size if held and held[1] else None
 
     def read(self, fh: int, offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
         held = self._handles.get(fh)
-        file = held[1] if held is not None else self._reopen(fh, ctx.node)
+        file = (held[1] if held else None) or self._reopen(fh, ctx.node)
         size = min(size, file.size - offset)
         if size <= 0:
             return b""
@@ -299,7 +255,7 @@ class StripeOperations(fuse.Operations):
                 data = self._ahead.read(file, offset, size)
         except BootseerError as exc:
             _log.error("cannot read %s at %d: %s", file.path, offset, exc)
-            raise _os_error(errno.EIO, file.path) from None
+            raise refusal(errno.EIO, file.path) from None
         self.bytes_read += size
         self.accessed.add(file.path, file.size, offset, size)
         return data

@@ -1,5 +1,4 @@
-"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch. The supervisor forks it, and another one
-when it was killed.
+"""The server of a mount: FUSE operations, read-ahead, node cache, prefetch. The supervisor forks it.
 
 Concurrency: FUSE workers, read threads, read-ahead threads, and for the prefetch one thread with two of its own; the
 main thread tells the supervisor what was moved while it waits for the unmount or for SIGTERM.
@@ -53,11 +52,9 @@ class ServerSpec(msgspec.Struct, frozen=True):
     ``limits``: of the node cache.
 
     ``prefetch``: paths as of `mount.start`; ``ranges`` of files go before; ``hold``: whole files only after
-    `FsMount.release`;
-    ``memory``: bytes of read-ahead that it holds. ``allow_other``: other users may use the mount, with ``shared`` as
-    far as the owners and modes of the storage let them, else for everything.
-    ``writable``: with files of ``width`` and ``unit``, and at most ``spool`` bytes of them, unfinished, on this node.
-    ``silence``: as `SILENCE`.
+    `FsMount.release`; ``memory``: bytes of read-ahead. ``allow_other``: other users may use the mount, with ``shared``
+    as far as the owners and modes of the storage let them, else for everything. ``writable``: with files of ``width``
+    and ``unit``, and at most ``spool`` bytes of them, unfinished, on this node. ``silence``: as `SILENCE`.
     """
 
     url: str
@@ -317,17 +314,14 @@ class Server:
     def _keep_access(self) -> None:
         """Write down what was read, if anything new; then who asked for it may look."""
         asked = Record.asked(self._path).exists()
-        self._note_access()
-        if asked:
-            Record.asked(self._path).unlink(missing_ok=True)
-
-    def _note_access(self) -> None:
         if self._spec.state_dir and (changes := self._ops.accessed.changes) != self._accessed:
             path = Record.accessed(self._path)
             with contextlib.suppress(OSError):  # a full disk does not end the mount
                 path.with_suffix(".noted").write_bytes(msgspec.json.encode(self._ops.accessed.record()))
                 os.replace(path.with_suffix(".noted"), path)
                 self._accessed = changes
+        if asked:
+            Record.asked(self._path).unlink(missing_ok=True)
 
     def _write_record(self, status: FsStatus) -> None:
         if self._spec.state_dir:

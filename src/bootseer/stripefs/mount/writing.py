@@ -21,9 +21,9 @@ from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.namespace import Move
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.mount.newversion import Writing
-from bootseer.stripefs.mount.openfiles import OpenFiles, numbered
+from bootseer.stripefs.mount.openfiles import OpenFiles
 from bootseer.stripefs.mount.operations import check_xattr
-from bootseer.stripefs.mount.unfinished import refusal
+from bootseer.stripefs.mount.refusals import numbered, refusal
 
 _log = logging.getLogger(__name__)
 _XATTR_BYTES = 16 << 10

@@ -1,7 +1,5 @@
 """Which run a DataNode reads next, of what size, and what it leaves to others.
 
-A large request has a plan: which DataNode reads how much of which block, so that all end at the same time (`plan`).
-
 Pure: rates and breakers are those of `NodeState`, the time is an argument, the scheduler holds the lock.
 """
 
@@ -9,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bootseer.stripefs.scheduler.datanodes import KEPT, UNKNOWN, NodeState
+from bootseer.stripefs.scheduler.datanodes import UNKNOWN, NodeState
 from bootseer.stripefs.scheduler.model import BlockRange, Place, Request, Run, Tuning
 
 _ROUNDS = 40
@@ -78,7 +76,6 @@ class Assignment:
     def __init__(self, nodes: dict[str, NodeState], tuning: Tuning) -> None:
         self._nodes, self._tuning = nodes, tuning
         self._version = 0
-        self._forget_at = 0.0
         self._usual = float(UNKNOWN)
         """What a DataNode that was not measured yet is believed to give: as much as the best."""
 
@@ -113,22 +110,6 @@ class Assignment:
             not 1 / _WRONG < self.rate(node) / request.planned_with.get(node.key, self.rate(node)) < _WRONG
             for node in self.healthy(request)
         )
-
-    def forget(self, requests: Iterable[Request], now: float) -> None:
-        """Drop the DataNodes that none of ``requests`` may need and nobody used for `KEPT` seconds."""
-        if now < self._forget_at:
-            return
-        self._forget_at = now + KEPT / 60
-        wanted = {key for request in requests for span in request.spans for key in span.place.keys}
-        wanted.update(key for request in requests for key in request.spans_of)
-        gone = []
-        for key, node in self._nodes.items():
-            if node.used_at is None or node.flying or key in wanted:
-                node.used_at = now  # who was just made known may be wanted next
-            elif now - node.used_at > KEPT:
-                gone.append(key)
-        for key in gone:
-            del self._nodes[key]
 
     def breakers_changed(self, requests: Iterable[Request], now: float) -> None:
         """A DataNode is out, or back."""

@@ -75,9 +75,6 @@ BULK = 256 << 10
 UNKNOWN = 200 << 20
 """Bytes a second that a DataNode is believed to give while none has been measured."""
 
-KEPT = 3600.0
-"""Seconds for which a DataNode is remembered that nobody reads from."""
-
 _ENOUGH = 0.005
 """Seconds of measurement before a rate is believed."""
 
@@ -101,7 +98,6 @@ class NodeState:
 
     ``flying``: transfers under way, ``bulk``: those of more than a few bytes, ``bytes``: what they have still to give.
     ``latency``: seconds that a small transfer takes (a moving average), 0 while unknown. ``served``: bytes in all.
-    ``used_at``: when a transfer began or ended last, None before the first.
     """
 
     def __init__(self, key: str, address: str) -> None:
@@ -110,13 +106,11 @@ class NodeState:
         self.flying, self.bulk, self.bytes = 0, 0, 0
         self.latency = 0.0
         self.served = 0
-        self.used_at: float | None = None
         self._bytes, self._seconds = 0.0, 0.0  # of bulk transfers lately
         self._since: float | None = None  # from when on the time is not counted yet; None while there are none
 
     def begin(self, size: int, now: float) -> None:
         self.flying += 1
-        self.used_at = now
         self.bytes += size
         if size >= BULK:
             self.bulk += 1
@@ -134,7 +128,6 @@ class NodeState:
     def end(self, size: int, missing: int, now: float) -> None:
         """A transfer of ``size`` bytes is over; ``missing`` of them have not come."""
         self.flying -= 1
-        self.used_at = now
         self.bytes -= missing
         if size >= BULK:
             self.bulk -= 1

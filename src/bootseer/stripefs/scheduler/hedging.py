@@ -1,8 +1,5 @@
 """When an attempt takes too long, and what is done about it: a hedge (a second attempt elsewhere), or a stop.
 
-Hedges prevent one fault: that a request waits for a DataNode which is frozen or much slower than the others. What they
-read twice is limited (`HedgeBudget`).
-
 Pure: the caller passes times and holds a lock. `HedgePolicy` only gives verdicts; the scheduler does what they say.
 """
 
@@ -73,7 +70,6 @@ class HedgeBudget:
     def __init__(self) -> None:
         self.left = float(BURST)
         self.spent = 0
-        """In all, for `explain`."""
 
     def earn(self, count: int) -> None:
         self.left = min(self.left + count * SHARE, float(BURST))

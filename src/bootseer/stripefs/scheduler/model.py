@@ -118,16 +118,18 @@ class Place:
 class BlockRange:
     """Parts of a request in one block: part ``i`` is at ``starts[i]`` to ``starts[i + 1]`` of the block.
 
-    ``verify``: have the DataNode's checksums checked, because nothing else checks these bytes. ``join``: this span is
-    one piece of a part that lies in several blocks.
+    ``verify``: have the DataNode's checksums checked, because nothing else checks these bytes. ``split``: a piece of a
+    part that lies in several blocks. It is verified where the replica has checksums, because the check of the whole
+    part does not tell which replica is wrong.
     """
 
-    def __init__(self, place: Place, starts: Sequence[int], *, verify: bool = False, tag: object = None) -> None:
-        self.place, self.starts, self.verify, self.tag = place, starts, verify, tag
+    def __init__(
+        self, place: Place, starts: Sequence[int], *, verify: bool = False, split: bool = False, tag: object = None
+    ) -> None:
+        self.place, self.starts, self.verify, self.split, self.tag = place, starts, verify, split, tag
         self.next = 0
         self.again: list[Run] = []
         self.quota: dict[str, float] = {}
-        self.join: Join | None = None
         self.request: Request
 
     @property
@@ -151,14 +153,6 @@ class BlockRange:
         return Run(self, first, last)
 
 
-class Join:
-    """The pieces of a part that lies in several blocks: its bytes can be checked only when all ``count`` are there."""
-
-    def __init__(self, count: int, tag: object = None) -> None:
-        self.count, self.tag = count, tag
-        self.arrived: list[tuple[Run, NodeState]] = []
-
-
 class Run:
     """Parts ``first`` to ``last`` (exclusive) of ``span``. ``failures``: tries by DataNode that did not work.
 
@@ -171,7 +165,7 @@ class Run:
         self.span, self.first, self.last = span, first, last
         self.offset = span.starts[first]
         self.size = span.starts[last] - self.offset
-        self.verify = span.verify
+        self.verify = span.verify or span.split
         self.failures: dict[str, int] = {}
         self.outcomes: set[Outcome] = set()
         self.error: BootseerError | None = None
@@ -251,13 +245,6 @@ class CopyBack:
 
     run: Run
     attempt: Attempt
-
-
-@dataclass(slots=True, eq=False)
-class CheckJoined:
-    """All pieces of a part are there: check it, then tell the scheduler."""
-
-    join: Join
 
 
 def attempt_at(kind: str, node: NodeState, run: Run) -> Attempt:

@@ -1,19 +1,7 @@
 """The read scheduler: which DataNode reads which part of which request next. Pure policy, driven by the engine.
 
 The engine calls `submit`, `take`, `ended`, `tick` and so on under one lock, with the time; it does the transfers. The
-rules, in the order in which they decide:
-
-- A DataNode with a free slot takes a run of parts that it has a replica of: no DataNode idles while it could help.
-  Requests in turn: small ones first, then who has the fewest bytes under way. Within a request it takes from the block
-  of which the matching (`bootseer.stripefs.scheduler.assignment`) planned most for this DataNode, else from the one of
-  which most is left.
-- Runs are large while much is left, small at the end, smaller for slow DataNodes; and a DataNode leaves the last runs
-  to others that would end them much sooner.
-- Two attempts never have the same memory: the second one at a run (a hedge) goes to scratch memory.
-- A late attempt is hedged when the request would wait for it, within a budget; one that does not get on at all is
-  stopped and its run given to others, and its DataNode's breaker opens.
-- A replica that is gone or damaged is not asked again until there are fresh locations; when a run has nobody left to
-  ask, fresh locations are asked for, a few times; then the request fails.
+rules are in docs/internals/engine.md.
 """
 
 from __future__ import annotations
@@ -28,9 +16,7 @@ from bootseer.stripefs.scheduler.hedging import Durations, HedgeBudget, HedgePol
 from bootseer.stripefs.scheduler.memory import ByteBudget
 from bootseer.stripefs.scheduler.model import (
     Attempt,
-    CheckJoined,
     CopyBack,
-    Join,
     Outcome,
     Relocate,
     Request,
@@ -41,9 +27,6 @@ from bootseer.stripefs.scheduler.model import (
 from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 _log = logging.getLogger(__name__)
-
-FollowUp = CopyBack | CheckJoined | None
-"""What the engine does after an attempt has ended."""
 
 
 class Scheduler:
@@ -95,10 +78,10 @@ class Scheduler:
             late = self._urgent.popleft()
             if late in self._flying and not late.cancelled:
                 return late
-            self._drop_unstarted(late, now)
+            self.ended(late, Outcome.CANCELLED, None, now)  # its time has passed before it began
         return self._take(now)
 
-    def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> FollowUp:
+    def ended(self, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float) -> CopyBack | None:
         """The attempt is over: nothing writes to its memory any more. What is to be done next, before others."""
         if self._flying.pop(attempt, False) is False:
             return None
@@ -127,7 +110,8 @@ class Scheduler:
         if outcome is Outcome.DONE:
             if run.won is not None:  # it came in after all
                 self._discard(run)
-            return self._arrived(run, attempt.node, now)
+            self._arrived(run, now)
+            return None
         if run.won is not None:
             return self._land(run, run.won)
         if outcome is not Outcome.CANCELLED or attempt.rescued:
@@ -136,7 +120,7 @@ class Scheduler:
             self._requeue(run, now)
         return None
 
-    def copied_back(self, landing: CopyBack, now: float) -> FollowUp:
+    def copied_back(self, landing: CopyBack, now: float) -> None:
         """The bytes of a hedge are in the caller's memory."""
         run, request = landing.run, landing.run.span.request
         request.touching -= 1
@@ -144,27 +128,8 @@ class Scheduler:
         run.won = None
         if request.over:
             self._finish(request)
-            return None
-        return self._arrived(run, landing.attempt.node, now)
-
-    def joined(self, join: Join, error: BootseerError | None, now: float) -> None:
-        """A part that lies in two blocks was looked at: ``error`` when it is not right."""
-        pieces, join.arrived = join.arrived, []
-        request = pieces[0][0].span.request
-        request.touching -= 1
-        if request.over:
-            self._finish(request)
-            return
-        for run, node in pieces:
-            if error is None:
-                self._complete(run, now)
-            else:  # one of them is wrong
-                run.failures[node.key] = run.failures.get(node.key, 0) + 1
-                run.outcomes.add(Outcome.DAMAGED)
-                run.error, run.verify = error, True
-                run.done = False
-                if run.hedge is None:
-                    self._requeue(run, now)
+        else:
+            self._arrived(run, now)
 
     def relocated(self, file: object, error: BootseerError | None, now: float) -> None:
         """The places of ``file`` have fresh locations, or that failed."""
@@ -178,8 +143,9 @@ class Scheduler:
             if attempt.handle is not None:
                 self._credit(attempt, attempt.handle.received, now)
         self.assignment.rates_changed(self.requests, now)
-        self._try_again(now)
-        self.assignment.forget(self.requests, now)
+        for node in {node for request in self.requests for node in request.nodes}:
+            if node.breaker.half_open(now):
+                node.renew(now)  # left alone for long enough: one transfer tries
         for attempt in list(self._flying):
             if attempt.run is not None and not attempt.cancelled:
                 self._watch(attempt, attempt.run, now)
@@ -192,12 +158,6 @@ class Scheduler:
                         hint="check that the DataNodes run and are reachable from here",
                     ),
                 )
-
-    def _try_again(self, now: float) -> None:
-        """DataNodes that were left alone for long enough get one transfer; what was measured before says nothing."""
-        for node in {node for request in self.requests for node in request.nodes}:
-            if node.breaker.half_open(now):
-                node.renew(now)
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Give the request up; it is `finished` when its last attempt has ended."""
@@ -278,11 +238,6 @@ class Scheduler:
         attempt.node.begin(attempt.size, now)
         return attempt
 
-    def _drop_unstarted(self, attempt: Attempt, now: float) -> None:
-        """A hedge or confirmation whose time has passed before it began."""
-        if attempt in self._flying:
-            self.ended(attempt, Outcome.CANCELLED, None, now)
-
     # -- results --------------------------------------------------------------------------------------------------
 
     def _credit(self, attempt: Attempt, received: int, now: float) -> None:
@@ -326,7 +281,7 @@ class Scheduler:
 
     def _hedge_ended(
         self, run: Run, attempt: Attempt, outcome: Outcome, error: BootseerError | None, now: float
-    ) -> FollowUp:
+    ) -> CopyBack | None:
         request = run.span.request
         run.hedge = None
         if outcome is Outcome.DONE and not run.done and not request.over:
@@ -361,22 +316,11 @@ class Scheduler:
             run.won = None
             self._scratch.give(run.size)
 
-    def _arrived(self, run: Run, node: NodeState, now: float) -> FollowUp:
+    def _arrived(self, run: Run, now: float) -> None:
         """The bytes of ``run`` are in the caller's memory, and right as far as they can be checked alone."""
-        run.done = True
+        run.done, request = True, run.span.request
         if run.hedge is not None:
             self._cancel(run.hedge)
-        if (join := run.span.join) is None:
-            self._complete(run, now)
-            return None
-        join.arrived.append((run, node))
-        if len(join.arrived) < join.count:
-            return None
-        run.span.request.touching += 1
-        return CheckJoined(join)
-
-    def _complete(self, run: Run, now: float) -> None:
-        request = run.span.request
         request.left -= run.size
         request.progress_at = now
         self.budget.earn(run.size)

@@ -1,10 +1,8 @@
 """The threads of the read scheduler: they transfer what `Scheduler` decides, and check the bytes.
 
 Concurrency: one lock guards the scheduler and everything here; no transfer, check, copy or request to the NameNode
-happens under it. Callers of `Engine.read` only wait. Workers (as many as there are transfers under way) do one thing
-after another; a watcher looks every 10 ms at what is late, while there is anything. Idle threads end after 10 s. A call
-returns or raises when no transfer can touch the caller's memory any more: it cancels them and waits. See
-docs/internals/engine.md.
+happens under it. Callers of `Engine.read` only wait; workers transfer; a watcher looks at what is late. A call returns
+or raises when no transfer can touch the caller's memory any more. See docs/internals/engine.md.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.errors import BootseerError, UnavailableError
@@ -22,21 +20,21 @@ from bootseer.hdfs.connection import Transfer
 from bootseer.storage.interface import Piece
 from bootseer.stripefs.scheduler import memory
 from bootseer.stripefs.scheduler.datanodes import NodeLook
-from bootseer.stripefs.scheduler.model import Attempt, CheckJoined, CopyBack, Outcome, Place, Relocate, Request, Tuning
-from bootseer.stripefs.scheduler.policy import FollowUp, Scheduler
+from bootseer.stripefs.scheduler.model import Attempt, CopyBack, Outcome, Place, Relocate, Request, Tuning
+from bootseer.stripefs.scheduler.policy import Scheduler
 from bootseer.stripefs.scheduler.transport import (
     BlockFile,
     Read,
-    check_joined,
     land,
     let_go,
     replicas_of,
     transfer,
     views,
+    wrong,
 )
 
 if TYPE_CHECKING:
-    from bootseer.hdfs.records import FileBlocks, Located
+    from bootseer.hdfs.records import FileBlocks
 
 _log = logging.getLogger(__name__)
 
@@ -66,14 +64,7 @@ class Totals(NamedTuple):
         return {node.address: node.served for node in self.nodes}
 
 
-class Report(NamedTuple):
-    """Tell the NameNode that a replica is damaged."""
-
-    file: BlockFile
-    replica: Located
-
-
-_Job = Attempt | Relocate | Report
+_Job = Attempt | Relocate
 
 
 class Engine:
@@ -98,7 +89,8 @@ class Engine:
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         """Fill and check all ``pieces``. The promises of `bootseer.storage.interface.Backend.read_many`."""
-        spans = [span for file, piece in pieces for span in file.spans(piece)]
+        split: list[Callable[[], None]] = []
+        spans = [span for file, piece in pieces for span in file.spans(piece, split)]
         if not spans:
             return
         request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""))
@@ -116,15 +108,14 @@ class Engine:
         finally:
             for span in spans:  # a hedge that lost may still be under way, with the span, but without this memory
                 views(span).parts.clear()
-                if span.join is not None:
-                    span.join.tag = None
-        if (error := request.error) is not None:
+        if (error := request.error or wrong(split)) is not None:
+            let_go(error)
             request.error = None
             try:
                 raise error
             finally:
                 # its traceback holds this frame, and that the caller's memory: not in a circle, nor by the pieces
-                del error, request, spans, pieces
+                del error, request, spans, split, pieces
 
     def _kick(self) -> None:
         """See to it that a worker looks at the inbox, and that the watcher watches."""
@@ -284,10 +275,8 @@ class Engine:
     def _do(self, job: _Job) -> None:
         if isinstance(job, Attempt):
             self._attempt(job)
-        elif isinstance(job, Relocate):
-            self._relocate(job)
         else:
-            self._report(job)
+            self._relocate(job)
 
     def _attempt(self, attempt: Attempt) -> None:
         crash: BaseException | None = None
@@ -301,18 +290,15 @@ class Engine:
             now = time.monotonic()
             if crash is not None and attempt.run is not None:
                 self.scheduler.fail(attempt.run.span.request, crash)
-            then = self.scheduler.ended(attempt, outcome, error, now)
+            landing = self.scheduler.ended(attempt, outcome, error, now)
             if outcome is Outcome.DAMAGED and not attempt.verify:
                 self.scheduler.confirm(attempt, now)
-            elif outcome is Outcome.CORRUPT:
-                self._corrupt(attempt, error)
-        while then is not None:
-            if isinstance(then, CheckJoined):
-                self._join(then)
-                break
-            then = self._land(then)
+        if landing is not None:
+            self._land(landing)
+        elif outcome is Outcome.CORRUPT:
+            self._report(attempt, error)
 
-    def _land(self, landing: CopyBack) -> FollowUp:
+    def _land(self, landing: CopyBack) -> None:
         crash: BaseException | None = None
         try:
             land(landing)
@@ -321,25 +307,19 @@ class Engine:
         with self._lock:
             if crash is not None:
                 self.scheduler.fail(landing.run.span.request, crash)
-            return self.scheduler.copied_back(landing, time.monotonic())
+            self.scheduler.copied_back(landing, time.monotonic())
 
-    def _join(self, joining: CheckJoined) -> None:
-        request = joining.join.arrived[0][0].span.request
-        error: BootseerError | None = None
+    def _report(self, attempt: Attempt, error: BootseerError | None) -> None:
+        """Tell the NameNode that the replica of ``attempt`` is damaged. The watcher goes on with others meanwhile."""
+        file, located = attempt.place.file, replicas_of(attempt.place).located
+        assert isinstance(file, BlockFile)
+        _log.warning("a replica of %s is damaged: %s", file.path, error)
+        mine = [index for index, node in enumerate(located.nodes) if node.uuid == attempt.node.key]
         try:
-            error = check_joined(joining)
-        except BaseException as exc:  # a bug in a check: the reader gets it
-            with self._lock:
-                self.scheduler.fail(request, exc)
-        with self._lock:
-            self.scheduler.joined(joining.join, error, time.monotonic())
-
-    def _corrupt(self, attempt: Attempt, error: BootseerError | None) -> None:
-        file, where = attempt.place.file, replicas_of(attempt.place)
-        _log.warning("a replica of %s is damaged: %s", getattr(file, "path", "a file"), error)
-        for index, node in enumerate(where.located.nodes):
-            if node.uuid == attempt.node.key and isinstance(file, BlockFile):
-                self._ready.append(Report(file, where.located.picked([index])))
+            if mine:  # else there are fresh locations, without it
+                file.files.report(located.picked(mine))
+        except BootseerError as exc:  # somebody else will meet it
+            _log.warning("cannot report a damaged replica of %s: %s", file.path, exc)
 
     def _relocate(self, job: Relocate) -> None:
         file = job.file
@@ -358,12 +338,6 @@ class Engine:
                 file.relocate(fresh)
                 self._know(file.places)
             self.scheduler.relocated(file, error, time.monotonic())
-
-    def _report(self, job: Report) -> None:
-        try:
-            job.file.files.report(job.replica)
-        except BootseerError as exc:  # somebody else will meet it
-            _log.warning("cannot report a damaged replica of %s: %s", job.file.path, exc)
 
 
 _engine: Engine | None = None

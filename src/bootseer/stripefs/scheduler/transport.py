@@ -8,9 +8,11 @@ Nothing here knows of locks or threads; `bootseer.stripefs.scheduler.threads` ca
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 from bootseer.errors import BootseerError, DataError, NotFoundError
@@ -19,10 +21,8 @@ from bootseer.storage.interface import DEADLINE, SLOWEST, Piece
 from bootseer.stripefs.scheduler.model import (
     Attempt,
     BlockRange,
-    CheckJoined,
     Checksums,
     CopyBack,
-    Join,
     Outcome,
     Place,
 )
@@ -65,9 +65,9 @@ class BlockFile:
         known = [block for block in blocks.blocks if block.offset + block.block.length <= blocks.length]
         sums = Checksums()
         self.places = [Place(self, [node.uuid for node in block.nodes], Replicas(block), sums) for block in known]
+        *expected, covered = itertools.accumulate((block.block.length for block in known), initial=0)
         self._starts = [block.offset for block in known]
-        covered = sum(block.block.length for block in known)
-        if covered != self.size or self._starts != _starts(known):
+        if covered != self.size or self._starts != expected:
             raise DataError(f"the blocks of {path} hold {covered} bytes, not {self.size}", hint="run hdfs fsck on it")
 
     def locate(self) -> FileBlocks:
@@ -97,8 +97,9 @@ class BlockFile:
             place.bad.clear()
             place.unchecked.clear()
 
-    def spans(self, piece: Piece) -> Iterator[BlockRange]:
-        """The parts of ``piece`` by block."""
+    def spans(self, piece: Piece, split: list[Callable[[], None]]) -> Iterator[BlockRange]:
+        """The parts of ``piece`` by block. ``split`` gets the checks of parts that lie in several: for when all is
+        there."""
         at = piece.offset
         if at < 0 or at + sum(map(len, piece.parts)) > self.size:
             raise DataError(f"{self.path} ends at {self.size}, more was expected")
@@ -120,7 +121,9 @@ class BlockFile:
                 views.append(part)
                 starts.append(at + len(part) - block.offset)
             else:
-                yield from self._cut(now, at, part, piece, number)
+                yield from self._cut(now, at, part, piece)
+                if piece.check is not None:
+                    split.append(partial(piece.check, number, part))
             at += len(part)
         if views:
             yield self._span(index, starts, views, piece, first)
@@ -128,25 +131,17 @@ class BlockFile:
     def _span(self, index: int, starts: list[int], views: list[memoryview], piece: Piece, first: int) -> BlockRange:
         return BlockRange(self.places[index], starts, verify=piece.check is None, tag=Views(views, piece.check, first))
 
-    def _cut(self, index: int, at: int, part: memoryview, piece: Piece, number: int) -> Iterator[BlockRange]:
+    def _cut(self, index: int, at: int, part: memoryview, piece: Piece) -> Iterator[BlockRange]:
         """A part that lies in several blocks."""
         done = 0
-        found = []
         while done < len(part):
             block = replicas_of(self.places[index]).located
             begin = at + done - block.offset
             count = min(len(part) - done, block.block.length - begin)
             if count:
-                views = Views([part[done : done + count]], None, 0)
-                found.append(
-                    BlockRange(self.places[index], [begin, begin + count], verify=piece.check is None, tag=views)
-                )
+                views, verify = Views([part[done : done + count]], None, 0), piece.check is None
+                yield BlockRange(self.places[index], [begin, begin + count], verify=verify, split=True, tag=views)
             done, index = done + count, index + 1
-        if piece.check is not None:
-            join = Join(len(found), Views([part], piece.check, number))
-            for span in found:
-                span.join = join
-        yield from found
 
 
 class Views:
@@ -155,7 +150,7 @@ class Views:
     def __init__(self, parts: list[memoryview], check: Callable[[int, memoryview], None] | None, first: int) -> None:
         self.parts, self.judge, self.first = parts, check, first
 
-    def check(self, parts: Sequence[memoryview], first: int = 0) -> None:
+    def check(self, parts: Sequence[memoryview], first: int) -> None:
         """Raises `DataError` when ``parts``, bytes for the parts from ``first`` on, are wrong."""
         if self.judge is not None:
             for number, part in enumerate(parts, self.first + first):
@@ -164,14 +159,6 @@ class Views:
 
 def views(span: BlockRange) -> Views:
     return cast(Views, span.tag)
-
-
-def _starts(blocks: Sequence[Located]) -> list[int]:
-    found, at = [], 0
-    for block in blocks:
-        found.append(at)
-        at += block.block.length
-    return found
 
 
 Read = Callable[..., None]
@@ -237,13 +224,12 @@ def land(landing: CopyBack) -> None:
         at += len(part)
 
 
-def check_joined(joining: CheckJoined) -> BootseerError | None:
-    """What is wrong with a part whose pieces came from several blocks."""
-    whole = cast(Views, joining.join.tag)
+def wrong(checks: Sequence[Callable[[], None]]) -> BaseException | None:
+    """What the first of ``checks`` says that finds something."""
     try:
-        whole.check(whole.parts)
-    except BootseerError as exc:
-        let_go(exc)
+        for check in checks:
+            check()
+    except Exception as exc:
         return exc
     return None
 

@@ -23,7 +23,7 @@ from bootseer.storage.pool import parallel
 from bootseer.stripefs.torch.folder import CheckpointFolder
 from bootseer.stripefs.torch.output import EDGE
 from bootseer.stripefs.torch.pickles import DATA_OFFSET, TensorLayout, load_metadata, tensor_layout
-from bootseer.stripefs.torch.reads import STAGING, Range, Stored, TensorReads, read_ranges
+from bootseer.stripefs.torch.reads import STAGING, Range, Stored, TensorReads
 from bootseer.stripefs.torch.shared_read import read_shared
 
 if TYPE_CHECKING:
@@ -145,9 +145,8 @@ class _Load:
     def _read(self, ranges: Sequence[Range]) -> None:
         if self._group is not None:
             self._folder.load.count(read_shared(ranges, self._group).counts)
-            return
-        with self._folder.load.reading(sum(len(view) for _, _, view in ranges)):
-            read_ranges(ranges)
+        else:
+            self._folder.read(ranges)
 
     def run(self, plan: list[ReadItem]) -> None:
         """Read everything that ``plan`` wants. With a group every rank makes the same calls of `read_shared`."""

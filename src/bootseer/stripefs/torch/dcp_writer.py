@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import pickle
 import uuid
@@ -28,12 +27,10 @@ from bootseer.errors import NotFoundError, NotWritableError, UnsupportedError
 from bootseer.storage.interface import exists, join
 from bootseer.stripefs import Save, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.checkpoint import claim
-from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.torch.dcp_reader import METADATA
 from bootseer.stripefs.torch.output import saved
 from bootseer.stripefs.torch.pickles import DATA_OFFSET, tensor_layout
-
-_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,15 +134,11 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
         # those that are no tensors first, as torch's writer has them: small and needed first
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)
 
-        def attempt() -> list[WriteResult]:
+        def write() -> list[WriteResult]:
             with saving.create(share.file, width=self._width, unit=self._unit) as out:
                 return [_write_item(out, share.file, item, planner) for item in ordered]
 
-        try:
-            return attempt()
-        except StripeLost as exc:
-            _log.warning("storing %s of %s again from its beginning: %s", share.file, self._url, exc)
-            return attempt()
+        return again_when_lost(write, f"{share.file} of {self._url}")
 
 
 def _write_item(out: StripeWriter, name: str, item: WriteItem, planner: SavePlanner) -> WriteResult:

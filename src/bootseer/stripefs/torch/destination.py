@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from crc32c import crc32c
 
+from bootseer.runs import runs
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
-from bootseer.stripefs.torch.shared_plan import FileId, Needs, Span, runs_of
+from bootseer.stripefs.torch.shared_plan import FileId, Needs, Span
 
 Request = tuple[ChunkFile, int, memoryview]
 """Fill the memory with the bytes of the file from that offset."""
@@ -95,7 +96,7 @@ class Destination:
                 chunks.setdefault(chunk, []).append(one)
 
     def needs(self) -> Needs:
-        return {name: runs_of(sorted(chunks)) for name, chunks in self._wanted.items()}
+        return {name: tuple(runs(chunks)) for name, chunks in self._wanted.items()}
 
     def chunk(self, name: FileId, chunk: int) -> Chunk:
         """Its places; the scratch memory among them is new."""
@@ -109,26 +110,15 @@ class Destination:
         chunks = {(span.file, n): self.chunk(span.file, n) for span in spans for n in _numbers(span)}
         ranges: dict[FileId, list[Range]] = {}
         scratch: list[tuple[Chunk, memoryview]] = []
-        last: tuple[FileId, int, memoryview] | None = None  # a request whose memory has all of the chunk before
         for (name, number), chunk in chunks.items():
             found = ranges.setdefault(name, [])
-            start, length = number * name.unit, name.bytes_of(number, 1)
-            wanted = self._wanted[name][number]
             if len(chunk.parts) == 1 and not chunk.spare:
-                offset, view = wanted[0]
-                if last is not None and last[0] == name and last[1] == start and last[2] is view:
-                    begin = found[-1][0]
-                    found[-1] = (begin, view[begin - offset : start + length - offset])
-                else:
-                    found.append((start, chunk.parts[0]))
-                last = (name, start + length, view)
-                continue
-            last = None
-            if not whole and not chunk.copies and not isinstance(self.files[name], StripedFile):
+                found.append((number * name.unit, chunk.parts[0]))
+            elif not whole and not chunk.copies and not isinstance(self.files[name], StripedFile):
                 found += chunk.wanted  # nothing checks a chunk of a plain file: no need for the rest of it
-                continue
-            scratch.append((chunk, memoryview(bytearray(length))))
-            found.append((start, scratch[-1][1]))
+            else:
+                scratch.append((chunk, memoryview(bytearray(name.bytes_of(number, 1)))))
+                found.append((number * name.unit, scratch[-1][1]))
         for name, found in ranges.items():
             self.files[name].readinto_many(found)
         for chunk, data in scratch:

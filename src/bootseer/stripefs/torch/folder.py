@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from blake3 import blake3
@@ -16,6 +15,7 @@ from bootseer.stripefs import ChunkFile, layout, open_fs, split_url
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
 from bootseer.stripefs.files.reader import PlainFile
+from bootseer.stripefs.torch.reads import Range, read_ranges
 from bootseer.stripefs.unmounted import Load
 
 _log = logging.getLogger(__name__)
@@ -34,8 +34,7 @@ class SmallFile(ChunkFile):
     def readinto_many(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
         for offset, target in ranges:
             view = target.cast("B")
-            if offset < 0 or offset + len(view) > self.size:
-                raise DataError(f"{self.path} ends at {self.size}, wanted {offset + len(view)}")
+            self.check_range(offset, len(view))
             view[:] = self._content[offset : offset + len(view)]
 
 
@@ -59,10 +58,6 @@ class CheckpointFolder:
             self._listed = {file.path: file for file in commit.read(backend, self.path).files}
         elif not self.fs.stat(self.path).is_dir:
             raise NotFoundError(f"{self.url} is a file, not a folder")
-
-    @property
-    def committed(self) -> bool:
-        return self._listed is not None
 
     def has(self, name: str) -> bool:
         if self._listed is not None:
@@ -113,6 +108,11 @@ class CheckpointFolder:
             file.close()
             raise
 
+    def read(self, ranges: Sequence[Range]) -> None:
+        """`read_ranges` of files of this folder."""
+        with self.load.reading(sum(len(view) for _, _, view in ranges)):
+            read_ranges(ranges)
+
     def close(self) -> None:
         """Not while another thread reads."""
         with self._lock:
@@ -124,5 +124,5 @@ class CheckpointFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()

@@ -1,10 +1,8 @@
 """Ranks of a job find each other through the job's store, and talk over TCP connections of their own.
 
-Not over the job's process groups: with gloo, one operation that times out closes the connections to all ranks of its
-group, and making a group of our own needs every rank of the job (docs/internals/shared-read.md).
-
-Who comes first to a rendezvous collects what the others need, until all are there or the deadline has passed, and tells
-everybody the same. Whoever connects shows a random token, which only the store of the job has.
+Why not over the job's process groups: docs/internals/shared-read.md. Who comes first to a rendezvous collects what the
+others need, until all are there or the deadline has passed, and tells everybody the same. Whoever connects shows a
+random token, which only the store of the job has.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import msgspec
@@ -20,7 +19,7 @@ from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedEr
 from bootseer.storage.pool import parallel
 from bootseer.stripefs import ChunkFile, split_url
 from bootseer.stripefs.torch.folder import CheckpointFolder
-from bootseer.stripefs.torch.reads import Range, Stored, TensorReads, read_ranges
+from bootseer.stripefs.torch.reads import Range, Stored, TensorReads
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -172,7 +171,7 @@ class SafetensorsFile:
 
     def get_slice(self, name: str) -> LazySlice:
         stored, dtype = self._stored(name)
-        return LazySlice(stored, dtype, self._device, self._read)
+        return LazySlice(stored, dtype, self._device, self._folder.read)
 
     def get_tensor(self, name: str) -> torch.Tensor:
         return self.get_tensors([name])[name]
@@ -180,17 +179,13 @@ class SafetensorsFile:
     def get_tensors(self, names: list[str] | None = None) -> dict[str, torch.Tensor]:
         """Several tensors, all without ``names``, read together."""
         found: dict[str, torch.Tensor] = {}
-        reads = TensorReads(self._read)
+        reads = TensorReads(self._folder.read)
         for name in self.keys() if names is None else names:
             stored, _ = self._stored(name)
             found[name] = target = torch.empty(tuple(stored.sizes), dtype=stored.dtype, device=self._device)
             reads.tensor(stored, [0] * len(stored.sizes), stored.sizes, target)
         reads.flush()
         return found
-
-    def _read(self, ranges: Sequence[Range]) -> None:
-        with self._folder.load.reading(sum(len(view) for _, _, view in ranges)):
-            read_ranges(ranges)
 
     def _stored(self, name: str) -> tuple[Stored, str]:
         try:
@@ -214,7 +209,7 @@ class SafetensorsFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

@@ -57,17 +57,6 @@ class Plan(NamedTuple):
         return found
 
 
-def runs_of(chunks: Sequence[int]) -> Runs:
-    """``chunks``, ascending, as runs."""
-    found: list[tuple[int, int]] = []
-    for chunk in chunks:
-        if found and sum(found[-1]) == chunk:
-            found[-1] = (found[-1][0], found[-1][1] + 1)
-        else:
-            found.append((chunk, 1))
-    return tuple(found)
-
-
 def encode(needs: Needs) -> bytes:
     """Equal needs have equal encodings. Numbers of runs are distances: small, however large the file is."""
     body = []

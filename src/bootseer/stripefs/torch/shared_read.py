@@ -1,11 +1,7 @@
 """Read once per job: ranks that need the same bytes read each of them from the store once and send them to each other.
 
-A collective of the ranks of a group. Each says what it needs; all compute the same plan (`shared_plan`); each reads
-its buckets from the store and sends them to those who need them while it reads the next ones. Who does not get a
-bucket within the deadline, or gets other bytes than the store's CRCs say, reads it from the store by itself.
-
-Bytes land straight in the caller's memory. Nothing writes there after the call has returned: all connections are closed
-and their threads have ended by then.
+A collective of the ranks of a group; docs/internals/shared-read.md has its steps. Bytes land straight in the caller's
+memory. Nothing writes there after the call has returned: all connections are closed and their threads have ended then.
 
 Concurrency: one thread calls. Beside it: two threads that read, one for each rank that fetches something here, and one
 for each rank from which something is fetched.
@@ -30,6 +26,7 @@ import msgspec
 from bootseer import faults
 from bootseer.errors import BootseerError
 from bootseer.hdfs.dial import host_port
+from bootseer.runs import runs
 from bootseer.stripefs.torch import peers, shared_plan
 from bootseer.stripefs.torch.destination import Chunk, Destination, Request
 from bootseer.stripefs.torch.outbox import HEADER, MARK, Outbox, header_check
@@ -268,7 +265,7 @@ class _Sharing:
         by_file: dict[FileId, list[int]] = {}
         for file, chunk in missing.chunks:
             by_file.setdefault(file, []).append(chunk)
-        needs = {file: shared_plan.runs_of(sorted(chunks)) for file, chunks in by_file.items()}
+        needs = {file: tuple(runs(chunks)) for file, chunks in by_file.items()}
         spans = shared_plan.alone(needs, _REQUEST)
         self.counts["read_again"] += sum(span.size for one in spans for span in one)
         return spans
