@@ -133,7 +133,7 @@ def test_notes_reach_their_span_even_when_they_come_first():
     s = one()
     s.event("note", s.events[0]["span"], "n0", 5, attrs={"bytes": 7})
     assert parse(s.lines()[::-1]).spans[1].attrs == {"bytes": 7}
-    assert parse([s.lines()[-1]]).spans == []
+    assert not parse([s.lines()[-1]]).spans
 
 
 def test_open_becomes_lost_when_the_end_cannot_come_any_more():

@@ -124,7 +124,7 @@ def _stages(report: JobReport) -> str:
 def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]) -> str:
     slowest = _slowest_tracks(parts)
     nodes = _ordered(report)
-    step = -(-len(nodes) // MAX_ROWS)
+    step = -(-len(nodes) // MAX_ROWS) or 1
     rows = [nodes[place : place + step] for place in range(0, len(nodes), step)]
     scale = (_WIDTH - _LEFT - 10) / (length or 1)
     out = []

@@ -84,7 +84,7 @@ def of(log: events.EventLog, identity: events.Identity | None = None) -> Iterato
 
 def row(report: JobReport, log: events.EventLog) -> Start:
     """The row of the start-up that is all of ``log``. ``team`` is any span's attribute of that name."""
-    teams = (span.attrs.get("team") for span in log.spans)
+    teams = (attrs.get("team") for attrs in log.spans.attrs)
     return Start(
         job=report.job,
         attempt=report.attempt,

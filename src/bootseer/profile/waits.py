@@ -11,9 +11,9 @@ from collections import defaultdict
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
-from bootseer.profile.events import INIT_STAGES, State
+from bootseer.profile.events import State
 from bootseer.profile.intervals import Intervals
-from bootseer.profile.timeline import Timeline, Track, begins, done
+from bootseer.profile.timeline import ORDER, Timeline, Track, begins, done
 
 BARRIERS = ("alloc", "image", "env")
 """Job-wide barrier at their end."""
@@ -34,7 +34,8 @@ def find_waits(line: Timeline) -> tuple[Waits, Waits]:
             _rendezvous(line, stage, inside)
         if line.complete:
             for track, ready in line.ready.items():
-                between[track]["first_step"] = [(ready, line.end)]
+                if ready < line.end:
+                    between[track]["first_step"] = [(ready, line.end)]
     _turns(line, inside)
     return inside, between
 
@@ -52,20 +53,20 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
     ends: dict[Track, int] = {}
     running = False
     for track, stages in line.spans.items():
-        spans = stages.get(stage, [])
-        still = any(one.span.state is State.OPEN for one in spans)
-        running = running or still
-        found = [end for _, end in done(spans)]
-        if found and not still:
-            ends[track] = max(found)
+        if spans := stages.get(stage):
+            still = any(line.states[one.row] is State.OPEN for one in spans)
+            running = running or still
+            if not still and (found := done(spans)):
+                ends[track] = max(end for _, end in found)
     if not ends:
         return
     release = line.end if running else max(ends.values())
     for track, end in ends.items():
         onward = _next_begin(line, track, stage)
         if onward is None or onward >= release - TOLERANCE_NS:
-            until = min(release, line.end if onward is None else onward)
-            waits[track][stage] = [(max(end, line.begin), until)]
+            begin, until = max(end, line.begin), min(release, line.end if onward is None else onward, line.end)
+            if begin < until:
+                waits[track][stage] = [(begin, until)]
 
 
 def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
@@ -82,6 +83,6 @@ def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
 
 def _next_begin(line: Timeline, track: Track, stage: str) -> int | None:
     """Where its next top-level stage begins; children of init stand for it where it has no span."""
-    later = (*BARRIERS[BARRIERS.index(stage) + 1 :], "init", *INIT_STAGES)
-    stages = line.spans[track]
-    return min((begin for name in later if name in stages for begin in begins(stages[name])), default=None)
+    place = ORDER[stage]
+    later = [spans for name, spans in line.spans[track].items() if ORDER.get(name, 0) > place]
+    return min((begin for spans in later for begin in begins(spans)), default=None)
