@@ -25,8 +25,8 @@ def export(log: EventLog, identity: Identity | None = None) -> Json:
         axis.align()
     spans = list(part.spans)
     nodes = {node: pid for pid, node in enumerate(sorted({span.node for span in spans}), start=1)}
-    whens = [begin if (begin := axis.begin(row)) is not None else axis.end(row) or 0 for row in range(len(spans))]
-    placed = list(zip(whens, spans, strict=True))
+    whens = [axis.last(row) if span.begin is None else axis.place(row)[0] for row, span in enumerate(spans)]
+    placed = [(when, span) for when, span in zip(whens, spans, strict=True) if when is not None]
     zero = min(when for when, _ in placed)
     events: list[Json] = []
     for node, pid in nodes.items():

@@ -40,18 +40,15 @@ class Axis:
             self._offsets[key], spread = _offset(offsets)
             self.spread_ns = max(self.spread_ns, spread)
 
-    def begin(self, row: int) -> int | None:
-        """Where the span in this row begins, if that was seen."""
-        return self._at(row, self._spans.begin)
+    def place(self, row: int) -> tuple[int | None, int | None]:
+        """Where the span in this row begins, if that was seen, and where it ends, if it is ``DONE``: the begin and its
+        duration say so."""
+        begin, ns = self._at(row, self._spans.begin), self._spans.ns[row]
+        return begin, begin + ns if begin is not None and ns >= 0 else None
 
-    def end(self, row: int) -> int | None:
-        """Where the event of its end lies, if there is one: its length is another thing."""
+    def last(self, row: int) -> int | None:
+        """Where the event of its end lies, if there is one."""
         return self._at(row, self._spans.end)
-
-    def done(self, row: int) -> int | None:
-        """Where it ends, from its begin and its duration; None unless it is ``DONE``."""
-        ns = self._spans.ns[row]
-        return (self.begin(row) or 0) + ns if ns >= 0 else None
 
     def _at(self, row: int, stamps: Stamps) -> int | None:
         wall, mono = stamps.wall[row], stamps.mono[row]
@@ -85,7 +82,7 @@ class Axis:
         """node -> when its first span began."""
         first: dict[str, int] = {}
         for row, (lane, stage) in enumerate(zip(self._spans.lane, self._spans.stage, strict=True)):
-            if stage != "queue" and (when := self.begin(row)) is not None:
+            if stage != "queue" and (when := self._at(row, self._spans.begin)) is not None:
                 first[lane.node] = min(when, first.get(lane.node, when))
         return first
 
@@ -93,10 +90,11 @@ class Axis:
         """node -> begin and end of the first span of that stage of each of its ranks, if that has ended."""
         ranks: dict[tuple[str, int | None], tuple[int, int | None]] = {}
         for row, name in enumerate(self._spans.stage):
-            if name == stage and (begin := self.begin(row)) is not None:
-                lane = self._spans.lane[row]
-                key, found = (lane.node, lane.rank), (begin, self.done(row))
-                ranks[key] = min(found, ranks.get(key, found), key=lambda part: part[0])
+            if name == stage:
+                lane, (begin, end) = self._spans.lane[row], self.place(row)
+                key = (lane.node, lane.rank)
+                if begin is not None and (key not in ranks or begin <= ranks[key][0]):
+                    ranks[key] = begin, end
         inside: dict[str, list[tuple[int, int]]] = {}
         for (node, _), (begin, end) in ranks.items():
             if end is not None:

@@ -27,9 +27,9 @@ def export(log: EventLog, identity: Identity | None = None) -> Json:
             trace = hashlib.blake2b(identity_text(*one).encode("utf-8", "replace"), digest_size=16).hexdigest()
             nodes: dict[str, list[Json]] = {}
             for row, span in enumerate(part.spans):
-                if (begin := axis.begin(row)) is not None and span.duration is not None:
-                    told = _span(span, begin, begin + span.duration.ns, trace)
-                    nodes.setdefault(span.node, []).append(told)
+                begin, end = axis.place(row)
+                if end is not None:
+                    nodes.setdefault(span.node, []).append(_span(span, begin, end, trace))
             resources += [_resource(one, node, spans) for node, spans in nodes.items()]
     if not resources:
         raise NotFoundError("no span with both ends in the events")
@@ -47,7 +47,7 @@ def _resource(identity: Identity, node: str, spans: list[Json]) -> Json:
     }
 
 
-def _span(span: Span, begin: int, end: int, trace: str) -> Json:
+def _span(span: Span, begin: int | None, end: int, trace: str) -> Json:
     about = {f"bootseer.{name}": value for name, value in span.attrs.items() if value is not None}
     if span.rank is not None:
         about["bootseer.rank"] = span.rank

@@ -31,10 +31,10 @@ def share_out(line: Timeline) -> dict[Track, Parts]:
     for track, work in line.work.items():
         wait = inside.get(track, {})
         own = {stage: intervals.subtract(at, wait[stage]) if stage in wait else at for stage, at in work.items()}
-        covered = intervals.union([part for at in work.values() for part in at])
-        for stage, at in between.get(track, {}).items():
-            if rest := intervals.subtract(at, covered):
+        gap = intervals.subtract(whole, intervals.union([part for at in work.values() for part in at]))
+        for stage, (begin, end) in between.get(track, {}).items():
+            if rest := intervals.clip(gap, begin, end):
                 wait[stage] = intervals.union([*wait.get(stage, []), *rest])
-                covered = intervals.union([*covered, *rest])
-        found[track] = Parts(own, wait, intervals.subtract(whole, covered))
+                gap = intervals.subtract(gap, rest)
+        found[track] = Parts(own, wait, gap)
     return found

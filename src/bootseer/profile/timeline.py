@@ -81,7 +81,7 @@ class Timeline:
         """track -> stage -> when it was at work, inside the bounds; an instant belongs to one stage at most."""
 
     def _place(self, row: int) -> Placed:
-        return Placed(row, self.axis.begin(row), self.axis.done(row))
+        return Placed(row, *self.axis.place(row))
 
     def _put(self, tracks: Sequence[Track], spans: Iterable[Placed]) -> None:
         for track in tracks:
@@ -105,7 +105,7 @@ class Timeline:
         if self.complete:
             begin, end = min(first), max(self.ready.values())
         else:
-            last = [*begins(spans), *(end for one in spans if (end := self.axis.end(one.row)) is not None)]
+            last = [*begins(spans), *(end for one in spans if (end := self.axis.last(one.row)) is not None)]
             begin = min(first or last, default=0)
             end = max(last, default=begin)
         return begin, max(begin, end)

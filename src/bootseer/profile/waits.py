@@ -8,39 +8,39 @@ wait belongs to the stage that it follows or lies in.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
 from bootseer.profile.events import State
-from bootseer.profile.intervals import Intervals
+from bootseer.profile.intervals import Interval, Intervals
 from bootseer.profile.timeline import ORDER, Timeline, Track, begins, done
 
 BARRIERS = ("alloc", "image", "env")
 """Job-wide barrier at their end."""
 
-Waits = defaultdict[Track, dict[str, Intervals]]
+Inside = defaultdict[Track, dict[str, Intervals]]
+Between = defaultdict[Track, dict[str, Interval]]
 """track -> stage -> when it waited."""
 
 
-def find_waits(line: Timeline) -> tuple[Waits, Waits]:
+def find_waits(line: Timeline) -> tuple[Inside, Between]:
     """Waits inside of a rendezvous, which are part of the stage's work, and those between stages, which may lie beside
     other work. Where there is one rank alone, there are only those that its node tells of."""
-    inside: Waits = defaultdict(dict)
-    between: Waits = defaultdict(dict)
+    inside: Inside = defaultdict(dict)
+    between: Between = defaultdict(dict)
     if len(line.spans) > 1:
-        for stage in BARRIERS:
-            _barrier(line, stage, between)
+        _barriers(line, between)
         for stage in RENDEZVOUS:
             _rendezvous(line, stage, inside)
         if line.complete:
             for track, ready in line.ready.items():
-                if ready < line.end:
-                    between[track]["first_step"] = [(ready, line.end)]
+                between[track]["first_step"] = (ready, line.end)
     _turns(line, inside)
     return inside, between
 
 
-def _turns(line: Timeline, waits: Waits) -> None:
+def _turns(line: Timeline, waits: Inside) -> None:
     """Until another node had done what only one of them does, in whatever stage that was."""
     for track, work in line.work.items():
         if turns := line.turns[track[0]]:
@@ -49,7 +49,18 @@ def _turns(line: Timeline, waits: Waits) -> None:
                 waits[track][stage] = intervals.union([*waits[track].get(stage, []), *told])
 
 
-def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
+def _barriers(line: Timeline, waits: Between) -> None:
+    onward: dict[Track, int] = {}
+    """Where the next stage begins, whichever it is."""
+    for stage in reversed(ORDER):
+        if stage in BARRIERS:
+            _barrier(line, stage, onward, waits)
+        for track, stages in line.spans.items():
+            if stage in stages:
+                onward[track] = min([*begins(stages[stage]), onward.get(track, _NEVER)])
+
+
+def _barrier(line: Timeline, stage: str, onward: Mapping[Track, int], waits: Between) -> None:
     ends: dict[Track, int] = {}
     running = False
     for track, stages in line.spans.items():
@@ -58,31 +69,25 @@ def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
             running = running or still
             if not still and (found := done(spans)):
                 ends[track] = max(end for _, end in found)
-    if not ends:
-        return
-    release = line.end if running else max(ends.values())
+    release = line.end if running else max(ends.values(), default=0)
     for track, end in ends.items():
-        onward = _next_begin(line, track, stage)
-        if onward is None or onward >= release - TOLERANCE_NS:
-            begin, until = max(end, line.begin), min(release, line.end if onward is None else onward, line.end)
-            if begin < until:
-                waits[track][stage] = [(begin, until)]
+        then = onward.get(track, _NEVER)
+        if then >= release - TOLERANCE_NS and end < min(release, then):
+            waits[track][stage] = (end, min(release, then))
 
 
-def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
+def _rendezvous(line: Timeline, stage: str, waits: Inside) -> None:
     arrivals: dict[Track, int] = {}
     for track, stages in line.spans.items():
         if found := begins(stages.get(stage, ())):
             arrivals[track] = max(found)
     last = max(arrivals.values(), default=0)
     for track, arrival in arrivals.items():
-        ends = [end for _, end in done(line.spans[track][stage])]
-        if ends and max(ends) >= last - TOLERANCE_NS:
-            waits[track][stage] = intervals.clip(line.work[track].get(stage, []), arrival, last)
+        left = max((end for _, end in done(line.spans[track][stage])), default=0)
+        at = intervals.clip(line.work[track].get(stage, []), arrival, last)
+        if at and left >= last - TOLERANCE_NS:
+            waits[track][stage] = at
 
 
-def _next_begin(line: Timeline, track: Track, stage: str) -> int | None:
-    """Where its next top-level stage begins; children of init stand for it where it has no span."""
-    place = ORDER[stage]
-    later = [spans for name, spans in line.spans[track].items() if ORDER.get(name, 0) > place]
-    return min((begin for spans in later for begin in begins(spans)), default=None)
+_NEVER = 1 << 65
+"""Later than any time."""
