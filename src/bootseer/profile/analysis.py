@@ -80,7 +80,7 @@ def look(
     logs = log.by_identity()
     known = list(logs)
     identity = identity or (known[-1] if known else None)
-    if identity not in logs:
+    if identity is None or identity not in logs:
         there = "; ".join(identity_text(*one) for one in known[-5:]) or "none"
         what = "a job" if identity is None else identity_text(*identity)
         raise NotFoundError(f"no span of {what} in the events", hint=f"there are: {there}")

@@ -28,7 +28,7 @@ def export(log: EventLog, identity: Identity | None = None) -> Json:
             nodes: dict[str, list[Json]] = {}
             for row, span in enumerate(part.spans):
                 begin, end = axis.place(row)
-                if end is not None:
+                if begin is not None and end is not None:
                     nodes.setdefault(span.node, []).append(_span(span, begin, end, trace))
             resources += [_resource(one, node, spans) for node, spans in nodes.items()]
     if not resources:
@@ -47,7 +47,7 @@ def _resource(identity: Identity, node: str, spans: list[Json]) -> Json:
     }
 
 
-def _span(span: Span, begin: int | None, end: int, trace: str) -> Json:
+def _span(span: Span, begin: int, end: int, trace: str) -> Json:
     about = {f"bootseer.{name}": value for name, value in span.attrs.items() if value is not None}
     if span.rank is not None:
         about["bootseer.rank"] = span.rank

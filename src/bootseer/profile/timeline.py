@@ -39,7 +39,9 @@ class Timeline:
         self.rows, self.axis = rows, axis
         self.states = list(rows.state)
         """By row; an ``init`` that has begun ends with the first step, although its own end is missing."""
-        by_node, told, queue = defaultdict[str, list[Placed]](list), defaultdict[str, list[Placed]](list), []
+        by_node: defaultdict[str, list[Placed]] = defaultdict(list)
+        told: defaultdict[str, list[Placed]] = defaultdict(list)
+        queue: list[Placed] = []
         for row, (lane, stage, detail) in enumerate(zip(rows.lane, rows.stage, rows.detail, strict=True)):
             if stage == "queue":
                 queue.append(self._place(row))
