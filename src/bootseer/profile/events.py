@@ -114,17 +114,10 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 class Lane(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     """What the spans of a rank, or of a node's own work, have in common: one object for all of them."""
 
-    job: str
-    attempt: str
-    cycle: int
+    identity: Identity
     node: str
     rank: int | None
     gpus: int
-
-    @property
-    def identity(self) -> Identity:
-        """(job, attempt, cycle)."""
-        return (self.job, self.attempt, self.cycle)
 
 
 def _numbers() -> array[int]:
@@ -179,8 +172,8 @@ class Spans(_Columns):
     def __getitem__(self, row: int) -> Span:
         lane, ns = self.lane[row], self.ns[row]
         return Span(
-            self.id[row], self.stage[row], lane.job, lane.attempt, lane.cycle, lane.node, lane.rank, lane.gpus,
-            self.parent[row], self.begin[row], self.end[row], self.attrs[row], self.state[row],
+            self.id[row], self.stage[row], *lane.identity, lane.node, lane.rank, lane.gpus, self.parent[row],
+            self.begin[row], self.end[row], self.attrs[row], self.state[row],
             Duration(ns, bool(self.uncertain[row])) if ns >= 0 else None,
         )  # fmt: skip
 
@@ -204,14 +197,11 @@ class EventLog(msgspec.Struct):
 
     def identities(self) -> list[Identity]:
         """Every (job, attempt, cycle) in here, in the order in which they began."""
-        walls: dict[Lane, int] = {}
+        first: dict[Identity, int] = {}
         for lane, begin, end in zip(self.spans.lane, self.spans.begin.wall, self.spans.end.wall, strict=True):
             wall = begin if begin >= 0 else end
-            if wall < walls.get(lane, _NEVER):
-                walls[lane] = wall
-        first: dict[Identity, int] = {}
-        for lane, wall in walls.items():
-            first[lane.identity] = min(wall, first.get(lane.identity, wall))
+            if wall < first.get(lane.identity, _NEVER):
+                first[lane.identity] = wall
         return sorted(first, key=lambda key: (first[key], key))
 
     def by_identity(self) -> dict[Identity, EventLog]:
@@ -219,9 +209,8 @@ class EventLog(msgspec.Struct):
         rows: dict[Identity, array[int]] = {identity: _numbers() for identity in self.identities()}
         if len(rows) == 1:
             return dict.fromkeys(rows, self)
-        own = {lane: rows[lane.identity] for lane in set(self.spans.lane)}
         for row, lane in enumerate(self.spans.lane):
-            own[lane].append(row)
+            rows[lane.identity].append(row)
         return {one: msgspec.structs.replace(self, spans=self.spans.take(found)) for one, found in rows.items()}
 
 
@@ -281,8 +270,8 @@ class _Joiner:
         self._decoder = msgspec.json.Decoder(Event)
         self._rows: dict[str, int] = {}
         """Span id -> row, in the order of the rows."""
-        self._lanes: dict[Lane, Lane] = {}
-        self._clocks: dict[tuple[str, int], tuple[str, int]] = {}
+        self._one: dict[Any, Any] = {}
+        """One object for all that are equal."""
         self._notes: dict[str, dict[str, AttrValue]] = {}
         spans = self.log.spans
         self._blanks: list[tuple[Any, object]] = [
@@ -354,13 +343,15 @@ class _Joiner:
             return
         if begins or spans.begin.wall[row] < 0:
             # The begin says what the span is; an end may come from a process that knows less.
-            lane = Lane(event.job, str(event.attempt), event.cycle, event.node, event.rank, event.gpus)
+            identity = (event.job, str(event.attempt), event.cycle)
+            identity = self._one.setdefault(identity, identity)
+            lane = Lane(identity, sys.intern(event.node), event.rank, event.gpus)
+            spans.lane[row] = self._one.setdefault(lane, lane)
             above = self._rows.get(event.parent)
-            spans.lane[row] = self._lanes.setdefault(lane, lane)
             spans.stage[row] = sys.intern(event.stage)
             spans.parent[row] = event.parent if above is None else spans.id[above]
         clock = (event.boot, event.res)
-        stamps.wall[row], stamps.clock[row] = event.wall, self._clocks.setdefault(clock, clock)
+        stamps.wall[row], stamps.clock[row] = event.wall, self._one.setdefault(clock, clock)
         if event.mono is not None:
             stamps.mono[row] = event.mono
         if event.attrs:
@@ -411,23 +402,23 @@ class _Joiner:
             for wall, (boot, _) in ((began, clock), (ended, clock_end)):
                 if boot and wall > boots.get(lane.node, (-1, ""))[0]:
                     boots[lane.node] = wall, boot
-        attempts: dict[tuple[str, str, str], int] = {}  # (job, node, attempt) -> when it began
+        attempts: dict[tuple[str, str, str], int] = {}  # (job, attempt, node) -> when it began
         for lane, (began, _) in seen.items():
-            attempt = (lane.job, lane.node, lane.attempt)
+            attempt = (*lane.identity[:2], lane.node)
             attempts[attempt] = min(began, attempts.get(attempt, began))
 
         def progress(lane: Lane, place: int) -> tuple[int, int, int]:
-            return attempts[lane.job, lane.node, lane.attempt], lane.cycle, place
+            return attempts[(*lane.identity[:2], lane.node)], lane.identity[2], place
 
         latest: dict[tuple[str, str], tuple[int, int, int]] = {}  # (job, node) -> attempt, cycle, top-level stage
         for lane, (_, place) in seen.items():
-            at = progress(lane, place)
-            latest[lane.job, lane.node] = max(at, latest.get((lane.job, lane.node), at))
+            at, key = progress(lane, place), (lane.identity[0], lane.node)
+            latest[key] = max(at, latest.get(key, at))
         for row, state in enumerate(spans.state):
             if state is State.OPEN:
                 lane, boot, above = spans.lane[row], spans.begin.clock[row][0], self._rows.get(spans.parent[row])
                 rebooted = bool(boot) and boots[lane.node][1] != boot
-                passed = progress(lane, _TOP_RANK.get(spans.stage[row], -1)) < latest[lane.job, lane.node]
+                passed = progress(lane, _TOP_RANK.get(spans.stage[row], -1)) < latest[lane.identity[0], lane.node]
                 if rebooted or passed or (above is not None and spans.end.wall[above] >= 0):
                     spans.state[row] = State.LOST
 
@@ -450,7 +441,7 @@ class _Joiner:
 
 
 _TOP_RANK = {name: index for index, name in enumerate(TOP_STAGES)} | dict.fromkeys(INIT_STAGES, len(TOP_STAGES) - 1)
-_NOWHERE = Lane("", "", 0, "", None, 0)
+_NOWHERE = Lane(("", "", 0), "", None, 0)
 _NO_CLOCK = ("", 0)
 _BLANKS = 1024
 """Rows that are added to the columns at once."""
