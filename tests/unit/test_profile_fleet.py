@@ -167,6 +167,15 @@ def test_what_cannot_be_compared(weeks: Path) -> None:
         gate.check(msgspec.structs.replace(before[0], startup_seconds=None), before)
     assert profile("check", weeks, "--baseline", weeks, "--job", "c").returncode == 66
     assert profile("check", weeks).returncode == 2
+    kept, wrong = weeks / "starts.parquet", weeks.parent / "wrong.parquet"
+    starts.compact([weeks], kept)
+    starts.connect().execute(
+        f"COPY (SELECT * REPLACE (NULL::VARCHAR AS attempt) FROM read_parquet('{kept}'))"
+        f" TO '{wrong}' (FORMAT parquet, KV_METADATA {{bootseer_starts: '1'}})"
+    )
+    done = profile("check", weeks, "--baseline", wrong)
+    assert (done.returncode, done.stderr.count("\n")) == (65, 1)
+    assert "wrong.parquet is no start-up" in done.stderr
 
 
 def test_prometheus_reads_it(weeks: Path) -> None:
