@@ -107,7 +107,7 @@ class Timeline:
         if self.complete:
             begin, end = min(first), max(self.ready.values())
         else:
-            last = [*begins(spans), *(end for one in spans if (end := self.axis.last(one.row)) is not None)]
+            last = [*begins(spans), *(when for one in spans if (when := self.axis.last(one.row)) is not None)]
             begin = min(first or last, default=0)
             end = max(last, default=begin)
         return begin, max(begin, end)
