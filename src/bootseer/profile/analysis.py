@@ -247,10 +247,12 @@ def _shares(line: Timeline, parts: Mapping[Track, Parts]) -> dict[str, int]:
     shares: dict[str, int] = {}
     taken: intervals.Intervals = []
     for stage in line.stages:
-        active = {at for part in parts.values() for at in part.own.get(stage, ())}
-        for track, work in line.work.items():
-            if turns := line.turns[track[0]]:  # at work elsewhere
-                active.update(intervals.intersect(work.get(stage, []), turns))
+        active: intervals.Intervals = []
+        for node, tracks in line.tracks.items():
+            mine = [at for track in tracks for at in parts[track].own.get(stage, ())]
+            if turns := line.turns[node]:  # at work elsewhere
+                mine += (at for track in tracks for at in intervals.intersect(line.work[track].get(stage, []), turns))
+            active += intervals.union(mine)
         at = intervals.union(active)
         shares[stage] = intervals.measure(intervals.subtract(at, taken))
         taken = intervals.union([*taken, *at])

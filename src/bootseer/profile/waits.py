@@ -8,7 +8,6 @@ wait belongs to the stage that it follows or lies in.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
@@ -50,30 +49,24 @@ def _turns(line: Timeline, waits: Inside) -> None:
 
 
 def _barriers(line: Timeline, waits: Between) -> None:
-    onward: dict[Track, int] = {}
-    """Where the next stage begins, whichever it is."""
-    for stage in reversed(ORDER):
-        if stage in BARRIERS:
-            _barrier(line, stage, onward, waits)
-        for track, stages in line.spans.items():
-            if stage in stages:
-                onward[track] = min([*begins(stages[stage]), onward.get(track, _NEVER)])
-
-
-def _barrier(line: Timeline, stage: str, onward: Mapping[Track, int], waits: Between) -> None:
-    ends: dict[Track, int] = {}
-    running = False
+    ended: dict[str, dict[Track, tuple[int, int]]] = {stage: {} for stage in BARRIERS}
+    """stage -> track -> its end, and the begin of the next stage, whichever it is."""
+    running = set[str]()
     for track, stages in line.spans.items():
-        if spans := stages.get(stage):
-            still = any(line.states[one.row] is State.OPEN for one in spans)
-            running = running or still
-            if not still and (found := done(spans)):
-                ends[track] = max(end for _, end in found)
-    release = line.end if running else max(ends.values(), default=0)
-    for track, end in ends.items():
-        then = onward.get(track, _NEVER)
-        if then >= release - TOLERANCE_NS and end < min(release, then):
-            waits[track][stage] = (end, min(release, then))
+        after = [spans for stage, spans in stages.items() if stage in ORDER and stage not in BARRIERS]
+        then = min((begin for spans in after for begin in begins(spans)), default=_NEVER)
+        for stage in reversed(BARRIERS):
+            if spans := stages.get(stage):
+                if any(line.states[one.row] is State.OPEN for one in spans):
+                    running.add(stage)
+                elif found := done(spans):
+                    ended[stage][track] = max(end for _, end in found), then
+                then = min([then, *begins(spans)])
+    for stage, tracks in ended.items():
+        release = line.end if stage in running else max((end for end, _ in tracks.values()), default=0)
+        for track, (end, then) in tracks.items():
+            if then >= release - TOLERANCE_NS and end < min(release, then):
+                waits[track][stage] = (end, min(release, then))
 
 
 def _rendezvous(line: Timeline, stage: str, waits: Inside) -> None:
