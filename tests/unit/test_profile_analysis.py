@@ -194,11 +194,11 @@ def test_the_spans_are_gone_through_as_often_for_many_as_for_few(many):
                 one.span(f"n{number}", stage, 0, 10 + number)
             one.span("n", "first_step", 0, 1)
         log = events.parse(line for one in made for line in one.lines())
-        log.spans = Counted(log.spans)
+        log.spans.lane = Counted(log.spans.lane)
         if many == "starts":
             assert len(list(starts.of(log))) == count
         else:
             Timeline(log.spans, Axis(log.spans))
-        return log.spans.passes
+        return log.spans.lane.passes
 
     assert passes(40) == passes(3)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ def test_notes_reach_their_span_even_when_they_come_first():
     s = one()
     s.event("note", s.events[0]["span"], "n0", 5, attrs={"bytes": 7})
     assert parse(s.lines()[::-1]).spans[1].attrs == {"bytes": 7}
-    assert parse([s.lines()[-1]]).spans == []
+    assert not parse([s.lines()[-1]]).spans
 
 
 def test_open_becomes_lost_when_the_end_cannot_come_any_more():
@@ -182,6 +183,34 @@ def test_a_monotonic_clock_that_went_back_is_not_used():
     s.events[1]["mono"] = 5
     (span,) = s.log().spans
     assert (span.duration.ns, span.duration.uncertain) == (30_000_000_000, True)
+
+
+def test_each_start_up_has_its_own_spans():
+    made = [StartUp(cycle=0), StartUp(cycle=1, zero=100), StartUp("other", zero=50)]
+    above = made[0].span("n0", "env", 0, 10, outcome="mount")
+    for s in made:
+        part = s.span("n0", "part", 1, 2, rank=3, parent=above)
+        s.span("n0", "deeper", 1, None, parent=part)
+    log = parse(line for s in made for line in s.lines())
+    logs = log.by_identity()
+    assert list(logs) == [("job", "0", 0), ("other", "0", 0), ("job", "0", 1)]
+    for (job, _, cycle), one in logs.items():
+        assert list(one.spans) == [span for span in log.spans if (span.job, span.cycle) == (job, cycle)]
+        assert any(one.spans.detail) == ((job, cycle) == ("job", 0))  # `env` of another start-up accounts for nothing
+
+
+def test_a_span_takes_little_memory(tmp_path):
+    s = StartUp()
+    for number in range(8000):
+        s.span(f"n{number // 20}", "import", number, number + 1, rank=number // 4)
+    path = s.write(tmp_path / "e.jsonl")
+    del s
+    tracemalloc.start()
+    try:
+        log = read(path)
+        assert tracemalloc.get_traced_memory()[1] / len(log.spans) < 450
+    finally:
+        tracemalloc.stop()
 
 
 def test_folders_are_read_whole_and_a_file_given_twice_once(tmp_path):

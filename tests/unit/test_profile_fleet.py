@@ -148,7 +148,7 @@ def test_a_slower_start_is_found(tmp_path: Path, env: float, slower: list[str]) 
         started(tmp_path / "before", "a", FIRST + number, {"n1": seconds}, cycle=number)
     started(tmp_path / "before", "other", FIRST, {"n1": 1.0})
     started(tmp_path / "now", "a", FIRST + 100, {"n1": env}, cycle=9)
-    verdict = gate.check(gate.rows([tmp_path / "now"])[0], gate.rows([tmp_path / "before", tmp_path / "now"]))
+    verdict = gate.check(starts.rows([tmp_path / "now"])[0], starts.rows([tmp_path / "before", tmp_path / "now"]))
     assert [row.stage for row in verdict.slower] == slower
     assert {row.starts for row in verdict.rows} == {3}
     report = tmp_path / "junit.xml"
@@ -160,13 +160,22 @@ def test_a_slower_start_is_found(tmp_path: Path, env: float, slower: list[str]) 
 
 
 def test_what_cannot_be_compared(weeks: Path) -> None:
-    before = gate.rows([weeks])
+    before = starts.rows([weeks])
     with pytest.raises(NotFoundError, match="no other complete, cold start of job b"):
         gate.check(before[-1], before)
     with pytest.raises(DataError, match="has not ended"):
         gate.check(msgspec.structs.replace(before[0], startup_seconds=None), before)
     assert profile("check", weeks, "--baseline", weeks, "--job", "c").returncode == 66
     assert profile("check", weeks).returncode == 2
+    kept, wrong = weeks / "starts.parquet", weeks.parent / "wrong.parquet"
+    starts.compact([weeks], kept)
+    starts.connect().execute(
+        f"COPY (SELECT * REPLACE (NULL::VARCHAR AS attempt) FROM read_parquet('{kept}'))"
+        f" TO '{wrong}' (FORMAT parquet, KV_METADATA {{bootseer_starts: '1'}})"
+    )
+    done = profile("check", weeks, "--baseline", wrong)
+    assert (done.returncode, done.stderr.count("\n")) == (65, 1)
+    assert "wrong.parquet is no start-up" in done.stderr
 
 
 def test_prometheus_reads_it(weeks: Path) -> None:

@@ -100,6 +100,13 @@ def test_names_are_only_names(name: str) -> None:
     page.html(hostile.log()).encode()
 
 
+def test_a_job_that_still_waits_for_its_nodes() -> None:
+    made = StartUp()
+    made.span("slurm", "queue", 0, None)
+    text = " ".join(Seen(page.html(made.log())).texts)
+    assert "1 spans have no end yet (OPEN)" in text
+
+
 def test_no_start_up() -> None:
     with pytest.raises(NotFoundError, match="no span of"):
         page.html(StartUp().log())

@@ -14,7 +14,7 @@ import msgspec
 from bootseer.errors import BootseerError, ConfigError, NotFoundError
 from bootseer.profile import hostlist, intervals, whatif
 from bootseer.profile.clock import Axis
-from bootseer.profile.events import EventLog, Identity, Span, State, identity_text
+from bootseer.profile.events import EventLog, Identity, Spans, State, identity_text
 from bootseer.profile.parts import Parts, share_out
 from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport
 from bootseer.profile.timeline import Timeline, Track
@@ -22,7 +22,7 @@ from bootseer.profile.timeline import Timeline, Track
 STRAGGLER_RATIO = 1.5
 STRAGGLER_SECONDS = 5.0
 STRAGGLER_NODES = 4
-_WORST_FIRST = (State.OPEN, State.LOST, State.SKEWED, State.DONE)
+_WORST_FIRST = ("OPEN", "LOST", "SKEWED", "DONE")
 
 _HOUR = 3600e9
 
@@ -77,21 +77,24 @@ def look(
     whole: bool = True,
 ) -> tuple[JobReport, Timeline, dict[Track, Parts]]:
     """`analyse`, and what the report was made of: the spans on one axis, and the parts of each rank."""
-    known = log.identities()
-    if identity is None and known:
-        identity = known[-1]
-    spans = [span for span in log.spans if span.identity == identity]
-    if identity is None or not spans:
+    logs = log.by_identity()
+    known = list(logs)
+    identity = identity or (known[-1] if known else None)
+    if identity is None or identity not in logs:
         there = "; ".join(identity_text(*one) for one in known[-5:]) or "none"
         what = "a job" if identity is None else identity_text(*identity)
         raise NotFoundError(f"no span of {what} in the events", hint=f"there are: {there}")
+    spans = logs[identity].spans
+    del logs
     axis = Axis(spans)
-    axis.align(spans)
+    axis.align()
     line = Timeline(spans, axis, whole=whole)
     parts = share_out(line)
     shares = _shares(line, parts)
-    _check(parts, shares, line)
+    if sum(shares.values()) != line.length:
+        raise BootseerError(f"the stages' shares do not add up to the start-up time: {shares}, {line.length}")
     sums = {node: _sum_up(line, parts, node) for node in line.nodes}
+    nodes_found = [_node(line, node, sums[node]) for node in line.nodes]
     names = names or _listed(spans)
     expected = nodes or line.nodes_expected or len(names) or None
     elapsed = line.length / 1e9
@@ -99,24 +102,24 @@ def look(
         job=identity[0],
         attempt=identity[1],
         cycle=identity[2],
-        hot=not {"queue", "image"} & {span.stage for span in spans} and identity[2] > 0,
+        hot=not {"queue", "image"} & set(spans.stage) and identity[2] > 0,
         started_ns=line.begin,
         startup_seconds=elapsed if line.complete else None,
         elapsed_seconds=elapsed,
         queue_seconds=line.queue_ns / 1e9 if line.queue_ns is not None else None,
         gap_seconds=shares[""] / 1e9,
         gpus=sum(line.gpus.values()),
-        ranks=len({(span.node, span.rank) for span in spans if span.rank is not None}),
+        ranks=len({(lane.node, lane.rank) for lane in set(spans.lane) if lane.rank is not None}),
         ranks_expected=line.ranks_expected,
         ranks_ready=line.ranks_ready,
         nodes_expected=expected,
         nodes_missing=max((expected or 0) - len(line.nodes), 0),
         missing=_missing(line.nodes, names, expected),
         cost=_cost(line, sums),
-        stages=[_stage(line, sums, stage, shares[stage]) for stage in line.stages],
-        nodes=[_node(line, node, sums[node]) for node in line.nodes],
+        stages=[_stage(line, sums, nodes_found, stage, shares[stage]) for stage in line.stages],
+        nodes=nodes_found,
         what_if=[],
-        problems=_problems(log, spans, line),
+        problems=_problems(log, line),
     )
     return msgspec.structs.replace(report, what_if=whatif.estimates(report)), line, parts
 
@@ -142,17 +145,23 @@ def find_stragglers(own: Mapping[str, float]) -> list[str]:
 def _sum_up(line: Timeline, parts: Mapping[Track, Parts], node: str) -> _Sums:
     sums = _Sums({}, {}, {}, {})
     for track in line.tracks[node]:
-        for stage, at in parts[track].own.items():
-            sums.own[stage] = sums.own.get(stage, 0) + intervals.measure(at)
-        for stage, at in parts[track].wait.items():
-            ns = intervals.measure(at)
+        part = parts[track]
+        own = {stage: intervals.measure(at) for stage, at in part.own.items()}
+        wait = {stage: intervals.measure(at) for stage, at in part.wait.items()}
+        if sum(own.values()) + sum(wait.values()) + intervals.measure(part.gap) != line.length:
+            raise BootseerError(f"own work, waiting and gaps of {track} do not add up to the start-up time: {part}")
+        for stage, ns in own.items():
+            sums.own[stage] = sums.own.get(stage, 0) + ns
+        for stage, ns in wait.items():
             sums.wait[stage] = sums.wait.get(stage, 0) + ns
             sums.longest[stage] = max(sums.longest.get(stage, 0), ns)
         for stage, spans in line.spans[track].items():
-            if any(line.state(one.span) is State.DONE for one in spans):
-                ns = intervals.measure(parts[track].own.get(stage, []))
-                if stage not in sums.slowest or ns > sums.slowest[stage][0]:
-                    sums.slowest[stage] = ns, track[1] if any(one.span.rank is not None for one in spans) else None
+            ns = own.get(stage, 0)
+            if (stage not in sums.slowest or ns > sums.slowest[stage][0]) and any(
+                line.states[one.row] is State.DONE for one in spans
+            ):
+                by_rank = any(line.rows.lane[one.row].rank is not None for one in spans)
+                sums.slowest[stage] = ns, track[1] if by_rank else None
     return sums
 
 
@@ -163,15 +172,15 @@ def _node(line: Timeline, node: str, sums: _Sums) -> NodeReport:
         spans = [one for track in tracks for one in line.spans[track].get(stage, ())]
         if not spans:
             continue
-        states = [line.state(one.span) for one in spans]
+        states = {line.states[one.row].value for one in spans}
         own, slowest = sums.slowest.get(stage, (None, None))
         cells[stage] = Cell(
             own=own / 1e9 if own is not None else None,
             wait=sums.longest.get(stage, 0) / 1e9,
-            state=next(state.value for state in _WORST_FIRST if state in states),
+            state=next(state for state in _WORST_FIRST if state in states),
             slowest_rank=slowest,
-            uncertain=any(one.uncertain for one in spans),
-            attrs={name: value for one in spans if one.span.attrs for name, value in one.span.attrs.items()},
+            uncertain=any(line.rows.uncertain[one.row] for one in spans),
+            attrs={name: value for one in spans for name, value in line.rows.attrs[one.row].items()},
         )
     share = 1e9 * len(tracks)
     own_ns, wait_ns = sum(sums.own.values()), sum(sums.wait.values())
@@ -187,12 +196,13 @@ def _node(line: Timeline, node: str, sums: _Sums) -> NodeReport:
     )
 
 
-def _stage(line: Timeline, sums: Mapping[str, _Sums], stage: str, share: int) -> StageReport:
+def _stage(
+    line: Timeline, sums: Mapping[str, _Sums], nodes: Iterable[NodeReport], stage: str, share: int
+) -> StageReport:
     own = {node: found.slowest[stage][0] / 1e9 for node, found in sums.items() if stage in found.slowest}
     slowest = max(own, key=lambda node: own[node]) if own else None
     middle = median(own.values()) if own else None
     most = own[slowest] if slowest is not None else None
-    seen = sum(any(stage in line.spans[track] for track in tracks) for tracks in line.tracks.values())
     return StageReport(
         stage=stage,
         seconds=share / 1e9,
@@ -205,7 +215,7 @@ def _stage(line: Timeline, sums: Mapping[str, _Sums], stage: str, share: int) ->
         slowest_rank=sums[slowest].slowest[stage][1] if slowest is not None else None,
         ratio=most / middle if most is not None and middle else None,
         stragglers=find_stragglers(own),
-        unfinished=seen - len(own),
+        unfinished=sum(stage in node.stages for node in nodes) - len(own),
     )
 
 
@@ -237,10 +247,12 @@ def _shares(line: Timeline, parts: Mapping[Track, Parts]) -> dict[str, int]:
     shares: dict[str, int] = {}
     taken: intervals.Intervals = []
     for stage in line.stages:
-        active = {at for part in parts.values() for at in part.own.get(stage, ())}
-        for track, work in line.work.items():
-            if turns := line.turns[track[0]]:  # at work elsewhere
-                active.update(intervals.intersect(work.get(stage, []), turns))
+        active: intervals.Intervals = []
+        for node, tracks in line.tracks.items():
+            mine = [at for track in tracks for at in parts[track].own.get(stage, ())]
+            if turns := line.turns[node]:  # at work elsewhere
+                mine += (at for track in tracks for at in intervals.intersect(line.work[track].get(stage, []), turns))
+            active += intervals.union(mine)
         at = intervals.union(active)
         shares[stage] = intervals.measure(intervals.subtract(at, taken))
         taken = intervals.union([*taken, *at])
@@ -248,18 +260,9 @@ def _shares(line: Timeline, parts: Mapping[Track, Parts]) -> dict[str, int]:
     return shares
 
 
-def _check(parts: Mapping[Track, Parts], shares: Mapping[str, int], line: Timeline) -> None:
-    """The identities, by separately computed sums. A failure is a bug of this module, never of the data."""
-    for track, part in parts.items():
-        if part.own_ns + part.wait_ns + part.gap_ns != line.length:
-            raise BootseerError(f"own work, waiting and gaps of {track} do not add up to the start-up time: {part}")
-    if sum(shares.values()) != line.length:
-        raise BootseerError(f"the stages' shares do not add up to the start-up time: {dict(shares)}, {line.length}")
-
-
-def _listed(spans: Iterable[Span]) -> list[str]:
+def _listed(spans: Spans) -> list[str]:
     """The nodes that the longest attribute ``nodelist`` names; none where it cannot be read, as when it was cut."""
-    given = (text for span in spans if span.attrs and isinstance(text := span.attrs.get("nodelist"), str))
+    given = (text for attrs in spans.attrs if attrs and isinstance(text := attrs.get("nodelist"), str))
     try:
         return hostlist.expand(max(given, key=len, default=""))
     except ConfigError:
@@ -274,8 +277,7 @@ def _missing(nodes: Iterable[str], names: Collection[str], expected: int | None)
     return [name for name in names if name.partition(".")[0] not in seen]
 
 
-def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:
-    states = Counter(line.state(span) for span in spans if span.state is not State.DONE)
+def _problems(log: EventLog, line: Timeline) -> Problems:
     return Problems(
         torn=log.torn,
         foreign=log.foreign,
@@ -283,10 +285,10 @@ def _problems(log: EventLog, spans: Iterable[Span], line: Timeline) -> Problems:
         duplicates=log.duplicates,
         lost_events=log.lost,
         cut_attributes=log.cut,
-        open_spans=states[State.OPEN],
-        lost_spans=states[State.LOST],
-        skewed_spans=states[State.SKEWED],
-        uncertain_spans=sum(1 for span in spans if (d := span.duration) is not None and d.uncertain),
+        open_spans=line.states.count(State.OPEN),
+        lost_spans=line.states.count(State.LOST),
+        skewed_spans=line.states.count(State.SKEWED),
+        uncertain_spans=sum(line.rows.uncertain),
         clock_spread_seconds=line.axis.spread_ns / 1e9,
         clocks_ahead={node: ns / 1e9 for node, ns in line.axis.ahead_ns.items()},
     )

@@ -5,7 +5,7 @@ Text from events goes through `_text` and never through rich's markup, which a j
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -44,7 +44,7 @@ def render_side_by_side(
 
     ``extra_rows``: label -> one text per report, printed as they are. Raises `ValueError` for a row of another length.
     """
-    table = _table()
+    table = new_table()
     table.add_column("stage", no_wrap=True)
     for title, _ in reports:
         table.add_column(_text(title), justify="right", no_wrap=True)
@@ -52,19 +52,19 @@ def render_side_by_side(
     names = list(dict.fromkeys(stage.stage for _, report in reports for stage in report.stages))
     names.sort(key=lambda name: max(_place(name, report) for _, report in reports))
     for name in names:
-        _add(table, name, _compared([found.get(name) for found in seconds]))
-    _add(table, "between stages", _compared([report.gap_seconds for _, report in reports]))
+        add(table, name, _compared([found.get(name) for found in seconds]))
+    add(table, "between stages", _compared([report.gap_seconds for _, report in reports]))
     table.add_section()
-    _add(table, "start-up", _compared([report.startup_seconds for _, report in reports]), style="bold")
+    add(table, "start-up", _compared([report.startup_seconds for _, report in reports]), style="bold")
     for unit in dict.fromkeys(report.cost.unit for _, report in reports):
         costs = [report.cost.total if report.cost.unit == unit else None for _, report in reports]
-        _add(table, f"lost {unit}", [_hours(cost) if cost is not None else "-" for cost in costs])
+        add(table, f"lost {unit}", [_hours(cost) if cost is not None else "-" for cost in costs])
     if extra_rows:
         table.add_section()
         for label, cells in extra_rows.items():
             if len(cells) != len(reports):
                 raise ValueError(f"row {label!r} has {len(cells)} cells for {len(reports)} reports")
-            _add(table, label, list(cells))
+            add(table, label, list(cells))
     notes = [f"{title}: {line}" for title, report in reports for line in _doubts(report)]
     return Group(table, *(_text(note) for note in notes))
 
@@ -73,7 +73,8 @@ def _text(text: str) -> Text:
     return Text(one_line(text))
 
 
-def _table(*, gap: int = 1) -> Table:
+def new_table(*, gap: int = 1) -> Table:
+    """A table without columns."""
     return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0))
 
 
@@ -81,7 +82,8 @@ def _place(name: str, report: JobReport) -> int:
     return next((place for place, stage in enumerate(report.stages) if stage.stage == name), -1)
 
 
-def _add(table: Table, label: str, cells: Sequence[str], *, style: str = "") -> None:
+def add(table: Table, label: str, cells: Iterable[str], *, style: str = "") -> None:
+    """A row; what is in it is input: neither markup nor control characters."""
     table.add_row(_text(label), *(_text(cell) for cell in cells), style=style)
 
 
@@ -127,7 +129,7 @@ def _head(report: JobReport) -> list[str]:
 
 def _stages(report: JobReport) -> Table:
     many = len(report.nodes) > 1
-    table = _table(gap=0)
+    table = new_table(gap=0)
     table.add_column("stage", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
@@ -146,7 +148,7 @@ def _stages(report: JobReport) -> Table:
         elif stage is not None:
             more = [_how(report.nodes[0].stages.get(name))]
         bar = "#" * round(_BAR * seconds / whole)
-        _add(table, name, [_number(seconds), f"{100 * seconds / whole:.0f} %", bar, *more])
+        add(table, name, [_number(seconds), f"{100 * seconds / whole:.0f} %", bar, *more])
     return table
 
 
@@ -221,7 +223,7 @@ def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
         title += " of the slowest rank"
     if len(shown) < len(report.nodes):
         title += f" (the {len(shown)} slowest of {len(report.nodes)} nodes)"
-    table = _table(gap=0)
+    table = new_table(gap=0)
     table.add_column("node", overflow="fold", min_width=6)
     stages = _columns(report)
     for stage in stages:
@@ -230,10 +232,10 @@ def _nodes(report: JobReport, max_nodes: int) -> list[RenderableType]:
         table.add_column(name, justify="right", no_wrap=True)
     for node in shown:
         cells = [_cell(node, stage) for stage in stages]
-        _add(table, node.node, [*cells, _tenths(node.wait), _tenths(node.gap), _tenths(node.ready)])
+        add(table, node.node, [*cells, _tenths(node.wait), _tenths(node.gap), _tenths(node.ready)])
     table.add_section()
-    _add(table, "median", [*(_tenths(stage.median) for stage in stages), "", "", ""])
-    _add(table, "max", [*(_tenths(stage.max) for stage in stages), "", "", ""])
+    add(table, "median", [*(_tenths(stage.median) for stage in stages), "", "", ""])
+    add(table, "max", [*(_tenths(stage.max) for stage in stages), "", "", ""])
     return [_text(title), table]
 
 

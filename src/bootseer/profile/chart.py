@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from bootseer.profile.fleet import Group
+from bootseer.profile.page import HATCHING
 from bootseer.units import one_line
 
 _HIGH, _BAR, _STEP, _LEFT = 180, 34, 56, 60
@@ -38,11 +39,8 @@ def bars(groups: Sequence[Group]) -> str:
             f'<text x="{middle}" y="{_HIGH + 26}" text-anchor="middle">{escape(one_line(group.name))}</text></g>'
         )
     wide = _LEFT + _STEP * len(shown) + 10
-    pattern = (
-        '<defs><pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<line x1="0" y1="0" x2="0" y2="5" stroke-width="2"/></pattern></defs>'
-    )
     return (
         f'<div class="scroll" tabindex="0"><svg viewBox="0 0 {wide} {_HIGH + 34}" style="width: {wide}px; min-width: 0"'
-        f' role="img" aria-label="Hours by period; the table below has the figures">{pattern}{"".join(out)}</svg></div>'
+        ' role="img" aria-label="Hours by period; the table below has the figures">'
+        f"{HATCHING}{''.join(out)}</svg></div>"
     )

@@ -16,14 +16,17 @@ Json = dict[str, object]
 
 def export(log: EventLog, identity: Identity | None = None) -> Json:
     """The trace of one (job, attempt, cycle), or of all of them. Raises `NotFoundError` when there is no such span."""
-    spans = [span for span in log.spans if identity is None or span.identity == identity]
-    if not spans:
+    logs = log.by_identity()
+    part = log if identity is None else logs.get(identity)
+    if not logs or part is None:
         raise NotFoundError("no span of that job, attempt and cycle in the events")
-    axis = Axis(spans)
-    if len({span.identity for span in spans}) == 1:
-        axis.align(spans)
+    axis = Axis(part.spans)
+    if identity is not None or len(logs) == 1:
+        axis.align()
+    spans = list(part.spans)
     nodes = {node: pid for pid, node in enumerate(sorted({span.node for span in spans}), start=1)}
-    placed = [(axis.at(span.node, stamp), span) for span in spans if (stamp := span.begin or span.end)]
+    whens = [axis.last(row) if span.begin is None else axis.place(row)[0] for row, span in enumerate(spans)]
+    placed = [(when, span) for when, span in zip(whens, spans, strict=True) if when is not None]
     zero = min(when for when, _ in placed)
     events: list[Json] = []
     for node, pid in nodes.items():

@@ -6,10 +6,13 @@ nothing. Across nodes the axis is only as good as the nodes' wall clocks, but fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import chain
 from statistics import median_low
 
-from bootseer.profile.events import Span, Stamp
+from bootseer.profile.events import Spans, Stamps
 
 RENDEZVOUS = ("dist_init", "first_step")
 """Stages that begin with a collective operation: whoever arrives early waits inside."""
@@ -19,59 +22,79 @@ _SECOND = 1_000_000_000
 
 
 class Axis:
-    """Places stamps of many nodes on wall time (ns since 1970)."""
+    """Places the stamps of ``spans`` on wall time (ns since 1970)."""
 
-    def __init__(self, spans: Iterable[Span]) -> None:
-        seen: dict[tuple[str, str], list[Stamp]] = {}
-        for span in spans:
-            for stamp in (span.begin, span.end):
-                if stamp is not None and stamp.mono is not None and stamp.boot:
-                    seen.setdefault((span.node, stamp.boot), []).append(stamp)
+    def __init__(self, spans: Spans) -> None:
+        self._spans = spans
+        seen: dict[tuple[str, str], dict[tuple[bool, int], array[int]]] = defaultdict(lambda: defaultdict(_numbers))
+        for stamps in (spans.begin, spans.end):
+            for lane, wall, mono, (boot, res) in zip(spans.lane, stamps.wall, stamps.mono, stamps.clock, strict=True):
+                if mono >= 0 and boot:
+                    seen[lane.node, boot][wall % _SECOND > 0, res].append(wall - mono)
         self._offsets: dict[tuple[str, str], int] = {}
         self.spread_ns = 0
         """How far the wall clock of any one node moved against its monotonic clock."""
         self.ahead_ns: dict[str, int] = {}
         """By how much `align` found the clocks of nodes ahead of the others' (behind: negative)."""
-        for key, stamps in seen.items():
-            self._offsets[key], spread = _offset(stamps)
+        for key, offsets in seen.items():
+            self._offsets[key], spread = _offset(offsets)
             self.spread_ns = max(self.spread_ns, spread)
 
-    def at(self, node: str, stamp: Stamp) -> int:
-        """Where ``stamp``, taken on ``node``, lies."""
-        ahead = self.ahead_ns.get(node, 0)
-        if stamp.mono is None or (node, stamp.boot) not in self._offsets:
-            return stamp.wall - ahead
-        return stamp.mono + self._offsets[node, stamp.boot] - ahead
+    def place(self, row: int) -> tuple[int | None, int | None]:
+        """Where the span in this row begins, if that was seen, and where it ends, if it is ``DONE``: the begin and its
+        duration say so."""
+        begin, ns = self._at(row, self._spans.begin), self._spans.ns[row]
+        return begin, begin + ns if begin is not None and ns >= 0 else None
 
-    def align(self, spans: Sequence[Span]) -> None:
+    def last(self, row: int) -> int | None:
+        """Where the event of its end lies, if there is one."""
+        return self._at(row, self._spans.end)
+
+    def _at(self, row: int, stamps: Stamps) -> int | None:
+        wall, mono = stamps.wall[row], stamps.mono[row]
+        if wall < 0:
+            return None
+        node = self._spans.lane[row].node
+        if mono >= 0 and (offset := self._offsets.get((node, stamps.clock[row][0]))) is not None:
+            wall = mono + offset
+        return wall - self.ahead_ns.get(node, 0) if self.ahead_ns else wall
+
+    def align(self) -> None:
         """Move the nodes of one start-up so that all leave a rendezvous together, where they cannot have entered it
         together: one left before another came. It is no rendezvous where that makes the start-up no shorter."""
-        first: dict[str, int] = {}
-        for span in spans:
-            if span.begin is not None and span.stage != "queue":
-                when = self.at(span.node, span.begin)
-                first[span.node] = min(when, first.get(span.node, when))
         for stage in RENDEZVOUS:
-            inside = self._first_inside([span for span in spans if span.stage == stage])
+            inside = self._first_inside(stage)
             if len(inside) < 2:
                 continue
             left = {node: min(end for _, end in parts) for node, parts in inside.items()}
             came = max(begin for parts in inside.values() for begin, _ in parts)
+            if came - min(left.values()) <= TOLERANCE_NS:
+                continue
+            first = self._first_begins()
             together = median_low(left.values())
             length = max(left.values()) - min(first.values())
             aligned = together - min(when - (left.get(node, together) - together) for node, when in first.items())
-            if came - min(left.values()) > TOLERANCE_NS and length - aligned > TOLERANCE_NS:
+            if length - aligned > TOLERANCE_NS:
                 self.ahead_ns = {n: end - together for n, end in left.items() if abs(end - together) > TOLERANCE_NS}
                 return
 
-    def _first_inside(self, spans: Iterable[Span]) -> dict[str, list[tuple[int, int]]]:
-        """node -> begin and end of the first of ``spans`` of each of its ranks, if that has ended."""
+    def _first_begins(self) -> dict[str, int]:
+        """node -> when its first span began."""
+        first: dict[str, int] = {}
+        for row, (lane, stage) in enumerate(zip(self._spans.lane, self._spans.stage, strict=True)):
+            if stage != "queue" and (when := self._at(row, self._spans.begin)) is not None:
+                first[lane.node] = min(when, first.get(lane.node, when))
+        return first
+
+    def _first_inside(self, stage: str) -> dict[str, list[tuple[int, int]]]:
+        """node -> begin and end of the first span of that stage of each of its ranks, if that has ended."""
         ranks: dict[tuple[str, int | None], tuple[int, int | None]] = {}
-        for span in spans:
-            if span.begin is not None:
-                begin, duration = self.at(span.node, span.begin), span.duration
-                key, found = (span.node, span.rank), (begin, begin + duration.ns if duration else None)
-                ranks[key] = min(found, ranks.get(key, found), key=lambda part: part[0])
+        for row, name in enumerate(self._spans.stage):
+            if name == stage:
+                lane, (begin, end) = self._spans.lane[row], self.place(row)
+                key = (lane.node, lane.rank)
+                if begin is not None and (key not in ranks or begin <= ranks[key][0]):
+                    ranks[key] = begin, end
         inside: dict[str, list[tuple[int, int]]] = {}
         for (node, _), (begin, end) in ranks.items():
             if end is not None:
@@ -79,12 +102,16 @@ class Axis:
         return inside
 
 
-def _offset(stamps: list[Stamp]) -> tuple[int, int]:
-    whole = [stamp for stamp in stamps if stamp.wall % _SECOND]
+def _numbers() -> array[int]:
+    return array("q")
+
+
+def _offset(seen: Mapping[tuple[bool, int], array[int]]) -> tuple[int, int]:
+    """The offset of a clock and how far it moved, from offsets by whether the wall clock knows parts of a second, and
+    by resolution."""
+    whole = {res: offsets for (parts, res), offsets in seen.items() if parts}
     if not whole:  # a shell whose date knows only seconds cuts the wall clock off, so the largest offset is the best
-        offsets = [stamp.wall - (stamp.mono or 0) for stamp in stamps]
-        return max(offsets), 0
-    fine = [stamp for stamp in whole if stamp.res == 0] or whole
-    offsets = [stamp.wall - (stamp.mono or 0) for stamp in fine]
-    spread = max(offsets) - min(offsets) - max(stamp.res for stamp in fine)
-    return median_low(offsets), max(spread, 0)
+        return max(map(max, seen.values())), 0
+    fine = {0: whole[0]} if 0 in whole else whole
+    offsets = list(chain.from_iterable(fine.values()))
+    return median_low(offsets), max(max(offsets) - min(offsets) - max(fine), 0)

@@ -1,6 +1,6 @@
 """Read start-up events and join them to spans. Format and states: ``docs/internals/events.md``.
 
-Reading never fails on a bad line: it drops and counts it. Memory: spans only, about 0.7 kB each; lines are not kept.
+Reading never fails on a bad line: it drops and counts it. Memory: spans only, about 0.25 kB each; lines are not kept.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import enum
 import os
 import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import msgspec
 
@@ -90,40 +91,100 @@ class Duration(msgspec.Struct, frozen=True, gc=False):
     uncertain: bool
 
 
-class Span(msgspec.Struct, gc=False):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """One stage on one node or rank. ``begin`` or ``end`` is missing when its event is."""
 
     id: str
-    stage: str = ""
-    job: str = ""
-    attempt: str = "0"
-    cycle: int = 0
-    node: str = ""
-    rank: int | None = None
-    gpus: int = 0
-    parent: str = ""
-    begin: Stamp | None = None
-    end: Stamp | None = None
-    attrs: dict[str, AttrValue] = {}
-    state: State = State.OPEN
+    stage: str
+    job: str
+    attempt: str
+    cycle: int
+    node: str
+    rank: int | None
+    gpus: int
+    parent: str
+    begin: Stamp | None
+    end: Stamp | None
+    attrs: dict[str, AttrValue]
+    state: State
+    duration: Duration | None
+    """How long it took; None unless the state is ``DONE``."""
 
-    @property
-    def identity(self) -> Identity:
-        """(job, attempt, cycle)."""
-        return (self.job, self.attempt, self.cycle)
 
-    @property
-    def duration(self) -> Duration | None:
-        """How long it took; None unless the state is ``DONE``."""
-        if self.state is not State.DONE or self.begin is None or self.end is None:
-            return None
-        return between(self.begin, self.end)
+class Lane(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
+    """What the spans of a rank, or of a node's own work, have in common: one object for all of them."""
+
+    identity: Identity
+    node: str
+    rank: int | None
+    gpus: int
+
+
+def _numbers() -> array[int]:
+    return array("q")
+
+
+class _Columns(msgspec.Struct):
+    def take(self, rows: Iterable[int]) -> Self:
+        """These rows alone."""
+        found = type(self)()
+        for name in self.__struct_fields__:
+            column = getattr(self, name)
+            if isinstance(column, _Columns):
+                setattr(found, name, column.take(rows))
+            else:
+                getattr(found, name).extend(column[row] for row in rows)
+        return found
+
+
+class Stamps(_Columns):
+    """Columns: when each span began, or ended. What is missing is -1; ``clock`` is the boot id and the resolution."""
+
+    wall: array[int] = msgspec.field(default_factory=_numbers)
+    mono: array[int] = msgspec.field(default_factory=_numbers)
+    clock: list[tuple[str, int]] = []
+
+    def __getitem__(self, row: int) -> Stamp | None:
+        wall, mono = self.wall[row], self.mono[row]
+        return Stamp(wall, mono if mono >= 0 else None, *self.clock[row]) if wall >= 0 else None
+
+
+class Spans(_Columns):
+    """Spans in columns: a large start-up has millions, and an object each would take twice the memory."""
+
+    id: list[str] = []
+    stage: list[str] = []
+    lane: list[Lane] = []
+    parent: list[str] = []
+    attrs: list[dict[str, AttrValue]] = []
+    begin: Stamps = msgspec.field(default_factory=Stamps)
+    end: Stamps = msgspec.field(default_factory=Stamps)
+    state: list[State] = []
+    ns: array[int] = msgspec.field(default_factory=_numbers)
+    """Durations; -1 unless the state is ``DONE``."""
+    uncertain: bytearray = msgspec.field(default_factory=bytearray)
+    detail: bytearray = msgspec.field(default_factory=bytearray)
+    """Whether it has a name of its own and lies inside a stage, which then accounts for it."""
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    def __getitem__(self, row: int) -> Span:
+        lane, ns = self.lane[row], self.ns[row]
+        return Span(
+            self.id[row], self.stage[row], *lane.identity, lane.node, lane.rank, lane.gpus, self.parent[row],
+            self.begin[row], self.end[row], self.attrs[row], self.state[row],
+            Duration(ns, bool(self.uncertain[row])) if ns >= 0 else None,
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Span]:
+        return map(self.__getitem__, range(len(self)))
 
 
 class EventLog(msgspec.Struct):
     """Spans of any number of start-ups, and how much could not be used."""
 
-    spans: list[Span] = []
+    spans: Spans = msgspec.field(default_factory=Spans)
     events: int = 0
     torn: int = 0
     foreign: int = 0
@@ -137,29 +198,20 @@ class EventLog(msgspec.Struct):
     def identities(self) -> list[Identity]:
         """Every (job, attempt, cycle) in here, in the order in which they began."""
         first: dict[Identity, int] = {}
-        for span in self.spans:
-            stamp = span.begin or span.end
-            if stamp is not None and stamp.wall < first.get(span.identity, 1 << 63):
-                first[span.identity] = stamp.wall
+        for lane, begin, end in zip(self.spans.lane, self.spans.begin.wall, self.spans.end.wall, strict=True):
+            wall = begin if begin >= 0 else end
+            if wall < first.get(lane.identity, _NEVER):
+                first[lane.identity] = wall
         return sorted(first, key=lambda key: (first[key], key))
 
     def by_identity(self) -> dict[Identity, EventLog]:
         """One for each of `identities`, in their order, with the same counts of what could not be used."""
-        spans: dict[Identity, list[Span]] = {identity: [] for identity in self.identities()}
-        for span in self.spans:
-            if span.identity in spans:
-                spans[span.identity].append(span)
-        return {identity: msgspec.structs.replace(self, spans=found) for identity, found in spans.items()}
-
-
-def between(begin: Stamp, end: Stamp) -> Duration | None:
-    """``end - begin`` from the monotonic clock under one boot id, else from the wall clock; None if negative."""
-    if begin.mono is not None and end.mono is not None and begin.boot and begin.boot == end.boot:
-        ns = end.mono - begin.mono
-        if ns >= -(begin.res + end.res):
-            return Duration(max(ns, 0), uncertain=False)
-    ns = end.wall - begin.wall
-    return Duration(ns, uncertain=True) if ns >= 0 else None
+        rows: dict[Identity, array[int]] = {identity: _numbers() for identity in self.identities()}
+        if len(rows) == 1:
+            return dict.fromkeys(rows, self)
+        for row, lane in enumerate(self.spans.lane):
+            rows[lane.identity].append(row)
+        return {one: msgspec.structs.replace(self, spans=self.spans.take(found)) for one, found in rows.items()}
 
 
 def identity_text(job: str, attempt: str, cycle: int) -> str:
@@ -207,6 +259,7 @@ def _files(given: Iterable[Path]) -> Iterator[Path]:
 
 _NONE: dict[str, AttrValue] = {}
 """Attributes of the many spans that have none: shared, and never changed."""
+_NEVER = 1 << 63
 
 
 class _Joiner:
@@ -215,8 +268,17 @@ class _Joiner:
     def __init__(self) -> None:
         self.log = EventLog()
         self._decoder = msgspec.json.Decoder(Event)
-        self._spans: dict[str, Span] = {}
+        self._rows: dict[str, int] = {}
+        """Span id -> row, in the order of the rows."""
+        self._one: dict[Any, Any] = {}
+        """One object for all that are equal."""
         self._notes: dict[str, dict[str, AttrValue]] = {}
+        spans = self.log.spans
+        self._blanks: list[tuple[Any, object]] = [
+            (spans.stage, ""), (spans.lane, _NOWHERE), (spans.parent, ""), (spans.attrs, _NONE),
+            *((column, -1) for stamps in (spans.begin, spans.end) for column in (stamps.wall, stamps.mono)),
+            *((stamps.clock, _NO_CLOCK) for stamps in (spans.begin, spans.end)),
+        ]  # fmt: skip
 
     def add_file(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -267,69 +329,119 @@ class _Joiner:
         if event.ev == "note":
             self._notes.setdefault(event.span, {}).update(event.attrs or {})
             return
-        span = self._spans.get(event.span)
-        if span is None:
-            span = self._spans[event.span] = Span(id=event.span, attrs=_NONE)
+        spans, row = self.log.spans, self._rows.get(event.span)
+        if row is None:
+            row = self._rows[event.span] = len(self._rows)
+            spans.id.append(event.span)
+            if row == len(spans.lane):
+                for column, blank in self._blanks:
+                    column.extend([blank] * _BLANKS)
         begins = event.ev == "begin"
-        if (span.begin if begins else span.end) is not None:
+        stamps = spans.begin if begins else spans.end
+        if stamps.wall[row] >= 0:
             self.log.duplicates += 1
             return
-        if begins or span.begin is None:
+        if begins or spans.begin.wall[row] < 0:
             # The begin says what the span is; an end may come from a process that knows less.
-            span.job, span.attempt, span.cycle = sys.intern(event.job), sys.intern(str(event.attempt)), event.cycle
-            span.node, span.rank, span.gpus = sys.intern(event.node), event.rank, event.gpus
-            parent = self._spans.get(event.parent)
-            span.stage, span.parent = sys.intern(event.stage), parent.id if parent is not None else event.parent
-        stamp = Stamp(event.wall, event.mono, sys.intern(event.boot), event.res)
-        if begins:
-            span.begin = stamp
-        else:
-            span.end = stamp
+            identity = (event.job, str(event.attempt), event.cycle)
+            identity = self._one.setdefault(identity, identity)
+            lane = Lane(identity, sys.intern(event.node), event.rank, event.gpus)
+            spans.lane[row] = self._one.setdefault(lane, lane)
+            above = self._rows.get(event.parent)
+            spans.stage[row] = sys.intern(event.stage)
+            spans.parent[row] = event.parent if above is None else spans.id[above]
+        clock = (event.boot, event.res)
+        stamps.wall[row], stamps.clock[row] = event.wall, self._one.setdefault(clock, clock)
+        if event.mono is not None:
+            stamps.mono[row] = event.mono
         if event.attrs:
-            span.attrs = {**event.attrs, **span.attrs} if begins else {**span.attrs, **event.attrs}
+            old = spans.attrs[row]
+            spans.attrs[row] = {**event.attrs, **old} if begins else {**old, **event.attrs}
 
     def finish(self) -> EventLog:
-        for span_id, attrs in self._notes.items():
-            if (span := self._spans.get(span_id)) is not None:
-                span.attrs = {**span.attrs, **attrs}
-        _settle(self._spans)
-        self.log.spans = list(self._spans.values())
+        for column, _ in self._blanks:
+            del column[len(self._rows) :]
+        attrs = self.log.spans.attrs
+        for span_id, more in self._notes.items():
+            if (row := self._rows.get(span_id)) is not None:
+                attrs[row] = {**attrs[row], **more}
+        self._settle()
+        self._find_details()
         return self.log
 
+    def _settle(self) -> None:
+        """Give every span its state and its duration: from the monotonic clock under one boot id, else from the wall
+        clock."""
+        spans, begin, end = self.log.spans, self.log.spans.begin, self.log.spans.end
+        for began, mono, (boot, res), ended, mono_end, (boot_end, res_end) in zip(
+            begin.wall, begin.mono, begin.clock, end.wall, end.mono, end.clock, strict=True
+        ):
+            ns, uncertain, state = -1, False, State.LOST if began < 0 else State.OPEN
+            if began >= 0 and ended >= 0:
+                ns = mono_end - mono
+                uncertain = mono < 0 or mono_end < 0 or not boot or boot != boot_end or ns < -(res + res_end)
+                ns = ended - began if uncertain else max(ns, 0)
+                state = State.DONE if ns >= 0 else State.SKEWED
+            spans.state.append(state)
+            spans.ns.append(max(ns, -1))
+            spans.uncertain.append(uncertain and ns >= 0)
+        if State.OPEN in spans.state:
+            self._settle_open()
 
-def _settle(spans: dict[str, Span]) -> None:
-    """Give every span its state."""
-    began: dict[tuple[str, str, str], int] = {}  # (job, node, attempt) -> when
-    for span in spans.values():
-        if span.begin is not None:
-            attempt = (span.job, span.node, span.attempt)
-            began[attempt] = min(span.begin.wall, began.get(attempt, span.begin.wall))
+    def _settle_open(self) -> None:
+        """Tell the spans without an end whose end cannot come any more."""
+        spans = self.log.spans
+        seen: dict[Lane, tuple[int, int]] = {}  # when it began, and its latest top-level stage
+        boots: dict[str, tuple[int, str]] = {}
+        for lane, stage, began, clock, ended, clock_end in zip(
+            spans.lane, spans.stage, spans.begin.wall, spans.begin.clock, spans.end.wall, spans.end.clock, strict=True
+        ):
+            if began >= 0:
+                first, place = seen.get(lane, (began, -1))
+                seen[lane] = min(first, began), max(place, _TOP_RANK.get(stage, -1))
+            for wall, (boot, _) in ((began, clock), (ended, clock_end)):
+                if boot and wall > boots.get(lane.node, (-1, ""))[0]:
+                    boots[lane.node] = wall, boot
+        attempts: dict[tuple[str, str, str], int] = {}  # (job, attempt, node) -> when it began
+        for lane, (began, _) in seen.items():
+            attempt = (*lane.identity[:2], lane.node)
+            attempts[attempt] = min(began, attempts.get(attempt, began))
 
-    def progress(span: Span) -> tuple[int, int, int]:
-        return (began[span.job, span.node, span.attempt], span.cycle, _TOP_RANK.get(span.stage, -1))
+        def progress(lane: Lane, place: int) -> tuple[int, int, int]:
+            return attempts[(*lane.identity[:2], lane.node)], lane.identity[2], place
 
-    latest: dict[tuple[str, str], tuple[int, int, int]] = {}  # (job, node) -> (attempt, cycle, top-level stage)
-    for span in spans.values():
-        if span.begin is not None:
-            key, at = (span.job, span.node), progress(span)
-            if at > latest.get(key, (-1, -1, -1)):
-                latest[key] = at
-    boots: dict[str, tuple[int, str]] = {}
-    for span in spans.values():
-        for stamp in (span.begin, span.end):
-            if stamp is not None and stamp.boot and stamp.wall > boots.get(span.node, (-1, ""))[0]:
-                boots[span.node] = (stamp.wall, stamp.boot)
-    for span in spans.values():
-        if span.begin is not None and span.end is not None:
-            span.state = State.SKEWED if between(span.begin, span.end) is None else State.DONE
-        elif span.begin is None:
-            span.state = State.LOST
-        else:
-            parent = spans.get(span.parent)
-            rebooted = bool(span.begin.boot) and boots[span.node][1] != span.begin.boot
-            passed = progress(span) < latest[(span.job, span.node)]
-            ended = parent is not None and parent.end is not None
-            span.state = State.LOST if rebooted or passed or ended else State.OPEN
+        latest: dict[tuple[str, str], tuple[int, int, int]] = {}  # (job, node) -> attempt, cycle, top-level stage
+        for lane, (_, place) in seen.items():
+            at, key = progress(lane, place), (lane.identity[0], lane.node)
+            latest[key] = max(at, latest.get(key, at))
+        for row, state in enumerate(spans.state):
+            if state is State.OPEN:
+                lane, boot, above = spans.lane[row], spans.begin.clock[row][0], self._rows.get(spans.parent[row])
+                rebooted = bool(boot) and boots[lane.node][1] != boot
+                passed = progress(lane, _TOP_RANK.get(spans.stage[row], -1)) < latest[lane.identity[0], lane.node]
+                if rebooted or passed or (above is not None and spans.end.wall[above] >= 0):
+                    spans.state[row] = State.LOST
+
+    def _find_details(self) -> None:
+        spans = self.log.spans
+        for row, (stage, parent) in enumerate(zip(spans.stage, spans.parent, strict=True)):
+            spans.detail.append(bool(parent) and stage not in _TOP_RANK and self._lies_inside(row))
+
+    def _lies_inside(self, row: int) -> bool:
+        """Whether a stage of the same start-up is somewhere above the span."""
+        spans, seen, identity = self.log.spans, set[int](), self.log.spans.lane[row].identity
+        while (above := self._rows.get(spans.parent[row])) is not None and above not in seen:
+            if spans.lane[above].identity != identity:
+                return False
+            if spans.stage[above] in _TOP_RANK:
+                return True
+            seen.add(above)
+            row = above
+        return False
 
 
 _TOP_RANK = {name: index for index, name in enumerate(TOP_STAGES)} | dict.fromkeys(INIT_STAGES, len(TOP_STAGES) - 1)
+_NOWHERE = Lane(("", "", 0), "", None, 0)
+_NO_CLOCK = ("", 0)
+_BLANKS = 1024
+"""Rows that are added to the columns at once."""

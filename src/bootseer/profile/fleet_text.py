@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bootseer.profile.card import add, new_table
 from bootseer.profile.fleet import FleetReport, Group
-from bootseer.units import one_line
 
 _BAR = 12
 
@@ -35,12 +34,12 @@ def render(report: FleetReport, *, limit: int = 20) -> RenderableType:
         parts += [Text(""), _groups("team", report.teams)]
     jobs = _table("job", "starts", "hot", "hours")
     for job in report.top_jobs:
-        _row(jobs, job.job or "(no name)", str(job.starts), str(job.hot), _hours(job.hours))
+        add(jobs, job.job or "(no name)", (str(job.starts), str(job.hot), _hours(job.hours)))
     parts += [Text(""), jobs]
     if report.offenders:
         nodes = _table("straggler in", "starts", "stages", right=1)
         for node in report.offenders:
-            _row(nodes, node.node, str(node.starts), ", ".join(node.stages))
+            add(nodes, node.node, (str(node.starts), ", ".join(node.stages)))
         parts += [Text(""), nodes]
     return Lines(*parts)
 
@@ -52,7 +51,7 @@ def _groups(title: str, groups: Sequence[Group]) -> Table:
         hours = (group.hours, group.own_hours, group.wait_hours, group.gap_hours)
         times = (group.p50, group.p90, group.p99)
         bar = "█" * round(_BAR * group.hours / most) if most else ""
-        _row(table, group.name or "-", str(group.starts), *map(_hours, hours), *map(_seconds, times), bar)
+        add(table, group.name or "-", (str(group.starts), *map(_hours, hours), *map(_seconds, times), bar))
     return table
 
 
@@ -60,32 +59,20 @@ def _stages(report: FleetReport) -> Table:
     table = _table("stage", "starts", "own hours", "wait hours", "p50", "p90", "p99", "max/median", "with a straggler")
     for stage in report.stages:
         ratio = f"{stage.max_over_median:.2f}" if stage.max_over_median is not None else "-"
+        hours = map(_hours, (stage.own_hours, stage.wait_hours))
         times = map(_seconds, (stage.p50, stage.p90, stage.p99))
-        _row(
-            table,
-            stage.stage,
-            str(stage.starts),
-            _hours(stage.own_hours),
-            _hours(stage.wait_hours),
-            *times,
-            ratio,
-            str(stage.straggler_starts),
-        )
+        add(table, stage.stage, (str(stage.starts), *hours, *times, ratio, str(stage.straggler_starts)))
     return table
 
 
 def _table(first: str, *others: str, right: int | None = None) -> Table:
     """``right``: only so many columns behind the first are figures."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table = new_table()
     table.add_column(first, no_wrap=True)
     for place, name in enumerate(others):
         figures = name and (right is None or place < right)
         table.add_column(name, justify="right" if figures else "left", no_wrap=bool(figures))
     return table
-
-
-def _row(table: Table, *cells: str) -> None:
-    table.add_row(*(Text(one_line(cell)) for cell in cells))  # names are input: neither markup nor control characters
 
 
 def _hours(value: float) -> str:

@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 
 from bootseer.errors import DataError, NotFoundError, doing
-from bootseer.profile import events, starts
+from bootseer.profile import events
 from bootseer.profile.starts import Start
 
 WHOLE = "start-up"
@@ -76,13 +76,6 @@ def check(start: Start, baseline: Sequence[Start], *, tolerance: float = 0.2, se
         before = [sum(s.seconds for s in one.stages if s.stage == part.stage) for one in others]
         rows.append(row(part.stage, part.seconds, before))
     return Verdict(start.job, start.attempt, start.cycle, rows)
-
-
-def rows(paths: Sequence[Path]) -> list[Start]:
-    """Every start-up in what `starts.load` reads, the oldest first. Raises what it does."""
-    found = starts.load(paths).execute("SELECT * FROM starts ORDER BY began_us")
-    names = [column[0] for column in found.description or ()]
-    return [msgspec.convert(dict(zip(names, row, strict=True)), Start) for row in found.fetchall()]
 
 
 def junit(verdict: Verdict, path: Path) -> None:

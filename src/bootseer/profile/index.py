@@ -78,7 +78,7 @@ class Index:
         self._own: dict[Identity, Start | str] = {}
         """Its row, or why there is none."""
         self._pages = threading.Lock()  # of what is kept for pages
-        self._analysis = threading.Lock()  # for a page: one at a time, each may take a GB
+        self._analysis = threading.Lock()  # for a page: one at a time, each may take half a GB
         self._looks: dict[str, tuple[Start, Look]] = {}
         self._table: tuple[int, DuckDBPyConnection] | None = None
         self.state = State({}, {}, (), 0)
@@ -130,7 +130,7 @@ class Index:
             if (held := self._held(row, name)) is not None:  # somebody else asked for it, too
                 return held
             identity = (row.job, row.attempt, row.cycle)
-            found = analysis.look(_part(events.read(files), identity), identity)
+            found = analysis.look(events.read(files), identity)
             return self._hold(row, Look(found[0], page.body(*found)))
 
     def table(self) -> DuckDBPyConnection:
@@ -193,7 +193,7 @@ class Index:
     def _read(self, path: Path, mark: tuple[int, int]) -> tuple[_File, EventLog | None]:
         try:
             if path.suffix == ".parquet":
-                return _File(mark, rows=starts.rows(path)), None
+                return _File(mark, rows=starts.rows([path])), None
             log = events.read([path])
             return _File(mark, frozenset(log.identities())), log
         except BootseerError as exc:
@@ -226,7 +226,3 @@ class Index:
                     found[identity] = row
         latest = sorted(found.items(), key=lambda one: -one[1].began_us)
         return {key(identity): row for identity, row in latest}
-
-
-def _part(log: EventLog, identity: Identity) -> EventLog:
-    return log.by_identity().get(identity, log)

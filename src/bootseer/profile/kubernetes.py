@@ -6,16 +6,16 @@ is taken to have come when the pod's first container started. Times are whole se
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
 from bootseer.errors import DataError
-from bootseer.profile.events import VERSION
+from bootseer.profile import told
+from bootseer.profile.events import AttrValue
 
 JOB_LABELS = (
     "jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "ray.io/cluster",
@@ -24,7 +24,6 @@ JOB_LABELS = (
 """Labels that name the job of a pod; the first one that it has."""
 _ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
-_LIMIT = 128
 _HINT = "give what kubectl get pods,events -o json prints"
 
 
@@ -48,31 +47,17 @@ def events(text: bytes, job: str = "") -> Iterator[bytes]:
     for pod in pods:
         by_start[pod.job, pod.attempt].append(pod)
     for (name, attempt), mine in by_start.items():
-        identity = {"job": name[:_LIMIT], "attempt": attempt[:_LIMIT], "cycle": 0}
-        waiting = any(not pod.scheduled for pod in mine)
-        queue = ("queue", min(pod.created for pod in mine), 0 if waiting else max(pod.scheduled for pod in mine))
-        yield from _lines(identity, "kubernetes", 0, [queue], {"pods": len(mine)}, "")
+        identity = (name, attempt, 0)
+        begin, waiting = min(pod.created for pod in mine), any(not pod.scheduled for pod in mine)
+        end = 0 if waiting else max(pod.scheduled for pod in mine)
+        about: dict[str, AttrValue] = {"pods": len(mine)}
+        yield from told.lines("kubernetes", identity, "queue", "kubernetes", begin, end, attrs=about, more="")
+        about = {"nodes": len({pod.node for pod in mine if pod.node})}
         for pod in mine:
-            if pod.node:
-                nodes = len({one.node for one in mine if one.node})
-                yield from _lines(identity, pod.node[:_LIMIT], pod.gpus, pod.spans, {"nodes": nodes}, pod.name)
-
-
-def _lines(
-    identity: Mapping[str, Any],
-    node: str,
-    gpus: int,
-    spans: list[tuple[str, int, int]],
-    attrs: dict[str, Any],
-    pod: str,
-) -> Iterator[bytes]:
-    for stage, begin, end in spans:
-        about = "|".join(("kubernetes", str(identity["job"]), str(identity["attempt"]), stage, node, pod))
-        span = hashlib.blake2b(about.encode("utf-8", "replace"), digest_size=8).hexdigest()
-        for kind, when in (("begin", begin), ("end", end)):
-            if when:
-                line = {"bootseer": VERSION, "ev": kind, "span": span, "stage": stage, **identity, "node": node}
-                yield msgspec.json.encode({**line, "gpus": gpus, "wall": when, "attrs": attrs}) + b"\n"
+            for stage, begin, end in pod.spans if pod.node else ():
+                yield from told.lines(
+                    "kubernetes", identity, stage, pod.node, begin, end, gpus=pod.gpus, attrs=about, more=pod.name
+                )
 
 
 def _read(text: bytes, job: str) -> list[_Pod]:
@@ -83,16 +68,16 @@ def _read(text: bytes, job: str) -> list[_Pod]:
     items = document.get("items", [document]) if isinstance(document, dict) else None
     if not isinstance(items, list):
         raise DataError("this is no list of Kubernetes objects", hint=_HINT)
-    told: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    happened: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     pods = []
     try:
         for item in items:
             if item.get("kind") == "Event" and item["involvedObject"].get("kind") == "Pod":
                 when = item.get("eventTime") or item.get("firstTimestamp") or item.get("lastTimestamp")
-                told[item["involvedObject"].get("uid", "")].append((item.get("reason", ""), _ns(when)))
+                happened[item["involvedObject"].get("uid", "")].append((item.get("reason", ""), _ns(when)))
         for item in items:
             if item.get("kind") == "Pod":
-                pods.append(_pod(item, told[item["metadata"].get("uid", "")], job))
+                pods.append(_pod(item, happened[item["metadata"].get("uid", "")], job))
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise DataError(f"a pod or event is not as Kubernetes writes it: {exc!r}", hint=_HINT) from None
     if not pods:
@@ -100,7 +85,7 @@ def _read(text: bytes, job: str) -> list[_Pod]:
     return pods
 
 
-def _pod(item: dict[str, Any], told: list[tuple[str, int]], job: str) -> _Pod:
+def _pod(item: dict[str, Any], happened: list[tuple[str, int]], job: str) -> _Pod:
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels = meta.get("labels") or {}
     owners = [owner["name"] for owner in meta.get("ownerReferences") or ()]
@@ -115,8 +100,8 @@ def _pod(item: dict[str, Any], told: list[tuple[str, int]], job: str) -> _Pod:
     begun = [when for one in status.get("initContainerStatuses") or () if (when := _began(one))]
     ended = [_ns(one.get("finishedAt")) for one in inits]
     sandbox = conditions.get("PodReadyToStartContainers", 0)
-    pulling = min((when for reason, when in told if reason == "Pulling"), default=0)
-    pulled = max((when for reason, when in told if reason == "Pulled"), default=0)
+    pulling = min((when for reason, when in happened if reason == "Pulling"), default=0)
+    pulled = max((when for reason, when in happened if reason == "Pulled"), default=0)
     first = min((when for when in (*begun, started) if when), default=0)
     image = pulling or sandbox or scheduled
     spans = [("alloc", scheduled, image), ("image", image, (pulled if pulling else 0) or first)]

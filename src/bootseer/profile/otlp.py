@@ -23,12 +23,13 @@ def export(log: EventLog, identity: Identity | None = None) -> Json:
     for one, part in log.by_identity().items():
         if identity in (None, one):
             axis = Axis(part.spans)
-            axis.align(part.spans)
+            axis.align()
             trace = hashlib.blake2b(identity_text(*one).encode("utf-8", "replace"), digest_size=16).hexdigest()
             nodes: dict[str, list[Json]] = {}
-            for span in part.spans:
-                if span.duration is not None:
-                    nodes.setdefault(span.node, []).append(_span(span, axis, trace))
+            for row, span in enumerate(part.spans):
+                begin, end = axis.place(row)
+                if begin is not None and end is not None:
+                    nodes.setdefault(span.node, []).append(_span(span, begin, end, trace))
             resources += [_resource(one, node, spans) for node, spans in nodes.items()]
     if not resources:
         raise NotFoundError("no span with both ends in the events")
@@ -46,10 +47,7 @@ def _resource(identity: Identity, node: str, spans: list[Json]) -> Json:
     }
 
 
-def _span(span: Span, axis: Axis, trace: str) -> Json:
-    assert span.begin is not None
-    assert span.duration is not None
-    begin = axis.at(span.node, span.begin)
+def _span(span: Span, begin: int, end: int, trace: str) -> Json:
     about = {f"bootseer.{name}": value for name, value in span.attrs.items() if value is not None}
     if span.rank is not None:
         about["bootseer.rank"] = span.rank
@@ -59,7 +57,7 @@ def _span(span: Span, axis: Axis, trace: str) -> Json:
         "name": span.stage or "?",
         "kind": _INTERNAL,
         "startTimeUnixNano": str(begin),
-        "endTimeUnixNano": str(begin + span.duration.ns),
+        "endTimeUnixNano": str(end),
         "attributes": _attributes(about),
         "status": {"code": _OK},
     }

@@ -44,6 +44,11 @@ _COLOURS = {
     "checkpoint_load": "#b91c1c", "compile": "#0e7490", "first_step": "#15803d",
 }  # fmt: skip
 _OTHER = "#57534e"
+HATCHING = (
+    '<defs><pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<line x1="0" y1="0" x2="0" y2="5" stroke-width="2"/></pattern></defs>'
+)
+"""What ``.wait`` of `STYLE` is filled with."""
 
 
 class _Bar(NamedTuple):
@@ -124,7 +129,7 @@ def _stages(report: JobReport) -> str:
 def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]) -> str:
     slowest = _slowest_tracks(parts)
     nodes = _ordered(report)
-    step = -(-len(nodes) // MAX_ROWS)
+    step = -(-len(nodes) // MAX_ROWS) or 1
     rows = [nodes[place : place + step] for place in range(0, len(nodes), step)]
     scale = (_WIDTH - _LEFT - 10) / (length or 1)
     out = []
@@ -143,13 +148,9 @@ def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]
             x, wide = _LEFT + (bar.at[0] - begin) * scale, (bar.at[1] - bar.at[0]) * scale
             if wide >= _SMALLEST:
                 out.append(_bar(bar, x, y, wide, begin))
-    pattern = (
-        '<defs><pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
-        '<line x1="0" y1="0" x2="0" y2="5" stroke-width="2"/></pattern></defs>'
-    )
     return (
         f'<div class="scroll" tabindex="0"><svg viewBox="0 0 {_WIDTH} {high}" role="img"'
-        f' aria-label="Time line of {len(nodes)} nodes; the table below has the figures">{pattern}\n'
+        f' aria-label="Time line of {len(nodes)} nodes; the table below has the figures">{HATCHING}\n'
         + "\n".join(out) + "\n</svg></div>"
     )  # fmt: skip
 

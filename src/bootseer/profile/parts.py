@@ -22,30 +22,19 @@ class Parts(NamedTuple):
         """All own work, in ns."""
         return sum(map(intervals.measure, self.own.values()))
 
-    @property
-    def wait_ns(self) -> int:
-        """All waiting, in ns."""
-        return sum(map(intervals.measure, self.wait.values()))
-
-    @property
-    def gap_ns(self) -> int:
-        """All gaps, in ns."""
-        return intervals.measure(self.gap)
-
 
 def share_out(line: Timeline) -> dict[Track, Parts]:
     """The parts of every track. Gaps are what neither covers, so that sums can tell of what counts twice."""
     inside, between = find_waits(line)
+    whole = [(line.begin, line.end)] if line.length else []
     found: dict[Track, Parts] = {}
     for track, work in line.work.items():
-        waited = inside.get(track, {})
-        own = {stage: intervals.subtract(at, waited[stage]) if stage in waited else at for stage, at in work.items()}
-        wait = dict(waited)
-        covered = intervals.union(part for at in work.values() for part in at)
-        for stage, at in between.get(track, {}).items():
-            rest = intervals.subtract(intervals.clip(intervals.union(at), line.begin, line.end), covered)
-            wait[stage] = intervals.union([*wait.get(stage, []), *rest])
-            covered = intervals.union([*covered, *rest])
-        whole = [(line.begin, line.end)] if line.length else []
-        found[track] = Parts(own, wait, intervals.subtract(whole, covered))
+        wait = inside.get(track, {})
+        own = {stage: intervals.subtract(at, wait[stage]) if stage in wait else at for stage, at in work.items()}
+        gap = intervals.subtract(whole, intervals.union([part for at in work.values() for part in at]))
+        for stage, (begin, end) in between.get(track, {}).items():
+            if rest := intervals.clip(gap, begin, end):
+                wait[stage] = intervals.union([*wait.get(stage, []), *rest])
+                gap = intervals.subtract(gap, rest)
+        found[track] = Parts(own, wait, gap)
     return found

@@ -6,7 +6,6 @@ named as `bootseer run` names it: JOB_ID.RESTART.STEP_ID, of its first ``srun`` 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -14,13 +13,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bootseer.errors import ConfigError, DataError
-from bootseer.profile import hostlist
-from bootseer.profile.events import VERSION
+from bootseer.profile import hostlist, told
+from bootseer.profile.events import AttrValue
 
 _NEEDED = ("JobIDRaw", "Submit", "Start")
 COLUMNS = "JobIDRaw,Submit,Start,End,State,NodeList,AllocTRES,JobName"
 _TEXT_LIMIT = 512
-_NAME_LIMIT = 128
 
 
 class Attempt(msgspec.Struct):
@@ -71,31 +69,15 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
     ids, so that a second import of it counts as a duplicate."""
     for one in attempts:
         name = f"{one.job_id}.{one.restart}" + (f".{one.step}" if one.step else "")
-        identity = {"job": (job or one.name)[:_NAME_LIMIT], "attempt": name[:_NAME_LIMIT], "cycle": 0}
-        attrs = {"state": one.state[:_TEXT_LIMIT], "restart": one.restart}
-        yield from _span("queue", "slurm", one.submitted, one.started or one.ended, identity, 0, attrs)
-        if one.started:
+        identity = (job or one.name, name, 0)
+        attrs: dict[str, AttrValue] = {"state": one.state[:_TEXT_LIMIT], "restart": one.restart}
+        submitted, started, ended = (when * 10**9 for when in (one.submitted, one.started, one.ended))
+        yield from told.lines("sacct", identity, "queue", "slurm", submitted, started or ended, attrs=attrs)
+        if started:
             attrs |= {"nodes": len(one.nodes), "nodelist": one.nodelist[:_TEXT_LIMIT]}
+            end = one.step_started * 10**9 or ended
             for node in one.nodes:
-                yield from _span("alloc", node, one.started, one.step_started or one.ended, identity, one.gpus, attrs)
-
-
-def _span(
-    stage: str, node: str, begin: int, end: int, identity: dict[str, Any], gpus: int, attrs: dict[str, Any]
-) -> Iterator[bytes]:
-    about = "|".join(("sacct", str(identity["job"]), str(identity["attempt"]), stage, node))
-    span = hashlib.blake2b(about.encode("utf-8", "replace"), digest_size=8).hexdigest()
-    for kind, when in (("begin", begin), ("end", end)):
-        if when:
-            line = {
-                "bootseer": VERSION,
-                "ev": kind,
-                "span": span,
-                "stage": stage,
-                **identity,
-                "node": node[:_NAME_LIMIT],
-            }
-            yield msgspec.json.encode({**line, "gpus": gpus, "wall": when * 10**9, "attrs": attrs}) + b"\n"
+                yield from told.lines("sacct", identity, "alloc", node, started, end, gpus=one.gpus, attrs=attrs)
 
 
 def _take(record: dict[str, str], latest: dict[str, Attempt], found: list[Attempt]) -> None:

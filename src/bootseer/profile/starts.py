@@ -84,7 +84,7 @@ def of(log: events.EventLog, identity: events.Identity | None = None) -> Iterato
 
 def row(report: JobReport, log: events.EventLog) -> Start:
     """The row of the start-up that is all of ``log``. ``team`` is any span's attribute of that name."""
-    teams = (span.attrs.get("team") for span in log.spans)
+    teams = (attrs.get("team") for attrs in log.spans.attrs)
     return Start(
         job=report.job,
         attempt=report.attempt,
@@ -102,19 +102,7 @@ def row(report: JobReport, log: events.EventLog) -> Start:
         own_hours=report.cost.own,
         wait_hours=report.cost.wait,
         gap_hours=report.cost.gap,
-        stages=[
-            StageRow(
-                stage=stage.stage,
-                seconds=stage.seconds,
-                own_hours=stage.own_hours,
-                wait_hours=stage.wait_hours,
-                median=stage.median,
-                max=stage.max,
-                slowest=stage.slowest,
-                stragglers=stage.stragglers,
-            )
-            for stage in report.stages
-        ],
+        stages=[msgspec.convert(stage, StageRow, from_attributes=True) for stage in report.stages],
     )
 
 
@@ -187,13 +175,17 @@ def table(made: Sequence[Start]) -> DuckDBPyConnection:
     return connection
 
 
-def rows(file: Path) -> list[Start]:
-    """The rows of a file of `compact`. Raises `DataError` when it is none, or one of them is no start-up."""
-    found = load([file]).execute(f"SELECT {', '.join(_COLUMNS)} FROM starts").fetchall()
+def rows(paths: Sequence[Path]) -> list[Start]:
+    """Every start-up in what `load` reads, the oldest first. Raises what it does, and `DataError` for a row that is no
+    start-up."""
+    found = load(paths).execute(f"SELECT {', '.join(_COLUMNS)} FROM starts ORDER BY began_us").fetchall()
     try:
         return [msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), Start) for row in found]
     except msgspec.ValidationError as exc:
-        raise DataError(f"a row of {file} is no start-up: {exc}", hint="write the file again from the events") from None
+        where = ", ".join(map(str, paths))
+        raise DataError(
+            f"a row of {where} is no start-up: {exc}", hint="write the file again from the events"
+        ) from None
 
 
 def fuller(one: Start, other: Start) -> bool:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import msgspec
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
-from bootseer.profile.events import INIT_STAGES, TOP_STAGES, WAIT, Span, State
+from bootseer.profile.events import INIT_STAGES, TOP_STAGES, WAIT, Spans, State
 from bootseer.profile.intervals import Interval, Intervals
 
 Track = tuple[str, int | None]
@@ -19,15 +19,14 @@ Track = tuple[str, int | None]
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """A span on the axis: where it begins, if that was seen, and where it ends, if it is ``DONE``."""
+    """A span on the axis: its row, where it begins, if that was seen, and where it ends, if it is ``DONE``."""
 
+    row: int
     begin: int | None
     end: int | None
-    uncertain: bool
-    span: Span
 
 
-_ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
+ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
 
 
 class Timeline:
@@ -36,26 +35,37 @@ class Timeline:
     Not ``whole``: ranks without any span are not waited for.
     """
 
-    def __init__(self, spans: Sequence[Span], axis: Axis, *, whole: bool = True) -> None:
-        self.axis = axis
-        by_node = _by_node(spans)
+    def __init__(self, rows: Spans, axis: Axis, *, whole: bool = True) -> None:
+        self.rows, self.axis = rows, axis
+        self.states = list(rows.state)
+        """By row; an ``init`` that has begun ends with the first step, although its own end is missing."""
+        by_node: defaultdict[str, list[Placed]] = defaultdict(list)
+        told: defaultdict[str, list[Placed]] = defaultdict(list)
+        queue: list[Placed] = []
+        for row, (lane, stage, detail) in enumerate(zip(rows.lane, rows.stage, rows.detail, strict=True)):
+            if stage == "queue":
+                queue.append(self._place(row))
+            elif stage == WAIT:
+                told[lane.node].append(self._place(row))
+            elif stage and not detail:
+                by_node[lane.node].append(self._place(row))
         self.nodes = sorted(by_node, key=_natural)
-        self.tracks = {node: _tracks(node, by_node[node]) for node in self.nodes}
+        self.tracks: dict[str, list[Track]] = {}
         """node -> its tracks."""
         self.spans: dict[Track, dict[str, list[Placed]]] = {}
         """track -> stage -> spans."""
+        self.gpus: dict[str, int] = {}
         for node in self.nodes:
-            self.spans |= self._by_stage(self.tracks[node], by_node[node])
-        told = defaultdict(list)
-        for span in spans:
-            if span.stage == WAIT:
-                told[span.node].append(self._place(span))
+            lanes = {rows.lane[one.row] for one in by_node[node]}
+            self.gpus[node] = max(lane.gpus for lane in lanes)
+            ranks = sorted({lane.rank for lane in lanes if lane.rank is not None})
+            self.tracks[node] = [(node, rank) for rank in ranks] or [(node, None)]
+            self._put(self.tracks[node], by_node[node])
         self.turns = {node: intervals.union(done(told[node])) for node in self.nodes}
         """node -> when it waited for another node, which did for all what one of them does."""
-        self.gpus = {node: max(span.gpus for span in by_node[node]) for node in self.nodes}
-        self.stages = sorted({span.stage for found in by_node.values() for span in found}, key=_place)
-        self.nodes_expected = _expected(spans, "nodes")
-        self.ranks_expected = _expected(spans, "ranks")
+        self.stages = sorted({stage for stages in self.spans.values() for stage in stages}, key=_place)
+        self.nodes_expected = _expected(rows, "nodes")
+        self.ranks_expected = _expected(rows, "ranks")
         self.ready = self._ready()
         """track -> end of its first step."""
         self.ranks_ready = len({rank for _, rank in self.ready if rank is not None})
@@ -64,33 +74,24 @@ class Timeline:
             and (not whole or self.ranks_ready >= (self.ranks_expected or 0))
             and not any(self._on_its_way(track) for track in self.spans)
         )
-        queue = done([self._place(span) for span in spans if span.stage == "queue"])
-        self.queue_ns = sum(end - begin for begin, end in queue) if queue else None
-        self.begin, self.end = self._bounds([span for found in by_node.values() for span in found], queue)
+        queued = done(queue)
+        self.queue_ns = intervals.measure(queued) if queued else None
+        self.begin, self.end = self._bounds([one for found in by_node.values() for one in found], queued)
         self.length = self.end - self.begin
         self._init_end = self._init_ends()
         self.work = {track: self._work(track) for track in self.spans}
         """track -> stage -> when it was at work, inside the bounds; an instant belongs to one stage at most."""
 
-    def state(self, span: Span) -> State:
-        """That of the span; an ``init`` that has begun ends with the first step, although its own end is missing."""
-        ended = span.stage == "init" and span.begin is not None and (span.node, span.rank) in self._init_end
-        return State.DONE if ended else span.state
+    def _place(self, row: int) -> Placed:
+        return Placed(row, *self.axis.place(row))
 
-    def _place(self, span: Span) -> Placed:
-        """Begin on the axis, length from the duration."""
-        begin = self.axis.at(span.node, span.begin) if span.begin is not None else None
-        if begin is None or (duration := span.duration) is None:
-            return Placed(begin, None, False, span)
-        return Placed(begin, begin + duration.ns, duration.uncertain, span)
-
-    def _by_stage(self, tracks: Sequence[Track], spans: Iterable[Span]) -> dict[Track, dict[str, list[Placed]]]:
-        found: dict[Track, dict[str, list[Placed]]] = {track: {} for track in tracks}
-        for span in spans:
-            placed = self._place(span)
-            for track in tracks if span.rank is None else ((span.node, span.rank),):
-                found[track].setdefault(span.stage, []).append(placed)
-        return found
+    def _put(self, tracks: Sequence[Track], spans: Iterable[Placed]) -> None:
+        for track in tracks:
+            self.spans[track] = {}
+        for one in spans:
+            lane = self.rows.lane[one.row]
+            for track in tracks if lane.rank is None else ((lane.node, lane.rank),):
+                self.spans[track].setdefault(self.rows.stage[one.row], []).append(one)
 
     def _ready(self) -> dict[Track, int]:
         steps = {track: done(stages.get("first_step", ())) for track, stages in self.spans.items()}
@@ -98,15 +99,17 @@ class Timeline:
 
     def _on_its_way(self, track: Track) -> bool:
         """Whether its first step is to come, as far as its spans say: not every rank emits one."""
-        stages = ("first_step",) if track in self.ready else set(self.spans[track]) & _ORDER.keys() - {"init"}
-        return any(one.span.state is State.OPEN for stage in stages for one in self.spans[track].get(stage, ()))
+        stages = ("first_step",) if track in self.ready else set(self.spans[track]) & ORDER.keys() - {"init"}
+        return any(self.states[one.row] is State.OPEN for stage in stages for one in self.spans[track].get(stage, ()))
 
-    def _bounds(self, spans: Sequence[Span], queue: Iterable[Interval]) -> Interval:
-        begins = [self.axis.at(span.node, span.begin) for span in spans if span.begin is not None]
-        begins += [end for _, end in queue]
-        ends = [self.axis.at(span.node, stamp) for span in spans for stamp in (span.begin, span.end) if stamp]
-        begin = min(begins or ends, default=0)
-        end = max(self.ready.values()) if self.complete else max(ends, default=begin)
+    def _bounds(self, spans: Sequence[Placed], queue: Intervals) -> Interval:
+        first = [*begins(spans), *(end for _, end in queue)]
+        if self.complete:
+            begin, end = min(first), max(self.ready.values())
+        else:
+            last = [*begins(spans), *(when for one in spans if (when := self.axis.last(one.row)) is not None)]
+            begin = min(first or last, default=0)
+            end = max(last, default=begin)
         return begin, max(begin, end)
 
     def _init_ends(self) -> dict[Track, int]:
@@ -115,21 +118,25 @@ class Timeline:
         Whoever began it (a launcher) often cannot know when the first step inside the training process has ended.
         """
         found: dict[Track, int] = {}
-        for node, tracks in self.tracks.items():
+        for tracks in self.tracks.values():
             steps = [one for track in tracks for one in self.spans[track].get("first_step", ())]
-            if steps and all(one.span.state is State.DONE for one in steps):
+            if steps and all(self.states[one.row] is State.DONE for one in steps):
                 last = max(self.ready[track] for track in tracks if track in self.ready)
-                found |= {track: self.ready.get(track, last) for track in tracks}
-                found[node, None] = last
+                for track in tracks:
+                    found[track] = self.ready.get(track, last)
+                    for one in self.spans[track].get("init", ()):
+                        if one.begin is not None:
+                            self.states[one.row] = State.DONE
         return found
 
     def _work(self, track: Track) -> dict[str, Intervals]:
         parts: list[tuple[int, int, str]] = []
         for stage, spans in self.spans[track].items():
-            found = done(spans)
-            if stage == "init" and track in self._init_end:
-                found = [(begin, self._init_end[track]) for begin in begins(spans)]
-            parts += [(begin, end, stage) for begin, end in intervals.clip(found, self.begin, self.end)]
+            until = self._init_end.get(track) if stage == "init" else None
+            for one in spans:
+                begin, end = one.begin, one.end if until is None else until
+                if begin is not None and end is not None and begin < self.end and end > self.begin:
+                    parts.append((max(begin, self.begin), min(end, self.end), stage))
         return _innermost(parts)
 
 
@@ -172,42 +179,14 @@ def _innermost(parts: list[tuple[int, int, str]]) -> dict[str, Intervals]:
     return {stage: intervals.union(found) for stage, found in work.items()}
 
 
-def _tracks(node: str, spans: Sequence[Span]) -> list[Track]:
-    ranks = sorted({span.rank for span in spans if span.rank is not None})
-    return [(node, rank) for rank in ranks] or [(node, None)]
-
-
-def _by_node(spans: Iterable[Span]) -> Mapping[str, list[Span]]:
-    listed = list(spans)
-    by_id = {span.id: span for span in listed}
-    nodes: defaultdict[str, list[Span]] = defaultdict(list)
-    for span in listed:
-        if span.stage not in ("", "queue", WAIT) and (span.stage in _ORDER or not _is_detail(span, by_id)):
-            nodes[span.node].append(span)
-    return nodes
-
-
-def _is_detail(span: Span, by_id: dict[str, Span]) -> bool:
-    """Whether a span with a name of its own lies inside a stage, which then accounts for it."""
-    seen = set[str]()
-    while (span_above := by_id.get(span.parent)) is not None and span_above.id not in seen:
-        if span_above.stage in _ORDER:
-            return True
-        seen.add(span_above.id)
-        span = span_above
-    return False
-
-
-def _expected(spans: Iterable[Span], name: str) -> int | None:
+def _expected(rows: Spans, name: str) -> int | None:
     """The largest number that an attribute of this name gives."""
-    numbers = (
-        n for span in spans if span.attrs and isinstance(n := span.attrs.get(name), int) and n > 0 and n is not True
-    )
+    numbers = (n for attrs in rows.attrs if attrs and isinstance(n := attrs.get(name), int) and n > 0 and n is not True)
     return max(numbers, default=None)
 
 
 def _place(stage: str) -> tuple[int, str]:
-    return _ORDER.get(stage, len(_ORDER)), stage
+    return ORDER.get(stage, len(ORDER)), stage
 
 
 def _natural(node: str) -> list[tuple[int, int, str]]:

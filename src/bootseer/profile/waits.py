@@ -11,35 +11,35 @@ from collections import defaultdict
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
-from bootseer.profile.events import INIT_STAGES, State
-from bootseer.profile.intervals import Intervals
-from bootseer.profile.timeline import Timeline, Track, begins, done
+from bootseer.profile.events import State
+from bootseer.profile.intervals import Interval, Intervals
+from bootseer.profile.timeline import ORDER, Timeline, Track, begins, done
 
 BARRIERS = ("alloc", "image", "env")
 """Job-wide barrier at their end."""
 
-Waits = defaultdict[Track, dict[str, Intervals]]
+Inside = defaultdict[Track, dict[str, Intervals]]
+Between = defaultdict[Track, dict[str, Interval]]
 """track -> stage -> when it waited."""
 
 
-def find_waits(line: Timeline) -> tuple[Waits, Waits]:
+def find_waits(line: Timeline) -> tuple[Inside, Between]:
     """Waits inside of a rendezvous, which are part of the stage's work, and those between stages, which may lie beside
     other work. Where there is one rank alone, there are only those that its node tells of."""
-    inside: Waits = defaultdict(dict)
-    between: Waits = defaultdict(dict)
+    inside: Inside = defaultdict(dict)
+    between: Between = defaultdict(dict)
     if len(line.spans) > 1:
-        for stage in BARRIERS:
-            _barrier(line, stage, between)
+        _barriers(line, between)
         for stage in RENDEZVOUS:
             _rendezvous(line, stage, inside)
         if line.complete:
             for track, ready in line.ready.items():
-                between[track]["first_step"] = [(ready, line.end)]
+                between[track]["first_step"] = (ready, line.end)
     _turns(line, inside)
     return inside, between
 
 
-def _turns(line: Timeline, waits: Waits) -> None:
+def _turns(line: Timeline, waits: Inside) -> None:
     """Until another node had done what only one of them does, in whatever stage that was."""
     for track, work in line.work.items():
         if turns := line.turns[track[0]]:
@@ -48,40 +48,39 @@ def _turns(line: Timeline, waits: Waits) -> None:
                 waits[track][stage] = intervals.union([*waits[track].get(stage, []), *told])
 
 
-def _barrier(line: Timeline, stage: str, waits: Waits) -> None:
-    ends: dict[Track, int] = {}
-    running = False
+def _barriers(line: Timeline, waits: Between) -> None:
+    ended: dict[str, dict[Track, tuple[int, int]]] = {stage: {} for stage in BARRIERS}
+    """stage -> track -> its end, and the begin of the next stage, whichever it is."""
+    running = set[str]()
     for track, stages in line.spans.items():
-        spans = stages.get(stage, [])
-        still = any(one.span.state is State.OPEN for one in spans)
-        running = running or still
-        found = [end for _, end in done(spans)]
-        if found and not still:
-            ends[track] = max(found)
-    if not ends:
-        return
-    release = line.end if running else max(ends.values())
-    for track, end in ends.items():
-        onward = _next_begin(line, track, stage)
-        if onward is None or onward >= release - TOLERANCE_NS:
-            until = min(release, line.end if onward is None else onward)
-            waits[track][stage] = [(max(end, line.begin), until)]
+        after = [spans for stage, spans in stages.items() if stage in ORDER and stage not in BARRIERS]
+        then = min((begin for spans in after for begin in begins(spans)), default=_NEVER)
+        for stage in reversed(BARRIERS):
+            if spans := stages.get(stage):
+                if any(line.states[one.row] is State.OPEN for one in spans):
+                    running.add(stage)
+                elif found := done(spans):
+                    ended[stage][track] = max(end for _, end in found), then
+                then = min([then, *begins(spans)])
+    for stage, tracks in ended.items():
+        release = line.end if stage in running else max((end for end, _ in tracks.values()), default=0)
+        for track, (end, then) in tracks.items():
+            if then >= release - TOLERANCE_NS and end < min(release, then):
+                waits[track][stage] = (end, min(release, then))
 
 
-def _rendezvous(line: Timeline, stage: str, waits: Waits) -> None:
+def _rendezvous(line: Timeline, stage: str, waits: Inside) -> None:
     arrivals: dict[Track, int] = {}
     for track, stages in line.spans.items():
         if found := begins(stages.get(stage, ())):
             arrivals[track] = max(found)
     last = max(arrivals.values(), default=0)
     for track, arrival in arrivals.items():
-        ends = [end for _, end in done(line.spans[track][stage])]
-        if ends and max(ends) >= last - TOLERANCE_NS:
-            waits[track][stage] = intervals.clip(line.work[track].get(stage, []), arrival, last)
+        left = max((end for _, end in done(line.spans[track][stage])), default=0)
+        at = intervals.clip(line.work[track].get(stage, []), arrival, last)
+        if at and left >= last - TOLERANCE_NS:
+            waits[track][stage] = at
 
 
-def _next_begin(line: Timeline, track: Track, stage: str) -> int | None:
-    """Where its next top-level stage begins; children of init stand for it where it has no span."""
-    later = (*BARRIERS[BARRIERS.index(stage) + 1 :], "init", *INIT_STAGES)
-    stages = line.spans[track]
-    return min((begin for name in later if name in stages for begin in begins(stages[name])), default=None)
+_NEVER = 1 << 65
+"""Later than any time."""
