@@ -36,11 +36,6 @@ def jars() -> Path:
     return folder
 
 
-def java_argv(heap_mb: int, classpath: Sequence[str]) -> list[str]:
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED.split()]
-    return ["java", "-XX:+UseSerialGC", f"-Xmx{heap_mb}m", *opened, "-cp", ":".join(classpath)]
-
-
 _LOG4J = """log4j.rootLogger={level},out
 log4j.appender.out=org.apache.log4j.ConsoleAppender
 log4j.appender.out.target=System.err
@@ -125,7 +120,11 @@ class Site:
     def argv(self, name: str, main: str, *, heap_mb: int, args: Sequence[str] = ()) -> list[str]:
         """The command line of the class ``main`` with the configuration of ``name``."""
         classpath = [str(self.root / "conf" / name), str(self.root), f"{self._jars}/*"]
-        return [*java_argv(heap_mb, classpath), main, *args]
+        tmp = self.root / "conf" / name / "tmp"  # what a web server unpacks stays behind when it is killed
+        tmp.mkdir(parents=True, exist_ok=True)
+        options = [f"-Djava.io.tmpdir={tmp}", "-XX:+UseSerialGC", f"-Xmx{heap_mb}m"]
+        options += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED.split()]
+        return ["java", *options, "-cp", ":".join(classpath), main, *args]
 
 
 class Daemon:
