@@ -20,6 +20,7 @@ from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Located
 from bootseer.hdfs.replica_errors import Cancelled, StaleReplica
 from support.hadoop import HadoopCluster
+from support.waits import until
 
 pytestmark = pytest.mark.hdfs
 
@@ -43,8 +44,9 @@ def content() -> bytes:
 def located(cluster: HadoopCluster, content: bytes) -> Located:
     with hdfs.connect(cluster.url).create("/large", replication=2, block_size=128 << 20) as out:
         out.write(content)
-    (block,) = NameNode.connect(cluster.url).blocks("/large").blocks
-    return block
+    namenode = NameNode.connect(cluster.url)
+    until(lambda: len(namenode.blocks("/large").blocks[0].nodes) == 2, 30.0, "both replicas")
+    return namenode.blocks("/large").blocks[0]
 
 
 @pytest.fixture

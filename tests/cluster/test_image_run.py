@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,10 +191,17 @@ def test_signals_reach_the_container(
     assert left_over(place / "state") == []
 
 
-def test_a_terminal_reaches_the_container(place: Path, environ: dict[str, str]) -> None:
+@pytest.mark.parametrize("delay", [0, 1], ids=["", "a-runtime-that-tells-states-late"])
+def test_a_terminal_reaches_the_container(place: Path, environ: dict[str, str], delay: int) -> None:
+    """The exit code is that of the command, also when this has ended before the runtime says whether it runs."""
+    program = place / "runc"
+    late = f'case "$*" in *" state "*) sleep {delay} ;; esac'
+    program.write_text(f'#!/bin/sh\n{late}\nexec {shutil.which("runc")} "$@"\n')
+    program.chmod(0o755)
     script = "trap 'exit 22' INT; echo up; read line; echo got $line; while :; do sleep 0.1; done"
     # setsid --ctty rather than pty.fork: other tests of this process have started threads that a fork does not survive
-    run = ["setsid", "--ctty", "--wait", *CLI, "image", "run", f"oci:{place}/layout:v1", "--", "sh", "-c", script]
+    argv = [*CLI, "image", "run", "--runtime", str(program), f"oci:{place}/layout:v1", "--", "sh", "-c", script]
+    run = ["setsid", "--ctty", "--wait", *argv]
     terminal, far = pty.openpty()
     process = subprocess.Popen(run, env=environ, stdin=far, stdout=far, stderr=far)
     os.close(far)

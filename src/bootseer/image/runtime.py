@@ -193,7 +193,8 @@ class _Container:
 
     def run(self, *, quiet: bool = False, deadline: float | None = None, stop_grace: float | None = None) -> int:
         bundle = str(self._bundle)
-        argv = [*_base(self._bundle, self._program), "run", "--bundle", bundle, "--pid-file", f"{bundle}/pid"]
+        log_to = ["--log", f"{bundle}/log", "--log-format", "json"]  # of this verb alone: `failure` reads it
+        argv = [*_base(self._bundle, self._program), *log_to, "run", "--bundle", bundle, "--pid-file", f"{bundle}/pid"]
         where = subprocess.DEVNULL if quiet else None
         # A group of its own keeps signals to ours from coming twice; but one that is not the terminal's may not read
         # from it: an interactive command would stop for good, and we wait for it.
@@ -270,8 +271,8 @@ class _Container:
             if number is None:
                 return
             status, pid = self._status()
-            if status == "stopped":
-                continue
+            if status == "stopped" or (not status and (self._bundle / "pid").exists()):
+                continue  # it has ended by itself, perhaps for this signal
             if status != "running" or not _heeds(pid, number):
                 self._ended_by = self._ended_by or number
                 self.kill()
@@ -283,13 +284,14 @@ class _Container:
                 until = time.monotonic() + stop_grace
 
     def _status(self) -> tuple[str, int]:
-        """What the runtime calls the state of the container, "" for none yet or any more, and its process."""
+        """What the runtime calls the state of the container, and its process; "" for none yet or any more, ``unknown``
+        when the runtime does not say it in time."""
         argv = [*_base(self._bundle, self._program), "state", self._ident]
         with suppress(subprocess.TimeoutExpired):
             done = subprocess.run(argv, capture_output=True, check=False, timeout=_STATE_SECONDS)
             state = _json_line(done.stdout.decode(errors="replace"))
             return str(state.get("status", "")), int(state.get("pid", 0))
-        return "", 0
+        return "unknown", 0
 
 
 def _heeds(pid: int, number: int) -> bool:
@@ -329,7 +331,7 @@ def _root(bundle: Path, program: str) -> Path:
 
 
 def _base(bundle: Path, program: str) -> list[str]:
-    return [program, "--root", str(_root(bundle, program)), "--log", str(bundle / "log"), "--log-format", "json"]
+    return [program, "--root", str(_root(bundle, program))]
 
 
 def _answer(argv: list[str]) -> str:
