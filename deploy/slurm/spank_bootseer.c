@@ -1,4 +1,4 @@
-/* sbatch, salloc and srun --bootseer=REF, instead of --comment=bootseer=REF (docs/howto/slurm.md).
+/* sbatch --bootseer=REF, instead of --comment=bootseer=REF (docs/howto/slurm.md).
  *
  *   gcc -shared -fPIC -o spank_bootseer.so spank_bootseer.c    with Slurm's headers (Debian: libslurm-dev); build it again
  *                                                              for each release of Slurm

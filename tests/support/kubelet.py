@@ -32,10 +32,13 @@ class Volume(NamedTuple):
 
 
 class Kubelet:
-    """Its root folder is ``here/kubelet``, the node's state in ``here``; the driver runs between `start` and `stop`."""
+    """Its root folder is ``here/kubelet``, a link, the node's state in ``here``; the driver runs between `start` and
+    `stop`."""
 
     def __init__(self, here: Path, environ: Mapping[str, str]) -> None:
         self.root, self._log = here / "kubelet", here / "driver.log"
+        (here / "disk").mkdir()
+        self.root.symlink_to(here / "disk")
         for name in ("pods", "plugins", "plugins_registry"):
             (self.root / name).mkdir(parents=True, mode=0o750)
         self.endpoint = self.root / "plugins/bootseer.io/csi.sock"

@@ -61,6 +61,8 @@ def test_logins_of_a_pull_secret_run_no_programs() -> None:
     assert not asked.logins.creds_store
     assert not asked.logins.cred_helpers
     assert "hidden" not in repr(asked)
+    with pytest.raises(ConfigError, match=r"has no \.dockerconfigjson"):
+        wish({**TOLD, "image": "a"}, {"password": "hidden"}, TARGET)
     with pytest.raises(ConfigError, match="not JSON") as raised:
         wish({**TOLD, "image": "a"}, {".dockerconfigjson": "hidden"}, TARGET)
     assert "hidden" not in str(raised.value)

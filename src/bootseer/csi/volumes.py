@@ -79,7 +79,11 @@ def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: Path) -
     if unknown := sorted(asked.keys() - _OPTIONS[kind] - {kind}):
         known = ", ".join(sorted({kind, *_OPTIONS[kind]}))
         raise ConfigError(f"volumeAttributes has the unknown {unknown[0]!r}", hint=f"with {kind} it may have: {known}")
-    logins = credentials.given(secrets[_LOGINS]) if _LOGINS in secrets else credentials.Logins()
+    if secrets and _LOGINS not in secrets:
+        raise ConfigError(
+            f"the secret of the volume has no {_LOGINS}", hint="kubectl create secret docker-registry makes one"
+        )
+    logins = credentials.given(secrets[_LOGINS]) if secrets else credentials.Logins()
     return Wish(kind, asked[kind], asked, namespace, logins, f"{namespace}/{told.get('pod.name', uid)}")
 
 
