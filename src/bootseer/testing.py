@@ -73,6 +73,10 @@ class CheckedStore(Store):
     def keep(self, key: str) -> None:
         self.inner.keep(key)
 
+    def replicate(self, key: str, copies: int) -> None:
+        self._check()
+        self.inner.replicate(key, copies)
+
 
 class FlakyStore(CheckedStore):
     """A store that fails as told; nothing goes wrong until then.

@@ -121,7 +121,7 @@ def test_hdfs_native_knows_which_file_is_still_written(base, monkeypatch, flushe
                 fs.get("open", Path(os.devnull).with_name("never"))
     with fs.open("open") as file:
         assert (file.unfinished, file.size) == (False, 100 + (1 << 20) + 70_000)
-    hdfs.connect(base)._native().set_replication(f"{folder}/open", 2)
+    hdfs.connect(base).set_replication(f"{folder}/open", 2)
     with fs.open("open") as file:
         assert not file.unfinished
 

@@ -8,6 +8,7 @@ import uuid
 import pytest
 
 from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError
+from bootseer.hdfs import client as hdfs
 from bootseer.store import Store, open_store
 from support import hadoop
 
@@ -25,6 +26,18 @@ def test_names_in_the_way(store: Store) -> None:
         store.put("a/b/c", b"x")
     with pytest.raises(NotWritableError):
         store.put("a", b"x", overwrite=True)
+
+
+def test_an_object_gets_more_replicas_and_never_fewer(store: Store) -> None:
+    store.put("k", b"x")
+    client, path = hdfs.connect(store.url), f"{hdfs.split(store.url)[1]}/k"
+    before = client.info(path).replication
+    store.replicate("k", before + 1)
+    store.replicate("k", 1)
+    assert client.info(path).replication == before + 1
+    with pytest.raises(BootseerError, match="replication"):
+        store.replicate("k", 10_000)  # dfs.replication.max is 512
+    assert store.get("k") == b"x"
 
 
 def test_a_failed_publication_is_unseen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,6 +304,21 @@ def test_the_newer_pack_replaces_the_older(shelf: Shelf) -> None:
     assert (found.key, found.pack.created) == (new, 2)
 
 
+def test_many_nodes_will_read_the_pack(shelf: Shelf, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(FlakyStore):
+        asked: tuple[str, int] | None = None
+
+        def replicate(self, key: str, copies: int) -> None:
+            self.asked = (key, copies)
+            raise FullError("quota exceeded")
+
+    shelf.store = store = Full(shelf.store.inner)
+    key = shelf.publish(1)
+    assert store.asked == (key, 10)
+    assert shelf.load() is not None, "it is there, if with fewer replicas"
+    assert "stays at the replication of the store: quota exceeded" in caplog.text
+
+
 def test_a_late_older_pack_removes_no_newer_one(shelf: Shelf) -> None:
     new = shelf.publish(2)
     old = shelf.publish(1)

@@ -187,6 +187,10 @@ class HdfsClient:
         """``mode``: the nine bits of chmod(1)."""
         self.call(lambda client: client.set_permission(path, mode), f"change the mode of {path}")
 
+    def set_replication(self, path: str, replication: int) -> None:
+        """Have that many replicas of each block; the NameNode makes or removes replicas later."""
+        self.call(lambda client: client.set_replication(path, replication), f"change the replication of {path}")
+
     def set_owner(self, path: str, owner: str | None, group: str | None) -> None:
         """None: stays."""
         self.call(lambda client: client.set_owner(path, owner, group), f"change the owner of {path}")

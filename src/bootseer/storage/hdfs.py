@@ -211,6 +211,11 @@ class NativeBackend(Backend):
         if mtime_ns is not None:
             names.set_times(full, mtime_ns // 1_000_000)
 
+    def replicate(self, path: str, copies: int) -> None:
+        full = self.full(path)
+        if self._client.info(full).replication < copies:
+            self._client.set_replication(full, copies)
+
     def is_open(self, path: str) -> bool:
         # asked by trying to make it: the NameNode then says whether the lease is alive, and ends it when it is not
         try:

@@ -258,6 +258,9 @@ class Backend(abc.ABC):
         ignored. ``owner``: as of `Permissions`. `NotWritableError` where it refuses, or knows no user or group of that
         number."""
 
+    def replicate(self, path: str, copies: int) -> None:  # noqa: B027 - most storage counts no copies
+        """Have at least ``copies`` copies of the file, where the storage keeps several and lets one choose."""
+
     def xattrs(self, path: str) -> dict[str, bytes]:
         """The extended attributes of a file or folder whose names begin as `XATTRS`. This, `set_xattr` and
         `remove_xattr` raise `OSError` with the number that setxattr(2) gives, EOPNOTSUPP where there are none."""

@@ -101,6 +101,9 @@ class Store(abc.ABC):
         A registry lists it in the batch's artifact too; elsewhere nothing happens.
         """
 
+    def replicate(self, key: str, copies: int) -> None:  # noqa: B027 - most stores have nothing to do
+        """Many nodes will read the object at once: have at least ``copies`` copies of it, where a store counts them."""
+
     def exists(self, key: str) -> bool:
         try:
             self.stat(key)

@@ -74,3 +74,6 @@ class ObjectStore(Store):
 
     def delete(self, key: str) -> None:
         self._backend.delete(check_key(key))
+
+    def replicate(self, key: str, copies: int) -> None:
+        self._backend.replicate(check_key(key), copies)

@@ -48,6 +48,9 @@ _OLD = 0.1
 _THERE = 0.95
 """Share of the hot list that must be in the cache: what is missing would be missing from the pack for good."""
 _CLAIM_SECONDS = 900.0
+_COPIES = 10
+"""Replicas of a hot pack in HDFS: what Hadoop itself gives files that all nodes of a job read as they start
+(``mapreduce.client.submit.file.replication``)."""
 _TRACES = 5
 """Traces that a page list is made of: the newest."""
 _HALF = 0.5
@@ -208,6 +211,10 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target
     """
     key = hotpack.pack_key(folder, _hash.file_hexdigest(path))
     store.put(key, path)
+    try:
+        store.replicate(key, _COPIES)
+    except BootseerError as exc:  # a quota, or a cluster that allows fewer
+        log.warning("the hot pack %s stays at the replication of the store: %s", key, exc)
     faults.point("blocks.hotpack.before-retire")
     left = {one.key for one in library.packs(store, folder, target) if one.pack.age_order >= pack.created} | {key}
     for info in list(store.list(folder)):
