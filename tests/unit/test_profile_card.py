@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from rich.console import Console
@@ -47,6 +48,23 @@ def test_the_card_says_what_matters():
         "between stages",
     ):
         assert part in shown, shown
+
+
+def test_the_card_says_when_a_straggler_waited_for_its_image():
+    def shown(waited):
+        s = StartUp("llm", gpus=8)
+        for i in range(6):
+            slow = i == 3
+            attrs = {"waited_seconds": waited if slow else 1.0, "link_rate": 6e5 if slow else 6e6}
+            s.span(f"n{i}", "image", 0, 2, **attrs)
+            s.span(f"n{i}", "import", 2, 62 if slow else 12)
+            s.span(f"n{i}", "first_step", 62, 63)
+        return text(card.render(analyse(s.log())), width=200)
+
+    cause = "its readers waited 40.0 s for blocks of the image, which came at 600.0 kB/s at best; other nodes: 6.0 MB/s"
+    assert f"straggler: n3 in import, 60.0 s against a median of 10.0 s\n  {cause}" in re.sub(" +\n", "\n", shown(40.0))
+    for waited in (20.0, "40", -1):  # less than half of the 50 s, or nonsense
+        assert "its readers waited" not in shown(waited)
 
 
 @pytest.mark.parametrize("node", ["n", "ip-10-20-30-400.eu-central-1.compute.internal-"])

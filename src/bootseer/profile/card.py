@@ -6,6 +6,8 @@ Text from events goes through `_text` and never through rich's markup, which a j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from statistics import median
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -14,7 +16,7 @@ from rich.text import Text
 
 from bootseer.profile.events import AttrValue, identity_text
 from bootseer.profile.report import Cell, JobReport, NodeReport, StageReport
-from bootseer.units import one_line
+from bootseer.units import one_line, size_text
 
 MAX_NODES = 20
 _BAR = 12
@@ -166,10 +168,13 @@ def _remarks(report: JobReport) -> list[str]:
     lines = []
     for stage in report.stages:
         for node in stage.stragglers[:3]:
-            cell = next(n.stages[stage.stage] for n in report.nodes if n.node == node)
+            slow = next(n for n in report.nodes if n.node == node)
+            cell = slow.stages[stage.stage]
             rank = f" (rank {cell.slowest_rank})" if cell.slowest_rank is not None else ""
             text = f"{_number(cell.own)} s against a median of {_number(stage.median)} s"
             lines.append(f"straggler: {node}{rank} in {stage.stage}, {text}")
+            if cause := _image_late(report, slow, (cell.own or 0.0) - (stage.median or 0.0)):
+                lines.append(f"  {cause}")
         if len(stage.stragglers) > 3:
             lines.append(f"  and {len(stage.stragglers) - 3} more in {stage.stage}")
     for change in report.what_if:
@@ -179,6 +184,24 @@ def _remarks(report: JobReport) -> list[str]:
                 f" (-{_number(change.saved_seconds)} s, -{_hours(change.saved_hours)} {report.cost.unit})"
             )
     return lines + _doubts(report)
+
+
+def _image_late(report: JobReport, slow: NodeReport, excess: float) -> str:
+    """What a straggler's block server says, where its readers waited for at least half of the ``excess`` seconds."""
+    waited, rate = _of_image(slow, "waited_seconds"), _of_image(slow, "link_rate")
+    if waited < max(excess / 2, _SMALL):
+        return ""
+    text = f"its readers waited {_number(waited)} s for blocks of the image"
+    others = [usual for node in report.nodes if node is not slow and (usual := _of_image(node, "link_rate"))]
+    if rate and others:
+        text += f", which came at {size_text(rate)}/s at best; other nodes: {size_text(median(others))}/s"
+    return text
+
+
+def _of_image(node: NodeReport, name: str) -> float:
+    cell = node.stages.get("image")
+    value = cell.attrs.get(name) if cell else None
+    return value if isinstance(value, int | float) and 0 < value < inf else 0.0
 
 
 def _doubts(report: JobReport) -> list[str]:
