@@ -115,6 +115,17 @@ def clean(node: Place) -> bool:
     return not list((node.here / "cache/starts").iterdir()) and not list((node.here / "state").glob("images/*"))
 
 
+def image_span(node: Place) -> dict[str, object]:
+    """The attributes of the span ``image`` of the only start on ``node``."""
+    (span,) = (one for one in events.read((node.here / "events").rglob("*.jsonl")).spans if one.stage == "image")
+    return span.attrs
+
+
+def what_if(node: Place) -> list[str]:
+    report = analysis.analyse(events.read((node.here / "events").rglob("*.jsonl")))
+    return [change.name for change in report.what_if]
+
+
 def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp_path: Path) -> None:
     first = node.start(WHICH="a")
     assert first.returncode == 0, first.stderr
@@ -122,6 +133,15 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert first.stdout.endswith(WEIGHTS.decode())
     assert node.summary()["env"]["how"] == "ran-and-published"
     assert node.summary()["ready_seconds"]
+    said = image_span(node)
+    moved = node.summary()["image"]
+    assert {name: said[name] for name in ("bytes_demand", "bytes_hot", "link_rate")} == {
+        name: moved[name] for name in ("bytes_demand", "bytes_hot", "link_rate")
+    }
+    assert said["bytes_demand"] > 0
+    assert said["link_rate"] > 0
+    assert 0 < said["waited_seconds"] < node.summary()["ready_seconds"]
+    assert "the image's hot blocks are prefetched" in what_if(node)
     assert clean(node)
     assert not list((node.here / "events").rglob("*.access"))  # what it read was handed over
     cold = Place(node.site, tmp_path / "cold")
@@ -138,8 +158,20 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     read = len(WEIGHTS) + (1 << 20)
     assert summary["checkpoint"]["recorded"] == summary["checkpoint"]["prefetch_total"] == read
     assert summary["ready_seconds"]
+    assert image_span(cold)["bytes_hot"] > 0
     assert set(summary["stages"]) == {"image", "env", "init"}
     assert clean(cold)
+
+
+def test_a_block_server_that_is_older_than_the_start_tells_it_nothing(node: Place) -> None:
+    there, bootseer = str(node.here / "there"), [sys.executable, "-m", "bootseer.cli.main", "image"]
+    subprocess.run([*bootseer, "mount", f"oci:{node.site}/layout:v1", there], env=node.env, check=True)
+    try:
+        assert node.start(WHICH="d").returncode == 0
+    finally:
+        subprocess.run([*bootseer, "unmount", there], env=node.env, check=True)
+    assert node.summary()["image"]["reads"]
+    assert set(image_span(node)) == {"how"}
 
 
 def test_nodes_that_start_together_convert_and_set_up_once(site: Path, tmp_path: Path) -> None:

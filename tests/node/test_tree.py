@@ -156,6 +156,8 @@ def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
     status = made.status()
     assert status.blocks_ready == status.blocks_total
     assert status.slow_faults > 0
+    assert 0 < status.waited_seconds <= status.stall_seconds
+    assert status.link_rate > 0
     stored = site.blob.stat().st_size
     assert stored <= status.bytes_demand <= 1.1 * stored  # a block that is late is fetched twice
     assert status.driver == "fuse"
@@ -238,7 +240,7 @@ def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
     second.ready()
     until(lambda: second.status().hot_pack == "not needed")
     status = second.status()
-    assert (status.slow_faults, status.bytes_demand) == (0, 0)
+    assert (status.slow_faults, status.bytes_demand, status.waited_seconds) == (0, 0, 0)
     assert (status.hot_unused_bytes, status.hot_missed_bytes) == (0, 0)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
+from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, LinkRate
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import FlakyStore
@@ -75,6 +75,34 @@ def test_demand_brings_right_bytes(rig: Rig) -> None:
     assert fetcher.demand(0, 9) == {}
     assert all(rig.right(block) for block in range(10))
     assert fetcher.stats[Fetched.BYTES_DEMAND] == sum(rig.blob.map.lengths[:10])
+
+
+def test_the_rate_of_a_link_is_that_of_requests_side_by_side() -> None:
+    link = LinkRate()
+    link.begin(10.0)
+    assert [link.came(1000, 10.5), link.came(1000, 10.5), link.came(1000, 12.0)] == [2000, 4000, 1500]
+    link.begin(20.0)
+    assert link.came(300, 20.5) == 600
+
+
+def test_the_best_rate_stays_and_what_a_left_request_brings_late_does_not_count(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LinkRate, "came", lambda self, length, now: rates.pop(0))
+    rates = [7000, 9000, 8000]
+    fetcher = rig.fetcher(streams=1, deadline=0.3)
+    for block in rig.real[:3]:
+        fetcher.demand(block, block)
+    assert fetcher.stats[Fetched.LINK_RATE] == 9000
+    rates.append(10**9)
+    rig.store.hold()
+    with pytest.raises(UnavailableError):
+        fetcher.demand(rig.real[5], rig.real[5])
+    until(lambda: not fetcher._flights)
+    had = fetcher.stats[Fetched.BYTES_DEMAND]
+    rig.store.release()
+    until(lambda: fetcher.stats[Fetched.BYTES_DEMAND] > had)
+    assert (fetcher.stats[Fetched.LINK_RATE], rates) == (9000, [10**9])
 
 
 def test_without_a_profile_a_miss_brings_its_window(rig: Rig) -> None:

@@ -434,3 +434,36 @@ def test_what_if_every_node_restored_its_environment():
         same.span(node, "env", 0, 90, how="ran")
         same.span(node, "first_step", 100, 110)
     assert analyse(same.log()).what_if == []
+
+
+def test_what_if_the_hot_blocks_of_the_image_were_prefetched():
+    def start(waited=12.0, demand=300_000_000, hot=100_000_000, rate=100_000_000, others=400_000_000):
+        s = StartUp(gpus=8)
+        moved = {"bytes_demand": demand, "bytes_hot": hot, "waited_seconds": waited, "link_rate": rate}
+        s.span("n0", "image", 0, 10, **moved)
+        s.span("n1", "image", 0, 10, bytes_demand=0, bytes_hot=others, waited_seconds=0.5, link_rate=rate)
+        for node, ready in (("n0", 40), ("n1", 35)):
+            s.span(node, "env", 10, ready)
+            s.span(node, "first_step", 40, 50)
+        return s
+
+    (change,) = analyse(start().log()).what_if
+    assert change.name == "the image's hot blocks are prefetched"
+    # n0's own work is 30 + 10 s. Its 400 MB take 4 s, so 8 s less are waited for; n1 has 25 + 10 s, and is next.
+    assert (change.startup_seconds, change.saved_seconds) == (near(45), near(5))
+    assert change.saved_hours == near(5 * 16 / 3600)
+    (less,) = analyse(start(waited=7.0).log()).what_if
+    assert less.saved_seconds == near(3)
+    for more in (start(waited=4.0), start(waited=0.0), start(rate=1)):  # the stream takes as long, or longer
+        assert [change.saved_seconds for change in analyse(more.log()).what_if] == [0]
+    for none in (start(demand=0), start(rate=0), start(rate="fast")):
+        assert analyse(none.log()).what_if == []
+
+    alone = StartUp(gpus=8)
+    alone.span("n0", "image", 0, 10, bytes_demand=100, bytes_hot=0, waited_seconds=1000, link_rate=100)
+    alone.span("n0", "env", 10, 40)
+    alone.span("n0", "first_step", 40, 50)
+    assert analyse(alone.log()).what_if[0].saved_seconds == near(40)  # all but the mount
+    alone.span("n1", "image", 0, 30)  # no barrier: n0 goes on beside it
+    alone.span("n1", "first_step", 40, 50)
+    assert analyse(alone.log()).what_if[0].saved_seconds == near(20)  # the share of what comes after n1's image

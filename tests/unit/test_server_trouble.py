@@ -125,9 +125,17 @@ class Rig:
         self.answers: list[Any] = []
         self.fd = os.open(folder / "data", os.O_RDWR | os.O_CREAT)
         os.truncate(self.fd, 4096 << 12)
-        self.pending = PendingReads(
-            self.shared, self.near, self.fd, answer=lambda ctx, result: self.answers.append(result), rouse=lambda: None
-        )
+        self.now = 0
+        """Seconds."""
+        self.pending = self.start()
+
+    def start(self) -> PendingReads:
+        """Those of a FUSE server, the first one or one that takes over."""
+        self.shared.counts[Count.SERVER_STARTS] += 1
+        return PendingReads(
+            self.shared, self.near, self.fd, answer=lambda ctx, result: self.answers.append(result), rouse=lambda: None,
+            clock=lambda: self.now * 10**9,
+        )  # fmt: skip
 
     def close(self) -> None:
         self.near.close()
@@ -162,6 +170,51 @@ def test_more_readers_than_requests_have_room_are_all_asked_for(tmp_path: Path) 
     assert len(rig.answers) == 2000
     assert not any(isinstance(answer, OSError) for answer in rig.answers)
     assert rig.pending.timeout() is None
+    rig.close()
+
+
+def test_seconds_in_which_several_readers_wait_count_once(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    counts = rig.shared.counts
+
+    def miss(now: int, block: int) -> int:
+        rig.now = now
+        rig.pending.miss(block, block, context(7, block << 12))
+        got = rig.far.receive()
+        assert got is not None
+        assert isinstance(got[0], Wanted)
+        return got[0].id
+
+    def came(now: int, id: int) -> None:
+        rig.now = now
+        rig.far.send(Came(id))
+        rig.pending.take_messages()
+
+    def waited() -> tuple[int, int]:
+        return counts[Count.WAITED_NS] // 10**9, counts[Count.WAITING_SINCE_NS] // 10**9
+
+    one, two = miss(10, 1), miss(12, 2)
+    came(14, one)
+    assert waited() == (0, 10)
+    three = miss(15, 3)
+    came(17, two)
+    came(18, three)
+    assert waited() == (8, 0)
+    assert counts[Count.STALL_NS] == (4 + 5 + 3) * 10**9
+    came(20, three)  # told twice: nobody waits
+    assert waited() == (8, 0)
+    miss(30, 4)
+    rig.now = 95
+    rig.pending.expire()
+    assert waited() == (8 + 65, 0)
+    miss(100, 5)
+    rig.now = 103
+    rig.pending = rig.start()  # the server has died; the reader has waited until now at least
+    assert waited() == (73 + 3, 0)
+    miss(110, 6)
+    rig.now = 111
+    rig.pending.fail_all()
+    assert waited() == (76 + 1, 0)
     rig.close()
 
 

@@ -149,6 +149,7 @@ class _Node:
         self.began = time.monotonic()
         self.mounted: image.ImageMount | UserImage | None = None
         self.image_digest = ""
+        self.image_span = ""
         self.checkpoint: CheckpointStage | None = None
         if job.checkpoint:
             self.checkpoint = CheckpointStage(job.checkpoint, folder / CHECKPOINT, config, identity)
@@ -158,8 +159,8 @@ class _Node:
 
     def run(self, on_ready: Callable[[Start], None] | None) -> Start:
         offset = self.events.stat().st_size
-        with self._stage("image") as span:
-            container = self._image(span)
+        with self._stage("image") as self.image_span:
+            container = self._image(self.image_span)
         if self.checkpoint:
             self.stack.callback(self.checkpoint.close, self.events)
             self.checkpoint.begin()
@@ -319,7 +320,16 @@ class _Node:
         """Note what the techniques moved, while their servers still run."""
         if self.mounted:
             with _advisory("ask the block server what it moved"):
-                self.record.image.update(msgspec.to_builtins(self.mounted.status()) or {})
+                status = self.mounted.status()
+                self.record.image.update(msgspec.to_builtins(status) or {})
+                if status and status.uptime <= time.monotonic() - self.began:  # else it has served others before
+                    emit.annotate(
+                        self.image_span,
+                        bytes_demand=status.bytes_demand,
+                        bytes_hot=status.bytes_hot,
+                        waited_seconds=round(status.waited_seconds, 3),
+                        link_rate=status.link_rate,
+                    )
         if self.checkpoint:
             self.record.checkpoint = self.checkpoint.status()
 

@@ -66,6 +66,8 @@ class Fetched(enum.IntEnum):
     """Blocks asked for a second time because the prefetch that they were to come with was late."""
     CACHE_FULL = 7
     """1 while the cache is out of space."""
+    LINK_RATE = 8
+    """Bytes/s, the best that `LinkRate` has seen."""
 
 
 _BYTES_OF = {
@@ -88,6 +90,23 @@ class Flight:
         self.started = time.monotonic()
         self.left = False
         self.abandoned = False
+
+
+class LinkRate:
+    """How fast bytes come, measured from requests that begin while no other is under way, with all that join them:
+    every byte that counts was asked for after that, so the link is at least as fast. Called under the lock."""
+
+    def __init__(self) -> None:
+        self._began, self._bytes = 0.0, 0
+
+    def begin(self, now: float) -> None:
+        """The first request begins."""
+        self._began, self._bytes = now, 0
+
+    def came(self, length: int, now: float) -> int:
+        """``length`` bytes of one of the requests came. Returns bytes/s since the first one began."""
+        self._bytes += length
+        return int(self._bytes / max(now - self._began, 1e-6))
 
 
 class Fetcher:
@@ -128,6 +147,7 @@ class Fetcher:
         self._longest_wait = 1.5 * _LATE  # of the first bytes nobody knows how long they take
         self._hot: Sequence[int] = ()
         self._flights: set[Flight] = set()
+        self._link = LinkRate()
         self._last_demand = time.monotonic()
         self._rest_until = 0.0  # the source wants to be left alone
         self._pause_until = 0.0
@@ -292,6 +312,8 @@ class Fetcher:
             self._work_done.notify_all()
             return None
         flight = Flight(batch, self._stream if batch.pack == STREAM else None)
+        if not self._flights:
+            self._link.begin(flight.started)
         self._flights.add(flight)
         if self._queue.demanded:
             self._work_came.notify()
@@ -444,7 +466,7 @@ class Fetcher:
         batch = flight.batch
         try:
             raw = self._source.read(batch.pack, batch.offset, batch.length)
-            self._count(batch.priority, batch.length)
+            self._count(flight, batch.length)
         except DataError as exc:
             log.warning("%s", exc)
             # Perhaps only a part of the range is damaged or cut off: look at each block on its own.
@@ -455,7 +477,7 @@ class Fetcher:
         """A range of the hot stream: its frames are written while the rest of it arrives."""
         with contextlib.closing(stream.parts(flight.batch)) as parts:
             for part, raw in parts:
-                self._count(part.priority, part.length)
+                self._count(flight, part.length)
                 self._write(flight, part, raw)
                 with self._lock:
                     if flight.abandoned:
@@ -524,14 +546,17 @@ class Fetcher:
                 self._finish([(block, None, exc)])
             finally:
                 if answers:
-                    self._count(batch.priority, sum(answers))
+                    self._count(flight, sum(answers))
         return lost
 
-    def _count(self, priority: Priority, length: int) -> None:
-        """The source answered with ``length`` bytes."""
+    def _count(self, flight: Flight, length: int) -> None:
+        """The source answered ``flight`` with ``length`` bytes."""
         with self._lock:
             self._pause = _FIRST_PAUSE
-            self.stats[_BYTES_OF[priority]] += length
+            self.stats[_BYTES_OF[flight.batch.priority]] += length
+            if not flight.abandoned:  # else it may have begun before the others that are under way
+                rate = self._link.came(length, time.monotonic())
+                self.stats[Fetched.LINK_RATE] = max(self.stats[Fetched.LINK_RATE], rate)
 
     # -- what becomes of it ----------------------------------------------------------------------------------------
 

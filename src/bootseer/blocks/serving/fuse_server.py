@@ -207,7 +207,7 @@ class PendingReads:
     """Reads that wait for blocks: asked for over ``channel``, answered when these came, or with an error.
 
     Workers call `miss`, the main thread the rest; one lock, of the table and of the counters of slow reads. ``answer``
-    tells the kernel; ``rouse`` wakes the main thread, which has a deadline to mind then.
+    tells the kernel; ``rouse`` wakes the main thread, which has a deadline to mind then; ``clock`` is monotonic, in ns.
     """
 
     def __init__(
@@ -218,9 +218,10 @@ class PendingReads:
         *,
         answer: Callable[[fuse.Context, fuse.ReadResult | OSError], object],
         rouse: Callable[[], None],
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._shared, self._channel, self._data_fd = shared, channel, data_fd
-        self._answer_kernel, self._rouse = answer, rouse
+        self._answer_kernel, self._rouse, self._clock = answer, rouse, clock
         self._generation = shared.counts[Count.SERVER_STARTS]
         self._numbers = itertools.count()
         self._patience = shared.counts[Count.DEADLINE_MS] * 1_000_000 + int(_SLACK * 1e9)
@@ -228,6 +229,7 @@ class PendingReads:
         """While it is held no read is entered."""
         self._waiting: dict[int, _Waiting] = {}
         self._unsent: deque[int] = deque()
+        self._end_wait()  # of those who waited for a server that died
 
     # -- in the workers --------------------------------------------------------------------------------------------
 
@@ -239,8 +241,10 @@ class PendingReads:
         id = request_id(self._generation, next(self._numbers))
         ctx.on_interrupt = lambda: self._interrupted(id)
         with self.lock:
-            self._waiting[id] = _Waiting(ctx, first, last, time.monotonic_ns())
+            self._waiting[id] = waiting = _Waiting(ctx, first, last, self._clock())
             idle = len(self._waiting) == 1
+            if idle:
+                self._shared.counts[Count.WAITING_SINCE_NS] = waiting.began
         if not self._channel.send(Wanted(id, first, last, ctx.pid)):
             self._unsent.append(id)
             idle = True
@@ -257,8 +261,22 @@ class PendingReads:
             waiting = self._waiting.get(id)
             if waiting is None or not _is_dying(waiting.ctx.pid):
                 return
-            del self._waiting[id]
+            self._remove(id)
         self._answer_kernel(waiting.ctx, InterruptedError(errno.EINTR, os.strerror(errno.EINTR)))
+
+    def _remove(self, id: int) -> _Waiting | None:
+        """Under the lock: the read ``id``, which waits no more."""
+        waiting = self._waiting.pop(id, None)
+        if not self._waiting:
+            self._end_wait()
+        return waiting
+
+    def _end_wait(self) -> None:
+        """Under the lock: no reader waits any more. Count the time in which at least one did."""
+        counts = self._shared.counts
+        since, counts[Count.WAITING_SINCE_NS] = counts[Count.WAITING_SINCE_NS], 0
+        if since:
+            counts[Count.WAITED_NS] += max(0, self._clock() - since)
 
     # -- in the main thread ----------------------------------------------------------------------------------------
 
@@ -278,7 +296,7 @@ class PendingReads:
 
     def _came(self, message: Came, fd: int) -> None:
         with self.lock:
-            waiting = self._waiting.pop(message.id, None)
+            waiting = self._remove(message.id)
         if waiting is None:
             return
         ctx, number = waiting.ctx, message.errno
@@ -295,7 +313,7 @@ class PendingReads:
     def _settle(self, waiting: _Waiting, result: fuse.ReadResult | OSError) -> None:
         counts = self._shared.counts
         counts[Count.SLOW_FAULTS] += 1
-        counts[Count.STALL_NS] += max(0, time.monotonic_ns() - waiting.began)
+        counts[Count.STALL_NS] += max(0, self._clock() - waiting.began)
         if isinstance(result, OSError):
             counts[Count.FAILED_READS] += 1
         self._answer_kernel(waiting.ctx, result)
@@ -313,11 +331,11 @@ class PendingReads:
 
     def expire(self) -> None:
         """Errors for who has waited for too long, or waits without hope."""
-        now = time.monotonic_ns()
+        now = self._clock()
         hopeless = self._shared.counts[Count.HOPELESS]
         with self.lock:
             late = [id for id, waiting in self._waiting.items() if hopeless or now - waiting.began >= self._patience]
-            expired = [self._waiting.pop(id) for id in late]
+            expired = [waiting for id in late if (waiting := self._remove(id))]
         for waiting in expired:
             log.error("blocks %d..%d did not come; a read fails", waiting.first, waiting.last)
             self._shared.counts[Count.DENIED] += 1
@@ -331,7 +349,7 @@ class PendingReads:
             oldest = next(iter(self._waiting.values()), None)
         if oldest is None:
             return None
-        left = (self._patience - (time.monotonic_ns() - oldest.began)) // 1_000_000
+        left = (self._patience - (self._clock() - oldest.began)) // 1_000_000
         return max(1, min(left + 1, 1000))
 
     def fail_all(self) -> None:
@@ -339,6 +357,7 @@ class PendingReads:
         with self.lock:
             found = list(self._waiting.values())
             self._waiting.clear()
+            self._end_wait()
         for waiting in found:
             self._answer_kernel(waiting.ctx, OSError(errno.EIO, os.strerror(errno.EIO)))
 

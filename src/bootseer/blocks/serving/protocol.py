@@ -87,11 +87,15 @@ class TreeStatus(FetcherStatus, kw_only=True):
     bytes_demand: int = 0
     bytes_hot: int = 0
     bytes_background: int = 0
+    link_rate: int = 0
+    """Bytes/s, the best that the fetcher saw: the link gives at least this much."""
     reads: int = 0
     """Requests of the kernel; of a part of a file each."""
     slow_faults: int = 0
     stall_seconds: float = 0.0
     """Summed over readers, which may wait at the same time."""
+    waited_seconds: float = 0.0
+    """In which at least one reader, of whatever process, waited for a block: the union of their waits."""
     failed_reads: int = 0
     denied: int = 0
     """Reads that failed without an answer of a fetcher."""

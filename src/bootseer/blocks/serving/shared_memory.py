@@ -53,6 +53,10 @@ class Count:
     """The generation of the FUSE server that serves."""
     SERVER_BEAT = 9
     """Heartbeat, see `bootseer.kernel.child`."""
+    WAITED_NS = 10
+    """In which at least one reader waited for a block; up to ``WAITING_SINCE_NS``."""
+    WAITING_SINCE_NS = 11
+    """`time.monotonic_ns` since when at least one reader waits; 0: none does."""
     # fetcher
     RECORDING = 32
     """1 while first touches are to be noted."""
@@ -72,7 +76,7 @@ class Count:
     DETACHED = 40
     """1 when all is persisted and given up, and the fetcher finishes a hot pack for which nobody waits."""
     FETCHED = 96
-    """From here on the cells of `bootseer.blocks.fetch.fetcher.Fetched`, summed over all fetchers."""
+    """From here on the cells of `bootseer.blocks.fetch.fetcher.Fetched`, over all fetchers."""
     # supervisor
     BEGAN_NS = 64
     """`time.monotonic_ns` of the start of serving; touches count from here."""

@@ -375,6 +375,7 @@ class Supervisor:
         ready = bytes(shared.ready[:]).count(1)
         raw = shared.said.read()
         said = msgspec.msgpack.decode(raw, type=FetcherStatus) if raw else FetcherStatus()
+        now, since = time.monotonic_ns(), counts[Count.WAITING_SINCE_NS]
         return TreeStatus(
             id=self._spec.id,
             digest=self._spec.digest,
@@ -395,11 +396,12 @@ class Supervisor:
             reads=counts[Count.READS],
             slow_faults=counts[Count.SLOW_FAULTS],
             stall_seconds=counts[Count.STALL_NS] / 1e9,
+            waited_seconds=(counts[Count.WAITED_NS] + (max(0, now - since) if since else 0)) / 1e9,
             failed_reads=counts[Count.FAILED_READS],
             denied=counts[Count.DENIED],
             taken_over=counts[Count.TAKEN_OVER],
             read_ahead_bytes=counts[Count.READ_AHEAD],
-            uptime=(time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9,
+            uptime=(now - counts[Count.BEGAN_NS]) / 1e9,
             **fetched,
             **msgspec.structs.asdict(said),
         )
