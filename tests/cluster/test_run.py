@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
 TRAIN = b"""
 trap 'exit 99' INT TERM  # process 1 has no default for either
 . /run/bootseer/python/bootseer/profile/emit.sh
-bootseer_span import -- sleep 0.2
+bootseer_span import -- sleep ${BEFORE:-0.2}
 bootseer_span checkpoint_load -- cat /checkpoint/weights > /tmp/weights
 case $BOOTSEER_CHECKPOINT in */striped/checkpoint)  # as bootseer.torch does that reads some of it by its URL
 note='{"files":[{"path":"optimizer","size":9000000,"ranges":[[0,1048576]]}],"version":1}'
@@ -161,6 +161,19 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert image_span(cold)["bytes_hot"] > 0
     assert set(summary["stages"]) == {"image", "env", "init"}
     assert clean(cold)
+
+
+def test_the_profile_hears_how_much_of_the_image_is_here(node: Place, tmp_path: Path) -> None:
+    assert node.start(WHICH="hot").returncode == 0
+    assert "hot_total" not in image_span(node), "nothing was known, or all came at once"
+    slow = Place(node.site, tmp_path / "slow")
+    slow.here.mkdir()
+    slow.env["BOOTSEER_FAULTS"] = "blocks.hot.part=sleep:20"
+    assert slow.start(WHICH="hot", BEFORE="4").returncode == 0
+    (log,) = (slow.here / "events").rglob("*.jsonl")
+    notes = [json.loads(line)["attrs"] for line in log.read_text().splitlines() if '"hot_ready"' in line]
+    assert notes[0]["hot_ready"] < notes[0]["hot_total"]
+    assert len({note["hot_ready"] for note in notes}) == len(notes), "only what is new"
 
 
 def test_a_block_server_that_is_older_than_the_start_tells_it_nothing(node: Place) -> None:

@@ -50,6 +50,15 @@ def test_the_card_says_what_matters():
         assert part in shown, shown
 
 
+def test_the_card_of_a_start_that_goes_on_names_the_nodes_with_the_fewest_hot_blocks():
+    s = StartUp("llm", gpus=8)
+    for i, ready in enumerate((100, 90, 12, 100)):
+        s.span(f"n{i}", "image", 0, 2, hot_ready=ready, hot_total=100)
+        s.span(f"n{i}", "import", 2, None)
+    assert "hot blocks of the image: 12 % on n2, 90 % on n1; median 95 %" in text(card.render(analyse(s.log())))
+    assert "hot blocks" not in text(card.render(analyse(start().log())))
+
+
 def test_the_card_says_when_a_straggler_waited_for_its_image():
     def shown(waited):
         s = StartUp("llm", gpus=8)

@@ -49,6 +49,9 @@ _TOGETHER = 120.0
 _HOT_SECONDS = 120.0
 """A checkpoint waits so long for the hot blocks of the image."""
 
+_TELL_SECONDS = 2.0
+"""So often the profile hears how many of the image's hot blocks are here."""
+
 _CANCEL_SECONDS = 20.0
 """Seconds for a cancelled publication to stop reading what is then deleted."""
 
@@ -164,7 +167,7 @@ class _Node:
         if self.checkpoint:
             self.stack.callback(self.checkpoint.close, self.events)
             self.checkpoint.begin()
-            self.stack.enter_context(self._in_turn(self.checkpoint))
+        self.stack.enter_context(self._until_hot())
         if self.job.env:
             with self._stage("env") as span:
                 self.record.exit_code = self._env(container, self.job.env, span)
@@ -254,8 +257,9 @@ class _Node:
         return result.exit_code
 
     @contextlib.contextmanager
-    def _in_turn(self, checkpoint: CheckpointStage) -> Iterator[None]:
-        """Meanwhile a thread lets all of the checkpoint flow as soon as the hot blocks of the image are here.
+    def _until_hot(self) -> Iterator[None]:
+        """Meanwhile a thread tells the profile how many of the image's hot blocks are here, and lets all of the
+        checkpoint flow as soon as they all are.
 
         What the start before read of it waits for nothing: it is little, and needed. The rest of the image waits until
         the job is ready.
@@ -263,16 +267,29 @@ class _Node:
         over = threading.Event()
 
         def wait() -> None:
-            until = time.monotonic() + _HOT_SECONDS
-            pause = 1.0 if os.geteuid() else 0.2  # the node daemon has a process for each question
+            checkpoint, told, began = self.checkpoint, -1, time.monotonic()
+            next_time = began + _TELL_SECONDS
             with _advisory("see whether the image's hot blocks are here"):
-                while self.mounted and not _hot(self.mounted.status()) and not over.wait(pause):
-                    if time.monotonic() >= until:
-                        log.warning("the image's hot blocks are late: the checkpoint is fetched beside them")
+                while self.mounted and self.record.ready_seconds is None:
+                    status, now = self.mounted.status(), time.monotonic()
+                    hot = _hot(status)
+                    due = now >= next_time or (hot and told >= 0)
+                    if status and status.hot_total and status.hot_ready != told and due:
+                        emit.annotate(self.image_span, hot_ready=status.hot_ready, hot_total=status.hot_total)
+                        told, next_time = status.hot_ready, now + _TELL_SECONDS
+                    pause = 0.2 if checkpoint and not os.geteuid() else 1.0  # the node daemon has a process for each
+                    if now >= began + _HOT_SECONDS:
+                        pause = 15.0  # perhaps no first step is ever told of
+                        if checkpoint and not hot:
+                            log.warning("the image's hot blocks are late: the checkpoint is fetched beside them")
+                            checkpoint.release()
+                            checkpoint = None
+                    if hot or over.wait(pause):
                         break
-            checkpoint.release()
+            if checkpoint:
+                checkpoint.release()
 
-        thread = threading.Thread(target=wait, name="checkpoint-turn", daemon=True)
+        thread = threading.Thread(target=wait, name="until-hot", daemon=True)
         thread.start()
         try:
             yield

@@ -165,7 +165,7 @@ def _how(cell: Cell | None) -> str:
 
 
 def _remarks(report: JobReport) -> list[str]:
-    lines = []
+    lines = _hot_blocks(report)
     for stage in report.stages:
         for node in stage.stragglers[:3]:
             slow = next(n for n in report.nodes if n.node == node)
@@ -184,6 +184,16 @@ def _remarks(report: JobReport) -> list[str]:
                 f" (-{_number(change.saved_seconds)} s, -{_hours(change.saved_hours)} {report.cost.unit})"
             )
     return lines + _doubts(report)
+
+
+def _hot_blocks(report: JobReport) -> list[str]:
+    """While it starts: the nodes that have the least of the hot blocks of their image."""
+    pairs = [(node.node, _of_image(node, "hot_ready"), _of_image(node, "hot_total")) for node in report.nodes]
+    shares = sorted((ready / total, name) for name, ready, total in pairs if total)
+    if report.startup_seconds is not None or not shares or shares[0][0] >= 1:
+        return []
+    least = ", ".join(f"{100 * share:.0f} % on {name}" for share, name in shares[:3] if share < 1)
+    return [f"hot blocks of the image: {least}; median {100 * median(share for share, _ in shares):.0f} %"]
 
 
 def _image_late(report: JobReport, slow: NodeReport, excess: float) -> str:

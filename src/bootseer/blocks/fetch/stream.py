@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Generator, Sequence
 
+from bootseer import faults
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetch.source import StoreSource
 
@@ -106,6 +107,7 @@ class HotStream:
         with contextlib.closing(self.source.pieces(batch.offset, lengths)) as pieces:
             for this, raw in zip(parts, pieces, strict=True):
                 if this is not None:
+                    faults.point("blocks.hot.part")
                     yield this, raw
 
     def came(self, batch: Batch, part: Batch) -> None:
