@@ -117,6 +117,16 @@ def from_exit_code(code: int, message: str, *, hint: str = "") -> BootseerError:
 
 
 @contextlib.contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """An import inside that fails because the extra ``name`` is not installed is an `UnsupportedError`: ``what`` needs
+    it."""
+    try:
+        yield
+    except ImportError as exc:
+        raise UnsupportedError(f"{what} needs more packages: {exc}", hint=f"pip install 'bootseer[{name}]'") from None
+
+
+@contextlib.contextmanager
 def doing(what: str) -> Iterator[None]:
     """What `from_os_error` makes of an ``OSError`` inside."""
     try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 
@@ -24,33 +24,23 @@ def owned_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
     it; it is removed when nothing but our lock is left in it. Raises `OSError`."""
     hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
     folder = hidden.with_name(hidden.name[1:])
-    fd = os.open(hidden / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        hidden.rename(folder)  # nobody sees it without a lock that is held
-        yield folder
-    finally:
-        remove(folder)
-        os.close(fd)
+    with flock.locked(hidden / _LOCK, os.O_RDWR | os.O_CREAT):
+        try:
+            hidden.rename(folder)  # nobody sees it without a lock that is held
+            yield folder
+        finally:
+            remove(folder)
 
 
 @contextlib.contextmanager
 def adopted(folder: Path) -> Iterator[bool]:
     """Whether ``folder`` is left of a process that ended; then it is ours in this context. False for one in use, or on
     its way out."""
-    try:
-        fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield False
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield (folder / _LOCK).exists()
-    finally:
-        os.close(fd)
+    with contextlib.ExitStack() as stack:
+        ours = False
+        with contextlib.suppress(FileNotFoundError):
+            ours = stack.enter_context(flock.locked(folder / _LOCK))
+        yield ours and (folder / _LOCK).exists()
 
 
 def is_owned(folder: Path) -> bool:

@@ -72,7 +72,8 @@ def test_an_abandoned_write_is_gone(cluster, folder):
 
     with pytest.raises(ZeroDivisionError):
         interrupted()
-    assert not client.exists(f"{folder}/f")
+    with pytest.raises(NotFoundError):
+        client.info(f"{folder}/f")
 
 
 def test_the_stock_client_sees_the_parts(cluster, folder, tmp_path):

@@ -65,7 +65,9 @@ def test_nothing_needs_more_privileges(tmp_path: Path) -> None:
 @pytest.fixture
 def rootfs(tmp_path: Path) -> Path:
     (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nbroken\nbob:x:12:34::/:/bin/sh\n+::::\n")
+    (tmp_path / "etc/passwd").write_text(
+        "root:x:0:0::/:/bin/sh\nbroken\nbob:x:12:34::/:/bin/sh\n+::::\nx:x:\u00b2:\u00b2::/\n", "utf-8"
+    )
     (tmp_path / "etc/group").write_text("root:x:0:\nteam:x:55:bob,eve\nbobs:x:34:bob\nodd:x:y:bob\n")
     return tmp_path
 
@@ -85,7 +87,7 @@ def test_users(rootfs: Path, user: str, wanted: dict[str, Any]) -> None:
     assert container.user_of(rootfs, user) == wanted
 
 
-@pytest.mark.parametrize("user", ["eve", "bob:nobody"])
+@pytest.mark.parametrize("user", ["eve", "bob:nobody", "\u00b2", "bob:\u00b2", "x"])
 def test_unknown_users(rootfs: Path, user: str) -> None:
     with pytest.raises(ConfigError, match="of the image is not in its /etc/"):
         container.user_of(rootfs, user)

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer.env import EnvSpec, Target, key, parse_age, resolve_in
+from bootseer.env import EnvSpec, Target, key, resolve_in
 from bootseer.env._json import canonical
 from bootseer.env.explain import changes, explain
 from bootseer.env.key import KeyDocument, document_from
 from bootseer.errors import ConfigError, DataError
+from bootseer.units import parse_age
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "env"
 
@@ -81,6 +82,14 @@ def test_includes_that_include_each_other_end(folder: Path) -> None:
     assert set(key.build(spec(folder)).files) == {"requirements.txt", "more.txt"}
 
 
+def test_what_a_long_file_includes_counts(folder: Path) -> None:
+    with (folder / "requirements.txt").open("a") as file:  # as pip-compile writes them, with hashes
+        file.writelines(f"package-{number}==1.0 --hash=sha256:{number:064x}\n" for number in range(1000))
+    document = key.build(spec(folder))
+    assert not document.files["requirements.txt"].text
+    assert set(document.files) == {"requirements.txt", "more.txt"}
+
+
 def test_a_file_the_command_makes_is_no_input(folder: Path) -> None:
     target = folder / "target"
     one = spec(folder, targets=(Target(str(target)),), command=("cp", "more.txt", str(target / "made")))
@@ -98,6 +107,8 @@ def test_key_folder_counts_whole(folder: Path) -> None:
     (folder / "pkg" / "a.py").write_text("2")
     after = key.build(one)
     assert before.key != after.key
+    (folder / "pkg" / "link").symlink_to(folder)
+    assert key.build(one).key != after.key
     assert any(line.startswith("pkg changed") for line in changes(before, after))
 
 

@@ -18,12 +18,13 @@ import pytest
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, manifest
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, manifest, snapshots
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.unpack import _beside, recover
 from bootseer.errors import ConfigError, NotWritableError, UnavailableError
 from bootseer.store import lease
 from bootseer.store.folder import FolderStore
+from bootseer.testing import CheckedStore
 from support.waits import until
 
 
@@ -485,6 +486,26 @@ def test_a_journal_of_another_user_moves_nothing(site: Site) -> None:
         os.chown(folder / name, 65534, 65534)
     assert site.run("a").exit_code == 0
     assert ours.read_text() == "ours"
+
+
+def test_removing_many_snapshots_reads_each_once(site: Site) -> None:
+    class Counted(CheckedStore):
+        reads = 0
+
+        def get(self, key: str) -> bytes:
+            self.reads += 1
+            return super().get(key)
+
+    for number in range(6):
+        site.run("a", salt=str(number))
+    store = Counted(FolderStore(site.store))
+    found = snapshots.names(store)
+    snapshots.remove(store, found[:4])
+    assert store.reads == 6  # of those that go, and of those that stay, for the inventories that they share
+    assert sorted(snapshots.names(store)) == sorted(found[4:])
+    assert len(list(site.store.glob("env/lists/*"))) == len({one.inventory for one in snapshots.everything(store)})
+    snapshots.remove(store, found[4:])
+    assert not list(site.store.glob("env/lists/*"))
 
 
 def test_of_two_publishers_the_first_wins(site: Site) -> None:

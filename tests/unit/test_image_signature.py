@@ -276,7 +276,7 @@ def test_a_node_without_the_package_fails_closed(site: Site, monkeypatch: pytest
     site.convert()
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.serialization", None)
     for use in (site.resolve, site.convert):
-        with pytest.raises(UnsupportedError, match=r"pip install bootseer\[sign\]"):
+        with pytest.raises(UnsupportedError, match=r"pip install 'bootseer\[sign\]'"):
             use()
     assert site.resolve(key="").image, "who needs no signature needs no package"
 

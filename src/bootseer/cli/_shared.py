@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -119,6 +120,14 @@ def settings(store: str = "", verify_key: str = "", require_signature: bool = Fa
 
     found = node_settings.load().trusting(verify_key, require_signature)
     return msgspec.structs.replace(found, store=store or found.store)
+
+
+def volume_parts(text: str) -> tuple[str, str, bool]:
+    """Source, target and whether it is read-only of ``SRC:DST[:ro]``. Raises `ConfigError`."""
+    source, *more = text.split(":")
+    if not source or not more or more[1:] not in ([], ["ro"], ["rw"]):
+        raise ConfigError(f"bad volume {text!r}", hint="write SRC:DST or SRC:DST:ro")
+    return os.path.abspath(source), more[0], more[1:] == ["ro"]
 
 
 def open_shared(store: str = "") -> Store:

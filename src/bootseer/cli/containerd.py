@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bootseer.cli._shared import StoreUrl, count_text, settings
-from bootseer.errors import BootseerError, ConfigError, UnsupportedError, doing
+from bootseer.errors import BootseerError, ConfigError, doing, extra
 
 app = typer.Typer(no_args_is_help=True, help="Pods whose image has not arrived: a snapshotter for containerd")
 
@@ -25,10 +25,8 @@ def serve(root: Root = _ROOT, socket: Socket = _SOCKET, store: StoreUrl = "") ->
 
     Layers of converted images are not pulled: containers get a lazily mounted tree. Other images work as always.
     """
-    try:
+    with extra("containerd", "the snapshotter"):
         from bootseer.containerd import server
-    except ImportError as exc:
-        raise _missing(exc) from None
     server.serve(root, socket, settings(store))
 
 
@@ -68,10 +66,8 @@ def config(
 @app.command()
 def uninstall(root: Root = _ROOT, socket: Socket = _SOCKET) -> None:
     """Remove the snapshotter's mounts and files, once nothing needs them; before, print the commands to run first."""
-    try:
+    with extra("containerd", "the snapshotter"):
         from bootseer.containerd import uninstall as removal
-    except ImportError as exc:
-        raise _missing(exc) from None
     lines = removal.needed(root)
     for line in lines:
         typer.echo(line)
@@ -82,7 +78,3 @@ def uninstall(root: Root = _ROOT, socket: Socket = _SOCKET) -> None:
         )
     removal.remove(root, socket, settings())
     typer.echo(f"removed {root}")
-
-
-def _missing(exc: ImportError) -> UnsupportedError:
-    return UnsupportedError(f"the snapshotter needs more packages: {exc}", hint="pip install 'bootseer[containerd]'")

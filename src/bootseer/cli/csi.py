@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bootseer.cli._shared import StoreUrl, settings
-from bootseer.errors import UnsupportedError
+from bootseer.errors import extra
 
 app = typer.Typer(no_args_is_help=True, help="Volumes of pods: images, environments and checkpoints, over CSI")
 
@@ -26,10 +26,6 @@ def serve(
     store: StoreUrl = "",
 ) -> None:
     """Serve volumes to the kubelet until SIGTERM; run it as a service, see docs/howto/kubernetes.md."""
-    try:
+    with extra("containerd", "the CSI driver"):
         from bootseer.csi import server
-    except ImportError as exc:
-        raise UnsupportedError(
-            f"the CSI driver needs more packages: {exc}", hint="pip install 'bootseer[containerd]'"
-        ) from None
     server.serve(kubelet_dir, settings(store))

@@ -263,8 +263,7 @@ def _remove(shared: Store, keys: list[str], dry_run: bool, as_json: bool) -> Non
     from bootseer.env import snapshots
 
     if not dry_run:
-        for key in keys:
-            snapshots.remove(shared, key)
+        snapshots.remove(shared, keys)
     lines = [f"{'would remove' if dry_run else 'removed'} snapshot {key[:12]}" for key in keys]
     answer({"dry_run": dry_run, "removed": [{"key": key} for key in keys]}, as_json, *lines)
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import COMMAND_LAST
-from bootseer.errors import ConfigError, NotFoundError
+from bootseer.cli._shared import COMMAND_LAST, volume_parts
+from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.kernel.enter import Shown
@@ -39,6 +39,7 @@ def enter(
     Example: srun bootseer exec python train.py
     """
     from bootseer import rootless
+    from bootseer.kernel.enter import Shown
 
     words = command[1:] if command[0] == "--" else command
     if not words:
@@ -50,7 +51,7 @@ def enter(
             root=str(root),
             argv=words,
             env={**os.environ, **variables},
-            shown=[*_usual(here), *map(volume, volumes or [])],
+            shown=[*_usual(here), *(Shown(*volume_parts(text)) for text in volumes or [])],
             folders=[cwd] if cwd else [here, folder or "/"],
             must=bool(cwd),
         )
@@ -82,12 +83,3 @@ def _usual(here: str) -> list[Shown]:
         if path != "/" and not covered and os.path.isdir(path):
             found.append(path)
     return [Shown(path, path) for path in found]
-
-
-def volume(text: str) -> Shown:
-    from bootseer.kernel.enter import Shown
-
-    parts = text.split(":")
-    if len(parts) not in (2, 3) or not parts[0] or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
-        raise ConfigError(f"bad volume {text!r}", hint="write SRC:DST or SRC:DST:ro")
-    return Shown(os.path.abspath(parts[0]), parts[1], parts[2:] == ["ro"])

@@ -122,8 +122,9 @@ def get(
         if os.path.isdir(target):  # of Path, it raises for too long a name
             raise NotWritableError(f"cannot write {target}: it is a folder")
         with progress(name, as_json) as report:
-            copied.append({"path": str(target), "size": fs.get(name, target, progress=report)})
-            size += fs.stat(name).size
+            got = fs.get(name, target, progress=report)
+        copied.append({"path": str(target), "size": got})
+        size += got
     answer({"url": url, "files": copied}, as_json, f"{local}: {files_text(len(copied), size)} copied")
 
 

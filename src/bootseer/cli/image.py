@@ -28,6 +28,7 @@ from bootseer.cli._shared import (
     count_text,
     old_name,
     settings,
+    volume_parts,
 )
 from bootseer.cli.image_mount import status_lines, sweep
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
@@ -295,9 +296,7 @@ def _variable(text: str) -> tuple[str, str]:
 def _bind(text: str) -> Bind:
     from bootseer.image import runtime
 
-    parts = text.split(":")
-    if len(parts) not in (2, 3) or (len(parts) == 3 and parts[2] not in ("ro", "rw")):
-        raise ConfigError(f"bad volume {text!r}", hint="write SRC:DST or SRC:DST:ro")
-    if not Path(parts[0]).exists():
-        raise NotFoundError(f"no file or folder {parts[0]} to show in the container")
-    return runtime.Bind(str(Path(parts[0]).absolute()), parts[1], parts[2:] == ["ro"])
+    bind = runtime.Bind(*volume_parts(text))
+    if not os.path.exists(bind.source):
+        raise NotFoundError(f"no file or folder {bind.source} to show in the container")
+    return bind

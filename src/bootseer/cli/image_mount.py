@@ -124,7 +124,7 @@ def unmount(
 
         client.unmount(found[0].id, config=config)
     else:
-        image.unmount(target, config.state_dir)
+        image.attach(target, Path(config.state_dir)).unmount()
     answer({"target": target, "mounted": False}, as_json)
 
 

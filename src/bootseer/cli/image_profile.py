@@ -22,7 +22,7 @@ from bootseer.cli._shared import (
     share_text,
 )
 from bootseer.cli.image_look import opened
-from bootseer.errors import DataError, NotFoundError, from_os_error
+from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
@@ -208,11 +208,11 @@ def _read_status(path: Path) -> TreeStatus:
 
     from bootseer.blocks.serving.protocol import TreeStatus
 
+    with doing(f"read {path}"):
+        text = path.read_bytes()
     try:
-        raw = msgspec.json.decode(path.read_bytes())
+        raw = msgspec.json.decode(text)
         return msgspec.convert(raw.get("status", raw), TreeStatus)
-    except OSError as exc:
-        raise from_os_error(exc, f"read {path}") from exc
     except (msgspec.MsgspecError, AttributeError, UnicodeDecodeError):
         raise DataError(f"{path} is not what bootseer image status DIR --json prints") from None
 
@@ -223,7 +223,5 @@ def _draw(path: Path, starts: Sequence[Recorded]) -> None:
 
     newest = list(starts)[-8:]
     series = [(f"{one.job} {text.when(one)} {one.digest[:8]}", explain.timeline(one.trace)) for one in newest]
-    try:
+    with doing(f"write {path}"):
         path.write_text(svg(series), encoding="utf-8")
-    except OSError as exc:
-        raise from_os_error(exc, f"write {path}") from exc

@@ -12,6 +12,7 @@ import typer
 
 from bootseer.cli import profile_fleet, profile_import, profile_serve
 from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json, understood
+from bootseer.cli.profile_fleet import given_paths
 from bootseer.cli.profile_import import write_out
 from bootseer.errors import ConfigError
 from bootseer.units import one_line
@@ -177,12 +178,7 @@ def _nodes(given: str | None) -> tuple[int | None, list[str]]:
 def _read(paths: list[Path] | None) -> EventLog:
     from bootseer.profile import events as event_files
 
-    if not paths:
-        held = os.environ.get("BOOTSEER_EVENTS")
-        if not held:
-            raise ConfigError("no events given", hint="name an events file or a job folder, or set BOOTSEER_EVENTS")
-        paths = [Path(held)]
-    return event_files.read(paths)
+    return event_files.read(given_paths(paths))
 
 
 def _choose(log: EventLog, job: str | None, attempt: str | None, cycle: int | None, every: bool) -> list[Identity]:

@@ -10,7 +10,7 @@ import typer
 
 from bootseer.cli._shared import AsJson, print_json
 from bootseer.cli.profile_fleet import Paths, given_paths
-from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing
+from bootseer.errors import ConfigError, NotFoundError, doing, extra
 
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog
@@ -45,12 +45,10 @@ def serve(
 
     Example: bootseer profile serve /shared/jobs
     """
-    try:
+    with extra("serve", "profile serve"):
         import uvicorn
 
         from bootseer.profile.web import access, app
-    except ImportError as exc:
-        raise UnsupportedError(f"the pages need the package {exc.name}", hint="pip install 'bootseer[serve]'") from None
     from bootseer.profile.index import Index
 
     token = _token(token_file)

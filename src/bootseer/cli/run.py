@@ -47,7 +47,7 @@ def run(
     import msgspec
 
     from bootseer import launch
-    from bootseer.errors import ConfigError, from_os_error
+    from bootseer.errors import ConfigError, doing
 
     job = launch.job.load(job_file)
     chosen = set(launch.job.TECHNIQUES) if without == "all" else {name for name in without.split(",") if name}
@@ -72,10 +72,8 @@ def run(
         on_ready=ready,
     )
     if summary:
-        try:
+        with doing(f"write summary {summary}"):
             summary.write_bytes(msgspec.json.format(msgspec.json.encode(done), indent=2) + b"\n")
-        except OSError as exc:
-            raise from_os_error(exc, f"write summary {summary}") from None
     sys.exit(done.exit_code)
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, doing
+from bootseer.kernel.mount import copy_root
 from bootseer.kernel.removal import discard_tree
 
 _SCHEMA = """
@@ -130,9 +131,7 @@ class Snapshots:
                     (folder / part).mkdir()
                     (folder / part).chmod(mode)
                 if like is not None:
-                    found = os.stat(like)
-                    os.chown(folder / "fs", found.st_uid, found.st_gid)
-                    os.chmod(folder / "fs", found.st_mode & 0o7777)
+                    copy_root(like, folder / "fs")
             self._insert(name, parent, kind, labels, folder.name, Layer("", "", ""))
             return self._get(name)
 

@@ -6,7 +6,6 @@ A demo that is killed (SIGKILL, power) cannot keep that promise itself; the next
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -18,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
+from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
 from bootseer.private import private_folder
 
@@ -42,13 +42,9 @@ def claim(cache: Path) -> Path:
 @contextlib.contextmanager
 def only_one(cache: Path) -> Iterator[None]:
     """Hold the demo's lock. Raises `BootseerError` when another demo runs from the same cache folder."""
-    with open(cache / _LOCK, "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BootseerError(
-                f"another demo runs from {cache}", hint="wait for it, or pass another --cache"
-            ) from None
+    with flock.locked(cache / _LOCK, os.O_RDWR | os.O_CREAT) as alone:
+        if not alone:
+            raise BootseerError(f"another demo runs from {cache}", hint="wait for it, or pass another --cache")
         yield
 
 

@@ -6,6 +6,5 @@
 from bootseer.env.publication import Publication
 from bootseer.env.spec import EnvResult, EnvSpec, Mounted, Outcome, Target, resolve_in
 from bootseer.env.stage import run
-from bootseer.units import parse_age
 
-__all__ = ["EnvResult", "EnvSpec", "Mounted", "Outcome", "Publication", "Target", "parse_age", "resolve_in", "run"]
+__all__ = ["EnvResult", "EnvSpec", "Mounted", "Outcome", "Publication", "Target", "resolve_in", "run"]

@@ -217,9 +217,9 @@ def _add(out: dict[str, FileInput], name: str, path: Path, *, required: bool) ->
         if required:
             raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
         return
-    out[name] = found = _content(path.name, data)
-    if path.suffix in (".txt", ".in") and found.text:
-        for include in _INCLUDE.findall(data.decode()):
+    out[name] = _content(path.name, data)
+    if path.suffix in (".txt", ".in") and b"\0" not in data:
+        for include in _INCLUDE.findall(data.decode(errors="replace")):
             inner = os.path.normpath(os.path.join(os.path.dirname(name), include))
             if inner not in out and "://" not in include and len(out) < 1000:
                 _add(out, inner, path.parent / include, required=False)
@@ -246,7 +246,8 @@ def _folder_input(folder: Path) -> FileInput:
     size = 0
     for base, dirs, names in os.walk(folder):
         dirs[:] = sorted(name for name in dirs if name not in (".git", "__pycache__"))
-        for name in sorted(names):
+        links = [name for name in dirs if Path(base, name).is_symlink()]
+        for name in sorted([*names, *links]):
             path = Path(base, name)
             try:
                 data = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()

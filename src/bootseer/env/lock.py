@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from bootseer.env.spec import Target
 from bootseer.errors import UnavailableError, doing
+from bootseer.kernel import flock
 from bootseer.private import private_folder
 
 WAIT_SECONDS = 3600.0
@@ -47,17 +47,9 @@ def groups_locked(state_dir: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _held(state_dir: Path, name: str, until: float, busy: str) -> Iterator[None]:
     path = private_folder(state_dir, sub="env/locks") / name
-    with doing(f"lock {path}"):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    raise UnavailableError(f"{busy} for too long") from None
-                time.sleep(0.05)
+    with contextlib.ExitStack() as stack:
+        with doing(f"lock {path}"):
+            held = stack.enter_context(flock.locked(path, os.O_RDWR | os.O_CREAT, until - time.monotonic()))
+        if not held:
+            raise UnavailableError(f"{busy} for too long")
         yield
-    finally:
-        os.close(fd)

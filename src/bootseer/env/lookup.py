@@ -109,8 +109,6 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
         return f"the snapshot is {age} old, the maximum is {age_text(spec.max_age or 0)}"
     if reason := _quarantined(found, config):
         return f"the snapshot is quarantined on this node: {reason}"
-    if found.document.targets != [target.path for target in spec.targets]:
-        return "the snapshot was made for other paths"
     place = spec.targets[0].host if unpacking else Path(config.cache_dir)
     need = (2 * found.size + found.stored if unpacking else 0) + _SLACK
     free = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free

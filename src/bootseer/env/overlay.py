@@ -105,7 +105,7 @@ class Group:
     @property
     def here(self) -> bool:
         """Whether it is of this mount namespace. (A number that is used again does no harm: nothing is mounted.)"""
-        return self.record.namespace == mounts.namespace() and self.record.boot == boot_id()
+        return self.record.namespace == mounts.namespace() and self.record.boot == mounts.boot_id()
 
     @property
     def mounted(self) -> list[Path]:
@@ -209,11 +209,7 @@ class Group:
         with doing(f"prepare an overlay on {host}"):
             for folder in (upper, work, self.area / "empty", host):
                 folder.mkdir(parents=True, exist_ok=True)
-            # The root of an overlay shows the attributes of its upper directory.
-            found = os.stat(next(iter(self._layers(number, frozen)), host))
-            os.chown(upper, found.st_uid, found.st_gid)
-            os.chmod(upper, found.st_mode & 0o7777)
-            os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+            mounts.copy_root(next(iter(self._layers(number, frozen)), host), upper)
 
     def _mount(self, number: int, host: Path, *, frozen: bool) -> None:
         upper, work = self._writable(number, frozen)
@@ -338,7 +334,7 @@ class Group:
 
     def clear(self) -> None:
         """Delete it if it is left of processes that ended, or of an earlier boot."""
-        if self.record.boot == boot_id():
+        if self.record.boot == mounts.boot_id():
             if self.here:
                 if not self.mounted and not users.alive(self.record.users):
                     self.take_down()
@@ -365,7 +361,7 @@ def new_group(
         key=key,
         targets=list(targets),
         area=str(area),
-        boot=boot_id(),
+        boot=mounts.boot_id(),
         namespace=mounts.namespace(),
         users=mine,
     )
@@ -415,7 +411,7 @@ def sweep(config: Config) -> None:
     """Remove what earlier boots left, and processes that ended: no mount uses it."""
     for folder in trusted(Path(config.cache_dir)).glob("env/*"):
         try:
-            if (folder / "boot").read_text() == boot_id():
+            if (folder / "boot").read_text() == mounts.boot_id():
                 continue
         except OSError:
             continue
@@ -425,7 +421,3 @@ def sweep(config: Config) -> None:
             group.clear()
         except BootseerError as exc:  # no reason not to start what is to start now
             log.warning("%s; %s is left for now", exc, group.area)
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from bootseer.blocks import tree
@@ -57,20 +58,24 @@ def everything(store: Store) -> list[SnapshotManifest]:
     return sorted(found, key=lambda item: -item.created)
 
 
-def remove(store: Store, name: str) -> None:
-    """Remove a snapshot, damaged or not: no node restores it from now on; mounts of it go on. Its blocks, which images
-    and other snapshots may have in common with it, stay. Raises `NotWritableError`, `UnavailableError`."""
-    path = manifest.manifest_key(name)
-    try:
-        found = manifest.decode(store.get(path), name)
-    except (DataError, NotFoundError) as exc:
-        log.info("%s", exc)
+def remove(store: Store, names: Iterable[str]) -> None:
+    """Remove snapshots, damaged or not: no node restores them from now on; mounts of them go on. Their blocks, which
+    images and other snapshots may have in common with them, stay. Raises `NotWritableError`, `UnavailableError`."""
+    inventories: set[str] = set()
+    for name in names:
+        path = manifest.manifest_key(name)
+        try:
+            found = manifest.decode(store.get(path), name)
+        except (DataError, NotFoundError) as exc:
+            log.info("%s", exc)
+            store.delete(path)
+            continue
         store.delete(path)
-        return
-    store.delete(path)
-    store.delete(manifest.index_key(found))
-    if found.inventory not in {other.inventory for other in everything(store)}:
-        store.delete(inventory_key(found.inventory))
+        store.delete(manifest.index_key(found))
+        inventories.add(found.inventory)
+    if inventories:
+        for unused in inventories - {other.inventory for other in everything(store)}:
+            store.delete(inventory_key(unused))
 
 
 def entries(store: Store, found: SnapshotManifest) -> list[Entry]:

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
-from bootseer.hdfs import extra
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError, extra
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.errors import REACH, is_below_a_file, translate
@@ -90,7 +89,7 @@ class HdfsClient:
 
     def _native(self) -> Client:
         if self._client is None:
-            with extra():
+            with extra("hdfs", "HDFS"):
                 import hdfs_native
 
             # hdfs-native tries a refused connection again for minutes; a wrong port or host name should fail at once
@@ -125,13 +124,6 @@ class HdfsClient:
     def consumed(self, path: str) -> int:
         """Bytes that all replicas of a file take; a block that is still being written counts as a whole one."""
         return self.call(lambda client: int(client.get_content_summary(path).space_consumed), f"look up {path}")
-
-    def exists(self, path: str) -> bool:
-        try:
-            self.info(path)
-        except NotFoundError:
-            return False
-        return True
 
     def list(self, path: str) -> list[FileStatus]:
         """The entries of the folder ``path`` in path order; a file lists itself."""

@@ -18,7 +18,6 @@ import socket
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 
 from bootseer.hdfs.dial import Address, dial
@@ -215,19 +214,18 @@ def connect(address: Address, until: float, transfer: Transfer, *, silent_ms: in
     return Connection(sock, address)
 
 
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
 class Pool:
     """Idle connections, kept for ``seconds`` and at most ``most`` to all addresses together. All threads share it.
 
-    They are closed at the end of the process. A forked child's pool is empty: `bootseer.hdfs.dial` closes its copies.
+    A pool lives as long as its process, and closes them at its end. That of a forked child is empty: `hdfs.dial`
+    closes its copies.
     """
 
     def __init__(self, seconds: float, most: int) -> None:
         self.seconds, self.most = seconds, most
         self.forget()
-        _pools.add(self)
+        os.register_at_fork(after_in_child=self.forget)
+        atexit.register(self.clear)
 
     def forget(self) -> None:
         """In a forked child: another thread of the parent may have had the lock."""
@@ -269,17 +267,3 @@ class Pool:
         """How many are connected to ``address``."""
         with self._lock:
             return sum(connection.address == address for _, connection in self._idle)
-
-
-def _forget() -> None:
-    for pool in list(_pools):
-        pool.forget()
-
-
-def _clear() -> None:
-    for pool in list(_pools):
-        pool.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
-atexit.register(_clear)

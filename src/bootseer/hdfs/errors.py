@@ -96,7 +96,6 @@ class SaslRequired(UnsupportedError):
 
     def __init__(self, mechanisms: str) -> None:
         super().__init__(f"the NameNode wants authentication ({mechanisms})", hint="use hdfs_access = native")
-        self.mechanisms = mechanisms
 
 
 def remote(exc: RemoteError, doing: str) -> BootseerError | FileExistsError:

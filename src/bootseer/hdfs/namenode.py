@@ -1,7 +1,7 @@
 """What this project asks of a NameNode, typed: files and folders, blocks and their DataNodes, leases and pipelines.
 
-Every operation takes a deadline in seconds (`DEADLINE` when it is None) and is tried again until then while the
-NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.rpc` says why that is right also for
+Every operation has a deadline in seconds (`DEADLINE` where its caller sets none) and is tried again until then while
+the NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.rpc` says why that is right also for
 operations that change something.
 
 Errors of every operation: `NotFoundError`, `FileExistsError`, `NotWritableError` (permission; another name in the way;
@@ -122,12 +122,12 @@ class NameNode:
         """Close idle connections; the object goes on working."""
         self._rpc.close()
 
-    def _call(self, method: str, request: Message, answer: type[M], doing: str, deadline: float | None) -> M:
-        return self._rpc.call(method, request, answer, doing, deadline=DEADLINE if deadline is None else deadline)
+    def _call(self, method: str, request: Message, answer: type[M], doing: str, deadline: float = DEADLINE) -> M:
+        return self._rpc.call(method, request, answer, doing, deadline=deadline)
 
     # -- files and folders ----------------------------------------------------------------------------------------
 
-    def info(self, path: str, *, deadline: float | None = None) -> FileStatus | None:
+    def info(self, path: str, *, deadline: float = DEADLINE) -> FileStatus | None:
         """One file or folder; None when there is none."""
         request = wire.GetFileInfoRequest(src=_text(path))
         try:
@@ -140,7 +140,7 @@ class NameNode:
             raise
         return FileStatus.of(found.status, path) if found.HasField("status") else None
 
-    def list(self, path: str, *, deadline: float | None = None) -> builtins.list[FileStatus]:
+    def list(self, path: str) -> builtins.list[FileStatus]:
         """What is in the folder ``path``, in the order of the names' bytes; a file lists itself.
 
         The NameNode gives a page at a time (``dfs.ls.limit``, 1000), and each page has the deadline. Entries that
@@ -150,7 +150,7 @@ class NameNode:
         after = b""
         while True:
             request = wire.GetListingRequest(src=_text(path), start_after=after, need_location=False)
-            found = self._call("getListing", request, wire.GetListingResponse, f"list {path}", deadline)
+            found = self._call("getListing", request, wire.GetListingResponse, f"list {path}")
             if not found.HasField("listing"):
                 raise NotFoundError(f"cannot list {path} on {self.url}: no such file or folder")
             for entry in found.listing.entries:
@@ -163,68 +163,68 @@ class NameNode:
                 raise DataError(f"{self.url} lists {path} without end")
             after = last
 
-    def mkdirs(self, path: str, *, deadline: float | None = None) -> None:
+    def mkdirs(self, path: str, *, deadline: float = DEADLINE) -> None:
         """Make the folder and its parents; nothing to do when it exists."""
         request = wire.MkdirsRequest(src=_text(path), masked=wire.Permission(mode=_FOLDER_MODE), create_parent=True)
         self._call("mkdirs", request, wire.Result, f"make folder {path}", deadline)
 
-    def rename(self, src: str, dst: str, overwrite: bool = False, *, deadline: float | None = None) -> None:
+    def rename(self, src: str, dst: str, overwrite: bool = False, *, deadline: float = DEADLINE) -> None:
         """One atomic step. `FileExistsError` when ``dst`` exists and may not be replaced."""
         request = wire.RenameRequest(src=_text(src), dst=_text(dst), overwrite=overwrite)
         self._call("rename2", request, wire.Empty, f"rename {src} to {dst}", deadline)
 
-    def delete(self, path: str, recursive: bool = False, *, deadline: float | None = None) -> bool:
+    def delete(self, path: str, recursive: bool = False, *, deadline: float = DEADLINE) -> bool:
         """Remove a file or folder; False when there was none."""
         request = wire.DeleteRequest(src=_text(path), recursive=recursive)
         return self._call("delete", request, wire.Result, f"delete {path}", deadline).result
 
-    def set_permission(self, path: str, mode: int, *, deadline: float | None = None) -> None:
+    def set_permission(self, path: str, mode: int) -> None:
         """``mode``: the nine bits of chmod(1)."""
         request = wire.SetPermissionRequest(src=_text(path), permission=wire.Permission(mode=mode))
-        self._call("setPermission", request, wire.Empty, f"change the mode of {path}", deadline)
+        self._call("setPermission", request, wire.Empty, f"change the mode of {path}")
 
-    def set_owner(self, path: str, owner: str | None, group: str | None, *, deadline: float | None = None) -> None:
+    def set_owner(self, path: str, owner: str | None, group: str | None) -> None:
         """None: stays."""
         request = wire.SetOwnerRequest(src=_text(path), owner=owner, group=group)
-        self._call("setOwner", request, wire.Empty, f"change the owner of {path}", deadline)
+        self._call("setOwner", request, wire.Empty, f"change the owner of {path}")
 
-    def set_times(self, path: str, mtime_ms: int, *, deadline: float | None = None) -> None:
+    def set_times(self, path: str, mtime_ms: int) -> None:
         """The modification time, in milliseconds since 1970; the time of access becomes the same."""
         request = wire.SetTimesRequest(src=_text(path), mtime=mtime_ms, atime=mtime_ms)
-        self._call("setTimes", request, wire.Empty, f"change the time of {path}", deadline)
+        self._call("setTimes", request, wire.Empty, f"change the time of {path}")
 
-    def xattrs(self, path: str, *, deadline: float | None = None) -> dict[str, bytes]:
+    def xattrs(self, path: str) -> dict[str, bytes]:
         """The extended attributes that this user may see, by their names."""
         request = wire.GetXAttrsRequest(src=_text(path))
         answer = wire.GetXAttrsResponse
-        found = self._call("getXAttrs", request, answer, f"look up attributes of {path}", deadline)
+        found = self._call("getXAttrs", request, answer, f"look up attributes of {path}")
         return {_NAMESPACES[one.namespace] + one.name: one.value for one in found.attributes if one.namespace < 3}
 
-    def set_xattr(self, path: str, name: str, value: bytes, flags: int, *, deadline: float | None = None) -> None:
+    def set_xattr(self, path: str, name: str, value: bytes, flags: int) -> None:
         """``flags``: as of setxattr(2). What refuses it: `bootseer.hdfs.errors.xattr_errno`."""
         request = wire.SetXAttrRequest(src=_text(path), attribute=_xattr(name, value), flags=flags or 3)
-        self._call("setXAttr", request, wire.Empty, f"set {name} of {path}", deadline)
+        self._call("setXAttr", request, wire.Empty, f"set {name} of {path}")
 
-    def remove_xattr(self, path: str, name: str, *, deadline: float | None = None) -> None:
+    def remove_xattr(self, path: str, name: str) -> None:
         """As `set_xattr`."""
         request = wire.RemoveXAttrRequest(src=_text(path), attribute=_xattr(name))
-        self._call("removeXAttr", request, wire.Empty, f"remove {name} of {path}", deadline)
+        self._call("removeXAttr", request, wire.Empty, f"remove {name} of {path}")
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    def blocks(self, path: str, offset: int = 0, length: int = 1 << 62, *, deadline: float | None = None) -> FileBlocks:
+    def blocks(self, path: str, offset: int = 0, length: int = 1 << 62) -> FileBlocks:
         """The blocks of a file that touch ``length`` bytes from ``offset``, and the DataNodes that have them."""
         request = wire.GetBlockLocationsRequest(src=_text(path), offset=offset, length=length)
         answer = wire.GetBlockLocationsResponse
-        found = self._call("getBlockLocations", request, answer, f"locate {path}", deadline)
+        found = self._call("getBlockLocations", request, answer, f"locate {path}")
         if not found.HasField("locations"):
             raise NotFoundError(f"cannot locate {path} on {self.url}: no such file or folder")
         return FileBlocks.of(found.locations)
 
-    def report_bad_blocks(self, blocks: Sequence[Located], *, deadline: float | None = None) -> None:
+    def report_bad_blocks(self, blocks: Sequence[Located]) -> None:
         """Tell of damaged replicas: those on ``nodes`` of each block. The NameNode replaces them from good ones."""
         request = wire.ReportBadBlocksRequest(blocks=[block.message for block in blocks])
-        self._call("reportBadBlocks", request, wire.Empty, "report damaged replicas", deadline)
+        self._call("reportBadBlocks", request, wire.Empty, "report damaged replicas")
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class NameNode:
         replication: int | None = None,
         block_size: int | None = None,
         mode: int | None = None,
-        deadline: float | None = None,
+        deadline: float = DEADLINE,
     ) -> FileStatus:
         """A new, empty file whose lease `client_name` holds; missing parent folders are made.
 
@@ -264,7 +264,7 @@ class NameNode:
         exclude: Iterable[DataNode] = (),
         favoured: Iterable[str] = (),
         *,
-        deadline: float | None = None,
+        deadline: float = DEADLINE,
     ) -> Located:
         """A new last block, and where to write it. ``previous``: the last one, with its final length.
 
@@ -281,21 +281,21 @@ class NameNode:
         found = self._call("addBlock", request, wire.AddBlockResponse, f"add a block to {path}", deadline)
         return Located.of(found.block)
 
-    def abandon_block(self, block: Block, path: str, file_id: int, *, deadline: float | None = None) -> None:
+    def abandon_block(self, block: Block, path: str, file_id: int, *, deadline: float = DEADLINE) -> None:
         """Give up the last block, of which nothing was acknowledged."""
         request = wire.AbandonBlockRequest(
             block=block.message, src=_text(path), holder=self.client_name, file_id=file_id
         )
         self._call("abandonBlock", request, wire.Empty, f"abandon a block of {path}", deadline)
 
-    def complete(self, path: str, file_id: int, last: Block | None, *, deadline: float | None = None) -> bool:
+    def complete(self, path: str, file_id: int, last: Block | None, *, deadline: float = DEADLINE) -> bool:
         """Finish the file; ``last`` with its final length. False: too few DataNodes told of a block yet; ask again."""
         request = wire.CompleteRequest(
             src=_text(path), client=self.client_name, last=last.message if last else None, file_id=file_id
         )
         return self._call("complete", request, wire.Result, f"finish {path}", deadline).result
 
-    def update_block_for_pipeline(self, block: Block, path: str, *, deadline: float | None = None) -> Located:
+    def update_block_for_pipeline(self, block: Block, path: str, *, deadline: float = DEADLINE) -> Located:
         """A new generation (and token) for the block, with which a pipeline goes on without a failed DataNode.
 
         ``path``: the file that it belongs to, for messages.
@@ -312,7 +312,7 @@ class NameNode:
         nodes: Sequence[DataNode],
         path: str,
         *,
-        deadline: float | None = None,
+        deadline: float = DEADLINE,
     ) -> None:
         """From now on ``new`` (the same block of a newer generation) is what ``nodes`` have. ``path``: for messages."""
         request = wire.UpdatePipelineRequest(
@@ -325,19 +325,19 @@ class NameNode:
         doing = f"change the DataNodes of block {new.id} of {path}"
         self._call("updatePipeline", request, wire.Empty, doing, deadline)
 
-    def renew_lease(self, *, deadline: float | None = None) -> None:
+    def renew_lease(self, *, deadline: float = DEADLINE) -> None:
         """Keep the lease of every file that this process writes: HDFS takes them after 20 minutes of silence, and
         lets others take them after a minute."""
         self._call("renewLease", wire.RenewLeaseRequest(client=self.client_name), wire.Empty, "renew leases", deadline)
 
-    def recover_lease(self, path: str, *, deadline: float | None = None) -> bool:
+    def recover_lease(self, path: str) -> bool:
         """Take the lease from whoever holds it and close the file; False: under way, ask again."""
         request = wire.RecoverLeaseRequest(src=_text(path), client=self.client_name)
-        return self._call("recoverLease", request, wire.Result, f"recover the lease of {path}", deadline).result
+        return self._call("recoverLease", request, wire.Result, f"recover the lease of {path}").result
 
     # -- the cluster ----------------------------------------------------------------------------------------------
 
-    def defaults(self, *, deadline: float | None = None) -> wire.ServerDefaults:
+    def defaults(self, *, deadline: float = DEADLINE) -> wire.ServerDefaults:
         """What the cluster uses where a client does not choose; asked for at most every `_KEEP_DEFAULTS` seconds."""
         known = self._defaults
         if known is None or time.monotonic() - known[0] > _KEEP_DEFAULTS:
@@ -346,12 +346,12 @@ class NameNode:
             self._defaults = known = time.monotonic(), found
         return known[1]
 
-    def space(self, *, deadline: float | None = None) -> tuple[int, int]:
+    def space(self) -> tuple[int, int]:
         """Bytes of the cluster in all, and free ones; replicas count."""
-        found = self._call("getFsStats", wire.Empty(), wire.FsStats, "ask for free space", deadline)
+        found = self._call("getFsStats", wire.Empty(), wire.FsStats, "ask for free space")
         return found.capacity, found.remaining
 
-    def live_nodes(self, *, deadline: float | None = None) -> builtins.list[DataNode]:
+    def live_nodes(self, *, deadline: float = DEADLINE) -> builtins.list[DataNode]:
         """The DataNodes that are alive. HDFS tells this to its superuser only: `NotWritableError` for others."""
         request = wire.GetDatanodeReportRequest(type=2)
         answer = wire.GetDatanodeReportResponse

@@ -27,7 +27,6 @@ import struct
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -144,16 +143,6 @@ def _receive(connection: Connection, length: int) -> bytearray:
 
 # -- calls ------------------------------------------------------------------------------------------------------------
 
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
-
-
-def _forget() -> None:
-    for channel in list(_channels):
-        channel.forget()
-
-
-os.register_at_fork(after_in_child=_forget)
-
 
 class Channel:
     """Calls of one protocol at one server as one user.
@@ -178,7 +167,7 @@ class Channel:
         self._reached = self._down = False
         self._idle = Pool(_IDLE, CONNECTIONS)
         self.forget()
-        _channels.add(self)
+        os.register_at_fork(after_in_child=self.forget)
 
     def forget(self) -> None:
         """Begin anew, as another client: a NameNode would take a forked child's calls for its parent's, made again."""
@@ -235,12 +224,6 @@ class Channel:
                 self._note(f"{type(problem).__name__}: {problem}")
                 time.sleep(pause)
 
-    def _attempt_until(self, until: float, deadline: float) -> float:
-        """Until when one attempt may take: with several addresses a frozen one must leave time for the others."""
-        if len(self._addresses) == 1:
-            return until
-        return min(until, time.monotonic() + max(deadline / _SHARE, _SHORTEST))
-
     def _pause(self, attempt: int) -> float:
         """Seconds to wait after so many attempts: none until every address was asked, then 50 ms and more, to 1 s."""
         rounds, within = divmod(attempt, len(self._addresses))
@@ -284,7 +267,8 @@ class Channel:
         if not slots.acquire(timeout=remaining(until)):
             raise TimeoutError(f"{CONNECTIONS} other calls are under way")
         try:
-            until = self._attempt_until(until, deadline)
+            if len(self._addresses) > 1:  # a frozen one must leave time for the others
+                until = min(until, time.monotonic() + max(deadline / _SHARE, _SHORTEST))
             address = self._addresses[turn]
             connection = self._idle.take(address)
             if connection is None:

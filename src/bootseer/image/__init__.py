@@ -22,10 +22,3 @@ __all__ = [
     "runtime",
     "sweep",
 ]
-
-
-def unmount(target: str, state_dir: str) -> None:
-    """Unmount the image mounted on ``target`` (or with that id) and delete what was written on top of it."""
-    from pathlib import Path
-
-    attach(target, Path(state_dir)).unmount()

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
 
 log = logging.getLogger(__name__)
 
@@ -255,12 +255,9 @@ class _Known:
 
 def _read(path: Path) -> Spec:
     """Raises `ConfigError`: hooks in it run as root, so that it has to be root's; `NotFoundError`."""
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            text = file.read()
-    except OSError as exc:
-        raise from_os_error(exc, f"read {path}") from None
+    with doing(f"read {path}"), path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        text = file.read()
     if found.st_uid != 0 or found.st_mode & 0o022:
         raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
     try:
@@ -287,10 +284,8 @@ def device_number(found: os.stat_result) -> dict[str, Any]:
 def _node(node: DeviceNode) -> tuple[dict[str, Any], dict[str, Any]]:
     """The device of the runtime configuration, and the rule that allows its use. Nobody may make nodes of it."""
     source = node.host_path or node.path
-    try:
+    with doing(f"use device {source}"):
         found = os.stat(source)
-    except OSError as exc:
-        raise from_os_error(exc, f"use device {source}") from None
     if not (number := device_number(found)):
         raise ConfigError(f"{source} is no device")
     attributes = {"fileMode": node.file_mode, "uid": node.uid, "gid": node.gid}

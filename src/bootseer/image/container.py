@@ -58,25 +58,23 @@ def spec(
     cwd: str,
     network: str,
     chosen: Selection | None = None,
-    dev: Path = Path("/dev"),
 ) -> dict[str, Any]:
     """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
 
-    The GPU and RDMA devices in ``dev`` that this process may use are shown in the container; libraries of their drivers
-    are not. Where GPUs are ``chosen`` these are shown instead, with what their vendor says that they need. The
-    container may use these, device nodes among ``mounts``, and what runtimes allow every container.
+    The GPU and RDMA devices that this process may use are shown in the container; libraries of their drivers are not.
+    Where GPUs are ``chosen`` these are shown instead, with what their vendor says that they need. The container may use
+    these, device nodes among ``mounts``, and what runtimes allow every container.
 
     No limits are set: no cgroup limits, no rlimits, no OOM score, so that no further capability is needed.
     """
     if network not in ("host", "none"):
         raise ConfigError(f"unknown container network {network!r}", hint="host or none")
     inner = config.config or oci.ContainerConfig()
-    environ = dict(item.partition("=")[::2] for item in inner.env or ())
-    environ = {"PATH": DEFAULT_PATH, **environ, **env}
+    environ = {"PATH": DEFAULT_PATH, **inner.variables, **env}
     namespaces = [{"type": "pid"}, {"type": "mount"}, *([{"type": "network"}] if network == "none" else [])]
     files = [path for path in ("/etc/resolv.conf", "/etc/hosts") if os.path.isfile(path)]
     names = [Bind(os.path.realpath(path), path, readonly=True) for path in files]
-    shown = [*devices(dev, gpus=chosen is None or chosen.gpus is None), *mounts]
+    shown = [*devices(gpus=chosen is None or chosen.gpus is None), *mounts]
     held = [name for name, bit in _CAPABILITIES.items() if _bounding() >> bit & 1]
     document = {
         "ociVersion": "1.0.2",
@@ -193,7 +191,7 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
     name, _, group = text.partition(":")
     if not name:
         name = "0"
-    uid, gid = (int(name), 0) if name.isdigit() else (-1, 0)
+    uid, gid = (int(name), 0) if name.isdecimal() else (-1, 0)
     for fields in _lines(rootfs, b"etc/passwd", 4):
         if fields[0] == name or fields[2] == str(uid):
             name, uid, gid = fields[0], int(fields[2]), int(fields[3])
@@ -203,9 +201,9 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
     groups = [fields for fields in _lines(rootfs, b"etc/group", 3)]
     if group:
         found = {fields[0]: int(fields[2]) for fields in groups}
-        if not group.isdigit() and group not in found:
+        if not group.isdecimal() and group not in found:
             raise ConfigError(f"group {group!r} of the image is not in its /etc/group")
-        gid = int(group) if group.isdigit() else found[group]
+        gid = int(group) if group.isdecimal() else found[group]
     extra = sorted(int(f[2]) for f in groups if len(f) > 3 and name in f[3].split(",") and int(f[2]) != gid)
     return {"uid": uid, "gid": gid, **({"additionalGids": extra} if extra else {})}
 
@@ -218,7 +216,7 @@ def _lines(rootfs: Path, path: bytes, numbers_from: int) -> list[list[str]]:
         return []
     with open(fd, encoding="utf-8", errors="replace") as file:
         lines = [line.rstrip("\n").split(":") for line in file]
-    return [f for f in lines if len(f) >= numbers_from and all(f[i].isdigit() for i in range(2, numbers_from))]
+    return [f for f in lines if len(f) >= numbers_from and all(f[i].isdecimal() for i in range(2, numbers_from))]
 
 
 class _OpenHow(ctypes.Structure):

@@ -144,7 +144,7 @@ def mount(
                 tree=record.tree,
                 lower=str(folder / "lower" if writable else target),
                 overlay=str(overlay) if writable else "",
-                boot=_boot_id(),
+                boot=mounts.boot_id(),
                 config=record.config,
             )
             try:
@@ -261,11 +261,7 @@ def _mount_overlay(entry: MountRecord, target: Path, privileged: bool) -> None:
     for path in (upper, work):
         path.mkdir()
     (overlay / "boot").write_text(entry.boot)
-    # the upper folder becomes the container's root: it shows the owner, mode and times of the image's own
-    root = os.stat(entry.lower)
-    os.chown(upper, root.st_uid, root.st_gid)
-    os.chmod(upper, root.st_mode & 0o7777)
-    os.utime(upper, ns=(root.st_atime_ns, root.st_mtime_ns))
+    mounts.copy_root(Path(entry.lower), upper)
     mounts.mount_overlay([Path(entry.lower)], target, upper=upper, work=work, privileged=privileged)
 
 
@@ -286,16 +282,12 @@ def _sweep(cache_dir: Path) -> None:
     """Remove the overlays of an earlier boot."""
     for folder in cache_dir.glob("overlays/*"):
         try:
-            stale = (folder / "boot").read_text() != _boot_id()
+            stale = (folder / "boot").read_text() != mounts.boot_id()
         except OSError:
             continue  # being made, or gone
         if stale:
             log.info("removing %s of an earlier boot", folder)
             discard_tree(folder)
-
-
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _quietly_rmdir(path: Path) -> None:

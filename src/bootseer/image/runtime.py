@@ -32,6 +32,7 @@ from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, Unavai
 from bootseer.image import container
 from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
+from bootseer.kernel.mount import boot_id
 from bootseer.owned import clear, owned_folder
 from bootseer.private import private_folder
 
@@ -134,7 +135,7 @@ def _program(name: str) -> str:
 def _remembered(state_dir: Path, name: str) -> Probe:
     """The probe's result, from a note of this boot if the program has not changed since."""
     path = _program(name)
-    stamp = f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {path} "
+    stamp = f"{boot_id()} {path} "
     stamp += str(os.stat(path).st_mtime_ns) if path else ""
     note = state_dir / f"runtime-{os.path.basename(name)}.json"
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):

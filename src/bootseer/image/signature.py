@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bootseer.config import Config
-from bootseer.errors import ConfigError, DataError, UnsupportedError, from_os_error
+from bootseer.errors import ConfigError, DataError, doing, extra
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -28,16 +28,14 @@ def signing_key(path: Path) -> Ed25519PrivateKey:
     """The private key in the PEM file ``path``. Raises `ConfigError` for what is no such key, the errors of reading a
     file, and `UnsupportedError` where the package cryptography is missing."""
     raw = _read(path)
-    try:
+    with extra("sign", "a signature"):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
+    try:
         key = load_pem_private_key(raw, None)
         if not isinstance(key, Ed25519PrivateKey):
             raise TypeError
         return key
-    except ImportError:
-        raise _missing() from None
     except Exception:  # a bad key has many, and some are no ValueError
         raise ConfigError(
             f"{path} is no Ed25519 private key without a password, in PEM",
@@ -58,16 +56,14 @@ def trusted_keys(config: Config) -> Sequence[Ed25519PublicKey]:
             )
         return ()
     found = _PUBLIC.findall(_read(Path(config.verify_key)))
-    try:
+    with extra("sign", "a signature"):
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
+    try:
         keys = [key for pem in found if isinstance(key := load_pem_public_key(pem), Ed25519PublicKey)]
         if not found or len(keys) < len(found):
             raise TypeError
         return keys
-    except ImportError:
-        raise _missing() from None
     except Exception:
         raise ConfigError(
             f"{config.verify_key} has something else in it than Ed25519 public keys in PEM",
@@ -98,11 +94,5 @@ def verify(keys: Sequence[Ed25519PublicKey], content: bytes, signature: bytes, w
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with doing(f"read the key {path}"):
         return path.read_bytes()
-    except OSError as exc:
-        raise from_os_error(exc, f"read the key {path}") from exc
-
-
-def _missing() -> UnsupportedError:
-    return UnsupportedError("signatures need the package cryptography", hint="pip install bootseer[sign]")

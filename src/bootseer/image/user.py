@@ -31,11 +31,10 @@ def run(
     """As `runtime.run`, by an ordinary user who may enter ``rootfs``."""
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
     inner = config.config or oci.ContainerConfig()
-    of_image = dict(item.partition("=")[::2] for item in inner.env or ())
     command = rootless.Command(
         root=str(rootfs),
         argv=container.command_of(config, argv),
-        env={"PATH": container.DEFAULT_PATH, **of_image, **own, **env},
+        env={"PATH": container.DEFAULT_PATH, **inner.variables, **own, **env},
         shown=[
             *(Shown(path, path) for path in rootless.SYSTEM),
             *(Shown(os.path.abspath(bind.source), bind.target, bind.readonly) for bind in mounts),

@@ -238,6 +238,19 @@ def namespace() -> str:
     return os.readlink("/proc/self/ns/mnt")
 
 
+def boot_id() -> str:
+    """What no other boot of any machine has: mounts and processes that were noted with another one are gone."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def copy_root(source: Path, upper: Path) -> None:
+    """Give ``upper`` the owner, mode and times of ``source``: an overlay's root shows those of its upper folder."""
+    found = os.stat(source)
+    os.chown(upper, found.st_uid, found.st_gid)
+    os.chmod(upper, found.st_mode & 0o7777)
+    os.utime(upper, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
 @contextmanager
 def _plain(paths: Sequence[Path]) -> Iterator[list[str]]:
     """Names of ``paths`` that a mount option can hold: themselves, or ``/proc/self/fd/N`` for those with a comma,

@@ -17,7 +17,7 @@ from bootseer.errors import ConfigError
 from bootseer.image import user
 from bootseer.image.cdi import Selection
 from bootseer.launch.job import Job, MountTable
-from bootseer.oci import ImageConfig
+from bootseer.oci import ContainerConfig, ImageConfig
 from bootseer.profile import emit
 from bootseer.profile.auto import variables
 
@@ -44,7 +44,7 @@ class Container:
         passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_PREFIXES) or k in _PASSED}
         self._environ = {**passed, **job.job.env, **identity, "BOOTSEER_EVENTS": f"{EVENTS_DIR}/{events.name}"}
         # the emitters travel as files: the image needs nothing of bootseer, any Python 3.8 can import them
-        python = self._environ.get("PYTHONPATH") or _of_image(config, "PYTHONPATH")
+        python = self._environ.get("PYTHONPATH") or (config.config or ContainerConfig()).variables.get("PYTHONPATH")
         self._environ["PYTHONPATH"] = f"{python}:{PYTHON_DIR}" if python else PYTHON_DIR
         package = Path(bootseer.__file__).parent
         self._mounts = [
@@ -117,9 +117,3 @@ class Container:
             devices=self._devices,
             stop_grace=grace,
         )
-
-
-def _of_image(config: ImageConfig, name: str) -> str:
-    """The value of a variable that the image sets, or ``""``."""
-    named = config.config.env if config.config else None
-    return next((text.partition("=")[2] for text in named or () if text.startswith(f"{name}=")), "")

@@ -37,6 +37,7 @@ from bootseer.owned import clear, owned_folder
 from bootseer.private import private_folder
 from bootseer.profile import emit
 from bootseer.store import lease
+from bootseer.units import parse_age
 
 log = logging.getLogger(__name__)
 
@@ -233,7 +234,7 @@ class _Node:
             mounts=container.shown,
             environ=self.job.job.env,
             salt=table.salt,
-            max_age=env.parse_age(table.max_age) if table.max_age else None,
+            max_age=parse_age(table.max_age) if table.max_age else None,
             image_digest=self.image_digest,
             snapshot=table.enabled,
             wait=table.wait,

@@ -132,19 +132,18 @@ class Blobs:
             if not self._endpoint.own(answer.url) and not known:
                 self._remember(item.digest, answer.url)
             return answer
-        if not self._endpoint.own(answer.url) and answer.status in _EXPIRED:
-            self._remember(item.digest, "")
-            answer.close()
-            raise Again(f"the link to its storage is not accepted (HTTP {answer.status})", after=0.0 if known else None)
-        if answer.status == 404:
-            answer.close()
-            raise NotFoundError(f"{what} does not exist in registry {self._endpoint.registry}/{self._endpoint.name}")
-        if answer.status == 416:
-            answer.close()
-            raise DataError(f"{what} in registry {self._endpoint.registry} is shorter than its {item.size} bytes")
-        self._endpoint.check(answer, what)
-        answer.close()
-        raise UnavailableError(f"registry {self._endpoint.registry} answers HTTP {answer.status} for {what}")
+        with answer:
+            where = f"registry {self._endpoint.registry}"
+            if not self._endpoint.own(answer.url) and answer.status in _EXPIRED:
+                self._remember(item.digest, "")
+                after = 0.0 if known else None
+                raise Again(f"the link to its storage is not accepted (HTTP {answer.status})", after=after)
+            if answer.status == 404:
+                raise NotFoundError(f"{what} does not exist in {where}/{self._endpoint.name}")
+            if answer.status == 416:
+                raise DataError(f"{what} in {where} is shorter than its {item.size} bytes")
+            self._endpoint.check(answer, what)
+            raise UnavailableError(f"{where} answers HTTP {answer.status} for {what}")
 
     def _remember(self, digest: str, url: str) -> None:
         with self._lock:

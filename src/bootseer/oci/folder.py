@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bootseer import faults
 from bootseer.erofs import Buffer, Hole, Node, Tree
-from bootseer.errors import PrivilegeError, from_os_error
+from bootseer.errors import PrivilegeError, doing
 from bootseer.oci import tar
 from bootseer.oci.image import Image, past_mirrors
 from bootseer.oci.layers import LayeredTree
@@ -35,11 +35,9 @@ def unpack(image: Image, root: Path) -> None:
     """
     if os.geteuid() != 0:
         raise PrivilegeError("unpacking an image needs root: files get their owners and devices", hint="run with sudo")
-    try:
+    with doing(f"unpack {image.ref} to {root}"):
         root.mkdir(parents=True, exist_ok=True)
         past_mirrors(image.source, lambda: _unpack(image, root))
-    except OSError as exc:
-        raise from_os_error(exc, f"unpack {image.ref} to {root}") from exc
 
 
 def _unpack(image: Image, root: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bootseer.errors import ConfigError, DataError, NotFoundError, from_os_error
+from bootseer.errors import ConfigError, DataError, NotFoundError, doing
 from bootseer.oci.spec import MAX_DOCUMENT, Descriptor, Index, decode, describe
 
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -21,10 +21,8 @@ class Layout:
             raise NotFoundError(f"{root} is not an OCI layout", hint="it has no file oci-layout")
 
     def index(self) -> Index:
-        try:
+        with doing(f"read the index of layout {self.root}"):
             return decode((self.root / "index.json").read_bytes(), Index, f"index.json of {self.root}")
-        except OSError as exc:
-            raise from_os_error(exc, f"read the index of layout {self.root}") from exc
 
     def manifest(self, selector: str) -> tuple[bytes, Descriptor]:
         """The manifest or index of a tag or digest, verified, with its descriptor (media type empty: nobody says); of

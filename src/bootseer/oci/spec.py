@@ -112,6 +112,11 @@ class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_default
     labels: dict[str, str] | None = None
     stop_signal: str = ""
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """``env``, by name."""
+        return dict(item.partition("=")[::2] for item in self.env or ())
+
 
 class RootFS(msgspec.Struct, frozen=True):
     diff_ids: tuple[str, ...]

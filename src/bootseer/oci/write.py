@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, cast
 
 import msgspec
-import zstandard
 from isal import igzip_threaded
 
-from bootseer.errors import BootseerError, DataError
+from bootseer.errors import DataError
 from bootseer.oci import spec
 from bootseer.oci.layout import REF_NAME, Layout
 
-Compression = Literal["gzip", "zstd", "none"]
-_SUFFIX = {"gzip": "+gzip", "zstd": "+zstd", "none": ""}
+Packer = Callable[[BinaryIO], AbstractContextManager[BinaryIO]]
+"""Gives a file to write to, and writes what comes there to the other one, compressed."""
 _CHUNK = 1 << 20
 
 
@@ -36,21 +35,18 @@ def write_layout(
     config: spec.ContainerConfig,
     tag: str,
     *,
-    compression: Compression | Sequence[Compression] = "gzip",
-    level: int | None = None,
+    packers: Sequence[tuple[str, Packer]] = (),
 ) -> str:
     """Write an image of ``layers`` (uncompressed tar files, or folders), bottom first, to the OCI layout ``folder``.
 
-    ``compression``: of all layers, or of each; ``level``: of gzip. Adds to a layout that is there already; ``tag``
-    moves. Returns the manifest's digest; same input gives same bytes.
+    ``packers``: of each layer the end of its media type and what compresses it; none: gzip. Adds to a layout that is
+    there already; ``tag`` moves. Returns the manifest's digest; same input gives same bytes.
     """
     os_name, arch = spec.host_platform().split("/")
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
-    done: list[tuple[spec.Descriptor, str]] = []
-    for number, layer in enumerate(layers):
-        kind = compression if isinstance(compression, str) else compression[number]
-        done.append(_write_layer(blobs, layer, kind, level))
+    packers = packers or [("+gzip", _gzip)] * len(layers)
+    done = [_write_layer(blobs, layer, *packer) for layer, packer in zip(layers, packers, strict=True)]
     image = spec.ImageConfig(
         architecture=arch,
         os=os_name,
@@ -85,48 +81,28 @@ def _write_document(blobs: Path, data: bytes, media_type: str) -> spec.Descripto
     return item
 
 
-def _write_layer(
-    blobs: Path, layer: Path | LayerDir, compression: Compression, level: int | None
-) -> tuple[spec.Descriptor, str]:
+def _write_layer(blobs: Path, layer: Path | LayerDir, suffix: str, packer: Packer) -> tuple[spec.Descriptor, str]:
     """Compress one layer into the layout; returns its descriptor and diff id."""
     plain = hashlib.sha256()
     new = blobs / ".layer"
     with new.open("w+b") as out:
-        with _tar_of(layer) as source, _compressor(out, compression, level) as sink:
+        with _tar_of(layer) as source, packer(out) as sink:
             while chunk := source.read(_CHUNK):
                 plain.update(chunk)
                 sink.write(chunk)
         out.seek(0)
         packed = hashlib.file_digest(out, "sha256")
         size = out.tell()
-    item = spec.Descriptor(spec.LAYER + _SUFFIX[compression], f"sha256:{packed.hexdigest()}", size)
+    item = spec.Descriptor(spec.LAYER + suffix, f"sha256:{packed.hexdigest()}", size)
     new.replace(blobs / item.hex)
     return item, f"sha256:{plain.hexdigest()}"
 
 
 @contextlib.contextmanager
-def _compressor(out: BinaryIO, compression: Compression, level: int | None) -> Iterator[BinaryIO]:
-    threads = len(os.sched_getaffinity(0))
-    if compression == "none":
-        yield out
-    elif compression == "zstd":
-        machine = zstandard.ZstdCompressor(level=3, threads=threads)
-        with machine.stream_writer(out, closefd=False) as sink:
-            yield cast(BinaryIO, sink)
-    elif shutil.which("pigz") and level is not None and level > 3:
-        argv = ["pigz", "-n", "-c", f"-{level}", "-p", str(threads)]
-        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=out) as process:
-            assert process.stdin is not None
-            yield cast(BinaryIO, process.stdin)
-            process.stdin.close()
-            if process.wait() != 0:
-                raise BootseerError(f"pigz failed with exit code {process.returncode}")
-    else:
-        # igzip at its level 1 packs 2-3x faster than pigz -6 for about 10 % more bytes
-        with igzip_threaded.open(
-            out, "wb", compresslevel=1 if level is None else min(level, 3), threads=threads
-        ) as sink:
-            yield cast(BinaryIO, sink)
+def _gzip(out: BinaryIO) -> Iterator[BinaryIO]:
+    # igzip at its level 1 packs 2-3x faster than pigz -6 for about 10 % more bytes
+    with igzip_threaded.open(out, "wb", compresslevel=1, threads=len(os.sched_getaffinity(0))) as sink:
+        yield cast(BinaryIO, sink)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import inspect
 import logging
 import os
@@ -21,6 +20,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # the processes that are
 import grpc
 
 from bootseer.errors import BootseerError, ConfigError, doing
+from bootseer.kernel import flock
 from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
@@ -43,13 +43,9 @@ _LOCK = "lock"
 def alone(root: Path, what: str, unit: str) -> Iterator[None]:
     """In this context no other process serves ``root``. Raises `BootseerError`, which names ``what`` and its systemd
     ``unit``, when one does."""
-    with doing(f"use {root / _LOCK}"), open(root / _LOCK, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BootseerError(
-                f"{what} serves {root} already", hint=f"systemctl stop {unit} ends the service"
-            ) from None
+    with doing(f"use {root / _LOCK}"), flock.locked(root / _LOCK, os.O_RDWR | os.O_CREAT) as alone:
+        if not alone:
+            raise BootseerError(f"{what} serves {root} already", hint=f"systemctl stop {unit} ends the service")
         yield
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bootseer.hdfs import extra
+from bootseer.errors import extra
 from bootseer.storage.folder import FolderBackend
 from bootseer.storage.interface import Backend
 
@@ -16,7 +16,7 @@ def open_storage(url: str) -> Backend:
     if not sep or scheme == "file":
         return FolderBackend(Path(os.path.abspath(rest if sep else url)))
     if scheme == "hdfs":
-        with extra():
+        with extra("hdfs", "HDFS"):
             from bootseer.storage.hdfs import NativeBackend
 
         return NativeBackend(url)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from bootseer.errors import ConfigError
-from bootseer.hdfs import extra
+from bootseer.errors import ConfigError, extra
 from bootseer.storage.interface import Backend
 from bootseer.storage.open import open_storage
 
@@ -26,7 +25,7 @@ def open_backend(url: str) -> Backend:
     if not url:
         raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
     if url.startswith("hdfs://"):
-        with extra():
+        with extra("hdfs", "HDFS"):
             from bootseer.stripefs.hdfs import HdfsBackend
 
         return HdfsBackend(url)
