@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -27,6 +28,11 @@ LONGEST_FIRST = ("store", "cluster", "chaos", "node", "unit")
 """The suites, in the order of their start."""
 ALONE = ("test_stripefs_faults.py", "test_registry_access.py", "test_registry_store.py")
 """Modules with servers of their own, in suites whose modules share one."""
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process that imports torch compiles it anew
+sys.dont_write_bytecode = False
+# JVMs that live for a minute: the second compiler costs more than it saves. Benchmarks run without this.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 _MORE = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 hypothesis.settings.register_profile("quick", max_examples=40, stateful_step_count=20, **_MORE)
@@ -177,12 +183,12 @@ def _servers() -> set[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                ours = _RUN.encode() in (entry / "environ").read_bytes().split(b"\0")
                 line = (entry / "cmdline").read_bytes()
+                server = b"bootseer.blocks.serving.server" in line or b"bootseer.stripefs.mount" in line
+                if server and _RUN.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.add(int(entry.name))
             except OSError:
                 continue
-            if ours and (b"bootseer.blocks.serving.server" in line or b"bootseer.stripefs.mount" in line):
-                found.add(int(entry.name))
     return found
 
 

@@ -14,7 +14,10 @@ import pytest
 
 from bootseer.demo import workplace
 
-pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.registry, pytest.mark.hdfs, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.root, pytest.mark.runtime, pytest.mark.registry, pytest.mark.hdfs, pytest.mark.soak,
+    pytest.mark.timeout(400),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,6 @@ def test_four_starts_one_report(cache: Path, tmp_path: Path) -> None:
     assert left_over(cache) == []
 
 
-@pytest.mark.soak
 def test_interrupted_leaves_nothing(cache: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(argv(cache, tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None

@@ -99,10 +99,29 @@ def test_four_starts_one_report(bootseer: Path, cache: Path, tmp_path: Path) -> 
     assert left_over(cache) == []
 
 
+STRAIGHT = """
+import sys
+from types import SimpleNamespace
+from bootseer.cli.main import main
+from bootseer.demo.comparison import Demo
+
+start = Demo._start
+
+def straight(demo, variant, *rest):
+    demo.measured[variant] = SimpleNamespace(seconds=0.0)
+    if variant == "first":
+        start(demo, variant, *rest)
+
+Demo._start = straight
+sys.exit(main())
+"""
+"""The demo without the starts that come before the first one with bootseer."""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.soak)])
 def test_ended_in_the_middle(bootseer: Path, cache: Path, tmp_path: Path, number: int) -> None:
     process = subprocess.Popen(
-        [str(bootseer), "demo", "--cache", str(cache)],
+        [str(bootseer.with_name("python")), "-c", STRAIGHT, "demo", "--cache", str(cache)],
         stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=bare(),
     )  # fmt: skip
     assert process.stderr is not None

@@ -24,11 +24,6 @@ pytestmark = pytest.mark.skipif(
 SHOTS = Path(__file__).parents[2] / ".cache" / "pages"
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=alert(1)>" + "y" * 4096
 STAGES = ("image", "env", "import", "dist_init", "checkpoint_load", "first_step")
-LOOKS = [
-    ("light", 1280),
-    ("dark", 380),
-    *(pytest.param(*look, marks=pytest.mark.soak) for look in (("dark", 1280), ("light", 380))),
-]
 
 
 def big(job: str, cycle: int = 0, *, nodes: int = 24, until: int = len(STAGES), zero: float = 0.0) -> StartUp:
@@ -86,10 +81,18 @@ PAGES = {
     "fleet-none": "/fleet?team=nobody",
     "unknown": "/job/nothing",
 }
+WIDE = ("jobs", "job", "compare", "fleet")
 
 
-@pytest.mark.parametrize(("scheme", "width"), LOOKS)
-@pytest.mark.parametrize("name", PAGES)
+def looks() -> Iterator[object]:
+    """Every page is shown narrow and dark; those with most on them also wide and light; the rest with ``--soak``."""
+    for name in PAGES:
+        for scheme, width in (("dark", 380), ("light", 1280), ("dark", 1280), ("light", 380)):
+            seen = (scheme, width) == ("dark", 380) or ((scheme, width) == ("light", 1280) and name in WIDE)
+            yield pytest.param(name, scheme, width, marks=[] if seen else [pytest.mark.soak])
+
+
+@pytest.mark.parametrize(("name", "scheme", "width"), looks())
 def test_each_page_is_whole(
     name: str, scheme: str, width: int, browser: playwright.Browser, site: tuple[Server, Path]
 ) -> None:

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.root
 PAGE = Path(__file__).parents[2] / "docs/reference/mount.md"
 BIG = os.urandom(1 << 20) * 5
 libc = ctypes.CDLL(None, use_errno=True)
-STORES = ["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)]
+HDFS = pytest.param("hdfs", marks=pytest.mark.hdfs)
 
 
 class Site:
@@ -61,7 +61,7 @@ class Site:
         return client._log_of(self.made._path).read_text()
 
 
-@pytest.fixture(scope="module", params=STORES)
+@pytest.fixture(scope="module", params=[pytest.param("folder", marks=pytest.mark.soak), HDFS])
 def mounted(request: pytest.FixtureRequest) -> Iterator[tuple[FsMount, StripeFS]]:
     place = Path(tempfile.mkdtemp(prefix="bootseer-pytest-rw-", dir="/var/tmp"))
     url = str(place / "store") if request.param == "folder" else f"{hadoop.shared().url}/{uuid.uuid4().hex}"
@@ -499,6 +499,7 @@ def finished_checkpoint(site: Site) -> None:
     site.fs.checkpoint(f"{site.name}/other")
 
 
+@pytest.mark.parametrize("mounted", ["folder", HDFS], indirect=True)
 @pytest.mark.parametrize("name", ROWS)
 def test_row(site: Site, name: str) -> None:
     ROWS[name](site)
