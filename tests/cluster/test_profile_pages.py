@@ -92,7 +92,7 @@ def looks() -> Iterator[object]:
             yield pytest.param(name, scheme, width, marks=[] if seen else [pytest.mark.soak])
 
 
-@pytest.mark.parametrize(("name", "scheme", "width"), looks())
+@pytest.mark.parametrize(("name", "scheme", "width"), list(looks()))
 def test_each_page_is_whole(
     name: str, scheme: str, width: int, browser: playwright.Browser, site: tuple[Server, Path]
 ) -> None:

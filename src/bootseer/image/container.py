@@ -58,12 +58,13 @@ def spec(
     cwd: str,
     network: str,
     chosen: Selection | None = None,
+    dev: Path = Path("/dev"),
 ) -> dict[str, Any]:
     """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
 
-    The GPU and RDMA devices that this process may use are shown in the container; libraries of their drivers are not.
-    Where GPUs are ``chosen`` these are shown instead, with what their vendor says that they need. The container may use
-    these, device nodes among ``mounts``, and what runtimes allow every container.
+    The GPU and RDMA devices in ``dev`` that this process may use are shown in the container; libraries of their drivers
+    are not. Where GPUs are ``chosen`` these are shown instead, with what their vendor says that they need. The
+    container may use these, device nodes among ``mounts``, and what runtimes allow every container.
 
     No limits are set: no cgroup limits, no rlimits, no OOM score, so that no further capability is needed.
     """
@@ -74,7 +75,7 @@ def spec(
     namespaces = [{"type": "pid"}, {"type": "mount"}, *([{"type": "network"}] if network == "none" else [])]
     files = [path for path in ("/etc/resolv.conf", "/etc/hosts") if os.path.isfile(path)]
     names = [Bind(os.path.realpath(path), path, readonly=True) for path in files]
-    shown = [*devices(gpus=chosen is None or chosen.gpus is None), *mounts]
+    shown = [*devices(dev, gpus=chosen is None or chosen.gpus is None), *mounts]
     held = [name for name, bit in _CAPABILITIES.items() if _bounding() >> bit & 1]
     document = {
         "ociVersion": "1.0.2",
