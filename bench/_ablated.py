@@ -108,11 +108,11 @@ def main() -> int:
     from bootseer.blocks.serving import server
     from bootseer.store import open_store
 
-    name, how, *argv = sys.argv[1:]
+    name, how = sys.argv[1:]
     (part,) = (part for part in PARTS if part.name == name)
     if how == WITHOUT and part.patch is not None:
         part.patch.apply()
-    return server.main(argv, store_for=freezing if part.frozen else open_store)
+    return server.main(store_for=freezing if part.frozen else open_store)
 
 
 if __name__ == "__main__":

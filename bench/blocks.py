@@ -211,16 +211,16 @@ class Bench:
             self.document.figure(name, value, unit="ratio", target=target, n=n, of="median")
 
 
-def serve(rate: float, latency: float, rest: list[str]) -> int:
+def serve(rate: float, latency: float) -> int:
     def limited(url: str) -> Store:
         return RateLimitedStore(open_store(url), rate=rate, latency=latency)
 
-    return server.main(rest, store_for=limited)
+    return server.main(store_for=limited)
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--serve"]:
-        return serve(float(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
+        return serve(float(sys.argv[2]), float(sys.argv[3]))
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="smaller tree, fewer runs")
     parser.add_argument("--rate", type=float, default=125e6, help="bytes per second of the link")

@@ -255,7 +255,7 @@ def test_a_start_that_is_given_up_leaves_no_server(fs, tmp_path, config, monkeyp
     silent.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nsleep 60 &\n")
     silent.chmod(0o700)
     monkeypatch.setattr(client, "_START_SECONDS", 1.0)
-    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(client, "SERVER", (str(silent),))
     with pytest.raises(UnavailableError, match="did not start"):
         mount.start(fs.url, tmp_path / "mnt", config=config)
     group, until = int((tmp_path / "pid").read_text()), time.monotonic() + 10

@@ -38,7 +38,7 @@ SLOW = (
     "-c",
     "import sys; from bootseer.blocks.serving.server import main; from bootseer.store import open_store\n"
     "from bootseer.testing import RateLimitedStore\n"
-    f"sys.exit(main(sys.argv[1:], store_for=lambda url: RateLimitedStore(open_store(url), rate={RATE}, latency=0.01)))",
+    f"sys.exit(main(store_for=lambda url: RateLimitedStore(open_store(url), rate={RATE}, latency=0.01)))",
 )
 TROUBLED = (
     sys.executable,
@@ -77,7 +77,7 @@ class Child(supervisor.Child):
         if name == "fetcher":
             when("twice", int, lambda: time.sleep(0.6))()
 supervisor.Child = Child
-sys.exit(main(sys.argv[1:]))
+sys.exit(main())
 """,
 )
 """A server that has the troubles for which there is a file."""

@@ -112,6 +112,6 @@ def server(path: Path, *, rate: float = 0.0, before: str = "") -> list[str]:
         "import sys; from pathlib import Path; from bootseer.blocks.serving.server import main\n"
         "from support.weather import store_for\n"
         f"{before}\n"
-        f"sys.exit(main(sys.argv[1:], store_for=lambda url: store_for(url, Path({str(path)!r}), {rate!r})))"
+        f"sys.exit(main(store_for=lambda url: store_for(url, Path({str(path)!r}), {rate!r})))"
     )
     return [sys.executable, "-c", code]

@@ -140,8 +140,8 @@ def test_a_client_that_says_nothing_is_left(folder: Path, monkeypatch: pytest.Mo
 def test_a_silent_server_is_left_alone(silent: Path, tmp_path: Path) -> None:
     spec = ServerSpec(id="a", store_url="", digest="a", cache_dir="", target="/u")
     state = tmp_path / "state"
-    with client.NewServer(["/bin/cat"]) as new, pytest.raises(UnavailableError, match="does not answer") as caught:
-        client.join_or_start(silent, spec, new)
+    with pytest.raises(UnavailableError, match="does not answer") as caught:
+        client.join_or_start(silent, spec, ["/bin/cat"])
     assert not isinstance(caught.value, GoneError)
     with pytest.raises(UnavailableError, match="does not answer"):
         tree.attach("/t", state)

@@ -24,18 +24,18 @@ from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.publish.tree import publish
 from bootseer.blocks.serving import client
-from bootseer.blocks.serving.client import SERVER, NewServer
+from bootseer.blocks.serving.client import SERVER
 from bootseer.blocks.serving.mount_readahead import note_mount
 from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Request, ServerSpec, TreeStatus
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
+from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.private import private_folder
 from bootseer.store import Store, open_store
 
 __all__ = [
     "SERVER",
-    "NewServer",
     "ProfileKey",
     "TreeMount",
     "TreeRef",
@@ -112,15 +112,15 @@ def mount(
     state_dir: Path,
     profile: ProfileKey | None = None,
     config: Config | None = None,
-    server: Sequence[str] | NewServer = SERVER,
+    server: Sequence[str] = SERVER,
     store: Store | None = None,
 ) -> TreeMount:
     """Mount the tree ``digest`` read-only on ``target`` (made when missing), or where that link leads; hot blocks start
     to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
-    number of streams and whether to fill in the background. ``server`` is the command that serves, or its process when
-    the caller has started it. ``store`` is the one at ``store_url``, when the caller has it open.
+    number of streams and whether to fill in the background. ``server`` is the command that serves. ``store`` is the one
+    at ``store_url``, when the caller has it open.
     On any failure nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`,
     `UnavailableError`, `PrivilegeError`, `UnsupportedError`, `FullError`.
     """
@@ -129,7 +129,7 @@ def mount(
     made = mounted(target, digest, state_dir)
     target, id, folder = made.target, made.id, made._folder
     with contextlib.ExitStack() as stack:
-        new = server if isinstance(server, NewServer) else stack.enter_context(NewServer(server))
+        stack.enter_context(background.preloaded(server))
         beside = stack.enter_context(ThreadPoolExecutor(1))
         store = store or open_store(store_url)
         tree = localize_manifest(store, digest, cache_dir)
@@ -149,7 +149,7 @@ def mount(
                 profile=profile.job if profile is not None else None,
                 config=settings,
             )
-            served = client.join_or_start(folder, spec, new)
+            served = client.join_or_start(folder, spec, server)
             lazy = served.driver == "fuse"
             try:
                 target.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ from bootseer.errors import BootseerError, ConfigError, NotFoundError, Privilege
 from bootseer.image import runtime
 from bootseer.image.convert import resolve
 from bootseer.image.record import ImageRecord
+from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 from bootseer.owned import adopted, clear, is_owned, owned_folder, release, remove
@@ -119,7 +120,7 @@ def mount(
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo, or leave DIR to the node daemon")
-    with tree.NewServer(server) as new:  # it needs about as long as what follows
+    with background.preloaded(server):
         store = open_store(store_url)
         if record is None:
             record = resolve(ref, store, plain_http=plain_http, config=config)
@@ -162,7 +163,7 @@ def mount(
                     state_dir=state_dir,
                     profile=tree.ProfileKey(job or "default"),
                     config=config,
-                    server=new,
+                    server=server,
                     store=store,
                 )
                 undo.callback(mounted.unmount)

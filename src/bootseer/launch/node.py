@@ -10,20 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bootseer import env, image, oci
-from bootseer.blocks.tree import TreeStatus
+from bootseer import env, image, oci, stripefs
+from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnsupportedError, from_os_error
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
+from bootseer.kernel import background
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
@@ -84,6 +86,8 @@ def _join_attempt(folder: Path, identity: Identity) -> str:
     the newest one. Nodes that share ``folder`` agree on it."""
     attempts, name = folder / identity.job, f"{identity.node}.jsonl"
     attempts.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=attempts) as file:
+        now = os.fstat(file.fileno()).st_mtime  # by the clock of the folder's server, as all times of files there
     while True:
         found = [path.name.removeprefix("attempt-") for path in attempts.glob("attempt-*")]
         newest = max((int(number) for number in found if number.isdecimal()), default=-1)
@@ -91,7 +95,7 @@ def _join_attempt(folder: Path, identity: Identity) -> str:
         if identity.restarts and (place / name).is_file():
             return place.name.removeprefix("attempt-")
         full = identity.nodes and len(list(place.glob("*.jsonl"))) >= identity.nodes
-        if newest < 0 or abs(time.time() - place.stat().st_mtime) > _TOGETHER or os.path.lexists(place / name) or full:
+        if newest < 0 or abs(now - place.stat().st_mtime) > _TOGETHER or os.path.lexists(place / name) or full:
             place = attempts / f"attempt-{newest + 1}"
             place.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):  # another start on this node was quicker
@@ -127,13 +131,28 @@ def start(
     os.environ.update(identity.environ(gpus))
     os.environ["BOOTSEER_EVENTS"] = str(events)
     config = in_daemon_cgroup(config)
-    sweep(config)
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as starting:
+        starting.enter_context(background.preloaded(*_servers(job)))
+        sweep(config)
         folder = stack.enter_context(
             owned_folder(private_folder(Path(config.cache_dir), sub=STARTS), f"{identity.job}-")
         )
         stack.callback(clear, folder)
-        return _Node(job, config, identity, events, folder, stack, devices, gpus).run(on_ready)
+        node = _Node(job, config, identity, events, folder, stack, devices, gpus)
+        if code := node.prepare():
+            log.error("the set-up command failed with exit code %d; the job was not started", code)
+        else:
+            starting.close()
+            node.train(on_ready)
+        return node.record
+
+
+def _servers(job: Job) -> Iterator[Sequence[str]]:
+    """The programs that this start is about to need."""
+    if not os.geteuid() and (job.image.enabled or (job.env and job.env.enabled)):
+        yield tree.SERVER
+    if job.checkpoint and job.checkpoint.enabled:
+        yield stripefs.mount.SERVER
 
 
 class _Node:
@@ -151,6 +170,7 @@ class _Node:
         self.job, self.config, self.identity, self.events = job, config, identity, events
         self.folder, self.stack, self.devices, self.gpus = folder, stack, devices, gpus
         self.began = time.monotonic()
+        self._offset = events.stat().st_size
         self.mounted: image.ImageMount | UserImage | None = None
         self.image_digest = ""
         self.image_span = ""
@@ -161,22 +181,18 @@ class _Node:
             job=identity.job, attempt=identity.attempt, cycle=identity.cycle, node=identity.node, events=str(events)
         )
 
-    def run(self, on_ready: Callable[[Start], None] | None) -> Start:
-        offset = self.events.stat().st_size
+    def prepare(self) -> int:
+        """Image, checkpoint and environment. The exit code of the set-up command, if that ran."""
         with self._stage("image") as self.image_span:
-            container = self._image(self.image_span)
+            self.container = self._image(self.image_span)
         if self.checkpoint:
             self.stack.callback(self.checkpoint.close, self.events)
             self.checkpoint.begin()
         self.stack.enter_context(self._until_hot())
         if self.job.env:
             with self._stage("env") as span:
-                self.record.exit_code = self._env(container, self.job.env, span)
-            if self.record.exit_code:
-                log.error("the set-up command failed with exit code %d; the job was not started", self.record.exit_code)
-                return self.record
-        self._init(container, offset, on_ready)
-        return self.record
+                self.record.exit_code = self._env(self.container, self.job.env, span)
+        return self.record.exit_code
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[str]:
@@ -298,8 +314,9 @@ class _Node:
             over.set()
             thread.join()
 
-    def _init(self, container: Container, offset: int, on_ready: Callable[[Start], None] | None) -> None:
-        began = time.monotonic()
+    def train(self, on_ready: Callable[[Start], None] | None) -> None:
+        """Initialisation, then the training command until it ends."""
+        container, began = self.container, time.monotonic()
         init = emit.begin("init")
 
         def ready() -> None:
@@ -316,7 +333,7 @@ class _Node:
             self._keep_access()
 
         watch = ReadyWatch(self.events, ready)
-        watch.start(offset)
+        watch.start(self._offset)
         try:
             if self.checkpoint and self.job.checkpoint:
                 container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path)
@@ -366,7 +383,7 @@ def _convert(ref: str, config: Config) -> None:
         image.ensure(ref, config.store_url, work_dir=Path(config.cache_dir, "work"), sign_key=key, wait=lease.WAIT)
 
 
-def _hot(image: TreeStatus | None) -> bool:
+def _hot(image: tree.TreeStatus | None) -> bool:
     """Whether everything is here that earlier starts of the image read."""
     return image is None or image.complete or (image.hot_known and image.hot_ready >= image.hot_total)
 

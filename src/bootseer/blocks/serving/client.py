@@ -7,8 +7,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,16 +28,15 @@ from bootseer.blocks.serving.protocol import (
     TreeStatus,
 )
 from bootseer.errors import BootseerError, UnavailableError, doing, from_exit_code, from_os_error
-from bootseer.kernel import flock
+from bootseer.kernel import background, flock
 from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
 
-SERVER = (sys.executable, "-m", "bootseer.blocks.serving.server")
+SERVER = background.program("bootseer.blocks.serving.server")
 _START_SECONDS = 60.0
 _BUSY_SECONDS = 5.0
 _GRACE_SECONDS = 3.0
-_REAP_SECONDS = 5.0
 _LOCK_SECONDS = 120.0
 _ATTEMPT_SECONDS = 8.0
 PATIENCE = 30.0
@@ -107,7 +104,7 @@ def _ask(folder: Path, request: Request, timeout: float) -> TreeStatus:
 # -- starting ----------------------------------------------------------------------------------------------------------
 
 
-def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> TreeStatus:
+def join_or_start(folder: Path, spec: ServerSpec, server: Sequence[str]) -> TreeStatus:
     """See to it that a server for ``spec`` runs and knows its target; of one that was started here only the driver is
     known, and ``pid`` is 0. Raises what kept it from starting."""
     if folder.exists():
@@ -131,7 +128,9 @@ def join_or_start(folder: Path, spec: ServerSpec, new: NewServer) -> TreeStatus:
         (folder / FUSE_FOLDER).mkdir(mode=0o700)
         with open(folder / SPEC, "wb", opener=_private) as out:
             out.write(msgspec.json.encode(spec))
-        return TreeStatus(id=spec.id, digest=spec.digest, pid=0, driver=new.serve(folder), cache_dir=spec.cache_dir)
+        return TreeStatus(
+            id=spec.id, digest=spec.digest, pid=0, driver=_start(folder, server), cache_dir=spec.cache_dir
+        )
     except BaseException as exc:
         clear(folder)
         if isinstance(exc, OSError):
@@ -143,58 +142,16 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-class NewServer:
-    """The process of a block server, started at once, so that it loads its modules while the caller fetches what it is
-    to serve. It ends with the ``with`` statement unless it was told to `serve`.
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        """Raises `UnavailableError` and the like when no process can be started."""
-        self._answer, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
-            try:
-                self._process = subprocess.Popen(
-                    [*command, str(fd)], stdin=subprocess.PIPE, pass_fds=[fd], start_new_session=True
-                )
-            except OSError as exc:
-                self._answer.close()
-                raise from_os_error(exc, "start a block server") from exc
-        assert self._process.stdin is not None
-        self._input = self._process.stdin
-
-    def __enter__(self) -> NewServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """See out the process; a server goes on in a child of it."""
-        self._answer.close()
-        if not self._input.closed:
-            self._process.kill()
-            self._input.close()
-        try:
-            self._process.wait(_REAP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(_REAP_SECONDS)
-
-    def serve(self, folder: Path) -> str:
-        """Have it serve what the spec in ``folder`` says. Returns its driver, raises what kept it from starting."""
-        with contextlib.suppress(BrokenPipeError), self._input as pipe:  # no answer says that it is dead
-            pipe.write(os.fsencode(folder))
-        self._answer.settimeout(_START_SECONDS)
-        answer = ""
-        with contextlib.suppress(OSError), self._answer.makefile(encoding="utf-8", errors="replace") as lines:
-            answer = lines.readline().strip()
-        word, _, rest = answer.partition(" ")
-        if word == "ok":
-            return rest
-        if word == "error":
-            code, _, text = rest.partition(" ")
-            raise from_exit_code(int(code), text)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # all its processes: they share the group of the first one
-        raise UnavailableError("the block server did not start", hint=f"see {folder.with_suffix('.log')}")
+def _start(folder: Path, server: Sequence[str]) -> str:
+    """Have a new ``server`` serve what the spec in ``folder`` says. Its driver. Raises what kept it from starting."""
+    said = background.start(server, os.fsencode(folder), seconds=_START_SECONDS, ending=signal.SIGKILL)
+    word, _, rest = said.decode(errors="replace").partition(" ")
+    if word == "ok":
+        return rest
+    if word == "error":
+        code, _, text = rest.partition(" ")
+        raise from_exit_code(int(code), text)
+    raise UnavailableError("the block server did not start", hint=f"see {folder.with_suffix('.log')}")
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

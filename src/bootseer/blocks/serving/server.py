@@ -1,12 +1,11 @@
 """The block server: the program that serves one lazy tree on a node, as a supervisor, a FUSE server and a fetcher.
 
-``python -m bootseer.blocks.serving.server ANSWER_FD``. Its standard input names the folder of its state, with its
-`ServerSpec` in ``spec.json``. It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE TEXT``.
+`bootseer.kernel.background` starts it. Its request names the folder of its state, with its `ServerSpec` in
+``spec.json``. It answers ``ok DRIVER`` when the tree may be mounted, or ``error CODE TEXT``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -18,10 +17,11 @@ import msgspec
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.protocol import LOCK, SPEC, ServerSpec
 from bootseer.errors import BootseerError, UnavailableError, doing
-from bootseer.kernel import mount
+from bootseer.kernel import background, mount
 from bootseer.kernel.flock import lock
 from bootseer.loglimit import LogRateLimit
 from bootseer.store import Store, open_store
+from bootseer.units import one_line
 
 log = logging.getLogger(__name__)
 
@@ -30,27 +30,11 @@ _LOCK_SECONDS = 0.1
 """Who looks whether a server lives holds the lock for a moment."""
 
 
-def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> int:
-    """Serve until the end. The first process returns at once: the server is nobody's child to wait for.
-
-    ``argv``: the descriptor to answer on. ``store_for`` opens the store, in the fetcher; benchmarks pass one that wraps
-    it with a rate limit.
-    """
-    answer_fd = int(argv[0])
-    folder = Path(os.fsdecode(sys.stdin.buffer.read()))
-    if not folder.name:
-        return 0  # there is nothing to serve
-    if os.fork():
-        os._exit(0)  # nobody has to wait for the end of an interpreter
-
-    def answer(text: str) -> None:
-        nonlocal answer_fd
-        fd, answer_fd = answer_fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):  # nobody waits any more
-                os.write(fd, text.encode())
-            os.close(fd)
-
+def main(*, store_for: Callable[[str], Store] = open_store) -> int:
+    """Serve until the end. ``store_for`` opens the store, in the fetcher; benchmarks pass one that wraps it with a rate
+    limit."""
+    folder = Path(os.fsdecode(background.request()))
+    answer = background.Answer()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     )
@@ -65,13 +49,13 @@ def main(argv: list[str], *, store_for: Callable[[str], Store] = open_store) -> 
         running = supervisor.start(spec, folder, store_for, _lock(folder), answer)
     except BootseerError as exc:
         log.error("%s", exc)
-        answer(f"error {exc.exit_code} {exc}\n")
+        answer(f"error {exc.exit_code} {one_line(str(exc))}")
         return exc.exit_code
     except Exception as exc:
         log.exception("the block server failed")
-        answer(f"error 70 {exc!r}\n")
+        answer(f"error 70 {one_line(repr(exc))}")
         return 70
-    answer(f"ok {running.driver}\n")
+    answer(f"ok {running.driver}")
     return running.run()
 
 
@@ -111,4 +95,4 @@ def _lock(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """Striped files as a FUSE mount: `start` one in a process of its own, `find` one."""
 
-from bootseer.stripefs.mount.client import FsMount, find, start
+from bootseer.stripefs.mount.client import SERVER, FsMount, find, start
 from bootseer.stripefs.mount.prefetch import LATEST
 from bootseer.stripefs.mount.server import FsStatus
 
-__all__ = ["LATEST", "FsMount", "FsStatus", "find", "start"]
+__all__ = ["LATEST", "SERVER", "FsMount", "FsStatus", "find", "start"]

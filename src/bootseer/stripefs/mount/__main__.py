@@ -1,30 +1,28 @@
-"""The processes of a mount: `bootseer.stripefs.mount.client` runs ``python -m bootseer.stripefs.mount``.
+"""The processes of a mount, a `bootseer.kernel.background` server.
 
-It takes a `ServerSpec` on stdin, and answers on stdout when the mount works: with its `Record`, or with class, message
-and hint of the error that kept it from starting.
+Its request is a `ServerSpec`. It answers when the mount works: with its `Record`, or with class, message and hint of
+the error that kept it from starting.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import resource
 import signal
-import sys
 
 import msgspec
 
 from bootseer.errors import BootseerError, from_os_error
+from bootseer.kernel import background
 from bootseer.loglimit import LogRateLimit
 from bootseer.stripefs.mount.server import ServerSpec
 from bootseer.stripefs.mount.supervisor import Answer, Supervisor
 
 
 def main() -> None:
-    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerSpec)
-    if os.fork():
-        os._exit(0)  # the starter waits for this process only; the supervisor has no parent to reap it
+    spec = msgspec.json.decode(background.request(), type=ServerSpec)
+    say = background.Answer()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit())
@@ -33,10 +31,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each file that is open is several here
     os.chdir("/")
 
-    def answer(found: Answer) -> None:
-        with contextlib.suppress(OSError):  # nobody waits any more
-            os.write(1, msgspec.json.encode(found))
-        os.dup2(2, 1)
+    def answer(found: Answer | None) -> None:
+        say(msgspec.json.encode(found).decode() if found else "")
 
     try:
         Supervisor(spec, answer).run()

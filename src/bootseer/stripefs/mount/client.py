@@ -11,8 +11,6 @@ import logging
 import os
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +31,7 @@ from bootseer.errors import (
     doing,
     from_os_error,
 )
+from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.flock import is_at, lock
 from bootseer.private import enterable, private_folder, trusted
@@ -45,6 +44,7 @@ from bootseer.stripefs.store import open_fs
 
 _log = logging.getLogger(__name__)
 
+SERVER = background.program("bootseer.stripefs.mount.__main__")
 _BUSY_SECONDS = 5.0
 _END_SECONDS = 15.0
 _START_SECONDS = 60.0
@@ -148,6 +148,7 @@ def _is_ours(mountpoint: Path) -> bool:
     return entry is not None and entry.fstype == "fuse.bootseer-fs"
 
 
+@background.preloaded(SERVER)
 def start(
     url: str,
     mountpoint: Path,
@@ -274,26 +275,8 @@ def _spawn(spec: ServerSpec, path: Path) -> Record:
     """Start a server and wait until its mount works. Raises what kept it from starting."""
     with doing(f"write {path.parent}"):
         log = open(_log_of(path), "wb")  # noqa: SIM115  closed below
-    with (
-        log,
-        subprocess.Popen(
-            [sys.executable, "-m", "bootseer.stripefs.mount"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            start_new_session=True,
-        ) as starter,
-    ):
-        try:
-            # until the server closes its end of stdout; the starter only forks it
-            answer, _ = starter.communicate(msgspec.json.encode(spec), timeout=_START_SECONDS)
-        except BaseException as exc:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(starter.pid, signal.SIGTERM)  # a server that mounts after all unmounts again
-            starter.kill()
-            if not isinstance(exc, subprocess.TimeoutExpired):
-                raise
-            answer = b""
+    with log:
+        answer = background.start(SERVER, msgspec.json.encode(spec), seconds=_START_SECONDS, stderr=log.fileno())
     try:
         found = msgspec.json.decode(answer, type=Record | tuple[str, str, str])
     except msgspec.DecodeError:

@@ -50,9 +50,10 @@ _HOPELESS = 6
 
 
 class Supervisor:
-    """Mounts in `run`. ``answer`` is called once, when the mount works or cannot."""
+    """Mounts in `run`. ``answer`` is called once, when the mount works or cannot; with None in a process that has
+    nothing to answer."""
 
-    def __init__(self, spec: ServerSpec, answer: Callable[[Answer], None]) -> None:
+    def __init__(self, spec: ServerSpec, answer: Callable[[Answer | None], None]) -> None:
         self._spec, self._answer = spec, answer
         self._status = FsStatus(url="", mountpoint=spec.mountpoint, pid=os.getpid())
         self._record: Record | None = None
@@ -141,7 +142,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
         if self._until:  # by a signal that came before
             stop.set()
-        os.dup2(2, 1)  # who started the mount waits until nobody can answer any more
+        self._answer(None)  # who started the mount waits until nobody can answer any more
         self._channel.close()
         for fd in (self._wake, self._waker):
             os.close(fd)

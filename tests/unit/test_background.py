@@ -1,0 +1,167 @@
+"""Background servers: forked from a process that has loaded them, or started by themselves, with the same result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bootseer.errors import BootseerError
+from bootseer.kernel import background
+from support.waits import until
+
+SERVER = background.program("support.echoserver")
+
+
+@pytest.fixture(params=["forked", "by itself"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    with background.preloaded(SERVER) if request.param == "forked" else contextlib.nullcontext():
+        yield request.param
+
+
+def ask(*steps: tuple[str, Any], seconds: float = 20.0, **more: Any) -> bytes:
+    return background.start(SERVER, json.dumps(steps).encode(), seconds=seconds, **more)
+
+
+def gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    return state == "Z"
+
+
+def test_a_server_has_a_session_of_its_own_and_is_nobodys_child(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO", "set after the process that loads servers was started")
+    with open(os.devnull) as mine:
+        os.set_inheritable(mine.fileno(), True)
+        facts = json.loads(ask(("tell", "json")))
+        assert facts["pid"] != facts["group"] == facts["session"] != os.getsid(0)
+        assert facts["environ"] == os.environ["ECHO"]
+        assert mine.fileno() not in facts["fds"] or way == "by itself"
+        assert [fd for fd in facts["fds"] if fd > 4] == []  # 3: who answers; 4: of the listing
+        assert not [child for child in os.listdir("/proc/self/task") if facts["pid"] == int(child)]
+        assert facts["parent"] != os.getpid()
+
+
+def test_servers_are_forked_from_one_process_that_has_loaded_them() -> None:
+    before = set(_children())
+    with background.preloaded(SERVER):
+        (starter,) = set(_children()) - before
+        with background.preloaded(background.program("email.mime.audio")):  # of no effect: there is one
+            assert json.loads(ask(("tell", "email.mime.audio")))["loaded"] is False
+            assert set(_children()) - before == {starter}
+        assert json.loads(ask(("tell", "support.echoserver")))["loaded"]
+        assert b"support.echoserver" in Path(f"/proc/{starter}/cmdline").read_bytes()
+    until(lambda: set(_children()) <= before, 5)
+    assert not Path(f"/proc/{starter}").exists()
+
+
+def _children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def test_another_command_is_not_forked(tmp_path: Path) -> None:
+    with background.preloaded(["/bin/cat"]):
+        assert _children() == []
+        assert background.start(["/bin/cat"], b"said\n", seconds=10) == b"said"
+
+
+def test_what_a_server_prints_is_no_answer(way: str, tmp_path: Path) -> None:
+    with open(tmp_path / "log", "wb") as log:
+        assert ask(("print", "a line"), ("say", "ready"), ("print", "more"), stderr=log.fileno()) == b"ready"
+    until(lambda: (tmp_path / "log").read_text() == "a line\nmore\n", 5)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_one_that_ends_without_an_answer_has_said_nothing(way: str, code: int) -> None:
+    began = time.monotonic()
+    assert ask(("exit", code)) == b""
+    assert time.monotonic() - began < 10
+
+
+def test_one_that_is_late_is_ended(way: str, tmp_path: Path) -> None:
+    assert ask(("wait", str(tmp_path / "pid")), seconds=3.0) == b""
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: gone(pid), 5)
+
+
+def test_an_interrupt_ends_what_was_being_started(way: str, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 20)
+        os.kill(os.getpid(), signal.SIGALRM)
+
+    def alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ask(("wait", str(tmp_path / "pid")), seconds=30)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGALRM, before)
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: gone(pid), 5)
+
+
+def test_a_large_request_arrives(way: str) -> None:
+    assert ask(("print", "x" * (3 << 20)), ("say", "all"), stderr=os.open(os.devnull, os.O_WRONLY)) == b"all"
+
+
+def test_servers_go_on_when_the_process_that_loaded_them_ends(tmp_path: Path) -> None:
+    with background.preloaded(SERVER):
+        assert ask(("say", "here"), ("wait", str(tmp_path / "pid"))) == b"here"
+    until((tmp_path / "pid").exists, 5)
+    pid = int((tmp_path / "pid").read_text())
+    time.sleep(0.2)
+    assert not gone(pid)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid), 5)
+
+
+def test_without_the_process_that_loads_servers_they_load_themselves(caplog: pytest.LogCaptureFixture) -> None:
+    before = set(_children())
+    with background.preloaded(SERVER):
+        (starter,) = set(_children()) - before
+        os.kill(starter, signal.SIGKILL)
+        assert ask(("say", "here")) == b"here"
+        assert "has failed" in caplog.text
+
+
+def test_it_ends_with_its_owner_and_leaves_servers_alone(tmp_path: Path) -> None:
+    code = (
+        "import json, os, sys, time\nfrom bootseer.kernel import background\n"
+        "server = background.program('support.echoserver')\n"
+        "with background.preloaded(server):\n"
+        "    background.start(server, json.dumps([('say', 'x'), ('wait', sys.argv[1])]).encode(), seconds=20)\n"
+        "    here = f'/proc/self/task/{os.getpid()}/children'\n"
+        "    print(open(here).read(), flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "pid")], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout
+        (starter,) = map(int, owner.stdout.readline().split())
+        owner.kill()
+    until(lambda: gone(starter), 5)
+    until((tmp_path / "pid").exists, 5)
+    pid = int((tmp_path / "pid").read_text())
+    assert not gone(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_program_that_is_not_there_is_one_line() -> None:
+    with pytest.raises(BootseerError, match="cannot start /no/such"):
+        background.start(["/no/such"], b"", seconds=5)
