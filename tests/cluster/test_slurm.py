@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import socket
@@ -49,6 +50,21 @@ class Site:
         name.write_text(f'#!/bin/bash\nexec="{BOOTSEER} exec"\n{script}\n')
         comment = comment or f"site=x bootseer={self.registry}/team/small:v1"
         return self.slurm.submit(user, f"--comment={comment}", f"--exclude={without}", *options, name)
+
+    @contextlib.contextmanager
+    def faults(self, what: str) -> Iterator[None]:
+        """Prologs that begin meanwhile, and what they start, have these `bootseer.faults`."""
+        prolog = self.hooks / "prolog"
+        good = prolog.read_text()
+        prolog.write_text(good.replace("export HOME", f"export BOOTSEER_FAULTS={what} HOME"))
+        try:
+            yield
+        finally:
+            prolog.write_text(good)
+
+    def processes(self, node: str) -> list[str]:
+        """The numbers of bootseer's processes on a node."""
+        return self.slurm.run(node, ["pgrep", "-f", r"bootseer\.(slurm|blocks)"], check=False).split()
 
     def says(self, user: str, job: str, what: str) -> None:
         until(lambda: what in self.slurm.output(user, job), WAIT, f"{what!r} in the output of {user}'s job", step=0.1)
@@ -319,3 +335,49 @@ def test_a_slow_and_a_killed_prolog(site: Site) -> None:
         site.slurm.run("head", ["scancel", job])
         assert site.slurm.ended(job)["JobState"] == "CANCELLED"
         site.clean()
+
+
+BEFORE_OVERLAY, BEFORE_RELEASE = "image.mount.before-overlay", "image.mount.before-release"
+
+
+@pytest.mark.parametrize(
+    ("step", "dies"),
+    [
+        ("blocks.cache.write", "node"),
+        (BEFORE_OVERLAY, "node"),
+        (BEFORE_OVERLAY, "all"),
+        (BEFORE_OVERLAY, "worker"),
+        (BEFORE_RELEASE, "all"),
+    ],
+)
+def test_a_node_that_dies_in_the_prolog(site: Site, step: str, dies: str) -> None:
+    """Its power fails, or its processes are killed. Its next job has its image, whatever is left on the disk."""
+    slurm, stopped = site.slurm, list[str]()
+    slurm.run("n1", ["rm", "-rf", "/var/spool/bootseer"])
+
+    def stops() -> bool:
+        known = slurm.run("n1", ["ps", "-eo", "pid=,state="]).splitlines()
+        stopped[:] = [pid for pid, state in map(str.split, known) if state == "T"]
+        return bool(stopped)
+
+    with site.faults(f"{step}=stop"):
+        job = site.submit("alice", "echo goes on; $exec cat /marker")
+        until(stops, WAIT, f"the Prolog to come to {step}", step=0.1)
+        if dies == "node":
+            slurm.kill("n1")
+            slurm.run("head", ["scancel", job])
+            slurm.boot()
+        else:
+            slurm.run("n1", ["kill", "-9", *(stopped if dies == "worker" else site.processes("n1"))])
+            assert slurm.ended(job)["ExitCode"] == "66:0", slurm.output("alice", job)
+            *told, on, refused = slurm.output("alice", job).splitlines()
+            why = "preparing the image failed" if dies == "worker" else f"the image of job {job} was not ready in time"
+            assert on == "goes on"
+            assert all(why in line for line in (refused, *told))
+            assert len(told) == (dies == "worker")
+    site.clean()
+    job = site.submit("alice", "$exec cat /marker")
+    assert slurm.ended(job)["ExitCode"] == "0:0", slurm.output("alice", job)
+    assert slurm.output("alice", job) == "of the image\n"
+    site.clean()
+    until(lambda: not site.processes("n1"), WAIT, "the end of all processes", step=0.2)

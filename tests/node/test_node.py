@@ -8,6 +8,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from bootseer.errors import (
     BootseerError,
     ConfigError,
     NotFoundError,
+    NotWritableError,
     PrivilegeError,
     UnavailableError,
     UnsupportedError,
@@ -344,6 +346,46 @@ def test_a_user_starts_a_job(daemon: NodeDaemon, site: Site, place: Path) -> Non
     assert (code, "image has files in /data" in errors) == (ConfigError.exit_code, True), errors
     job.write_text(text.replace("gpus = 8", 'gpus = "all"'))
     assert alice.run("run", str(job))[0] == UnsupportedError.exit_code
+    gone(daemon)
+
+
+@pytest.mark.usefixtures("open_device")
+@pytest.mark.parametrize("closed", ["folder", "store", "file"])
+@pytest.mark.parametrize("latest", [False, True])
+def test_a_checkpoint_that_another_user_owns(
+    daemon: NodeDaemon, site: Site, place: Path, closed: str, latest: bool
+) -> None:
+    """One line ends the start. The newest one is not passed over, as one that is not complete is: steps would be lost."""
+    alice = Home(place, daemon.config, ALICE, site.login(ALICE))
+    store, checkpoint = place / "bobs", place / "bobs/last-2"
+    fs = stripefs.open_fs(str(store))
+    (place / "weights").write_bytes(NOISE[:1000])
+    for name in ("earlier-1", "last-2"):
+        fs.put(place / "weights", f"{name}/weights")
+        fs.commit(name)
+    for path in [store, *store.rglob("*")]:
+        os.chown(path, BOB, BOB)
+    (place / "new/lost+found").mkdir(mode=0o700, parents=True)  # of a file system, as it is before the first save
+    code, _, errors = alice.run("fs", "latest", str(place / "new"))
+    assert (code, "no complete checkpoint" in errors) == (NotFoundError.exit_code, True), errors
+    {"folder": checkpoint, "store": store, "file": checkpoint / "weights"}[closed].chmod(0o700)
+    job = alice.folder / "job.toml"
+    job.write_text(f"""
+        [job]
+        name = "small"
+        command = ["sh", "-c", "echo trains; cat /checkpoint/weights"]
+        [image]
+        ref = "{site.ref}"
+        [checkpoint]
+        url = "{store if latest else checkpoint}"
+        path = "/checkpoint"
+        latest = {str(latest).lower()}
+        """)
+    code, out, errors = alice.run("run", str(job), "--no-card")
+    assert (code, out, errors.count("\n")) == (NotWritableError.exit_code, "", 1), errors
+    what = store if latest and closed == "store" else checkpoint / ("weights" if closed == "file" else "COMMIT")
+    assert re.search(f"(open|list) {what}: Permission denied; check its owner and mode", errors), errors
+    assert alice.left() == []
     gone(daemon)
 
 

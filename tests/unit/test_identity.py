@@ -1,4 +1,5 @@
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -50,6 +51,16 @@ def test_nodes_that_start_together_agree_on_the_attempt(tmp_path):
     assert starts(tmp_path, "n2", "n2") == ["1", "2"]  # n2 alone
     os.utime(tmp_path / "j/attempt-2", (1, 1))
     assert starts(tmp_path, "n1", "n2", "n3") == ["3", "3", "3"]
+
+
+@pytest.mark.parametrize("off", [-600.0, 600.0])
+def test_nodes_whose_clocks_are_off_by_minutes_agree_on_the_attempt(tmp_path, monkeypatch, off):
+    """Times of files are those of the server of the folder."""
+    assert starts(tmp_path, "n1") == ["0"]
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + off)
+    assert starts(tmp_path, "n2") == ["0"]
+    assert [path.name for path in (tmp_path / "j").iterdir()] == ["attempt-0"]
 
 
 @pytest.mark.timeout(10)

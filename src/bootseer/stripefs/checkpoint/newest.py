@@ -25,6 +25,8 @@ TEMPORARY = f"{layout.TEMPORARY}{NAME}."
 _LINE = b"bootseer latest 1\n"
 _OURS = b"bootseer latest "
 _LIMIT = 64 << 10
+_OF_DISK = "lost+found"
+"""A folder of root's at the top of many file systems, which nobody else may read."""
 
 
 class Latest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -118,19 +120,19 @@ def find(backend: Backend, folder: str) -> str:
     """Path of the newest complete checkpoint directly below ``folder``; `NotFoundError` when there is none.
 
     Newest: largest last number in the name; for equal or no numbers, committed last. Incomplete ones are skipped with
-    a warning; a storage that does not answer is an error, not a reason to go back.
+    a warning; a storage that does not answer, and one that this user may not read, are errors, no reasons to go back.
     """
-    if not (name := name_of_newest(backend, folder, level=logging.WARNING)):
+    if not (name := name_of_newest(backend, folder, strict=True)):
         raise NotFoundError(f"no complete checkpoint in {folder or backend.url}")
     return join(folder, name)
 
 
-def name_of_newest(backend: Backend, folder: str, *, complete: str = "", level: int = logging.DEBUG) -> str:
-    """The name of what `find` finds, "" for none. ``complete``: as in `write_hint`; ``level``: of the lines in the log
-    about incomplete ones."""
+def name_of_newest(backend: Backend, folder: str, *, complete: str = "", strict: bool = False) -> str:
+    """The name of what `find` finds, "" for none. ``complete``: as in `write_hint`; ``strict``: with the warnings and
+    errors of `find`; else one that may not be read counts as incomplete."""
     groups: dict[int, list[str]] = {}
     for entry in backend.list(folder):
-        if entry.is_dir and not commit.is_hidden(entry.name):
+        if entry.is_dir and not commit.is_hidden(entry.name) and entry.name != _OF_DISK:
             groups.setdefault(_number(entry.name), []).append(entry.name)
     for key in sorted(groups, reverse=True):
         for name in _by_commit(backend, folder, groups[key]):
@@ -138,10 +140,10 @@ def name_of_newest(backend: Backend, folder: str, *, complete: str = "", level: 
                 if name != complete:
                     commit.check(backend, join(folder, name))
                 return name
-            except UnavailableError:
-                raise
             except BootseerError as exc:
-                _log.log(level, "not using %s: %s", join(folder, name), exc.message)
+                if isinstance(exc, UnavailableError) or (strict and isinstance(exc, NotWritableError)):
+                    raise
+                _log.log(logging.WARNING if strict else logging.DEBUG, "not using %s: %s", join(folder, name), exc.message)
     return ""
 
 
