@@ -381,3 +381,22 @@ def test_a_node_that_dies_in_the_prolog(site: Site, step: str, dies: str) -> Non
     assert slurm.output("alice", job) == "of the image\n"
     site.clean()
     until(lambda: not site.processes("n1"), WAIT, "the end of all processes", step=0.2)
+
+
+def test_a_node_without_room_for_the_folder_of_a_job(site: Site) -> None:
+    """It is not drained, and its next job has an image as soon as there is room."""
+    slurm = site.slurm
+    slurm.run("n1", ["sh", "-c", "mount -o remount,size=8m /run && ! cat /dev/zero > /run/filler"])
+    try:
+        job = site.submit("alice", "echo goes on; $exec cat /marker")
+        assert slurm.ended(job)["ExitCode"] == "66:0", slurm.output("alice", job)
+        on, refused = slurm.output("alice", job).splitlines()
+        assert on == "goes on"
+        assert f"job {job} has no image here; " in refused
+        assert refused.endswith("and room in /run")
+    finally:
+        slurm.run("n1", ["sh", "-c", "rm /run/filler; mount -o remount,size=50% /run"])
+    site.clean()
+    job = site.submit("alice", "$exec cat /marker")
+    assert slurm.ended(job)["ExitCode"] == "0:0", slurm.output("alice", job)
+    site.clean()

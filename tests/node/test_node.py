@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from bootseer import image, oci, stripefs
+from bootseer import __version__, image, oci, stripefs
 from bootseer.config import Config
 from bootseer.errors import (
     BootseerError,
     ConfigError,
+    FullError,
     NotFoundError,
     NotWritableError,
     PrivilegeError,
@@ -355,7 +356,7 @@ def test_a_user_starts_a_job(daemon: NodeDaemon, site: Site, place: Path) -> Non
 def test_a_checkpoint_that_another_user_owns(
     daemon: NodeDaemon, site: Site, place: Path, closed: str, latest: bool
 ) -> None:
-    """One line ends the start. The newest one is not passed over, as one that is not complete is: steps would be lost."""
+    """One line ends the start. The newest is not passed over, as one that is not complete is: steps would be lost."""
     alice = Home(place, daemon.config, ALICE, site.login(ALICE))
     store, checkpoint = place / "bobs", place / "bobs/last-2"
     fs = stripefs.open_fs(str(store))
@@ -765,3 +766,59 @@ def test_the_unit_finds_the_settings_from_any_folder(place: Path, monkeypatch: p
     monkeypatch.chdir(place)
     monkeypatch.setenv("BOOTSEER_CONFIG", "node.toml")
     assert f"--config {place}/node.toml node serve" in command(["node", "unit"], Config())[1]
+
+
+@pytest.mark.parametrize("full", ["node", "state", "cache"])
+def test_a_full_disk(site: Site, place: Path, full: str) -> None:
+    """It costs new mounts, with one line, and no other. Nothing is left of them, and there is room again afterwards."""
+    (place / full).mkdir()
+    mounts.mount("tmpfs", place / full, "tmpfs", data="size=48m,mode=755")
+    daemon = NodeDaemon(place, site.store)
+    config = daemon.config
+    try:
+        Path(config.node_dir, "records").mkdir(mode=0o700, parents=True)
+        Path(config.node_dir, "records/.begun").touch()  # by a daemon that was killed
+        daemon.start()
+        with User(ALICE, site.login(ALICE)) as alice:
+            own = alice.do(client.mount_image, site.free, config=config)
+            with (place / full / "filler").open("wb", buffering=0) as out, contextlib.suppress(OSError):
+                while True:
+                    out.write(bytes(4096))
+            with pytest.raises(FullError, match="No space left on device"):
+                alice.do(client.mount_image, site.ref, config=config)
+            assert alice.do(Path.read_bytes, Path(own.folder, "free")) == b"for all"
+            alice.do(client.unmount, own.id, config=config)
+            gone(daemon)
+            (place / full / "filler").unlink()
+            root = alice.do(client.mount_image, site.ref, config=config).folder
+            assert alice.do(Path.read_bytes, Path(root, "data/noise")) == NOISE
+        gone(daemon)
+        assert "Traceback" not in daemon.log.read_text()
+    finally:
+        daemon.kill()
+        for entry in reversed(mounts.below(place)):
+            mounts.unmount(entry.target, lazy=True)
+
+
+def test_a_daemon_that_speaks_another_version(site: Site, place: Path) -> None:
+    """A user's commands end with a line that says so; root's, which can do without it, go on."""
+    daemon = NodeDaemon(place, site.store)
+    try:
+        daemon.start("protocol.VERSION = 2")
+        alice = Home(place, daemon.config, ALICE, site.login(ALICE))
+        (alice.folder / "job.toml").write_text(f"""
+            job = {{name = "small", command = ["sh"]}}
+            image = {{ref = "{site.ref}"}}
+            """)
+        for words in (
+            ("image", "run", site.ref, "id"),
+            ("image", "mount", site.ref),
+            ("run", str(alice.folder / "job.toml")),
+            ("node", "status"),
+        ):
+            code, out, errors = alice.run(*words)
+            assert (code, out, errors.count("\n")) == (ConfigError.exit_code, "", 1), errors
+            assert f"the request: it has version 1; use a client of bootseer {__version__}" in errors
+        assert client.in_daemon_cgroup(daemon.config) == daemon.config
+    finally:
+        daemon.kill()

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 from bootseer.config import Config
 from bootseer.demo.programs import WITH_US
+from bootseer.errors import ConfigError
 from bootseer.node import client
 from support.waits import until
 
 T = TypeVar("T")
 
-_MAIN = "from bootseer.node import protocol; protocol.PAGE = 2; from bootseer.cli.main import main; main()"
-"""The daemon. What it lists has several pages, as those of a node with many mounts."""
+_MAIN = "from bootseer.node import protocol; protocol.PAGE = 2; {}; from bootseer.cli.main import main; main()"
+"""The daemon, after a statement. What it lists has several pages, as those of a node with many mounts."""
 _SECONDS = 60.0
 
 
@@ -31,6 +32,8 @@ def listens(config: Config) -> bool:
         client.node(config=config)
     except client.AbsentError:
         return False
+    except ConfigError:  # it speaks another version
+        pass
     return True
 
 
@@ -44,14 +47,15 @@ class NodeDaemon:
         self.log = folder / "daemon.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
+    def start(self, first: str = "pass") -> None:
+        """``first``: a statement that it carries out before anything else."""
         env = {
             f"BOOTSEER_{name.upper()}": getattr(self.config, name) for name in ("node_dir", "state_dir", "cache_dir")
         }
         env |= {"BOOTSEER_STORE": self.config.store, "DOCKER_CONFIG": "/nonexistent"}
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                [*WITH_US, sys.executable, "-c", _MAIN, "-v", "node", "serve"],
+                [*WITH_US, sys.executable, "-c", _MAIN.format(first), "-v", "node", "serve"],
                 env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
         until(lambda: self._listens(), _SECONDS, f"the start of the node daemon ({self.log})", step=0.05)

@@ -104,7 +104,7 @@ def test_a_leader_that_is_killed_is_replaced_by_one_other(site: Site, point: str
 
 @pytest.mark.parametrize("off", ["-300", "300"])
 def test_clocks_that_are_off_by_minutes_make_nobody_dead_and_keep_nobody_alive(site: Site, off: str) -> None:
-    """Each node is five minutes off the one before; the one that converts needs longer than the others give the dead."""
+    """Each node is five minutes off the one before; who converts needs longer than the others give the dead."""
     assert said(site.nodes(1, BOOTSEER_FAULTS="lease.taken=kill")) == [""]
     faults = "image.convert.before-record=sleep:4"
     assert said(site.nodes(4, dead=2.0, CLOCKS_OFF=off, BOOTSEER_FAULTS=faults)) == ["converted"] + ["found"] * 3

@@ -51,16 +51,23 @@ class Records:
         self._folder = folder
 
     def save(self, record: Record) -> None:
-        temp = self._folder / f".{record.mount.id}"
+        temp = self._temporary(record.mount.id)
         temp.write_bytes(msgspec.json.encode(record))
         temp.replace(self._folder / f"{record.mount.id}.json")
 
     def delete(self, id: str) -> None:
+        self._temporary(id).unlink(missing_ok=True)  # what a full disk took of the last one
         (self._folder / f"{id}.json").unlink(missing_ok=True)
 
+    def _temporary(self, id: str) -> Path:
+        return self._folder / f".{id}"
+
     def load(self) -> list[Record]:
-        """All that can be read; others are left out with a line in the log."""
+        """All that can be read; others are left out with a line in the log. Removes what killed daemons had begun to
+        write."""
         found = []
+        for path in self._folder.glob(".*"):
+            path.unlink()
         for path in sorted(self._folder.glob("*.json")):
             try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=Record))

@@ -156,7 +156,8 @@ def image(attempt: Attempt) -> tuple[Path, Image]:
             raise NotFoundError(f"the image of job {attempt.job} was not ready in time", hint=hint) from None
         raise NotFoundError(
             f"job {attempt.job} has no image here",
-            hint="submit it with --comment=bootseer=HOST/NAME:TAG; the node needs `bootseer slurm install`",
+            hint="submit it with --comment=bootseer=HOST/NAME:TAG; the node needs `bootseer slurm install` "
+            "and room in /run",
         ) from None
     except PermissionError:
         raise PrivilegeError(f"job {attempt.job} is another user's", hint="enter the image of your own job") from None

@@ -143,7 +143,8 @@ def name_of_newest(backend: Backend, folder: str, *, complete: str = "", strict:
             except BootseerError as exc:
                 if isinstance(exc, UnavailableError) or (strict and isinstance(exc, NotWritableError)):
                     raise
-                _log.log(logging.WARNING if strict else logging.DEBUG, "not using %s: %s", join(folder, name), exc.message)
+                level = logging.WARNING if strict else logging.DEBUG
+                _log.log(level, "not using %s: %s", join(folder, name), exc.message)
     return ""
 
 
