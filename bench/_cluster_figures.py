@@ -43,19 +43,24 @@ def compute(report: Report, say: Say) -> None:
             of = "single" if n == 1 else "median"
             name = f"{prefix}overhead_vs_{other}"
             report.figure(name, ours / theirs, unit="ratio", target=target, n=n, of=of)  # type: ignore[arg-type]
+        hot = [run.bytes["registry"] / run.details["hot_bytes"] for run in again if run.details["hot_bytes"]]
+        if scenario in ("cold", "mirror"):
+            add(f"{'registry' if scenario == 'cold' else 'mirror'}_egress_hot_sets", "<= 2", hot)
         if scenario == "cold":
             if local:
                 least = _seconds(local)
                 bounds = [_took(run) / max(least, run.details["links_seconds"]) for run in again]
                 add("again_vs_bound", "<= 1.25", bounds)
-            hot = [run.bytes["registry"] / run.details["hot_bytes"] for run in again if run.details["hot_bytes"]]
-            add("registry_egress_hot_sets", "<= 2", hot)
             first = runs.get((scenario, "first"), [])
             add("setup_runs", "== 1", [run.details["setup_runs"] for run in first], "runs")
             if plain := runs.get((scenario, "ordinary")):
                 one = statistics.median(run.details["index_requests"] / len(run.details["nodes"]) for run in plain)
                 asked = [run.details["index_requests"] / one for run in first] if one else []
                 add("index_requests_vs_one_node", "<= 1.1", asked)
+            if alone := runs.get(("alone", "again")):
+                add("last_vs_alone", "<= 2", [_took(run) / _seconds(alone) for run in again])
+        if scenario in ("registry", "mirror") and (hdfs := runs.get(("cold", "again"))):
+            add(f"{scenario}_vs_hdfs", ">= 1", [_took(run) / _seconds(hdfs) for run in again])
         if scenario == "slow-node":
             healthy = [run.details["nodes"][1:] for run in again]
             add("p99_over_p50", "<= 1.3", [_spread(nodes) for nodes in healthy if len(nodes) > 1])  # one is no spread

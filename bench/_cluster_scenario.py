@@ -12,6 +12,7 @@ from bootseer.errors import ConfigError, NotFoundError
 
 FOLDER = Path(__file__).parent / "scenarios"
 Variant = Literal["ordinary", "strongest", "first", "again"]
+Store = Literal["hdfs", "registry", "mirror"]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
@@ -30,6 +31,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     slow_node: Share = 1.0
     """What the link of one node carries of what it should."""
     slow_datanode: Share = 1.0
+    store: Store = "hdfs"
+    """Where image and snapshot come from: ``hdfs``; ``registry``, which each node asks; ``mirror``, a pull-through
+    cache of that registry with a link of its own, which the nodes ask first. The checkpoint is in HDFS always."""
+    alone: bool = False
+    """Only the first node starts."""
     registry_readers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     """Clients that are none of the job's and read from the registry all the time."""
 

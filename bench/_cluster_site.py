@@ -66,9 +66,9 @@ class Cluster:
     ) -> None:
         self.parts, self.work, self.rate, self.say = parts, work, rate, say
         self.hadoop = ShapedHadoop(
-            work / "hdfs", prefix, subnet, datanodes=DATANODES, mib_per_s=rate * _MBIT / 2**20, clients=nodes + 3
+            work / "hdfs", prefix, subnet, datanodes=DATANODES, mib_per_s=rate * _MBIT / 2**20, clients=nodes + 4
         )
-        *self.nodes, self._registry, self._index, self._others = self.hadoop.network.clients
+        *self.nodes, self._registry, self._mirror, self._index, self._others = self.hadoop.network.clients
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Cluster:
@@ -89,8 +89,10 @@ class Cluster:
             host=self._registry.address, root=self._registry_root(), prefix=self._registry.argv([])
         )
         stack.enter_context(registry)
-        stack.enter_context(without_tls(registry.address))
-        self.registry = registry.address
+        mirror = DockerRegistry(host=self._mirror.address, prefix=self._mirror.argv([]), upstream=registry.address)
+        stack.enter_context(mirror)
+        stack.enter_context(without_tls(registry.address, mirror.address))
+        self.registry, self.mirror = registry.address, mirror.address
         for wheel in parts.index.glob("wheels/*.whl"):  # uv wants the page of a project to list no other's files
             project = self.work / "index/simple" / wheel.name.partition("-")[0].lower().replace("_", "-")
             project.mkdir(parents=True, exist_ok=True)
@@ -118,12 +120,21 @@ class Cluster:
             hdfs_client=shlex.join(hdfs.shell_argv([])),
             containerd="",
         )
-        run([*BOOTSEER, "image", "convert", self.site.ref, "--store", self.site.store, "--json"])
+        for store in (self.site.store, self.store("registry")):
+            run([*BOOTSEER, "image", "convert", self.site.ref, "--store", store, "--json"])
         self.nydus = self._nydus()
         for folder in (parts.registry, parts.index, parts.job_env, parts.checkpoint):
             read_all(folder)  # servers are warm
-        for node in (*self.nodes, *self.hadoop.network.nodes, self._registry, self._index):
+        for node in (*self.nodes, *self.hadoop.network.nodes, self._registry, self._mirror, self._index):
             node.limit(self.rate)
+
+    def store(self, way: str) -> str:
+        """URL of the store of a scenario whose ``store`` is ``way``."""
+        return self.site.store if way == "hdfs" else f"registry://{self.registry}/store"
+
+    def mirrors(self, way: str) -> str:
+        """Setting of the nodes in such a scenario."""
+        return f"{self.registry}={self.mirror}" if way == "mirror" else ""
 
     def _registry_root(self) -> Path:
         """Hard links to the kept registry, so that what is pushed here goes with the work folder."""
@@ -165,6 +176,8 @@ class Cluster:
         """Bytes that have left the servers so far, and requests that the index has answered."""
         return {
             "registry": self._registry.bytes_sent(),
+            "mirror": self._mirror.bytes_sent(),
+            "mirrored": self._mirror.bytes_received(),
             "index": self._index.bytes_sent(),
             "datanodes": sum(node.bytes_sent() for node in self.hadoop.network.nodes),
             "index_requests": (self.work / "index.log").read_bytes().count(b'"GET '),
@@ -172,9 +185,10 @@ class Cluster:
 
     def bound(self, moved: dict[str, int], ready: list[int]) -> float:
         """Seconds that the links need at least. ``ready``: what each node had received at its first step; what did not
-        come from registry or index came from the DataNodes."""
-        stored = max(0, sum(ready) - moved["registry"] - moved["index"]) / DATANODES
-        return max(*ready, moved["registry"], moved["index"], stored) / (self.rate * _MBIT)
+        come from registry, mirror or index came from the DataNodes."""
+        direct = moved["registry"] - moved["mirrored"]
+        stored = max(0, sum(ready) - direct - moved["mirror"] - moved["index"]) / DATANODES
+        return max(*ready, moved["registry"], moved["mirror"], moved["index"], stored) / (self.rate * _MBIT)
 
     @contextlib.contextmanager
     def slow_node(self, share: float) -> Iterator[None]:

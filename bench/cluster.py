@@ -57,10 +57,11 @@ _UV_CACHE = "/opt/uv-cache"
 
 
 class Fleet:
-    """The starts of one bench; `scenario` adds its runs to the report."""
+    """The starts of one bench with one kind of store; `scenario` adds its runs to the report."""
 
-    def __init__(self, cluster: Cluster, work: Path, report: Report, rounds: int) -> None:
-        self.cluster, self.work, self.report, self.rounds = cluster, work, report, rounds
+    def __init__(self, cluster: Cluster, work: Path, report: Report, rounds: int, way: str) -> None:
+        self.cluster, self.work, self.report, self.rounds, self.way = cluster, work, report, rounds, way
+        self.site = msgspec.structs.replace(cluster.site, store=cluster.store(way))
         self._known = False
         self._there: set[str] = set()
         """Whose nodes have what their start before has left on them."""
@@ -95,7 +96,7 @@ class Fleet:
         if variant == "first":
             self._known = False
             self._forget()
-        nodes = range(len(self.cluster.nodes))
+        nodes = range(1 if scenario.alone else len(self.cluster.nodes))
         empty = {"none": nodes, "all but one": nodes[1:2], "all": nodes[:0]}[scenario.kept]
         for node in empty if variant != "local" else ():
             self._clean(variant, node)
@@ -111,7 +112,7 @@ class Fleet:
             done = list(pool.map(lambda node: self._start(variant, scenario, node), nodes))
             used = _cpu_seconds() - cpu
             moved = {name: count - before[name] for name, count in self.cluster.moved().items()}
-        workplace.await_end(self.work / _way(variant), _SETTLE_SECONDS)
+        workplace.await_end(self.work / self.way / _way(variant), _SETTLE_SECONDS)
         self._there.add(_way(variant))
         self._known |= variant == "first"
         wanted = self.cluster.parts.reference_losses()
@@ -120,8 +121,8 @@ class Fleet:
         return self._run(scenario, done, moved, used)
 
     def _start(self, variant: str, scenario: Scenario, number: int) -> Measured:
-        node, site = self.cluster.nodes[number], self.cluster.site
-        site = msgspec.structs.replace(site, containerd=self.cluster.containerds[number])
+        node = self.cluster.nodes[number]
+        site = msgspec.structs.replace(self.site, containerd=self.cluster.containerds[number])
         parts = self.cluster.parts
         if variant == "local":
             job = jobs.job_file(site, local_env=parts.job_env, local_checkpoint=parts.checkpoint)
@@ -133,7 +134,8 @@ class Fleet:
             **SETTINGS,
             "BOOTSEER_STORE": site.store,
             "BOOTSEER_HDFS_CLIENT": site.hdfs_client,
-            "BOOTSEER_NODES": str(len(self.cluster.nodes)),
+            "BOOTSEER_REGISTRY_MIRRORS": self.cluster.mirrors(self.way),
+            "BOOTSEER_NODES": str(1 if scenario.alone else len(self.cluster.nodes)),
             "BOOTSEER_NODE_RANK": str(number),
             "BOOTSEER_CYCLE": "1" if scenario.cycle == "hot" else "0",
             "CLUSTER_NYDUS": self.cluster.nydus if variant == "strongest" else "",
@@ -178,7 +180,7 @@ class Fleet:
             variant="",
             n=0,
             seconds=round(max(seconds), 3),
-            bytes={"registry": moved["registry"], "index": moved["index"], "datanodes": moved["datanodes"]},
+            bytes={name: moved[name] for name in ("registry", "mirror", "index", "datanodes")},
             stages={
                 name: round(max(one.record.stages.get(name, 0.0) for one in done), 3)
                 for name in ("image", "env", "init")
@@ -196,13 +198,13 @@ class Fleet:
         )
 
     def _forget(self) -> None:
-        store = open_store(self.cluster.site.store)
+        store = open_store(self.site.store)
         for prefix in ("profiles/", "env/"):
             for entry in list(store.list(prefix)):
                 store.delete(entry.key)
 
     def _place(self, variant: str, node: int) -> Path:
-        return self.work / _way(variant) / f"n{node}"
+        return self.work / self.way / _way(variant) / f"n{node}"
 
     def _clean(self, variant: str, node: int) -> None:
         """The node has nothing of an earlier start of ``variant``."""
@@ -243,11 +245,14 @@ def _bench(options: argparse.Namespace) -> None:
                 parts, work, prefix, options.subnet, nodes=options.nodes, rate=options.rate, say=_rounds.say
             ) as cluster:
                 _rounds.say(f"{options.nodes} nodes, {options.rate:g} Mbit/s each; strongest: {cluster.strongest}")
-                fleet = Fleet(cluster, work, report, options.runs)
-                fleet.fill_uv()
+                fleets = {
+                    way: Fleet(cluster, work, report, options.runs, way)
+                    for way in dict.fromkeys(scenario.store for scenario in scenarios)
+                }
+                next(iter(fleets.values())).fill_uv()
                 for scenario in scenarios:
                     _rounds.say(f"{scenario.name}: {scenario.about}")
-                    fleet.scenario(scenario)
+                    fleets[scenario.store].scenario(scenario)
                     _write(report, options)  # what is measured stays, whatever comes
         finally:
             workplace.remove(work)

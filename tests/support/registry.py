@@ -21,7 +21,10 @@ storage:
   filesystem: {{rootdirectory: "{root}"}}
   delete: {{enabled: true}}
 http: {{addr: "{address}", secret: "bootseer"}}
-{auth}
+{more}
+"""
+_CACHE = """\
+proxy: {{remoteurl: "http://{upstream}"}}
 """
 _HTPASSWD = """\
 auth: {{htpasswd: {{realm: tests, path: "{path}"}}}}
@@ -53,8 +56,9 @@ class DockerRegistry:
     """Starts in ``__enter__``, stops in ``__exit__``. ``root`` keeps its images (default: a temporary folder).
 
     ``login`` wants ``USER`` and ``PASSWORD`` of everybody, ``tokens`` a token of that server. ``prefix`` begins the
-    command line, and may put it into another network, of which ``host`` is an address. Raises `UnsupportedError`
-    when the program is missing and `UnavailableError` when it does not answer in time.
+    command line, and may put it into another network, of which ``host`` is an address. With ``upstream``, the address
+    of a registry without TLS, it is a pull-through cache of that. Raises `UnsupportedError` when the program is missing
+    and `UnavailableError` when it does not answer in time.
     """
 
     def __init__(
@@ -65,8 +69,10 @@ class DockerRegistry:
         login: bool = False,
         tokens: TokenServer | None = None,
         prefix: Sequence[str] = (),
+        upstream: str = "",
     ) -> None:
         self.host = host
+        self._upstream = upstream
         self.port = 0
         self._prefix = prefix
         self._keep = root
@@ -88,7 +94,7 @@ class DockerRegistry:
         root.mkdir(parents=True, exist_ok=True)
         self.port = _PORT if self._prefix else free_port(self.host)
         config = self._temp / "config.yml"
-        config.write_text(_CONFIG.format(root=root, address=self.address, auth=self._auth(self._temp)))
+        config.write_text(_CONFIG.format(root=root, address=self.address, more=self._more(self._temp)))
         self._argv, self._log = [*self._prefix, program, "serve", str(config)], self._temp / "log"
         try:
             self._launch()
@@ -101,7 +107,9 @@ class DockerRegistry:
         self._running.close()
         self._remove()
 
-    def _auth(self, folder: Path) -> str:
+    def _more(self, folder: Path) -> str:
+        if self._upstream:
+            return _CACHE.format(upstream=self._upstream)
         if self._login:
             (folder / "htpasswd").write_text(f"{USER}:{_BCRYPT}\n")
             return _HTPASSWD.format(path=folder / "htpasswd")

@@ -120,6 +120,8 @@ def test_figures_of_cluster(bench):
     add("slow-node:again", 90.0, nodes=(90.0, 10.0, 10.0, 14.0))
     add("hot:local", 4.0)
     add("hot:again", 4.5)
+    add("alone:again", 10.0)
+    add("mirror:again", 40.0, registry=50)
     said = []
     bench("_cluster_figures").compute(report, said.append)
     assert {figure.name: (figure.value, figure.met) for figure in report.figures} == {
@@ -130,6 +132,9 @@ def test_figures_of_cluster(bench):
         "index_requests_vs_one_node": (2.0, False),
         "p99_over_p50": (1.4, False),
         "hot_cycle_vs_cold": (0.05, True),
+        "last_vs_alone": (2.0, True),
+        "mirror_vs_hdfs": (2.0, True),
+        "mirror_egress_hot_sets": (0.5, True),
     }
     assert "no figure overhead_vs_strongest" in said
 
