@@ -26,7 +26,7 @@ from support.layouts import push
 from support.registry import DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry, pytest.mark.runtime]
-pytest.importorskip("grpc")
+grpc = pytest.importorskip("grpc")
 
 from bootseer.containerd import service  # noqa: E402
 from support.containerd import ContainerdNode  # noqa: E402
@@ -182,6 +182,46 @@ def test_kill_9_costs_running_containers_nothing(site: Site) -> None:
             assert said(node.run(site.away, "second", "cat", "/etc/away")) == "away"
         finally:
             node.end("reader")
+
+
+STEPS = [
+    *("create.before-insert", "create.inserted", "lazy.inserted", "committed", "removed", "collect"),
+    *("adopt.before-update", "tree.before-use", "tree.before-mount", "tree.mounted", "tree.unmounted"),
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_snapshotter_killed_at_each_step_leaves_nothing(site: Site, step: str) -> None:
+    """Whatever containerd was told or not: what it asks for again is right, and what it removes is gone. It finds a
+    snapshotter that was restarted again after a while."""
+    node, refs = site.node, (site.converted, site.sharing)
+    node.stop("snapshotter")
+    node.environ["BOOTSEER_FAULTS"] = f"containerd.{step}=kill"
+    try:
+        node.start("snapshotter")
+    finally:
+        del node.environ["BOOTSEER_FAULTS"]
+
+    def pulls(ref: str) -> bool:
+        with contextlib.suppress(grpc.RpcError):
+            node.pull(ref)
+            return True
+        return False
+
+    for ref in refs:
+        until(lambda ref=ref: node.snapshotter_died or pulls(ref), 60.0, f"a pull of {ref}", step=0.5)
+        if not node.snapshotter_died:
+            node.run(ref, "first", "cat", "/etc/base")
+    for ref in refs:
+        with contextlib.suppress(grpc.RpcError):
+            node.remove_image(ref)
+    until(lambda: node.snapshotter_died, 60.0, f"step {step}")
+    node.kill("snapshotter")
+    node.start("snapshotter")
+    until(lambda: pulls(site.converted), 60.0, "another pull", step=0.5)
+    with pulled(site, *refs):
+        assert said(node.run(site.converted, "sum", "sha256sum", "/data/noise")).split()[0] == SUM
+        assert said(node.run(site.sharing, "sharing", "sh", "-c", "cat /etc/*")) == "baseown"
 
 
 def test_images_that_were_answered_before_they_had_to_be_signed(site: Site) -> None:

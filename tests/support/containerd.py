@@ -91,6 +91,10 @@ class ContainerdNode:
             return True
         return False
 
+    @property
+    def snapshotter_died(self) -> bool:
+        return self._processes["snapshotter"].poll() == -signal.SIGKILL
+
     def kill(self, *names: str) -> None:
         """As ``kill -9`` does."""
         for name in names or ("snapshotter", "containerd"):

@@ -76,6 +76,25 @@ def test_the_card_says_when_a_straggler_waited_for_its_image():
         assert "its readers waited" not in shown(waited)
 
 
+def test_the_card_says_when_a_straggler_took_another_way():
+    def shown(how, reason="", usual=5):
+        s = StartUp("llm", gpus=8)
+        for i in range(6):
+            attrs = {"how": "restored-mount" if i < usual else f"ran {i}", "reason": "-"}
+            if i == 5:
+                attrs = {"how": how, "reason": reason}
+            s.span(f"n{i}", "env", 0, 60 if i == 5 else 2, **{key: value for key, value in attrs.items() if value})
+            s.span(f"n{i}", "first_step", 60, 63)
+        return re.sub(" +\n", "\n", text(card.render(analyse(s.log())), width=200))
+
+    straggler = "straggler: n5 in env, 60.0 s against a median of 2.00 s\n"
+    cause = "  it took another way than most nodes (restored-mount): restored-unpack"
+    assert f"{straggler}{cause}, no space is left\n" in shown("restored-unpack", "no space is left")
+    assert f"{straggler}{cause}\n" in shown("restored-unpack")
+    for how, usual in (("restored-mount", 5), ("", 5), ("restored-unpack", 2)):  # the same, nothing, no usual one
+        assert "another way" not in shown(how, usual=usual)
+
+
 @pytest.mark.parametrize("node", ["n", "ip-10-20-30-400.eu-central-1.compute.internal-"])
 def test_cards_fit_80_columns(node):
     s = start()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer import oci
+from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.blocks.formats.manifest import tree_key
 from bootseer.config import Config
@@ -141,7 +141,9 @@ class Images:
         with self._alone(digest):
             with doing(f"make {target}"):
                 target.mkdir(mode=0o700, exist_ok=True)  # first: `release` finds what a kill leaves of what follows
+            faults.point("containerd.tree.before-use")
             self._snapshots.use_tree(snapshot, digest)
+            faults.point("containerd.tree.before-mount")
             if mounts.is_mounted(target):
                 there = tree.mounted(target, digest, Path(config.state_dir))
                 try:
@@ -161,6 +163,7 @@ class Images:
                 config=config,
                 store=store,
             )
+            faults.point("containerd.tree.mounted")
         return target
 
     def unused(self) -> list[str]:
@@ -202,6 +205,7 @@ def unmount(target: Path, config: Config) -> None:
     be is a line in the log."""
     try:
         tree.mounted(target, target.name, Path(config.state_dir)).unmount()
+        faults.point("containerd.tree.unmounted")
         target.rmdir()
     except (BootseerError, OSError) as exc:
         log.warning("%s stays mounted: %s", target, exc)

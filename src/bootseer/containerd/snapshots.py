@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from bootseer import faults
 from bootseer.errors import BootseerError, DataError, NotFoundError, doing
 from bootseer.kernel.mount import copy_root
 from bootseer.kernel.removal import discard_tree
@@ -132,7 +133,9 @@ class Snapshots:
                     (folder / part).chmod(mode)
                 if like is not None:
                     copy_root(like, folder / "fs")
+            faults.point("containerd.create.before-insert")
             self._insert(name, parent, kind, labels, folder.name, Layer("", "", ""))
+            faults.point("containerd.create.inserted")
             return self._get(name)
 
     def create_lazy(self, name: str, parent: str, labels: Mapping[str, str], layer: Layer) -> Snapshot:
@@ -145,6 +148,7 @@ class Snapshots:
             if row is None:
                 self._check_parent(name, parent)
                 self._insert(name, parent, Kind.COMMITTED, labels, "", layer)
+                faults.point("containerd.lazy.inserted")
             return self._get(row[0] if row else name)
 
     def _check_parent(self, name: str, parent: str) -> None:
@@ -202,6 +206,7 @@ class Snapshots:
                 "update snapshot set name = ?, kind = ?, labels = ?, updated = ? where id = ?",
                 (name, Kind.COMMITTED, json.dumps(found.labels | dict(labels)), time.time_ns(), found.id),
             )
+        faults.point("containerd.committed")
 
     def remove(self, key: str) -> None:
         """Forget it. Raises `MissingError`, `StateError` when others are on top of it."""
@@ -210,6 +215,7 @@ class Snapshots:
             if self._db.execute("select 1 from snapshot where parent = ?", (key,)).fetchone():
                 raise StateError(f"snapshot {key} has others on top of it")
             self._db.execute("delete from snapshot where id = ?", (found.id,))
+        faults.point("containerd.removed")
 
     def relabel(self, name: str, labels: Mapping[str, str], paths: Iterable[str]) -> Snapshot:
         """Replace all labels (``labels`` in ``paths``, or no path), or those of ``labels.NAME``, one that is empty by
@@ -250,6 +256,7 @@ class Snapshots:
             with doing(f"make a snapshot in {self.root}"):
                 folder.mkdir(mode=0o700)
                 made.rename(folder / "fs")
+            faults.point("containerd.adopt.before-update")
             self._db.execute("update snapshot set folder = ? where id = ?", (folder.name, snapshot.id))
             return folder / "fs"
 
@@ -262,6 +269,7 @@ class Snapshots:
                 "delete from record where manifest not in (select manifest from snapshot where manifest != '')"
             )
         for path in stale:
+            faults.point("containerd.collect")
             discard_tree(path)
 
     def usage(self, snapshot: Snapshot) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Text from events goes through `_text` and never through rich's markup, which a j
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from statistics import median
@@ -21,6 +22,8 @@ from bootseer.units import one_line, size_text
 MAX_NODES = 20
 _BAR = 12
 _SMALL = 0.01
+_REASON = 200
+"""Characters of it are shown."""
 
 
 def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
@@ -173,8 +176,8 @@ def _remarks(report: JobReport) -> list[str]:
             rank = f" (rank {cell.slowest_rank})" if cell.slowest_rank is not None else ""
             text = f"{_number(cell.own)} s against a median of {_number(stage.median)} s"
             lines.append(f"straggler: {node}{rank} in {stage.stage}, {text}")
-            if cause := _image_late(report, slow, (cell.own or 0.0) - (stage.median or 0.0)):
-                lines.append(f"  {cause}")
+            late = _image_late(report, slow, (cell.own or 0.0) - (stage.median or 0.0))
+            lines.extend(f"  {cause}" for cause in (_another_way(report, slow, stage.stage), late) if cause)
         if len(stage.stragglers) > 3:
             lines.append(f"  and {len(stage.stragglers) - 3} more in {stage.stage}")
     for change in report.what_if:
@@ -194,6 +197,19 @@ def _hot_blocks(report: JobReport) -> list[str]:
         return []
     least = ", ".join(f"{100 * share:.0f} % on {name}" for share, name in shares[:3] if share < 1)
     return [f"hot blocks of the image: {least}; median {100 * median(share for share, _ in shares):.0f} %"]
+
+
+def _another_way(report: JobReport, slow: NodeReport, stage: str) -> str:
+    """What a straggler's technique says of itself, where most other nodes went one other way: the attributes ``how``
+    and ``reason``."""
+    told = slow.stages[stage].attrs
+    cells = [cell for node in report.nodes if node is not slow and (cell := node.stages.get(stage))]
+    ways = Counter(str(cell.attrs["how"]) for cell in cells if cell.attrs.get("how"))
+    usual, count = max(ways.items(), key=lambda way: way[1], default=("", 0))
+    if not told.get("how") or usual == told["how"] or 2 * count <= len(cells):
+        return ""
+    reason = f", {str(told['reason'])[:_REASON]}" if told.get("reason") else ""
+    return f"it took another way than most nodes ({usual}): {told['how']}{reason}"
 
 
 def _image_late(report: JobReport, slow: NodeReport, excess: float) -> str:
