@@ -15,6 +15,7 @@ import pytest
 
 from bootseer import image
 from bootseer.errors import BootseerError
+from bootseer.oci import uploads
 from support.crowd import Crowd, Tally, files_of
 from support.layouts import push
 from support.node import Node, alive, damage
@@ -96,6 +97,26 @@ def test_tokens_that_end_soon(
         assert found.errors == 0, crowd.findings
         assert len(tokens.issued) - before >= 4
         node.close()
+
+
+def test_tokens_that_end_during_a_conversion(
+    small: Site, place: Path, login: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seconds, while each layer and each piece of an upload takes more than one."""
+    monkeypatch.setattr(uploads, "PIECE", 1 << 20)
+    with (
+        TokenServer(place / "tokens", users={USER: PASSWORD}) as tokens,
+        DockerRegistry(tokens=tokens) as registry,
+    ):
+        login(registry.address)
+        push(small.ref, f"{registry.address}/torture:v1")
+        tokens.lifetime, before = 2.0, len(tokens.issued)
+        monkeypatch.setenv(
+            "BOOTSEER_FAULTS", "image.convert.after-layer=sleep:1.2,registry.upload.after-piece=sleep:1.2"
+        )
+        _, tree = put(small, registry.address, place)
+        assert tree == small.tree
+        assert len(tokens.issued) - before >= 4
 
 
 def test_outages(small: Site, nodes: Callable[..., Node], place: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
 import shutil
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -257,6 +260,46 @@ def test_the_configuration(site: Site) -> None:
         '[plugins."io.containerd.grpc.v1.cri".containerd',
     ]
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["containerd", "csi"])
+def test_folders_and_sockets_that_somebody_planted(site: Site, verb: str) -> None:
+    """Neither service uses them, and each says in one line which they are."""
+    with tempfile.TemporaryDirectory(prefix="bootseer-pytest-planted-", dir="/var/tmp") as path:
+        here = Path(path)
+        here.chmod(0o755)
+        (here / "kubelet/plugins_registry").mkdir(parents=True)
+        root = here / "kubelet/plugins/bootseer.io" if verb == "csi" else here / "root"
+        endpoint = here / ("kubelet/plugins_registry/bootseer.io-reg.sock" if verb == "csi" else "root/a.sock")
+        options = {"csi": ("--kubelet-dir", here / "kubelet"), "containerd": ("--root", root, "--socket", endpoint)}
+
+        def refused(said: str) -> None:
+            argv = [sys.executable, "-m", "bootseer.cli.main", verb, "serve", *map(str, options[verb])]
+            environ = {**os.environ, **site.node.environ, "BOOTSEER_STATE_DIR": str(here / "state")}
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=environ, check=False)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1), done.stderr
+            assert said in done.stderr
+
+        root.mkdir(parents=True)
+        os.chown(root, 1, 1)
+        refused(f"{root} belongs to user 1")
+        os.chown(root, 0, 0)
+        root.chmod(0o777)
+        refused(f"others can write to {root}")
+        root.rmdir()
+        (here / "elsewhere").mkdir()
+        root.symlink_to(here / "elsewhere")
+        refused(f"{root} is a link")
+        root.unlink()
+        endpoint.parent.mkdir(exist_ok=True, mode=0o700)
+        with socket.socket(socket.AF_UNIX) as theirs:
+            theirs.bind(str(endpoint))
+            theirs.listen()
+            refused(f"{endpoint} is not free")
+        endpoint.unlink()
+        endpoint.symlink_to("/run/nowhere")
+        refused(f"{endpoint} is not free")
+        assert list((here / "elsewhere").iterdir()) == []
 
 
 def test_uninstall(site: Site) -> None:

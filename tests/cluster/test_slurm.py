@@ -97,6 +97,8 @@ def site() -> Iterator[Site]:
                 ref = f"{registry.address}/team/small:v1"
                 push(f"oci:{root}/layout:v1", ref)
                 image.convert(ref, str(root / "store"), work_dir=root / "work")
+                write_image(root / "layout", [files[:1]], tag="plain")
+                push(f"oci:{root}/layout:plain", f"{registry.address}/team/plain:v1")
             site.settings.write_text(
                 f'store = "{root}/store"\ncache_dir = "/var/spool/bootseer"\nplain_http = ["{registry.address}"]\n'
             )
@@ -283,6 +285,10 @@ def test_an_image_that_is_not_there_and_a_comment_that_is_not_understood(site: S
     for comment, said in (
         (f"bootseer={site.registry}/team/none:v1", "team/none:v1"),
         (
+            f"bootseer={site.registry}/team/plain:v1",
+            f"is not converted in store {site.slurm.root}/store; run bootseer image convert {site.registry}/team/plain",
+        ),
+        (
             f"bootseer={site.registry}/team/small:v1 bootseer.user=x",
             "'bootseer.user=x' in the job's comment is not known",
         ),
@@ -400,3 +406,22 @@ def test_a_node_without_room_for_the_folder_of_a_job(site: Site) -> None:
     job = site.submit("alice", "$exec cat /marker")
     assert slurm.ended(job)["ExitCode"] == "0:0", slurm.output("alice", job)
     site.clean()
+
+
+def test_uninstalled(site: Site) -> None:
+    """Nothing of it is left, and jobs run as before. The last test of this module."""
+    slurm = site.slurm
+    words = [*BOOTSEER.split(), "slurm", "uninstall", "--prefix", str(site.hooks)]
+    job = site.submit("alice", "$exec cat /marker")
+    assert slurm.ended(job)["ExitCode"] == "0:0", slurm.output("alice", job)
+    site.clean()
+    slurm.configure()
+    until(lambda: "removed" in slurm.run("n1", words, check=False), WAIT, "that Slurm has read its settings", step=0.5)
+    assert not site.hooks.exists()
+    job = site.submit("alice", "$exec cat /marker; echo goes on")
+    assert slurm.ended(job)["ExitCode"] == "0:0"
+    refused, on = slurm.output("alice", job).splitlines()
+    assert ("has no image here" in refused, on) == (True, "goes on")
+    assert slurm.states() == ["idle"] * 4
+    assert not any(map(site.left, slurm.names))
+    assert not any(map(site.processes, slurm.names))

@@ -446,6 +446,42 @@ def test_a_killed_daemon_costs_no_reader_anything(daemon: NodeDaemon, site: Site
     assert not listens(config)
 
 
+@pytest.mark.parametrize("step", ["image.mount.before-overlay", "image.mount.before-release"])
+def test_a_daemon_killed_while_it_mounts(
+    daemon: NodeDaemon, site: Site, place: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had mounted is read on, and what it was about to is ended by the next one."""
+    config, login = daemon.config, site.login(ALICE)
+    with User(ALICE, login) as reader, User(ALICE, login) as other:
+        own = reader.do(client.mount_image, site.ref, config=config)
+        reader.start(read_on, f"{own.folder}/data/noise", str(place / "stop"))
+        daemon.kill()
+        with monkeypatch.context() as patch:
+            patch.setenv("BOOTSEER_FAULTS", f"{step}=stop")
+            daemon.start()
+        other.start(client.mount_image, site.ref, config=config, job="1")
+        until(lambda: any(map(stopped, descendants(daemon.pid))), 60.0, f"step {step}")
+        left = descendants(daemon.pid)
+        daemon.kill()
+        with pytest.raises(UnavailableError, match="ended before it answered"):
+            other.result()
+        until(lambda: not alive(left), 30.0, "the end of its processes")
+        daemon.start()
+        until(lambda: [one.id for one in client.mounts(config=config)] == [own.id], 60.0, "the end of the other mount")
+        again = other.do(client.mount_image, site.ref, config=config, job="1")
+        assert other.do(Path.read_bytes, Path(again.folder, "data/noise")) == NOISE
+        client.unmount(again.id, config=config)
+        (place / "stop").touch()
+        assert reader.result() > 0
+    gone(daemon)
+
+
+def stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T")
+    return False
+
+
 def send(config: Config, packet: bytes) -> str:
     """What the daemon answers to a packet."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
