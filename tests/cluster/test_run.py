@@ -146,6 +146,7 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert not list((node.here / "events").rglob("*.access"))  # what it read was handed over
     cold = Place(node.site, tmp_path / "cold")
     cold.here.mkdir()
+    cold.env["BOOTSEER_JOB"] = "run-4711"  # names this run, in its events; the job is still the same
     second = cold.start(WHICH="a")
     assert second.returncode == 0, second.stderr
     assert second.stdout == "package 1.0\n" + WEIGHTS.decode()

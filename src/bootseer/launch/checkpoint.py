@@ -28,9 +28,11 @@ class CheckpointStage:
     """``begin`` mounts, ``release`` lets all bytes flow, ``provide`` when the training command needs the folder,
     ``ready`` when it has what it needs of it, ``close`` at the end."""
 
-    def __init__(self, table: CheckpointTable, folder: Path, config: Config, identity: Identity) -> None:
+    def __init__(self, table: CheckpointTable, folder: Path, config: Config, identity: Identity, job: str) -> None:
+        """``job``: by its name the starts before are known, as for image and environment; BOOTSEER_JOB, which may name
+        a single run, does not count."""
         self.table, self.folder, self.config = table, folder, config
-        self._identity = identity
+        self._identity, self._job = identity, job
         self._mount: stripefs.FsMount | None = None
         self._name: str | None = None if table.latest else ""
         """Path of the checkpoint below the URLs."""
@@ -72,7 +74,7 @@ class CheckpointStage:
     @property
     def _lineage(self) -> access.Lineage:
         who = self._identity
-        return access.Lineage(who.job, _below(self.table.url, self._name), who.rank, who.nodes)
+        return access.Lineage(self._job, _below(self.table.url, self._name), who.rank, who.nodes)
 
     def provide(self, span: str) -> Path:
         """The folder that the container is to see."""

@@ -176,7 +176,7 @@ class _Node:
         self.image_span = ""
         self.checkpoint: CheckpointStage | None = None
         if job.checkpoint:
-            self.checkpoint = CheckpointStage(job.checkpoint, folder / CHECKPOINT, config, identity)
+            self.checkpoint = CheckpointStage(job.checkpoint, folder / CHECKPOINT, config, identity, job.job.name)
         self.record = Start(
             job=identity.job, attempt=identity.attempt, cycle=identity.cycle, node=identity.node, events=str(events)
         )
