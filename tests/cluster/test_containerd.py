@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -260,6 +261,32 @@ def test_the_configuration(site: Site) -> None:
         '[plugins."io.containerd.grpc.v1.cri".containerd',
     ]
     assert done.stderr.count("\n") == 1
+
+
+def test_a_full_disk(site: Site) -> None:
+    """A pull says so, leaves nothing, and works again when there is room."""
+    node, filler = site.node, site.node.root / "filler"
+    before = len(node.log.read_text())
+    node.stop("snapshotter")
+    mount.mount("tmpfs", node.root, "tmpfs", data="size=32m,mode=700")
+    try:
+        node.start("snapshotter")
+        with filler.open("wb", buffering=0) as out, contextlib.suppress(OSError):
+            while True:
+                out.write(bytes(4096))
+        for ref in (site.plain, site.converted):
+            with pytest.raises(grpc.RpcError) as caught:
+                node.pull(ref)
+            assert re.search(f"bootseer: cannot .* {node.root}.*(disk is full|No space left)", caught.value.details())
+        filler.unlink()
+        with pulled(site, site.plain, site.converted):
+            assert said(node.run(site.plain, "plain", "cat", "/etc/top")) == "top"
+            assert said(node.run(site.converted, "sum", "sha256sum", "/data/noise")).split()[0] == SUM
+        assert "Traceback" not in node.log.read_text()[before:]
+    finally:
+        node.stop("snapshotter")
+        mount.unmount(node.root)
+        node.start("snapshotter")
 
 
 @pytest.mark.parametrize("verb", ["containerd", "csi"])

@@ -19,12 +19,12 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from bootseer import faults
-from bootseer.errors import BootseerError, DataError, NotFoundError, doing
+from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, doing
 from bootseer.kernel.mount import copy_root
 from bootseer.kernel.removal import discard_tree
 
@@ -118,6 +118,14 @@ class Snapshots:
     def close(self) -> None:
         self._db.close()
 
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        """Raises `FullError` and `BootseerError` for what SQLite does."""
+        try:
+            return self._db.execute(statement, values)
+        except sqlite3.OperationalError as exc:
+            kind = FullError if exc.sqlite_errorcode == sqlite3.SQLITE_FULL else BootseerError
+            raise kind(f"cannot use {self.root}/state.db: {exc}", hint="look at its disk") from None
+
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
     def create(self, name: str, parent: str, kind: Kind, labels: Mapping[str, str], like: Path | None) -> Snapshot:
@@ -141,7 +149,7 @@ class Snapshots:
     def create_lazy(self, name: str, parent: str, labels: Mapping[str, str], layer: Layer) -> Snapshot:
         """The committed snapshot that stands for ``layer`` on ``parent``: a new one, or the one that does already."""
         with self._lock:
-            row = self._db.execute(
+            row = self._execute(
                 "select name from snapshot where parent = ? and chain = ? and kind = ?",
                 (parent, layer.chain, Kind.COMMITTED),
             ).fetchone()
@@ -152,7 +160,7 @@ class Snapshots:
             return self._get(row[0] if row else name)
 
     def _check_parent(self, name: str, parent: str) -> None:
-        if self._db.execute("select 1 from snapshot where name = ?", (name,)).fetchone():
+        if self._execute("select 1 from snapshot where name = ?", (name,)).fetchone():
             raise ExistsError(f"snapshot {name} exists")
         if parent and self._get(parent).kind != Kind.COMMITTED:
             raise StateError(f"snapshot {parent} is not committed, so nothing can be on top of it")
@@ -161,7 +169,7 @@ class Snapshots:
         now = time.time_ns()
         values = (name, parent, kind, json.dumps(dict(labels)), now, now, folder, *layer, "")
         marks = ", ".join("?" * len(values))
-        self._db.execute(f"insert into snapshot({_COLUMNS}, tree) values ({marks})", values)
+        self._execute(f"insert into snapshot({_COLUMNS}, tree) values ({marks})", values)
 
     def get(self, name: str) -> Snapshot:
         """Raises `MissingError`."""
@@ -174,7 +182,7 @@ class Snapshots:
         raise MissingError(f"there is no snapshot {name}")
 
     def _select(self, where: str, *values: object) -> Iterator[Snapshot]:
-        for row in self._db.execute(f"select id, {_COLUMNS} from snapshot {where}", values).fetchall():
+        for row in self._execute(f"select id, {_COLUMNS} from snapshot {where}", values).fetchall():
             ident, name, parent, kind, labels, created, updated, folder, *layer = row
             lazy = Layer(*layer) if layer[0] else None
             yield Snapshot(ident, name, parent, Kind(kind), json.loads(labels), created, updated, folder, lazy)
@@ -200,9 +208,9 @@ class Snapshots:
             found = self._get(key)
             if found.kind != Kind.ACTIVE:
                 raise StateError(f"snapshot {key} is not active")
-            if key != name and self._db.execute("select 1 from snapshot where name = ?", (name,)).fetchone():
+            if key != name and self._execute("select 1 from snapshot where name = ?", (name,)).fetchone():
                 raise ExistsError(f"snapshot {name} exists")
-            self._db.execute(
+            self._execute(
                 "update snapshot set name = ?, kind = ?, labels = ?, updated = ? where id = ?",
                 (name, Kind.COMMITTED, json.dumps(found.labels | dict(labels)), time.time_ns(), found.id),
             )
@@ -212,9 +220,9 @@ class Snapshots:
         """Forget it. Raises `MissingError`, `StateError` when others are on top of it."""
         with self._lock:
             found = self._get(key)
-            if self._db.execute("select 1 from snapshot where parent = ?", (key,)).fetchone():
+            if self._execute("select 1 from snapshot where parent = ?", (key,)).fetchone():
                 raise StateError(f"snapshot {key} has others on top of it")
-            self._db.execute("delete from snapshot where id = ?", (found.id,))
+            self._execute("delete from snapshot where id = ?", (found.id,))
         faults.point("containerd.removed")
 
     def relabel(self, name: str, labels: Mapping[str, str], paths: Iterable[str]) -> Snapshot:
@@ -232,7 +240,7 @@ class Snapshots:
                     new[label] = value
                 else:
                     new.pop(label, None)
-            self._db.execute(
+            self._execute(
                 "update snapshot set labels = ?, updated = ? where name = ?", (json.dumps(new), time.time_ns(), name)
             )
             return self._get(name)
@@ -257,15 +265,15 @@ class Snapshots:
                 folder.mkdir(mode=0o700)
                 made.rename(folder / "fs")
             faults.point("containerd.adopt.before-update")
-            self._db.execute("update snapshot set folder = ? where id = ?", (folder.name, snapshot.id))
+            self._execute("update snapshot set folder = ? where id = ?", (folder.name, snapshot.id))
             return folder / "fs"
 
     def collect(self) -> None:
         """Delete the folders of forgotten snapshots, and forget the records of images that no snapshot is of."""
         with self._lock:
-            known = {name for (name,) in self._db.execute("select folder from snapshot")}
+            known = {name for (name,) in self._execute("select folder from snapshot")}
             stale = [path for path in self._folders.iterdir() if path.name not in known]
-            self._db.execute(
+            self._execute(
                 "delete from record where manifest not in (select manifest from snapshot where manifest != '')"
             )
         for path in stale:
@@ -288,20 +296,20 @@ class Snapshots:
     def record(self, manifest: str) -> bytes | None:
         """The stored form of the image record that was kept, or None."""
         with self._lock:
-            row = self._db.execute("select content from record where manifest = ?", (manifest,)).fetchone()
+            row = self._execute("select content from record where manifest = ?", (manifest,)).fetchone()
         return bytes(row[0]) if row else None
 
     def keep_record(self, manifest: str, content: bytes) -> None:
         with self._lock:
-            self._db.execute("insert or replace into record values (?, ?)", (manifest, content))
+            self._execute("insert or replace into record values (?, ?)", (manifest, content))
 
     def use_tree(self, snapshot: Snapshot, tree: str) -> None:
         """Note that the lazy ``snapshot`` needs the mounted ``tree``. Raises `MissingError` when it was removed."""
         with self._lock:
-            if not self._db.execute("update snapshot set tree = ? where id = ?", (tree, snapshot.id)).rowcount:
+            if not self._execute("update snapshot set tree = ? where id = ?", (tree, snapshot.id)).rowcount:
                 raise MissingError(f"there is no snapshot {snapshot.name}")
 
     def trees(self) -> set[str]:
         """The trees that snapshots need."""
         with self._lock:
-            return {tree for (tree,) in self._db.execute("select distinct tree from snapshot where tree != ''")}
+            return {tree for (tree,) in self._execute("select distinct tree from snapshot where tree != ''")}

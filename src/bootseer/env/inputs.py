@@ -43,8 +43,9 @@ MAX_BYTES = 1 << 30
 _TEXT = 1 << 20
 _LARGE = 4 << 20
 """Digests of larger files, which are programs, are remembered on the node."""
-_SETTLED = 2.0
-"""Seconds after its last change from which on the state of a file tells its content: times are kept in ticks."""
+_SETTLED = 600.0
+"""Seconds after its last change from which on the state of a file tells its content: times are kept in ticks, and by
+the clock of the file's server, from which this node's may be off by minutes."""
 _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
 _SYSTEM += ["/var/lib", "/var/cache"]
 _SHARED_MEMORY = "/dev/shm/"
