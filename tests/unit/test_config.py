@@ -1,3 +1,7 @@
+import json
+import re
+from pathlib import Path
+
 import pytest
 
 from bootseer import config
@@ -53,3 +57,15 @@ def test_the_driver_that_was_removed_is_an_error(tmp_path):
         with pytest.raises(ConfigError, match="fanotify driver was removed") as caught:
             config.load(env)
         assert "delete the setting" in str(caught.value.hint)
+
+
+def test_the_page_has_every_setting_with_its_default():
+    page = Path(__file__).parents[2] / "docs/reference/settings.md"
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page.read_text(), re.M))
+    found = config.load({})
+    assert set(rows) == set(found.__struct_fields__)
+    for name, said in rows.items():
+        if re.fullmatch(r"`[^`/]+`", said):
+            assert json.loads(said.strip("`")) == getattr(found, name), name
+        elif said == "none":
+            assert not getattr(found, name), name

@@ -16,7 +16,7 @@ PAGES = [
     for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     if path.name != "benchmarks.md"
 ]
-FENCE = re.compile(r"^```(?:sh|bash)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(bootseer [^`]+)`")
 LINE = re.compile(r"^(?:sudo |[A-Z_]+=\S* )*(?:\S*/)?(bootseer(?: .*)?)$", re.MULTILINE)
 FIRST_LINE = re.compile(r"bootseer [a-z ]+ \d")
@@ -25,7 +25,8 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 
 
 def commands(text: str) -> list[str]:
-    fenced = [line for block in FENCE.findall(text) for line in LINE.findall(block.replace("\\\n", " "))]
+    blocks = [block for language, block in FENCE.findall(text) if language in ("", "sh", "bash")]
+    fenced = [line for block in blocks for line in LINE.findall(block.replace("\\\n", " "))]
     outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     found = [*fenced, *(" ".join(found.split()) for found in INLINE.findall(outside))]
     return [line for line in found if not FIRST_LINE.fullmatch(line)]

@@ -47,7 +47,7 @@ class ImageTable(_Table, frozen=True, kw_only=True):
     """``[image]``: the container image."""
 
     ref: str
-    """``host[:port]/name[:tag|@digest]`` or ``oci:DIR[:tag]``."""
+    """``host[:port]/name[:tag|@digest]``, ``oci:DIR[:tag]`` or ``docker-archive:FILE[:name]``."""
     enabled: bool = True
     """True: lazy mount with hot-block prefetch. False: the ordinary pull."""
     verify_key: str = ""
