@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import tempfile
@@ -233,6 +235,30 @@ def test_volumes_outlive_the_driver(site: Site) -> None:
     assert all(turns)
     kubelet.unpublish(lazy)
     kubelet.unpublish(striped)
+
+
+def test_a_full_disk(site: Site) -> None:
+    """A volume that is refused for it leaves nothing, and is there as soon as there is room."""
+    kubelet, filler = site.kubelet, site.kubelet.state / "filler"
+    kubelet.stop()
+    mount.mount("tmpfs", kubelet.state, "tmpfs", data="size=8m,mode=700")
+    try:
+        kubelet.start()
+        volume = kubelet.volume(env=site.env, target="/opt/env")
+        with filler.open("wb", buffering=0) as out, contextlib.suppress(OSError):
+            while True:
+                out.write(bytes(4096))
+        code, said = kubelet.refused(volume)
+        assert code == "RESOURCE_EXHAUSTED"
+        assert re.search(f"bootseer: cannot .*{kubelet.state}.*No space left on device; free some space", said), said
+        filler.unlink()
+        with kubelet.published(volume) as target:
+            assert (target / "package.py").read_text() == "answer = 42\n"
+    finally:
+        kubelet.stop()
+        until(lambda: not mount.below(kubelet.state), 30.0, "the end of all mounts")
+        mount.unmount(kubelet.state)
+        kubelet.start()
 
 
 @pytest.mark.parametrize("point", ["csi.publish.before-mount", "csi.publish.before-bind", "csi.publish.after-bind"])

@@ -51,6 +51,26 @@ class Site:
         comment = comment or f"site=x bootseer={self.registry}/team/small:v1"
         return self.slurm.submit(user, f"--comment={comment}", f"--exclude={without}", *options, name)
 
+    def serve(self, faults: str = "") -> subprocess.Popen[bytes]:
+        """A node daemon on n1, with these `bootseer.faults`."""
+        words = [*BOOTSEER.split(), "--config", str(self.settings), "node"]
+        serve = self.slurm.argv("n1", ["env", f"BOOTSEER_FAULTS={faults}", *words, "serve"])
+        with open(self.slurm.root / "log/daemon.log", "ab") as out:
+            process = subprocess.Popen([*WITH_US, *serve], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        metrics = [*words, "metrics"]
+        until(lambda: self.slurm.run("n1", metrics, check=False).startswith("# HELP"), WAIT, "the daemon")
+        return process
+
+    def daemon(self) -> dict[str, Any]:
+        """The status of that daemon."""
+        words = [*BOOTSEER.split(), "--config", str(self.settings), "node", "status", "--json"]
+        return json.loads(self.slurm.run("n1", words))  # type: ignore[no-any-return]
+
+    def stopped(self, node: str) -> list[str]:
+        """The numbers of processes there that a fault has stopped."""
+        known = self.slurm.run(node, ["ps", "-eo", "pid=,state="]).splitlines()
+        return [pid for pid, state in map(str.split, known) if state == "T"]
+
     @contextlib.contextmanager
     def faults(self, what: str) -> Iterator[None]:
         """Prologs that begin meanwhile, and what they start, have these `bootseer.faults`."""
@@ -206,24 +226,13 @@ def test_two_users_on_one_node_and_broken_settings_in_the_epilog(site: Site) -> 
 
 def test_images_through_the_node_daemon(site: Site) -> None:
     """Two users' jobs; the daemon is killed under them, and another one has what it mounted unmounted."""
-    slurm, daemon = site.slurm, [*BOOTSEER.split(), "--config", str(site.settings), "node"]
-
-    def status() -> dict[str, Any]:
-        return json.loads(slurm.run("n1", [*daemon, "status", "--json"]))  # type: ignore[no-any-return]
-
-    def serve() -> subprocess.Popen[bytes]:
-        with open(slurm.root / "log/daemon.log", "ab") as out:
-            process = subprocess.Popen(
-                [*WITH_US, *slurm.argv("n1", [*daemon, "serve"])], stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
-        until(lambda: slurm.run("n1", [*daemon, "metrics"], check=False).startswith("# HELP"), WAIT, "the daemon")
-        return process
+    slurm = site.slurm
 
     def kill(number: str) -> None:
-        slurm.run("n1", ["kill", number, str(status()["pid"])])
+        slurm.run("n1", ["kill", number, str(site.daemon()["pid"])])
         process.wait(WAIT)
 
-    process = serve()
+    process = site.serve()
     for user in ("alice", "bob"):  # of another test
         (slurm.home(user) / "go").unlink(missing_ok=True)
     try:
@@ -232,16 +241,16 @@ def test_images_through_the_node_daemon(site: Site) -> None:
         for user, job in jobs.items():
             site.says(user, job, "of the image")
             assert slurm.run("n1", ["sh", "-c", f"ls -A {JOBS}/{job}.0/rootfs"]) == ""
-        assert status()["mounts"] == 2
+        assert site.daemon()["mounts"] == 2
         kill("-9")
-        process = serve()
+        process = site.serve()
         for user in jobs:
             (slurm.home(user) / "go").touch()
         for user, job in jobs.items():
             assert slurm.ended(job)["ExitCode"] == "0:0", slurm.output(user, job)
             assert slurm.output(user, job) == 3 * "of the image\n"
         site.clean()
-        assert status()["mounts"] == 0
+        assert site.daemon()["mounts"] == 0
     finally:
         for user in ("alice", "bob"):
             (slurm.home(user) / "go").unlink(missing_ok=True)
@@ -358,23 +367,17 @@ BEFORE_OVERLAY, BEFORE_RELEASE = "image.mount.before-overlay", "image.mount.befo
 )
 def test_a_node_that_dies_in_the_prolog(site: Site, step: str, dies: str) -> None:
     """Its power fails, or its processes are killed. Its next job has its image, whatever is left on the disk."""
-    slurm, stopped = site.slurm, list[str]()
+    slurm = site.slurm
     slurm.run("n1", ["rm", "-rf", "/var/spool/bootseer"])
-
-    def stops() -> bool:
-        known = slurm.run("n1", ["ps", "-eo", "pid=,state="]).splitlines()
-        stopped[:] = [pid for pid, state in map(str.split, known) if state == "T"]
-        return bool(stopped)
-
     with site.faults(f"{step}=stop"):
         job = site.submit("alice", "echo goes on; $exec cat /marker")
-        until(stops, WAIT, f"the Prolog to come to {step}", step=0.1)
+        until(lambda: site.stopped("n1"), WAIT, f"the Prolog to come to {step}", step=0.1)
         if dies == "node":
             slurm.kill("n1")
             slurm.run("head", ["scancel", job])
             slurm.boot()
         else:
-            slurm.run("n1", ["kill", "-9", *(stopped if dies == "worker" else site.processes("n1"))])
+            slurm.run("n1", ["kill", "-9", *(site.stopped("n1") if dies == "worker" else site.processes("n1"))])
             assert slurm.ended(job)["ExitCode"] == "66:0", slurm.output("alice", job)
             *told, on, refused = slurm.output("alice", job).splitlines()
             why = "preparing the image failed" if dies == "worker" else f"the image of job {job} was not ready in time"
@@ -387,6 +390,31 @@ def test_a_node_that_dies_in_the_prolog(site: Site, step: str, dies: str) -> Non
     assert slurm.output("alice", job) == "of the image\n"
     site.clean()
     until(lambda: not site.processes("n1"), WAIT, "the end of all processes", step=0.2)
+
+
+def test_a_node_daemon_that_is_killed_in_the_prolog(site: Site) -> None:
+    """The job says why it has no image, the node is not drained, and the next daemon ends what was begun."""
+    slurm = site.slurm
+    process = site.serve(f"{BEFORE_RELEASE}=stop")
+    job = site.submit("alice", "echo goes on; $exec cat /marker")
+    until(lambda: site.stopped("n1"), WAIT, "the mount", step=0.1)
+    slurm.run("n1", ["kill", "-9", str(site.daemon()["pid"])])
+    process.wait(WAIT)
+    assert slurm.ended(job)["ExitCode"] == "66:0", slurm.output("alice", job)
+    told, on, refused = slurm.output("alice", job).splitlines()
+    assert on == "goes on"
+    assert all(
+        "the node daemon at /run/bootseer-node/node.sock ended before it answered" in it for it in (told, refused)
+    )
+    process = site.serve()
+    try:
+        job = site.submit("alice", "$exec cat /marker")
+        assert slurm.ended(job)["ExitCode"] == "0:0", slurm.output("alice", job)
+        site.clean()
+        assert site.daemon()["mounts"] == 0
+    finally:
+        slurm.run("n1", ["kill", str(site.daemon()["pid"])])
+        process.wait(WAIT)
 
 
 def test_a_node_without_room_for_the_folder_of_a_job(site: Site) -> None:
