@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bootseer.errors import BootseerError
+from bootseer.node.protocol import ended
 from support.netns import ShapedNetwork
 from support.waits import until
 
@@ -110,10 +111,13 @@ class SlurmCluster:
         self._undo.close()
 
     def kill(self, name: str) -> None:
-        """A node loses its power."""
+        """A node loses its power. When this returns nothing of it runs any more."""
+        first = os.pidfd_open(self._first(name))
         machine = self._machines.pop(name)
         machine.kill()
         machine.wait(WAIT)
+        until(lambda: ended(first), WAIT, f"the end of {name}")  # all its other processes have ended before
+        os.close(first)
         self.run(
             "head", ["scontrol", "update", f"nodename={name}", "state=down", "reason=dead"]
         )  # it sees it in minutes
@@ -135,13 +139,16 @@ class SlurmCluster:
 
     def argv(self, node: str, argv: Sequence[str], user: str = "root") -> list[str]:
         """``argv`` as it runs on a node, in the user's home."""
-        pid = self._machines[node].pid
-        first = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0]
-        words = ["nsenter", "-t", first, "-m", "-u", "-n", "-p", f"--wd={self.home(user)}", "--"]
+        words = ["nsenter", "-t", str(self._first(node)), "-m", "-u", "-n", "-p", f"--wd={self.home(user)}", "--"]
         words += ["env", "-i", f"HOME={self.home(user)}", f"USER={user}", f"PATH={_PATH}"]
         if user != "root":
             words += ["setpriv", f"--reuid={self.users[user]}", f"--regid={self.users[user]}", "--clear-groups"]
         return [*words, *argv]
+
+    def _first(self, node: str) -> int:
+        """Process 1 of a node, as this host numbers it."""
+        pid = self._machines[node].pid
+        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
     def run(self, node: str, argv: Sequence[str], user: str = "root", check: bool = True) -> str:
         """What ``argv`` prints on a node, in both streams. ``check``: raise `BootseerError` when it fails."""
