@@ -2,7 +2,7 @@
 
     python bench/_ablated.py PART WITH|WITHOUT ...
 
-serves as ``python -m bootseer.blocks.serving.server ...`` does. Nothing of the product is imported before it serves, so
+serves as the product's own server does. Nothing of the product is imported before it serves, so
 that it begins as quickly as the product's own.
 """
 

@@ -12,12 +12,13 @@ from bootseer.kernel import background
 
 
 def main() -> int:
-    steps = json.loads(background.request())
-    answer = background.Answer()
+    steps = json.loads(background.request("bootseer-echo"))
+    answer, heard, unheard = background.Answer(), True, ""
     for name, value in steps:
         if name == "tell":  # what it is like
             facts = {
                 "pid": os.getpid(),
+                "name": Path("/proc/self/comm").read_text().strip(),
                 "group": os.getpgid(0),
                 "session": os.getsid(0),
                 "parent": os.getppid(),
@@ -27,7 +28,16 @@ def main() -> int:
             }
             answer(json.dumps(facts))
         elif name == "say":
-            answer(value)
+            heard = answer(value)
+            if not heard and unheard:
+                Path(unheard).write_text(str(os.getpid()))
+                return 1
+        elif name == "heard":
+            Path(value).write_text(str(heard))
+        elif name == "end unheard":  # as servers have to
+            unheard = value
+        elif name == "sleep":
+            time.sleep(value)
         elif name == "print":
             print(value, flush=True)
         elif name == "wait":

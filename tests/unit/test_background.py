@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import json
 import os
 import signal
@@ -50,8 +51,9 @@ def test_a_server_has_a_session_of_its_own_and_is_nobodys_child(way: str, monkey
         assert facts["environ"] == os.environ["ECHO"]
         assert mine.fileno() not in facts["fds"] or way == "by itself"
         assert [fd for fd in facts["fds"] if fd > 4] == []  # 3: who answers; 4: of the listing
-        assert not [child for child in os.listdir("/proc/self/task") if facts["pid"] == int(child)]
+        assert facts["pid"] not in _children()
         assert facts["parent"] != os.getpid()
+        assert facts["name"] == "bootseer-echo"
 
 
 def test_servers_are_forked_from_one_process_that_has_loaded_them() -> None:
@@ -138,7 +140,7 @@ def test_without_the_process_that_loads_servers_they_load_themselves(caplog: pyt
         (starter,) = set(_children()) - before
         os.kill(starter, signal.SIGKILL)
         assert ask(("say", "here")) == b"here"
-        assert "has failed" in caplog.text
+        assert "has ended" in caplog.text
 
 
 def test_it_ends_with_its_owner_and_leaves_servers_alone(tmp_path: Path) -> None:
@@ -165,3 +167,89 @@ def test_it_ends_with_its_owner_and_leaves_servers_alone(tmp_path: Path) -> None
 def test_a_program_that_is_not_there_is_one_line() -> None:
     with pytest.raises(BootseerError, match="cannot start /no/such"):
         background.start(["/no/such"], b"", seconds=5)
+
+
+def test_a_server_knows_whether_its_answer_is_heard(way: str, tmp_path: Path) -> None:
+    assert ask(("say", "x"), ("heard", str(tmp_path / "heard"))) == b"x"
+    until(lambda: (tmp_path / "heard").exists() and (tmp_path / "heard").read_text() == "True", 5)
+    code = (
+        "import json, sys\nfrom bootseer.kernel import background\n"
+        "steps = [('print', 'begun'), ('sleep', 1.0), ('say', 'x'), ('heard', sys.argv[1])]\n"
+        "background.start(background.program('support.echoserver'), json.dumps(steps).encode(), seconds=20)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "late")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as owner:
+        assert owner.stderr
+        assert owner.stderr.readline() == b"begun\n"
+        owner.kill()
+    until(lambda: (tmp_path / "late").exists() and (tmp_path / "late").read_text() == "False", 10)
+
+
+@pytest.mark.parametrize("name", ["order", "group", "_hear"])
+def test_an_interrupt_before_the_group_is_known_leaves_no_server(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes as soon as that step of the owner's is done. Servers that begin to answer find out that nobody waits."""
+    real, calls = getattr(background._Starter, name), []
+
+    def interrupted(*args: Any) -> Any:
+        found = real(*args)
+        calls.append(name)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return found
+
+    steps = (("end unheard", str(tmp_path / "end")), ("sleep", 0.5), ("say", "x"), ("wait", str(tmp_path / "pid")))
+    with background.preloaded(SERVER):
+        with monkeypatch.context() as patch:
+            patch.setattr(background._Starter, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ask(*steps)
+        assert ask(("say", "y")) == b"y"
+    time.sleep(1.0)
+    assert not (tmp_path / "pid").exists()
+    assert not (tmp_path / "end").exists() or gone(int((tmp_path / "end").read_text()))
+
+
+def test_after_one_that_was_given_up_the_next_ones_are_right(tmp_path: Path) -> None:
+    """The process that loads servers stands still, as on a disk that hangs: no later answer is taken for another's."""
+    before = set(_children())
+    with background.preloaded(SERVER):
+        assert ask(("say", "loaded")) == b"loaded"
+        (starter,) = set(_children()) - before
+        os.kill(starter, signal.SIGSTOP)
+        with pytest.raises(BootseerError, match="cannot start"):
+            ask(("say", "late"), ("wait", str(tmp_path / "late")), seconds=0.5)
+        os.kill(starter, signal.SIGCONT)
+        assert ask(("say", "a"), ("wait", str(tmp_path / "pid"))) == b"a"
+        assert ask(("exit", 0)) == b""
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
+    pid = int((tmp_path / "pid").read_text())
+    assert not gone(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert not (tmp_path / "late").exists()
+
+
+def test_a_request_is_not_left_for_others_to_read(way: str, tmp_path: Path) -> None:
+    assert ask(("say", "x"), ("wait", str(tmp_path / "pid"))) == b"x"
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
+    pid = int((tmp_path / "pid").read_text())
+    assert os.readlink(f"/proc/{pid}/fd/0") == os.devnull
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_each_thread_has_a_process_of_its_own() -> None:
+    answers: dict[int, bytes] = {}
+
+    def mount(number: int) -> None:
+        with background.preloaded(SERVER):
+            answers[number] = ask(("say", str(number)))
+
+    with background.preloaded(SERVER):
+        threads = [threading.Thread(target=contextvars.copy_context().run, args=(mount, n)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        assert ask(("say", "mine")) == b"mine"
+        for thread in threads:
+            thread.join()
+    assert answers == {number: str(number).encode() for number in range(4)}

@@ -1,7 +1,7 @@
 """Background servers: programs that outlive who starts them, each in a session of its own.
 
-Such a program is a module with a ``main()``, run by ``python -m``. It takes its request (`request`) from standard
-input, forks, so that it is nobody's child, and says one line on standard output (`answer`) when it serves, or cannot.
+Such a program is a module with a ``main()``, run by ``python -m``. It reads its request (`request`), forks, so that it
+is nobody's child, and says one line (`Answer`) when it serves, or cannot. One whose answer nobody hears has to end.
 
 Most of the time until then goes to the loading of modules. So `preloaded` has one process load them for all servers
 that are about to be needed, while the caller finds out what these are to serve. That process has one thread and has
@@ -20,20 +20,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
 
 import msgspec
 
 from bootseer.errors import from_os_error
-from bootseer.kernel.child import close_others
 
 log = logging.getLogger(__name__)
 
 _LONGEST_LINE = 1 << 20
 _END_SECONDS = 5.0
+_DESCRIPTORS = 4
+"""Of an order: itself, then standard input, output and errors of the server."""
 
 
 def program(module: str) -> tuple[str, ...]:
@@ -49,18 +50,19 @@ def _module(command: Sequence[str]) -> str | None:
 @contextlib.contextmanager
 def preloaded(*commands: Sequence[str]) -> Iterator[None]:
     """Meanwhile, what this thread starts by `start` is forked from a process that has loaded the modules of
-    ``commands``. Inside of another `preloaded` nothing happens."""
+    ``commands``. Inside of another `preloaded` nothing happens.
+
+    The servers get the caller's environment as it is when they start; working folder, limits and priority are those of
+    the caller when this began.
+    """
     modules = [module for command in commands if (module := _module(command))]
     with contextlib.ExitStack() as stack:
-        if _starter.get() is not None or not modules:
-            yield
-            return
-        try:
-            starter = stack.enter_context(_Starter(modules))
-        except OSError as exc:
-            log.warning("cannot start a process that loads servers: %s; each loads its own modules", exc)
-        else:
-            stack.callback(_starter.reset, _starter.set(starter))
+        if _this_thread.starter is None and modules:
+            try:
+                _this_thread.starter = stack.enter_context(_Starter(modules))
+                stack.callback(setattr, _this_thread, "starter", None)
+            except OSError as exc:
+                log.warning("cannot start a process that loads servers: %s; each loads its own modules", exc)
         yield
 
 
@@ -75,14 +77,14 @@ def start(
     """Start the server ``command`` and return the line that it answers, without its end.
 
     Empty when it ended without an answer, or gave none within ``seconds``. Then, and when the caller is interrupted,
-    all its processes get the signal ``ending``. Raises what starting a process raises.
+    all its processes get the signal ``ending``. Raises `BootseerError` when no process can be started.
     """
     until = time.monotonic() + seconds
     ours, theirs = socket.socketpair()
     with ours, contextlib.ExitStack() as started:
         try:
             with theirs, _memory(request) as stdin:
-                group = _launch(command, [stdin, theirs.fileno(), stderr], request, until, started)
+                group = _launch(command, [stdin, theirs.fileno(), stderr], until, ending, started)
         except OSError as exc:
             raise from_os_error(exc, f"start {' '.join(command)}") from exc
         line = b""
@@ -90,32 +92,40 @@ def start(
             line = _line(ours, until)
         finally:
             if not line:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(group, ending)
+                _kill(group, ending)
     return line
 
 
-def _launch(command: Sequence[str], fds: list[int], request: bytes, until: float, started: contextlib.ExitStack) -> int:
-    """The process group of the server, whose number nobody else gets before ``started`` is closed."""
-    starter, module = _starter.get(), _module(command)
-    if starter is not None and module:
-        order = _Order(module, list(os.environb.items()), request)
+def _launch(
+    command: Sequence[str], fds: list[int], until: float, ending: signal.Signals, started: contextlib.ExitStack
+) -> int:
+    """The process group of the server. Until ``started`` is closed its number is nobody else's."""
+    module = _module(command)
+    if module and (starter := _this_thread.starter):
         try:
-            return starter.fork(order, fds[1:], until)
-        except OSError as exc:
-            log.warning("the process that loads servers has failed (%s); this one loads its own modules", exc)
+            starter.order(module, fds)
+            return starter.group(until, ending)
+        except ConnectionError as exc:  # each server that it has forked has told its group: there is none
+            log.warning("the process that loads servers has ended (%s); this one loads its own modules", exc)
     process = subprocess.Popen(command, stdin=fds[0], stdout=fds[1], stderr=fds[2], start_new_session=True)
     started.callback(_see_out, process)
     return process.pid
 
 
 def _see_out(process: subprocess.Popen[bytes]) -> None:
-    """Its first process has forked and ended, or gets killed."""
-    try:
+    """Wait for the end of a process that has ended, or is about to; kill it when that takes long. One that cannot be
+    killed, as with its code on a disk that hangs, is left."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
+        return
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
+
+
+def _kill(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
 
 
 def _line(sock: socket.socket, until: float) -> bytes:
@@ -151,13 +161,13 @@ def _memory(data: bytes) -> Iterator[int]:
 class _Order(msgspec.Struct):
     module: str
     environ: list[tuple[bytes, bytes]]
-    request: bytes
 
 
 class _Starter:
-    """Its owner's end. The process ends when that is closed."""
+    """Its owner's end. The process ends when that is closed. Each `order` is followed by `group`."""
 
     def __init__(self, modules: Sequence[str]) -> None:
+        self._group = 0
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = (*program(__name__), str(theirs.fileno()), *modules)
@@ -178,60 +188,81 @@ class _Starter:
 
     def __exit__(self, *_: object) -> None:
         self._sock.close()
-        self._process.kill()  # it has nothing to see to; its servers are not its children
-        self._process.wait()
+        self._process.kill()  # its servers are not its children any more
+        _see_out(self._process)
 
-    def fork(self, order: _Order, fds: list[int], until: float) -> int:
-        """The process group of the new server. Raises `OSError`."""
-        with _memory(msgspec.msgpack.encode(order)) as fd:
+    def order(self, module: str, fds: list[int]) -> None:
+        """Ask for a server. Raises `OSError` when the process has ended."""
+        with _memory(msgspec.msgpack.encode(_Order(module, list(os.environb.items())))) as fd:
             rights = array.array("i", [fd, *fds])
             self._sock.sendmsg([b"start"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)], socket.MSG_NOSIGNAL)
+
+    def group(self, until: float, ending: signal.Signals) -> int:
+        """The process group of the server that was ordered. Raises `ConnectionError` when there will be none, and
+        `TimeoutError`. After an exception the server is ended, and the process takes no more orders."""
+        self._group = 0
+        try:
+            self._hear(until)
+            return self._group
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if not self._group:
+                    self._hear(time.monotonic() + _END_SECONDS)
+                _kill(self._group, ending)
+            self._sock.shutdown(socket.SHUT_RDWR)
+            raise
+
+    def _hear(self, until: float) -> None:
         self._sock.settimeout(max(0.001, until - time.monotonic()))
-        answer = self._sock.recv(64)
-        if not answer:
-            raise ConnectionResetError("it has ended")
-        return int(answer)
+        self._group = int(self._sock.recv(64) or 0)
+        if not self._group:
+            raise ConnectionResetError("nobody has its other end")
 
 
-_starter: ContextVar[_Starter | None] = ContextVar("starter", default=None)
+class _Thread(threading.local):
+    starter: _Starter | None = None
+
+
+_this_thread = _Thread()
 
 
 def _serve(sock: socket.socket) -> None:
     """Fork a server for each order until the owner has no more."""
-    size = socket.CMSG_SPACE(3 * array.array("i").itemsize)
+    size = socket.CMSG_SPACE(_DESCRIPTORS * array.array("i").itemsize)
     while True:
         raw, ancillary, _, _ = sock.recvmsg(64, size, socket.MSG_CMSG_CLOEXEC)
         if not raw:
             return
-        with contextlib.suppress(ChildProcessError):  # the owner asks nothing about those before this one any more
+        with contextlib.suppress(ChildProcessError):  # the owner has done with those before this one
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         fds = array.array("i")
         fds.frombytes(ancillary[0][2])
-        pid = os.fork()
-        if not pid:
-            _become(*fds)
+        if not os.fork():
+            _become(sock, *fds)
         for fd in fds:
             os.close(fd)
-        sock.send(str(pid).encode())
 
 
-def _become(order_fd: int, stdout: int, stderr: int) -> None:
+def _become(sock: socket.socket, order_fd: int, *stdio: int) -> None:
     """Be a server, in a process that was forked just now, until it ends."""
     code = 70
     try:
         os.setsid()
+        with sock:
+            sock.send(str(os.getpid()).encode())  # from here on the owner can end this group
         with open(order_fd, "rb") as file:
             order = msgspec.msgpack.decode(file.read(), type=_Order)
-        os.environb.clear()
-        os.environb.update(order.environ)
-        with _memory(order.request) as stdin:
-            for number, fd in enumerate((stdin, stdout, stderr)):
-                os.dup2(fd, number)
-        close_others()
+        wanted = dict(order.environ)
+        for name in [name for name in os.environb if name not in wanted]:
+            del os.environb[name]
+        os.environb.update({name: value for name, value in wanted.items() if os.environb.get(name) != value})
+        for number, fd in enumerate(stdio):
+            os.dup2(fd, number)
+            os.close(fd)
         code = importlib.import_module(order.module).main()
     except SystemExit as exc:
-        code = exc.code if isinstance(exc.code, int) else 1
+        code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -242,28 +273,40 @@ def _become(order_fd: int, stdout: int, stderr: int) -> None:
 # -- in a server -------------------------------------------------------------------------------------------------------
 
 
-def request() -> bytes:
-    """What this server was asked; it has forked then."""
+def request(name: str) -> bytes:
+    """Read what this server is asked for, and fork: the caller goes on in the child, which ``ps`` calls ``name``, and
+    the first process ends."""
     with open(0, "rb", closefd=False) as file:
         asked = file.read()
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)  # a request may be large, and hold a login
     if os.fork():
         os._exit(0)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as comm:
+        comm.write(name)
     return asked
 
 
 class Answer:
-    """Answers who has started this server; once."""
+    """Answers who has started this server, once. From now on what the server prints goes to its errors."""
 
     def __init__(self) -> None:
         self._fd = os.dup(1)
         os.dup2(2, 1)
 
-    def __call__(self, line: str) -> None:
-        """Say ``line``, or nothing if that is empty, as in a child that is not to answer."""
+    def __call__(self, line: str) -> bool:
+        """Say ``line``. False when nobody waits for it any more: the server is to end.
+
+        "" says nothing: a child that is not to answer calls this, so that the end of its parent is noticed.
+        """
         fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):  # nobody waits any more
-                os.write(fd, f"{line}\n".encode() if line else b"")
+        if fd < 0:
+            return True
+        try:
+            return not line or os.write(fd, f"{line}\n".encode()) > 0
+        except OSError:
+            return False
+        finally:
             os.close(fd)
 
 
@@ -271,4 +314,5 @@ if __name__ == "__main__":
     for _name in sys.argv[2:]:
         importlib.import_module(_name)
     gc.freeze()  # what is loaded is not looked through again, so that the servers share its memory
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    with contextlib.suppress(ConnectionError):  # the owner was killed
+        _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,8 +1,9 @@
 """One node's start: image stage, environment stage, initialisation, then the training command until it ends.
 
 Whatever a stage mounts is unmounted at the end, also after an error or Ctrl-C, in reverse order by one `ExitStack`.
-Concurrency: the stages run one after the other in the caller's thread; beside them run the checkpoint's prefetch (in
-its own process) and a thread that waits for its turn, a snapshot's publication and one `ReadyWatch` thread.
+Concurrency: the stages run one after the other in the caller's thread; beside them run the process that forks their
+servers (`kernel.background`), the checkpoint's prefetch (in its own process) and a thread that waits for its turn, a
+snapshot's publication and one `ReadyWatch` thread.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _LOCK_SECONDS = 0.1
 def main(*, store_for: Callable[[str], Store] = open_store) -> int:
     """Serve until the end. ``store_for`` opens the store, in the fetcher; benchmarks pass one that wraps it with a rate
     limit."""
-    folder = Path(os.fsdecode(background.request()))
+    folder = Path(os.fsdecode(background.request("bootseer-blocks")))
     answer = background.Answer()
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
@@ -55,7 +55,9 @@ def main(*, store_for: Callable[[str], Store] = open_store) -> int:
         log.exception("the block server failed")
         answer(f"error 70 {one_line(repr(exc))}")
         return 70
-    answer(f"ok {running.driver}")
+    if not answer(f"ok {running.driver}"):
+        log.warning("nobody waits for tree %s any more", spec.id)
+        running.end()
     return running.run()
 
 

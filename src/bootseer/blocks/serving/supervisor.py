@@ -80,7 +80,7 @@ class Inherited(NamedTuple):
 
 
 def start(
-    spec: ServerSpec, folder: Path, store_for: Callable[[str], Store], lock: int, answer: Callable[[str], None]
+    spec: ServerSpec, folder: Path, store_for: Callable[[str], Store], lock: int, answer: Callable[[str], object]
 ) -> Supervisor:
     """Open the node's copy of the tree, mount FUSE unless every block is here, start the processes; returns when the
     tree may be mounted. ``lock``: see `Inherited`; ``answer("")`` closes, in a child, what only this process answers
@@ -117,7 +117,7 @@ class Supervisor:
     """Supervises one served tree whose mounts are ``targets``: `begin`, then `run` until it is over."""
 
     def __init__(
-        self, inherited: Inherited, targets: list[str], answer: Callable[[str], None] = lambda text: None
+        self, inherited: Inherited, targets: list[str], answer: Callable[[str], object] = lambda text: None
     ) -> None:
         self._inherited = inherited
         self._answer = answer
@@ -170,7 +170,7 @@ class Supervisor:
     def run(self) -> int:
         """Keep the others running until the tree is left or its FUSE mount is gone. The exit code."""
         for number in _SIGNALS:
-            signal.signal(number, self._end)
+            signal.signal(number, self.end)
         while True:
             try:
                 if self._step():
@@ -189,7 +189,8 @@ class Supervisor:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _end(self, *_: object) -> None:
+    def end(self, *_: object) -> None:
+        """Leave the tree, whoever uses it; also as a signal handler."""
         if not self._finishing:
             self._leaving = True
             self._next_try = 0.0

@@ -21,7 +21,7 @@ from bootseer.stripefs.mount.supervisor import Answer, Supervisor
 
 
 def main() -> None:
-    spec = msgspec.json.decode(background.request(), type=ServerSpec)
+    spec = msgspec.json.decode(background.request("bootseer-fs"), type=ServerSpec)
     say = background.Answer()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
@@ -32,7 +32,9 @@ def main() -> None:
     os.chdir("/")
 
     def answer(found: Answer | None) -> None:
-        say(msgspec.json.encode(found).decode() if found else "")
+        if not say(msgspec.json.encode(found).decode() if found else ""):
+            logging.warning("nobody waits for this mount any more")
+            os.kill(os.getpid(), signal.SIGTERM)
 
     try:
         Supervisor(spec, answer).run()
