@@ -358,7 +358,6 @@ BEFORE_OVERLAY, BEFORE_RELEASE = "image.mount.before-overlay", "image.mount.befo
 @pytest.mark.parametrize(
     ("step", "dies"),
     [
-        ("blocks.cache.write", "node"),
         (BEFORE_OVERLAY, "node"),
         (BEFORE_OVERLAY, "all"),
         (BEFORE_OVERLAY, "worker"),
