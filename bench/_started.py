@@ -30,10 +30,7 @@ def main() -> None:
         begin(self)
         release(self)
 
-    if variant == IN_TURN:  # its mount, too, comes after the hot blocks only
-        CheckpointStage.begin = lambda self: None  # type: ignore[method-assign]
-        CheckpointStage.release = both  # type: ignore[method-assign]
-    if variant == NEITHER:
+    if variant in (BESIDE, NEITHER):
         CheckpointStage.begin = both  # type: ignore[method-assign]
     cli.main()
 

@@ -88,6 +88,8 @@ class Fleet:
         """The starts that come before: one that makes the job known, and one whose nodes keep what it leaves there."""
         if variant == "again" and not self._known:
             self._fleet("first", _BEFORE)
+        if variant == "local" and "ordinary" not in self._there:  # its image is containerd's
+            self._fleet("ordinary", _BEFORE)
         if variant != "local" and scenario.kept != "none" and _way(variant) not in self._there:
             self._fleet(variant, _BEFORE)
 

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
+_SETTLE_SECONDS = 300.0
+
 
 class Demo:
     """All starts of one demo, in a work folder that is removed at the end; the events are kept in ``results``."""
@@ -140,6 +142,7 @@ class Demo:
             shutil.rmtree(work / f"{kind}-{variant}", ignore_errors=True)
         without = "all" if variant in ("ordinary", "local") else ""
         done = starts.run(site, node, variant, job or starts.job_file(site), work, without=without)
+        workplace.await_end(work, _SETTLE_SECONDS)  # the next start is to find the hot pack, and the cores
         self.starts.setdefault(variant, []).append(done)
         self.say(f"{variant}: first step after {done.seconds:.1f} s, {done.bytes_ready / 1e6:.0f} MB over the link")
 

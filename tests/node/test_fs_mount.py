@@ -483,6 +483,10 @@ def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, confi
     fs.commit("step-2")
     made = mount.start(f"{fs.url}/step-2", tmp_path / "mnt", config=config, prefetch=read, hold=True)
     try:
+        until(lambda: made.status().prefetch_total)
+        time.sleep(0.7)  # longer than a status is old
+        assert (made.status().prefetch, made.status().fetched_ahead) == ("running", 0)
+        made.release()
         status = made.wait_prefetched(30)
         assert status.prefetch == "done"
         assert status.prefetch_done == status.prefetch_total == read.bytes

@@ -1,7 +1,8 @@
 """The checkpoint of a start: a striped mount, prefetched in its turn, or an ordinary copy.
 
-What earlier starts of the job read of their checkpoints is known from the store; just that is prefetched, into the node
-cache, at once. Where nothing is known, all is prefetched: after the hot blocks of the image, before the rest of it.
+What earlier starts of the job read of their checkpoints is known from the store; just that is prefetched into the node
+cache. Where nothing is known, all is. The turn of either comes after the hot blocks of the image, which the job needs
+first, and before the rest of it.
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ class CheckpointStage:
         self._name: str | None = None if table.latest else ""
         """Path of the checkpoint below the URLs."""
         self._none = False
-        self._recorded = 0
+        self.recorded = 0
         """Bytes that the start before read, as far as is known."""
 
     def begin(self) -> None:
-        """Mount, and prefetch what the start before read; without a record, all waits for `release`. Once is enough.
+        """Mount; what is to be prefetched waits for `release`. Once is enough.
 
         `NotFoundError`, or `DataError` for one without COMMIT.
         """
         if self._mount is not None or not self.table.enabled or not self._look():
             return
         record = access.load(open_store(self.config.store_url), self._lineage)
-        self._recorded = record.bytes if record else 0
+        self.recorded = record.bytes if record else 0
         url = _below(self.table.url, self._name)
         self._mount = stripefs.mount.start(
             url, self.folder, config=self.config, prefetch=record or True, hold=True, commit=True
         )
 
     def release(self) -> None:
-        """Let a prefetch begin of which nothing is recorded."""
+        """Let the prefetch begin."""
         if self._mount is not None:
             self._mount.release()
 
@@ -109,7 +110,7 @@ class CheckpointStage:
         except BootseerError as exc:
             log.warning("the checkpoint server does not answer: %s", exc)
             return {"how": "striped"}
-        return {"how": "striped", "recorded": self._recorded, **found}
+        return {"how": "striped", "recorded": self.recorded, **found}
 
     def close(self, events: Path) -> None:
         """Unmount, and remove what processes of the job have handed over beside ``events``."""

@@ -51,7 +51,11 @@ _TOGETHER = 120.0
 """Nodes that begin within these seconds of each other are of one start, where nobody has named it."""
 
 _HOT_SECONDS = 120.0
-"""A checkpoint waits so long for the hot blocks of the image."""
+"""A checkpoint of which nothing is recorded waits so long for the hot blocks of the image."""
+
+_TURN_SECONDS = 5.0
+"""One of which is known what the job reads waits only so long: hot blocks that take longer come from a slow source, and
+the link has room beside them (``bench/start.py`` measures what waiting saves)."""
 
 _TELL_SECONDS = 2.0
 """So often the profile hears how many of the image's hot blocks are here."""
@@ -276,17 +280,15 @@ class _Node:
 
     @contextlib.contextmanager
     def _until_hot(self) -> Iterator[None]:
-        """Meanwhile a thread tells the profile how many of the image's hot blocks are here, and lets all of the
-        checkpoint flow as soon as they all are.
-
-        What the start before read of it waits for nothing: it is little, and needed. The rest of the image waits until
-        the job is ready.
+        """Meanwhile a thread tells the profile how many of the image's hot blocks are here, and lets the checkpoint
+        flow as soon as they all are. The rest of the image waits until the job is ready.
         """
         over = threading.Event()
 
         def wait() -> None:
             checkpoint, told, began = self.checkpoint, -1, time.monotonic()
             next_time = began + _TELL_SECONDS
+            patience = _TURN_SECONDS if checkpoint and checkpoint.recorded else _HOT_SECONDS
             with _advisory("see whether the image's hot blocks are here"):
                 while self.mounted and self.record.ready_seconds is None:
                     status, now = self.mounted.status(), time.monotonic()
@@ -296,12 +298,12 @@ class _Node:
                         emit.annotate(self.image_span, hot_ready=status.hot_ready, hot_total=status.hot_total)
                         told, next_time = status.hot_ready, now + _TELL_SECONDS
                     pause = 0.2 if checkpoint and not os.geteuid() else 1.0  # the node daemon has a process for each
+                    if checkpoint and not hot and now >= began + patience:
+                        log.info("the image's hot blocks take longer: the checkpoint is fetched beside them")
+                        checkpoint.release()
+                        checkpoint = None
                     if now >= began + _HOT_SECONDS:
                         pause = 15.0  # perhaps no first step is ever told of
-                        if checkpoint and not hot:
-                            log.warning("the image's hot blocks are late: the checkpoint is fetched beside them")
-                            checkpoint.release()
-                            checkpoint = None
                     if hot or over.wait(pause):
                         break
             if checkpoint:

@@ -167,7 +167,7 @@ def start(
 
     ``prefetch``: paths of files and folders that the server pulls into the node cache from the start; True: all files
     (of the COMMIT, if there is one); `LATEST`; an `AccessRecord`: the ranges that it names, of the files that these
-    are here (`access.counterparts`). With ``hold`` whole files follow when `FsMount.release` is called.
+    are here (`access.counterparts`). With ``hold`` it begins when `FsMount.release` is called.
     ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes of read-ahead held by the server.
     ``writable``: for writing, too (docs/reference/mount.md): new files get ``width`` stripes with units of ``unit``
     bytes, and at most ``spool`` bytes of files that are being written lie on this node.

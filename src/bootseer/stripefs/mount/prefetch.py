@@ -41,7 +41,7 @@ State = Literal["none", "running", "done", "failed"]
 class Prefetch:
     """Prefetch of ``ranges``, or of the files and folders ``named``. ``total``, ``done``: bytes.
 
-    ``hold``: while this file exists, whole files are not prefetched; None for no such file. ``memory``: bytes that
+    ``hold``: while this file exists, nothing is prefetched; None for no such file. ``memory``: bytes that
     ``ahead`` holds. ``operations`` are told what of ``ranges`` is here.
     """
 
@@ -83,6 +83,7 @@ class Prefetch:
             wanted = [(self._fs.open(path), ranges) for path, ranges in self._recorded() or self._whole()]
             pieces = [(file, list(self._pieces(file, ranges))) for file, ranges in wanted]
             self.total = sum(_bytes(file, piece) for file, parts in pieces for piece in parts)
+            self._await_release()
             with ThreadPoolExecutor(2, thread_name_prefix="bootseer-prefetch") as pool:
                 for file, parts in pieces:
                     # open until the mount ends: what was asked for is not evicted, nor compared again
@@ -126,7 +127,7 @@ class Prefetch:
                 return
 
     def _recorded(self) -> list[tuple[str, Ranges]]:
-        """The given ranges, of files that have a counterpart here; they are few, and wait for nothing."""
+        """The given ranges, of files that have a counterpart here."""
         if not self._ranges:
             return []
         paths = [file.path for file in self._ranges]
@@ -151,8 +152,7 @@ class Prefetch:
         return {path: found for path, found in parallel(size, paths) if found is not None}
 
     def _whole(self) -> list[tuple[str, Ranges]]:
-        """All of the files that are named, or of all files when no given range is here. Waits for their turn."""
-        self._await_release()
+        """All of the files that are named, or of all files when no given range is here."""
         paths = self._paths(self._named or ("",))
         return [(path, ((0, size),)) for path in paths if (size := self._fs.stat(path).size)]
 

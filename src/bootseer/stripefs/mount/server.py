@@ -51,7 +51,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
     ``limits``: of the node cache.
 
-    ``prefetch``: paths as of `mount.start`; ``ranges`` of files go before; ``hold``: whole files only after
+    ``prefetch``: paths as of `mount.start`; ``ranges`` of files go before; ``hold``: it begins after
     `FsMount.release`; ``memory``: bytes of read-ahead. ``allow_other``: other users may use the mount, with ``shared``
     as far as the owners and modes of the storage let them, else for everything. ``writable``: with files of ``width``
     and ``unit``, and at most ``spool`` bytes of them, unfinished, on this node. ``silence``: as `SILENCE`.
