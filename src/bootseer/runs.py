@@ -1,4 +1,4 @@
-"""Neighbours among numbers of blocks or units, and among ranges of bytes."""
+"""Turns numbers of blocks or units into runs of consecutive ones; merges ranges of bytes that touch."""
 
 from __future__ import annotations
 

@@ -19,9 +19,10 @@ from msgspec.structs import replace
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.child import born
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import FsStatus, client
-from bootseer.stripefs.mount.server import Record, ServerSpec, born
+from bootseer.stripefs.mount.record import Record, ServerSpec
 from support.waits import together, until
 
 pytestmark = pytest.mark.root

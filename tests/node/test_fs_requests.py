@@ -19,7 +19,8 @@ from bootseer.storage.folder import FolderBackend
 from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.mount.server import ServerSpec, mount_options
+from bootseer.stripefs.mount.record import ServerSpec
+from bootseer.stripefs.mount.server import mount_options
 from support.waits import until
 
 pytestmark = pytest.mark.root

@@ -17,9 +17,10 @@ import pytest
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotWritableError
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.child import born
 from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
 from bootseer.stripefs.mount import client
-from bootseer.stripefs.mount.server import Record, born
+from bootseer.stripefs.mount.record import Record
 from support.waits import later, together, until
 
 pytestmark = [pytest.mark.root, pytest.mark.takeover]

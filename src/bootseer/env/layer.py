@@ -1,4 +1,4 @@
-"""Layers: reading a captured difference (an overlayfs layer) as an inventory, staging one from a stat difference."""
+"""Lists what a captured overlayfs layer holds; builds a layer from the files that a scan found changed."""
 
 from __future__ import annotations
 

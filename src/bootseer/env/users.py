@@ -1,4 +1,5 @@
-"""Processes as records name them: ``PID:START``, so that another process with the same number is another one."""
+"""Which processes use an overlay, and which of them still live. A record names them ``PID:START``, since another
+process may get the number of one that has ended."""
 
 from __future__ import annotations
 
@@ -6,16 +7,18 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from bootseer.kernel.child import born
+
 
 def users(caller: int = 0) -> list[str]:
     """This process and ``caller``, which goes on when this one has ended (0, and init, are nobody)."""
     pids = [os.getpid(), caller] if caller > 1 else [os.getpid()]
-    return [f"{pid}:{started}" for pid in pids if (started := _started(pid))]
+    return [name for pid in pids if (name := _named(pid))]
 
 
 def alive(named: Iterable[str]) -> list[str]:
     """Those of ``named`` that still run."""
-    return [user for user in named if _started(int(user.partition(":")[0])) == user.partition(":")[2]]
+    return [user for user in named if _named(int(user.partition(":")[0])) == user]
 
 
 def shown(user: str) -> str:
@@ -27,10 +30,6 @@ def shown(user: str) -> str:
         return f"process {pid}"
 
 
-def _started(pid: int) -> str:
-    """When the process began, in clock ticks since boot; empty when there is none, or it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+def _named(pid: int) -> str:
+    """As a record names the process that has this number now; empty when there is none."""
+    return f"{pid}:{started}" if (started := born(pid)) else ""

@@ -1,4 +1,4 @@
-"""A new file that one user writes in order, however its bytes travel: its end, its errors, and forked children."""
+"""What both kinds of new HDFS files share: how one ends, how its first error stays, what a forked child may not do."""
 
 from __future__ import annotations
 

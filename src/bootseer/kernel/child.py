@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from bootseer.kernel import _libc
 
@@ -150,6 +151,18 @@ class Child:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def born(pid: int) -> int:
+    """When a process began, in clock ticks since boot; 0 when there is none, or it has ended and is only to be reaped.
+
+    With its number it names a process for as long as the machine runs.
+    """
+    try:
+        fields = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def die_with(parent: int) -> None:

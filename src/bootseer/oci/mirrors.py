@@ -20,7 +20,7 @@ REST = 60.0
 """Seconds a mirror is left alone that did not answer, or gave damaged bytes."""
 _LONGEST_REST = 600.0
 _LACKS = 300.0
-"""Seconds for which a mirror's "not found" is remembered: one that fills itself may have the blob later."""
+"""Seconds after which a mirror is asked again for a blob that it lacked or cannot give: it may have it then."""
 _REMEMBERED = 4096
 T = TypeVar("T")
 

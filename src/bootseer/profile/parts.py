@@ -1,4 +1,4 @@
-"""What each rank did with the time of a start-up: own work and waiting by stage, and gaps; disjoint, with no rest."""
+"""Divides the time of each rank into own work and waiting, by stage, and gaps; together they are the whole start-up."""
 
 from __future__ import annotations
 

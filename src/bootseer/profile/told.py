@@ -1,4 +1,4 @@
-"""Spans that others tell of, such as schedulers, as lines of an events file."""
+"""Writes spans that others have recorded, such as a scheduler, as lines of an events file."""
 
 from __future__ import annotations
 

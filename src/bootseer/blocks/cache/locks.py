@@ -104,8 +104,8 @@ def maintain(folder: Path) -> Iterator[OwnedFolder | None]:
 
 
 class Hold:
-    """While this object lives, the small files of the tree in ``folder`` (made when missing) are not removed by a
-    collection; it is used now. Raises `OSError`."""
+    """While this object lives, eviction does not remove the small files of the tree in ``folder`` (made when missing).
+    To hold a tree is to use it: it is the last to be evicted. Raises `OSError`."""
 
     __slots__ = ("_fd",)
 

@@ -9,8 +9,8 @@ _File = TypeVar("_File")
 
 
 class Shares(Generic[_File]):
-    """The extents of all files, by block. One takes memory for each block that it lies in, so a caller bounds the sum
-    of lengths; no look-up costs more than the extents in the blocks asked for."""
+    """From the number of a block to the extents of files that need it. An extent takes memory for each block that it
+    lies in, so a caller bounds the sum of lengths; no look-up costs more than the extents in the blocks asked for."""
 
     def __init__(self, shift: int, extents: Iterable[tuple[int, _File, int, int]] = ()) -> None:
         """Blocks have ``1 << shift`` bytes; ``extents``: offset in the data, file, offset in it, length (over 0)."""

@@ -78,10 +78,10 @@ _BYTES_OF = {
 
 
 class Flight:
-    """A batch that a thread works on; the last of its bytes came, or it was begun, at ``started``.
+    """A batch that a thread works on. ``started``: when the last of its bytes came, at first when it was begun.
 
-    ``stream``: whose range it is, if any. ``left``: the blocks of the range are not counted on any more. ``abandoned``:
-    nor is the return of its thread.
+    ``stream``: whose range it is, if any. ``left``: nobody waits for its blocks any more. ``abandoned``: nobody waits
+    for its thread either.
     """
 
     def __init__(self, batch: Batch, stream: HotStream | None) -> None:
@@ -320,6 +320,7 @@ class Fetcher:
         return flight
 
     def _take_prefetch(self, now: float) -> Batch | None:
+        """What to fetch while no reader waits: of the hot stream, the hot list, or the background fill."""
         flying = [flight.batch.priority for flight in self._flights]
         demanded = flying.count(Priority.DEMAND)
         if now < max(self._pause_until, self._rest_until) or len(flying) - demanded >= self._prefetches:

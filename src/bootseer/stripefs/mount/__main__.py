@@ -16,7 +16,7 @@ import msgspec
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.kernel import background
 from bootseer.loglimit import LogRateLimit
-from bootseer.stripefs.mount.server import ServerSpec
+from bootseer.stripefs.mount.record import ServerSpec
 from bootseer.stripefs.mount.supervisor import Answer, Supervisor
 
 

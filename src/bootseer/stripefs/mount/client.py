@@ -33,14 +33,15 @@ from bootseer.errors import (
 )
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.child import born
 from bootseer.kernel.flock import is_at, lock
 from bootseer.private import enterable, private_folder, trusted
 from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit as commits
 from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import MEMORY
-from bootseer.stripefs.mount.server import SILENCE, FsStatus, Record, ServerSpec, born, may_be_shared
-from bootseer.stripefs.mount.unfinished import SPOOLS
-from bootseer.stripefs.store import open_fs
+from bootseer.stripefs.mount.record import SILENCE, SPOOLS, FsStatus, Record, ServerSpec
+from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
 
@@ -203,7 +204,7 @@ def start(
             old.end()
         _make_mountpoint(mountpoint)
         root, closed = os.geteuid() == 0, not enterable(mountpoint)
-        shared = root and not closed and may_be_shared(fs)
+        shared = root and not closed and _may_be_shared(fs)
         spec = ServerSpec(
             url=fs.url if os.path.isabs(fs.url) else url,  # with its login, which ``fs.url`` has not
             mountpoint=str(mountpoint),
@@ -226,6 +227,19 @@ def start(
         if hold:
             Record.hold(path).touch()
         return FsMount(_spawn(spec, path), path)
+
+
+def _may_be_shared(fs: StripeFS) -> bool:
+    """Whether users besides this one may use a mount of ``fs``: the kernel holds them to its owners and modes, so the
+    storage must tell those, and everybody must have the right to go through the folders above."""
+    above = [store.stat(folder).permissions for store, folder, _ in commits.above(fs.backend, "")]
+    if fs.stat("").permissions is None or None in above:
+        _log.info("%s does not tell owners and modes: the mount is for this user alone", fs.url)
+        return False
+    if any(found is not None and not found.mode & 0o001 for found in above):
+        _log.info("a folder above %s is not open to everybody: the mount is for this user alone", fs.url)
+        return False
+    return True
 
 
 def _make_mountpoint(mountpoint: Path) -> None:

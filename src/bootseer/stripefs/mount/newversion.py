@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 class Writing:
-    """A node that is open for writing. ``openers``: by handle, the process that opened it."""
+    """Who has a node open for writing, and what is to be set when its new version is published. ``openers``: by handle,
+    the process that opened it."""
 
     def __init__(self, file: Unfinished) -> None:
         self.file = file

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.storage.interface import clean, join
@@ -24,18 +23,15 @@ from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.mount.operations import StripeOperations
+from bootseer.stripefs.mount.record import LATEST, State
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
 
-LATEST = "@latest"
-"""As a path: every file of the newest complete checkpoint in the mounted folder."""
 _PIECE = 16 << 20
 _END_SECONDS = 15.0
 _HOLD_SECONDS = 600.0
 """A prefetch that nobody releases begins after so long: who should have may be dead."""
-
-State = Literal["none", "running", "done", "failed"]
 
 
 class Prefetch:

@@ -2,7 +2,7 @@
 
 One process, one thread, no storage and no disk. It knows what a successor must: what INIT granted, and the nodes
 (`nodes`), which each server tells it. So a killed server costs its readers a moment. One that is stopped or stuck has
-no heartbeat and is killed (`server.SILENCE`). What a server had unfinished is lost with it. When the supervisor is
+no heartbeat and is killed (`record.SILENCE`). What a server had unfinished is lost with it. When the supervisor is
 killed its server ends too, and the mount gives errors (ENOTCONN).
 """
 
@@ -23,20 +23,10 @@ import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel import fuse
-from bootseer.kernel.child import Child, Watch, die_with, keep_beating
+from bootseer.kernel.child import Child, Watch, born, die_with, keep_beating
 from bootseer.stripefs.mount.nodes import Gone, Known
-from bootseer.stripefs.mount.server import (
-    PROVEN_SECONDS,
-    Channel,
-    Failed,
-    FsStatus,
-    Ready,
-    Record,
-    Server,
-    ServerSpec,
-    born,
-    mount_options,
-)
+from bootseer.stripefs.mount.record import FsStatus, Record, ServerSpec
+from bootseer.stripefs.mount.server import PROVEN_SECONDS, Channel, Failed, Ready, Server, mount_options
 
 _log = logging.getLogger(__name__)
 

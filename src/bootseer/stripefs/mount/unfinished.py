@@ -25,14 +25,13 @@ from bootseer.stripefs.files.reader import ChunkFile, refuse_unfinished
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.mount.record import SPOOLS
 from bootseer.stripefs.mount.refusals import refusal
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
 
 STREAM_FROM = 64 << 20
-SPOOLS = 4 << 30
-"""Bytes of all spools of a mount."""
 _PIECE = 4 << 20
 
 
