@@ -57,7 +57,8 @@ def command(report: dict[str, Any]) -> str:
     name, quick, _ = name.partition("-quick")
     verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}{' --quick' if quick else ''}"
     given = report["argv"]
-    size = f" --nodes {given[given.index('--nodes') + 1]}" if name == "cluster" and "--nodes" in given else ""
+    told = {option: value for option, value in zip(given, given[1:], strict=False) if option in ("--nodes", "--rate")}
+    size = "".join(f" {option} {value}" for option, value in told.items()) if name == "cluster" else ""
     return f"{verb}{size}{' --against DIR' if against else ''} --out report.json"
 
 

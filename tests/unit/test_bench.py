@@ -140,8 +140,8 @@ def test_figures_of_cluster(bench):
 
 
 def test_the_page_names_the_nodes_of_a_cluster(bench):
-    report = {"name": "cluster", "argv": ["--nodes", "16", "--out", "x.json"]}
-    assert bench("_page").command(report) == "scripts/bench cluster --nodes 16 --out report.json"
+    report = {"name": "cluster", "argv": ["--nodes", "16", "--rate", "50", "--out", "x.json"]}
+    assert bench("_page").command(report) == "scripts/bench cluster --nodes 16 --rate 50 --out report.json"
     assert (
         bench("_page").command({"name": "cluster-quick", "argv": []})
         == "scripts/bench cluster --quick --out report.json"
