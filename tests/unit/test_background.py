@@ -74,8 +74,9 @@ def _children() -> list[int]:
 
 
 def test_another_command_is_not_forked(tmp_path: Path) -> None:
+    before = set(_children())
     with background.preloaded(["/bin/cat"]):
-        assert _children() == []
+        assert set(_children()) <= before
         assert background.start(["/bin/cat"], b"said\n", seconds=10) == b"said"
 
 
