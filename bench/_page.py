@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def command(report: dict[str, Any]) -> str:
     name, quick, _ = name.partition("-quick")
     verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}{' --quick' if quick else ''}"
     given = report["argv"]
-    told = {option: value for option, value in zip(given, given[1:], strict=False) if option in ("--nodes", "--rate")}
+    told = {option: value for option, value in itertools.pairwise(given) if option in ("--nodes", "--rate")}
     size = "".join(f" {option} {value}" for option, value in told.items()) if name == "cluster" else ""
     return f"{verb}{size}{' --against DIR' if against else ''} --out report.json"
 
