@@ -54,8 +54,9 @@ _HOT_SECONDS = 120.0
 """A checkpoint of which nothing is recorded waits so long for the hot blocks of the image."""
 
 _TURN_SECONDS = 5.0
-"""One of which is known what the job reads waits only so long: hot blocks that take longer come from a slow source, and
-the link has room beside them (``bench/start.py`` measures what waiting saves)."""
+"""One of which is known what the job reads waits only so long, so that a slow source of the image does not keep back a
+checkpoint that comes from another. ``bench/turn.py`` measures what waiting saves; no bench tells this time from others.
+"""
 
 _TELL_SECONDS = 2.0
 """So often the profile hears how many of the image's hot blocks are here."""
@@ -299,7 +300,8 @@ class _Node:
                         told, next_time = status.hot_ready, now + _TELL_SECONDS
                     pause = 0.2 if checkpoint and not os.geteuid() else 1.0  # the node daemon has a process for each
                     if checkpoint and not hot and now >= began + patience:
-                        log.info("the image's hot blocks take longer: the checkpoint is fetched beside them")
+                        level = logging.INFO if checkpoint.recorded else logging.WARNING
+                        log.log(level, "the image's hot blocks are late: the checkpoint is fetched beside them")
                         checkpoint.release()
                         checkpoint = None
                     if now >= began + _HOT_SECONDS:
