@@ -246,20 +246,27 @@ def test_a_lost_event_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
     assert node.run().reason.endswith("; only its stated inputs count: an event was lost: no such event")
 
 
-def test_the_reader_of_events_does_not_wait_for_who_holds_a_lease(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reader_of_events_does_not_wait_for_who_holds_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system of its own: tests beside this one watch that of ``tmp_path``, and would lose the event, too."""
+    place = tmp_path / "place"
+    place.mkdir()
+    mounts.mount("none", place, "tmpfs")
     watch, ready = Opens._watch, threading.Event()
     monkeypatch.setattr(Opens, "_watch", lambda self: (ready.wait(60), watch(self)))
     monkeypatch.setattr("bootseer.kernel.opens._JOIN_SECONDS", 2.0)
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     opens = Opens()
     opens.begin()
-    held = os.open(node.work / "r.txt", os.O_RDWR)
+    held = os.open(place / "r.txt", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         ready.set()
         opens.end()
     finally:
         os.close(held)
+        mounts.unmount(place)
         signal.signal(signal.SIGIO, before)
     assert opens.failure.startswith("an event was lost")
 

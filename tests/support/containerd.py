@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -78,7 +79,7 @@ class ContainerdNode:
                 process = undo.enter_context(service(argv, self.here / f"{name}.log"))
                 self._processes[name], self._running[name] = process, undo.pop_all()
             until(functools.partial(self._answers, name), 60.0, f"the start of {name}", step=0.05)
-        if "containerd" in self._running:  # it connects again after a while
+        if "containerd" in self._running:  # it connects again after a while; where it has snapshots, this waits for it
             listing = ("snapshots", "--snapshotter", "bootseer", "ls")
             until(lambda: self._ctr(*listing).returncode == 0, 60.0, "an answer of the snapshotter to containerd")
 
@@ -133,8 +134,18 @@ class ContainerdNode:
     # -- what a kubelet and an administrator do ------------------------------------------------------------------------
 
     def pull(self, ref: str) -> None:
-        """As a kubelet does. Raises `grpc.RpcError`."""
-        cri(self._address, "ImageService/PullImage", _field(1, ref.encode()))
+        """As a kubelet does, which tries again while containerd connects to a snapshotter that was started again.
+        Raises `grpc.RpcError`."""
+        until_then = time.monotonic() + 30.0
+        while True:
+            try:
+                return cri(self._address, "ImageService/PullImage", _field(1, ref.encode()))
+            except grpc.RpcError as exc:
+                connects = re.search("while dialing|connection closed|broken pipe", exc.details() or "")
+                lives = self._processes["snapshotter"].poll() is None
+                if not (connects and lives) or time.monotonic() > until_then:
+                    raise
+                time.sleep(0.1)
 
     def remove_image(self, ref: str) -> None:
         """As ``crictl rmi`` does: with its snapshots, when this returns."""
