@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,8 @@ import pytest
 from bootseer import image
 from bootseer.blocks.publish import spool
 from bootseer.errors import FullError
-from bootseer.image.convert import work_folder
+from bootseer.image import conversion
+from bootseer.image.conversion import work_folder
 from bootseer.oci import pipeline
 from support.images import Member, write_image
 
@@ -30,8 +30,7 @@ def test_too_little_space_is_one_clear_error(tmp_path: Path) -> None:
 def test_packs_count_when_space_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     write_image(tmp_path / "layout", [[Member("a", data=os.urandom(50_000))]], tag="v1")
     asked: list[int] = []
-    module = importlib.import_module("bootseer.image.convert")  # `image.convert` is the function
-    monkeypatch.setattr(module, "FOLDER_BYTES", limit)
+    monkeypatch.setattr(conversion, "FOLDER_BYTES", limit)
     monkeypatch.setattr(pipeline, "check_space", lambda folder, wanted, what: asked.append(wanted))
     record = image.convert(f"oci:{tmp_path}/layout:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
     assert asked == [min(limit, record.layer_bytes)], "a layout's layers are read where they are"

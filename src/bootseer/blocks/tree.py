@@ -9,20 +9,20 @@ running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control socket, FUSE m
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer.blocks.cache.locks import DATA
 from bootseer.blocks.cache.metadata import localize_manifest, localize_map, localize_meta
 from bootseer.blocks.formats.manifest import TreeRef
-from bootseer.blocks.offline import extract, prefetch
 from bootseer.blocks.profiles.library import ProfileKey
-from bootseer.blocks.publish.tree import publish
 from bootseer.blocks.serving import client
 from bootseer.blocks.serving.client import SERVER
 from bootseer.blocks.serving.mount_readahead import note_mount
@@ -33,6 +33,10 @@ from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.private import private_folder
 from bootseer.store import Store, open_store
+
+if TYPE_CHECKING:
+    from bootseer.blocks.offline import extract, prefetch
+    from bootseer.blocks.publish.tree import publish
 
 __all__ = [
     "SERVER",
@@ -47,6 +51,9 @@ __all__ = [
     "prefetch",
     "publish",
 ]
+
+_LAZY = {"extract": "offline", "prefetch": "offline", "publish": "publish.tree"}
+"""Where that is which no start of a known job needs: it is loaded when it is first used."""
 
 log = logging.getLogger(__name__)
 
@@ -235,3 +242,9 @@ def _left_by_the_dead(folder: Path) -> ServerSpec | None:
         return msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"bootseer.blocks.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'bootseer.blocks.tree' has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import os
 import signal
@@ -18,6 +19,9 @@ from bootseer.errors import BootseerError, from_os_error
 from bootseer.units import one_line
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_GROUPS = ("profile", "image", "env", "fs", "node", "slurm", "containerd", "csi", "config")
+_VERBS = (*_GROUPS, "run", "exec", "doctor", "demo", "completion")
 
 app = typer.Typer(
     name="bootseer",
@@ -53,39 +57,22 @@ def _root(
 
 
 @functools.cache
-def assemble() -> typer.Typer:
-    """The whole command line, with all verbs; they are imported here, and not with this module."""
-    from bootseer.cli import (
-        completion,
-        config,
-        containerd,
-        csi,
-        demo,
-        doctor,
-        env,
-        exec,
-        fs,
-        image,
-        node,
-        profile,
-        run,
-        slurm,
-    )
-
-    groups = {
-        "profile": profile, "image": image, "env": env, "fs": fs, "node": node, "slurm": slurm,
-        "containerd": containerd, "csi": csi, "config": config,
-    }  # fmt: skip
-    for name, group in groups.items():
-        app.add_typer(group.app, name=name)
-    for module in (run, exec, doctor, demo, completion):
-        module.register(app)
+def assemble(verb: str = "") -> typer.Typer:
+    """The command line with all verbs, or with ``verb`` alone, where that is one: each takes time to load."""
+    for name in [verb] if verb in _VERBS else _VERBS:
+        module = importlib.import_module(f"bootseer.cli.{name}")
+        if name in _GROUPS:
+            app.add_typer(module.app, name=name)
+        else:
+            module.register(app)
     return app
 
 
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
-    carry_out(assemble())
+    words = [word for word in sys.argv[1:] if not word.startswith("-")]
+    first = words[0] if words and "--config" not in sys.argv else ""  # whose value may be called as a verb is
+    carry_out(assemble(first))
 
 
 def carry_out(command: Callable[[], object]) -> None:

@@ -1,7 +1,7 @@
 """Volumes of pods: an image, an environment or a checkpoint, mounted read-only in the folder that the kubelet names.
 
 A pod may ask for anything, with the node's rights at store and registries behind it. So an image is mounted for a pod
-that the registry gives it to (`image.convert.readable_for`), an environment for one that knows its whole name,
+that the registry gives it to (`image.lookup.readable_for`), an environment for one that knows its whole name,
 which is a digest of all that went in, and a checkpoint where the settings let the pod's namespace.
 
 What is mounted for a volume is below ``<state_dir>/csi/<volume>``, which only root can enter, and bound to the folder
@@ -25,7 +25,7 @@ from bootseer.config import Config
 from bootseer.csi.ask import digest_for
 from bootseer.env import manifest
 from bootseer.errors import ConfigError, DataError, PrivilegeError, doing
-from bootseer.image.convert import readable_for
+from bootseer.image.lookup import readable_for
 from bootseer.kernel import mount as mounts
 from bootseer.oci import credentials
 from bootseer.private import private_folder

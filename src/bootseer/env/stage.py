@@ -24,7 +24,6 @@ from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
-from bootseer.env.publish import publish
 from bootseer.env.spec import EnvResult, EnvSpec, Outcome
 from bootseer.env.unpack import recover, unpack
 from bootseer.errors import BootseerError, DataError, NotFoundError
@@ -311,6 +310,8 @@ class _Stage:
                 path, what = content.secrets[0]
                 log.warning("not published: %s in %s (%d in all)", what, path, len(content.secrets))
                 return False, f"not published: {what} in {path}"
+            from bootseer.env.publish import publish  # what restores has no need of it
+
             with self._timed("publish"):
                 done = publish(
                     look.store,

@@ -1,11 +1,20 @@
-"""Container images that start before they have arrived: convert once, mount lazily, record, prefetch, run."""
+"""Container images that start before they have arrived: convert once, mount lazily, record, prefetch, run.
+
+What converts is loaded when it is first used: no start of a converted image needs it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
 
 from bootseer.image import runtime
-from bootseer.image.convert import Ensured, convert, ensure, resolve
+from bootseer.image.lookup import resolve
 from bootseer.image.mount import ImageMount, attach, mount, sweep
 from bootseer.image.mount import listing as mounts
 from bootseer.image.record import ImageRecord, remove
 from bootseer.image.record import listing as records
+
+if TYPE_CHECKING:
+    from bootseer.image.conversion import Ensured, convert, ensure
 
 __all__ = [
     "Ensured",
@@ -22,3 +31,9 @@ __all__ = [
     "runtime",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("Ensured", "convert", "ensure"):
+        return getattr(importlib.import_module("bootseer.image.conversion"), name)
+    raise AttributeError(f"module 'bootseer.image' has no attribute {name!r}")

@@ -24,7 +24,7 @@ from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
 from bootseer.image import runtime
-from bootseer.image.convert import resolve
+from bootseer.image.lookup import resolve
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,12 +35,14 @@ from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
 from bootseer.launch.ordinary import ContainerdRootfs
 from bootseer.launch.ready import ReadyWatch
 from bootseer.node.client import in_daemon_cgroup
-from bootseer.node.userimage import UserImage
 from bootseer.owned import clear, owned_folder
 from bootseer.private import private_folder
 from bootseer.profile import emit
 from bootseer.store import lease
 from bootseer.units import parse_age
+
+if TYPE_CHECKING:
+    from bootseer.node.userimage import UserImage
 
 log = logging.getLogger(__name__)
 
@@ -217,6 +219,8 @@ class _Node:
                 _convert(table.ref, config)
             how = "lazy"
             if os.geteuid():
+                from bootseer.node.userimage import UserImage  # root has no need of it
+
                 self.mounted = UserImage(table.ref, rootfs, config, job=self.job.job.name, own=config != self.config)
                 how = "lazy" if self.mounted.lazy else "extracted"
             else:

@@ -25,7 +25,7 @@ import msgspec
 from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
-from bootseer.image.convert import readable_for
+from bootseer.image.lookup import readable_for
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import _libc
 from bootseer.kernel import mount as mounts
@@ -76,7 +76,7 @@ class Asker(NamedTuple):
 
 
 def readable(ref: oci.Reference, store: Store, asker: Asker, config: Config) -> ImageRecord:
-    """As `bootseer.image.convert.readable_for`, asked by the user."""
+    """As `bootseer.image.lookup.readable_for`, asked by the user."""
     return readable_for(ref, store, config, lambda ref: _digest_for(asker, ref, config))
 
 

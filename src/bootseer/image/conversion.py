@@ -1,4 +1,4 @@
-"""Conversion of an image to a lazy tree in a store, once per digest; and finding a converted image again.
+"""Conversion of an image to a lazy tree in a store, once per digest.
 
 Layers stream: registry or layout -> inflate -> tar members -> EROFS writer -> blocks -> packs -> store; nothing is
 unpacked on the way. Concurrency: the caller's thread applies members; threads of `oci.pipeline` bring their bytes,
@@ -12,19 +12,17 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from bootseer import config as settings
 from bootseer import erofs, faults, oci
 from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK
 from bootseer.blocks.formats.manifest import tree_key
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
-from bootseer.config import Config
-from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, from_exit_code, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, from_exit_code, from_os_error
 from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
@@ -232,55 +230,3 @@ def _reported(chunks: Iterator[bytes], writer: erofs.Writer, progress: Progress 
         if progress:
             progress("convert", writer.position, 0)
         yield chunk
-
-
-def resolve(
-    ref: oci.Reference | str, store: Store | str, *, plain_http: bool | None = None, config: Config | None = None
-) -> ImageRecord:
-    """The record of what ``ref`` names now, in ``store`` (or the one at that URL). A tag is looked up at its registry,
-    as it may have moved. ``config`` (None: the settings of this node) says whose signature it must have.
-
-    Raises `NotFoundError` (no such image, or not converted into this store), `UnavailableError`, `UnsignedError`, and
-    `ConfigError` for what is no key.
-    """
-    parsed = oci.Reference.parse(ref) if isinstance(ref, str) else ref
-    store = open_store(store) if isinstance(store, str) else store
-    if parsed.digest:
-        with contextlib.suppress(NotFoundError):
-            return converted(parsed, parsed.digest, store, config)
-    return converted(parsed, oci.resolve_digest(parsed, plain_http=plain_http), store, config)
-
-
-def converted(ref: oci.Reference, digest: str, store: Store, config: Config | None = None) -> ImageRecord:
-    """As `resolve`, when it is known that ``ref`` names the manifest ``digest``. No registry is asked."""
-    keys = signature.trusted_keys(config or settings.load())
-    try:
-        return records.load(store, digest, oci.host_platform(), keys)
-    except NotFoundError:
-        raise NotFoundError(
-            f"image {ref} ({digest[:19]}) is not converted in store {store.shown}",
-            hint=f"run bootseer image convert {ref}",
-        ) from None
-
-
-def readable_for(
-    ref: oci.Reference, store: Store, config: Config, digest_for: Callable[[oci.Reference], str]
-) -> ImageRecord:
-    """The record of the image that ``ref`` names at its registry, for somebody whom that registry, and the one that the
-    image was converted from, give its manifest: ``digest_for`` asks a registry as this somebody.
-
-    Raises `NotFoundError`, `PrivilegeError`, `UnavailableError` (also when a registry does not answer: then nobody
-    knows who may read it), `UnsignedError`, `ConfigError`.
-    """
-    record = converted(ref, digest_for(ref), store, config)
-    origin = oci.Reference.parse(record.reference)
-    if not origin.registry:
-        raise PrivilegeError(
-            f"{ref} was converted from a file, {origin}: no registry says who may read it",
-            hint="have root mount it, or convert it from its registry",
-        )
-    if (origin.registry, origin.name) != (ref.registry, ref.name):
-        exact = oci.Reference(registry=origin.registry, name=origin.name, digest=record.image)
-        if digest_for(exact) != record.image:
-            raise PrivilegeError(f"{exact} is not the image that was converted")
-    return record
