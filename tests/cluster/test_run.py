@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci, stripefs
+from bootseer.kernel import pressure
 from bootseer.profile import analysis, events
 from support.images import Member, folder, programs, write_image
 
@@ -141,6 +142,8 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert said["bytes_demand"] > 0
     assert said["link_rate"] > 0
     assert 0 < said["waited_seconds"] < node.summary()["ready_seconds"]
+    assert 0 < said["lookup_seconds"] < node.summary()["stages"]["image"]
+    assert pressure.totals().keys() <= said.keys()
     assert "the image's hot blocks are prefetched" in what_if(node)
     assert clean(node)
     assert not list((node.here / "events").rglob("*.access"))  # what it read was handed over

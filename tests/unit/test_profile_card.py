@@ -76,6 +76,30 @@ def test_the_card_says_when_a_straggler_waited_for_its_image():
         assert "its readers waited" not in shown(waited)
 
 
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("lookup_seconds", "registry and store told it after 40.0 s what its image is"),
+        ("disk_pressure_seconds", "processes on it waited 40.0 s for a disk"),
+        ("cpu_pressure_seconds", "processes on it waited 40.0 s for a processor"),
+        ("memory_pressure_seconds", "processes on it waited 40.0 s for memory"),
+    ],
+)
+def test_the_card_says_what_a_straggler_waited_for(name, said):
+    def shown(mine, others):
+        s = StartUp("llm", gpus=8)
+        for i in range(6):
+            slow = i == 3
+            s.span(f"n{i}", "image", 0, 60 if slow else 10, **{name: mine if slow else others})
+            s.span(f"n{i}", "first_step", 60, 63)
+        return re.sub(" +\n", "\n", text(card.render(analyse(s.log())), width=200))
+
+    straggler = "straggler: n3 in image, 60.0 s against a median of 10.0 s\n"
+    assert f"{straggler}  {said}; median 1.00 s\n" in shown(40.0, 1.0)
+    for mine, others in ((20.0, 0.0), (40.0, 39.0), ("40", 0.0), (-1, -99)):  # no half of the 50 s, as all, or nonsense
+        assert said[:20] not in shown(mine, others)
+
+
 def test_the_card_says_when_a_straggler_took_another_way():
     def shown(how, reason="", usual=5):
         s = StartUp("llm", gpus=8)

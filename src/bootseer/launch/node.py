@@ -26,7 +26,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnsupportedError, from_os_error
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
-from bootseer.kernel import background
+from bootseer.kernel import background, pressure
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
@@ -204,10 +204,11 @@ class _Node:
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[str]:
-        began = time.monotonic()
+        began, pressed = time.monotonic(), pressure.totals()
         expected: dict[str, str | int] = {"nodes": self.identity.nodes, "nodelist": self.identity.nodelist}
         with emit.span(name, **{key: value for key, value in expected.items() if value}) as span:
             yield span
+            emit.annotate(span, **pressure.since(pressed))
         self.record.stages[name] = round(time.monotonic() - began, 3)
 
     def _image(self, span: str) -> Container:
@@ -224,13 +225,18 @@ class _Node:
                 self.mounted = UserImage(table.ref, rootfs, config, job=self.job.job.name, own=config != self.config)
                 how = "lazy" if self.mounted.lazy else "extracted"
             else:
+                began = time.monotonic()
+                found = image.resolve(table.ref, config.store_url, config=config)
+                oci.preflight(table.ref)
+                emit.annotate(span, lookup_seconds=round(time.monotonic() - began, 3))
                 self.mounted = image.mount(
                     table.ref,
                     rootfs,
-                    store_url=self.config.store_url,
+                    store_url=config.store_url,
                     config=config,
                     job=self.job.job.name,
                     privileged=True,
+                    record=found,
                 )
             self.stack.callback(self.mounted.unmount)
             rootfs, runs = self.mounted.rootfs, self.mounted.config
@@ -325,11 +331,11 @@ class _Node:
 
     def train(self, on_ready: Callable[[Start], None] | None) -> None:
         """Initialisation, then the training command until it ends."""
-        container, began = self.container, time.monotonic()
+        container, began, pressed = self.container, time.monotonic(), pressure.totals()
         init = emit.begin("init")
 
         def ready() -> None:
-            emit.end(init)
+            emit.end(init, **pressure.since(pressed))
             now = time.monotonic()
             self.record.ready_seconds = round(now - self.began, 3)
             self.record.stages["init"] = round(now - began, 3)

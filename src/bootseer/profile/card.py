@@ -6,7 +6,7 @@ Text from events goes through `_text` and never through rich's markup, which a j
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from statistics import median
 
@@ -24,6 +24,13 @@ _BAR = 12
 _SMALL = 0.01
 _REASON = 200
 """Characters of it are shown."""
+_WAITED_FOR = {
+    "lookup_seconds": "registry and store told it after {} s what its image is",
+    "disk_pressure_seconds": "processes on it waited {} s for a disk",
+    "cpu_pressure_seconds": "processes on it waited {} s for a processor",
+    "memory_pressure_seconds": "processes on it waited {} s for memory",
+}
+"""What the attributes of a straggler's stage say, where they explain it."""
 
 
 def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
@@ -176,8 +183,10 @@ def _remarks(report: JobReport) -> list[str]:
             rank = f" (rank {cell.slowest_rank})" if cell.slowest_rank is not None else ""
             text = f"{_number(cell.own)} s against a median of {_number(stage.median)} s"
             lines.append(f"straggler: {node}{rank} in {stage.stage}, {text}")
-            late = _image_late(report, slow, (cell.own or 0.0) - (stage.median or 0.0))
-            lines.extend(f"  {cause}" for cause in (_another_way(report, slow, stage.stage), late) if cause)
+            excess = (cell.own or 0.0) - (stage.median or 0.0)
+            causes = [_another_way(report, slow, stage.stage), _image_late(report, slow, excess)]
+            causes += _waited_for(report, slow, stage.stage, excess)
+            lines.extend(f"  {cause}" for cause in causes if cause)
         if len(stage.stragglers) > 3:
             lines.append(f"  and {len(stage.stragglers) - 3} more in {stage.stage}")
     for change in report.what_if:
@@ -224,8 +233,21 @@ def _image_late(report: JobReport, slow: NodeReport, excess: float) -> str:
     return text
 
 
+def _waited_for(report: JobReport, slow: NodeReport, stage: str, excess: float) -> Iterator[str]:
+    """For what a straggler waited at least half of the ``excess`` seconds longer than most other nodes did."""
+    for name, text in _WAITED_FOR.items():
+        mine = _number_of(slow, stage, name)
+        usual = median(_number_of(node, stage, name) for node in report.nodes)
+        if mine - usual >= max(excess / 2, _SMALL):
+            yield f"{text.format(_number(mine))}; median {_number(usual)} s"
+
+
 def _of_image(node: NodeReport, name: str) -> float:
-    cell = node.stages.get("image")
+    return _number_of(node, "image", name)
+
+
+def _number_of(node: NodeReport, stage: str, name: str) -> float:
+    cell = node.stages.get(stage)
     value = cell.attrs.get(name) if cell else None
     return value if isinstance(value, int | float) and 0 < value < inf else 0.0
 
