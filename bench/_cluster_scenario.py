@@ -33,8 +33,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What the link of one node carries of what it should."""
     slow_datanode: Share = 1.0
     store: Store = "hdfs"
-    """Where image and snapshot come from: ``hdfs``; ``registry``, which each node asks; ``mirror``, a pull-through
-    cache of that registry with a link of its own, which the nodes ask first. The checkpoint is in HDFS always."""
+    """Where image and snapshot come from: ``hdfs``; ``registry``, which each node asks; ``mirror``, a cache of
+    that registry with a link of its own, which the nodes ask first. The checkpoint is in HDFS always."""
     alone: bool = False
     """Only the first node starts."""
     registry_readers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0

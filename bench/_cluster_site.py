@@ -27,6 +27,7 @@ from comparison.recipe import Recipe
 from comparison.starts import Site, job_file
 from support.netns import Node
 from support.registry import DockerRegistry, without_tls
+from support.registrycache import RegistryCache
 from support.service import service
 from support.shapedhdfs import ShapedHadoop
 
@@ -89,7 +90,7 @@ class Cluster:
             host=self._registry.address, root=self._registry_root(), prefix=self._registry.argv([])
         )
         stack.enter_context(registry)
-        mirror = DockerRegistry(host=self._mirror.address, prefix=self._mirror.argv([]), upstream=registry.address)
+        mirror = RegistryCache(registry.address, host=self._mirror.address, prefix=self._mirror.argv([]))
         stack.enter_context(mirror)
         stack.enter_context(without_tls(registry.address, mirror.address))
         self.registry, self.mirror = registry.address, mirror.address

@@ -13,6 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeEr
 from bootseer.oci import auth, blobs, connect, credentials, endpoint, spec
 from bootseer.oci.registry import Registry
 from support.registry import PASSWORD, USER, DockerRegistry
+from support.registrycache import RegistryCache
 from support.registryproxy import Fault, RegistryProxy
 from support.tokens import TokenServer
 
@@ -463,6 +465,27 @@ class TestMirrors:
                 mirror.down = True
                 assert registry.read_range(ITEM, 7, 10) == DATA[7:17]
                 assert b"".join(registry.blob(ITEM)) == DATA
+
+    def test_a_cache_of_ranges_asks_the_registry_once_for_each_piece(self, plain: DockerRegistry) -> None:
+        """nginx as we recommend it: for nodes that ask for the same at the same time, and without the rest."""
+        with RegistryProxy(plain.address) as origin, RegistryCache(origin.address) as cache:
+
+            def node(number: int) -> None:
+                with client(origin.address, mirrors=(f"http://{cache.address}",)) as registry:
+                    registry.manifest("v1")
+                    assert registry.read_range(ITEM, 100, 1_000_000) == DATA[100:1_000_100]
+                    assert registry.read_range(ITEM, 700_000 + number, 10) == DATA[700_000 + number :][:10]
+
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(node, range(8)))
+            asked = [one.headers["range"] for one in origin.seen if "/blobs/" in one.line]
+            assert asked == ["bytes=0-1048575"]
+            assert len(origin.requests("manifests")) == 8  # tags may move
+            with client(origin.address, mirrors=(f"http://{cache.address}",)) as registry:
+                assert b"".join(registry.blob(ITEM)) == DATA
+                origin.down = True
+                assert b"".join(registry.blob(ITEM)) == DATA
+            assert len([one for one in origin.seen if "/blobs/" in one.line]) == 3
 
     def test_settings_name_them(self, plain: DockerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(plain.address, "pre/fix/y")

@@ -23,9 +23,6 @@ storage:
 http: {{addr: "{address}", secret: "bootseer"}}
 {more}
 """
-_CACHE = """\
-proxy: {{remoteurl: "http://{upstream}"}}
-"""
 _HTPASSWD = """\
 auth: {{htpasswd: {{realm: tests, path: "{path}"}}}}
 """
@@ -56,9 +53,8 @@ class DockerRegistry:
     """Starts in ``__enter__``, stops in ``__exit__``. ``root`` keeps its images (default: a temporary folder).
 
     ``login`` wants ``USER`` and ``PASSWORD`` of everybody, ``tokens`` a token of that server. ``prefix`` begins the
-    command line, and may put it into another network, of which ``host`` is an address. With ``upstream``, the address
-    of a registry without TLS, it is a pull-through cache of that. Raises `UnsupportedError` when the program is missing
-    and `UnavailableError` when it does not answer in time.
+    command line, and may put it into another network, of which ``host`` is an address. Raises `UnsupportedError` when
+    the program is missing and `UnavailableError` when it does not answer in time.
     """
 
     def __init__(
@@ -69,10 +65,8 @@ class DockerRegistry:
         login: bool = False,
         tokens: TokenServer | None = None,
         prefix: Sequence[str] = (),
-        upstream: str = "",
     ) -> None:
         self.host = host
-        self._upstream = upstream
         self.port = 0
         self._prefix = prefix
         self._keep = root
@@ -108,8 +102,6 @@ class DockerRegistry:
         self._remove()
 
     def _more(self, folder: Path) -> str:
-        if self._upstream:
-            return _CACHE.format(upstream=self._upstream)
         if self._login:
             (folder / "htpasswd").write_text(f"{USER}:{_BCRYPT}\n")
             return _HTPASSWD.format(path=folder / "htpasswd")
