@@ -16,9 +16,12 @@ _PORT = 5000
 
 
 class RegistryCache:
-    """Starts in ``__enter__``, stops in ``__exit__``, and keeps nothing. ``upstream``: the address of a registry without
-    TLS. ``prefix`` begins the command line, and may put it into another network, of which ``host`` is an address. Raises
-    `UnsupportedError` when nginx is missing and `UnavailableError` when it does not answer in time."""
+    """Starts in ``__enter__``, stops in ``__exit__``, and keeps nothing.
+
+    ``upstream``: the address of a registry without TLS. ``prefix`` begins the command line, and may put it into another
+    network, of which ``host`` is an address. Raises `UnsupportedError` when nginx is missing and `UnavailableError`
+    when it does not answer in time.
+    """
 
     def __init__(self, upstream: str, *, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
         self._upstream, self._host, self._prefix = upstream, host, prefix
