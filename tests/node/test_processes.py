@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -316,6 +317,53 @@ def test_a_server_in_another_mount_namespace_is_joined(node: Node) -> None:
     subprocess.run(["nsenter", "-t", str(pid), "-m", "umount", str(first.target)], check=True)
     first.unmount()
     assert right(node, other.target)
+
+
+_READ = """
+import subprocess, sys
+from pathlib import Path
+from bootseer.blocks import tree
+from bootseer.config import Config
+store, digest, folder, *server = sys.argv[1:]
+tree.mount(store, digest, Path(folder, "mnt"), cache_dir=Path(folder, "cache"), state_dir=Path(folder, "state"),
+           server=server, config=Config(background_fill=False, demand_deadline=5.0))
+reader = subprocess.Popen(["cat", f"{folder}/mnt/f00"], stdout=subprocess.DEVNULL)
+print(reader.pid, flush=True)
+reader.wait()
+"""
+"""Mounts, and reads what does not come."""
+
+
+def mounts_of(pid: int) -> str:
+    """Its mount namespace; empty when it has ended."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    return ""
+
+
+@pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", os.uname().release)[:2])) < (6, 15),
+    reason="this kernel has no time limit for requests to FUSE servers",
+)
+def test_all_processes_of_a_mount_namespace_die_while_a_read_waits(node: Node) -> None:
+    """As when a job with mounts of its own is killed: the last of them unmounts the tree while it has FUSE open."""
+    server = [SLOW[0], SLOW[1], SLOW[2].replace(f"rate={RATE}", "rate=100")]
+    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", _READ, str(node.store), node.digest]
+    with subprocess.Popen([*command, str(node.folder), *server], stdout=subprocess.PIPE, text=True) as job:
+        assert job.stdout
+        reader = int(job.stdout.readline())
+        until(lambda: Path(f"/proc/{reader}/stat").read_text().rpartition(")")[2].split()[0] == "D", DEADLINE)
+        pids = [
+            pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if mounts_of(pid) == mounts_of(reader)
+        ]
+        assert len(pids) > 4
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                os.kill(pid, number)
+    until(lambda: not any(map(alive, pids)), 4 * 5.0 + 40.0, f"the end of {pids}")
+    made = node.mount(slow=False)
+    assert right(node, made.target)
+    made.unmount()
 
 
 _LOCAL = """

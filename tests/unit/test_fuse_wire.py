@@ -148,11 +148,13 @@ class Odd(fuse.Operations):
         raise OSError(errno.ESTALE, "stale")
 
 
-def _start(monkeypatch: pytest.MonkeyPatch, init: bytes, operations: fuse.Operations) -> tuple[Kernel, fuse.Server]:
+def _start(
+    monkeypatch: pytest.MonkeyPatch, init: bytes, operations: fuse.Operations, **options: int
+) -> tuple[Kernel, fuse.Server]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(10)
     monkeypatch.setattr(_fuse_device, "open_and_mount", lambda *_, **__: theirs.detach())
-    server = fuse.Server(operations, Path("/nowhere"), workers=2)
+    server = fuse.Server(operations, Path("/nowhere"), workers=2, options=fuse.Options(**options))
     kernel = Kernel(ours)
     kernel.send(wire.INIT, init)
     return kernel, server
@@ -169,6 +171,23 @@ def odd(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Kernel, Odd, fuse.Ser
     assert (major, minor, readahead, background, threshold, pages) == (7, 40, 128 << 10, 64, 48, 256)
     assert flags | flags2 << 32 == sum(wire.INIT_FLAGS.values()) | wire.INIT_EXT
     yield kernel, operations, server
+    kernel.sock.close()
+    assert server.wait(10)
+    server.stop()
+
+
+@pytest.mark.parametrize(("offered", "asked"), [(True, 240), (False, 240), (True, 0)])
+def test_the_kernel_ends_a_mount_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, offered: bool, asked: int
+) -> None:
+    """Where it can, and is asked to."""
+    flags2 = wire.REQUEST_TIMEOUT >> 32 if offered else 0
+    init = wire.INIT_IN.pack(7, 43, 1 << 20, wire.INIT_EXT) + wire.INIT_IN_FLAGS2.pack(flags2)
+    kernel, server = _start(monkeypatch, init, Odd(), request_timeout=asked)
+    server.start()
+    *_, granted, _, seconds = wire.INIT_OUT.unpack(kernel.answer()[2])
+    assert seconds == asked
+    assert bool(granted & wire.REQUEST_TIMEOUT >> 32) == (offered and asked > 0)
     kernel.sock.close()
     assert server.wait(10)
     server.stop()

@@ -201,6 +201,8 @@ class Loop:
         if self._options.passthrough and offered & wire.PASSTHROUGH:
             granted["passthrough"] = wire.PASSTHROUGH
             self.backings.enabled = True
+        if self._options.request_timeout and offered & wire.REQUEST_TIMEOUT:
+            granted["request_timeout"] = wire.REQUEST_TIMEOUT
         flags = sum(granted.values()) | extended
         readahead = min(readahead, self._options.max_readahead)
         self.negotiated = Negotiated(minor, frozenset(granted), readahead)
@@ -208,7 +210,7 @@ class Loop:
         return wire.INIT_OUT.pack(
             *(7, min(minor, wire.MINOR_WANTED), readahead, flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4),
             *(wire.MAX_READ if self._options.writable else 4096, 1, max_pages, 0, flags >> 32),
-            *(int(self.backings.enabled), *[0] * 6),
+            *(int(self.backings.enabled), self._options.request_timeout),
         )
 
     def _attr(self, node: int, attr: Attr) -> bytes:

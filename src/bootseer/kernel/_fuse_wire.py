@@ -30,6 +30,8 @@ INIT_FLAGS = {
 """INIT flags this server asks for; the kernel grants those it offers. Those above bit 31 travel in ``flags2``."""
 PASSTHROUGH = 1 << 37
 """INIT flag, asked for where `Options.passthrough` is set."""
+REQUEST_TIMEOUT = 1 << 42
+"""INIT flag, asked for where `Options.request_timeout` is set (7.43)."""
 INIT_EXT = 1 << 30
 """Set in ``flags`` by a side that has a ``flags2`` (7.36)."""
 WRITE_FLAGS = {"atomic_o_trunc": 1 << 3, "big_writes": 1 << 5, "handle_killpriv_v2": 1 << 28}
@@ -42,7 +44,7 @@ IN_HEADER = struct.Struct("=IIQQIIIHH")  # len opcode unique nodeid uid gid pid 
 OUT_HEADER = struct.Struct("=IiQ")  # len error unique
 INIT_IN = struct.Struct("=IIII")  # major minor max_readahead flags
 INIT_IN_FLAGS2 = struct.Struct("=I")  # follows it since 7.36
-INIT_OUT = struct.Struct("=IIIIHHIIHHI7I")  # ... max_pages map_alignment flags2 max_stack_depth unused
+INIT_OUT = struct.Struct("=IIIIHHIIHHIIH22x")  # ... max_pages map_alignment flags2 max_stack_depth request_timeout
 READ_IN = struct.Struct("=QQI")  # fh offset size; read_flags lock_owner flags follow
 OPEN_IN = struct.Struct("=II")
 OPEN_OUT = struct.Struct("=QII")  # fh open_flags backing_id

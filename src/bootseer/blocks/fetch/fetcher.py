@@ -32,10 +32,11 @@ DEMAND_WINDOW = 1 << 20
 _LATE = 1.0
 """Seconds that a reader waits for a block of a prefetch that is under way, before the block is fetched directly: a
 range of a healthy store has come by then (8 MiB take 0.07 s over 1 Gbit/s)."""
-_SLOW = 5.0
-"""The hot stream goes on without a range after three seconds without a byte of it, or twice the longest wait so far,
-counted up to this one: a store that many nodes share may take seconds for a read of 2 MiB, and asking for it twice
-makes that longer."""
+_SUSPECT = 3.0
+"""Seconds without a byte of a range after which readers do not wait for it any more."""
+_SILENCE = 10.0
+"""Seconds without a byte of a range after which the hot stream goes on without it. A store that many nodes share may
+take seconds for a read of 2 MiB, and asking for it twice makes that longer for all of them."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
 _FIRST_PAUSE = 0.05
@@ -144,7 +145,6 @@ class Fetcher:
         self._queue = FetchQueue(cache.map, cache.ready, window=max(1, window >> cache.map.shift))
         self._waiting = Waiting()
         self._stream: HotStream | None = None
-        self._longest_wait = 1.5 * _LATE  # of the first bytes nobody knows how long they take
         self._hot: Sequence[int] = ()
         self._flights: set[Flight] = set()
         self._link = LinkRate()
@@ -404,7 +404,7 @@ class Fetcher:
         """Under the lock: have the hot stream go on without a range that hangs. What that has not brought is fetched
         from the packs, unless it comes before; it is read on."""
         stream, blocks = flight.stream, flight.batch.blocks
-        if stream is None or flight.left or now - flight.started < max(_LATE, 2 * self._longest_wait):
+        if stream is None or flight.left or now - flight.started < _SILENCE:
             return
         log.warning("a range of hot pack %s hangs; its %d blocks come from the packs", stream.source.name, len(blocks))
         flight.left = True
@@ -414,15 +414,15 @@ class Fetcher:
         self._queue_hot()
 
     def _fetch_late_blocks(self, request: Request, now: float) -> None:
-        """Under the lock: fetch directly what a prefetch has not brought in the time that ``request`` has waited."""
-        if now - request.began < _LATE:
-            return
+        """Under the lock: fetch directly what a prefetch has not brought in the time that ``request`` has waited, or is
+        not about to bring."""
+        is_late = now - request.began >= _LATE
         late: set[int] = set()
         direct: set[int] = set()
         for flight in self._flights:
             if flight.batch.priority is Priority.DEMAND:
                 direct.update(flight.batch.blocks)
-            elif not flight.left:
+            elif not flight.left and (is_late or now - flight.started >= _SUSPECT):
                 late |= request.pending.intersection(flight.batch.blocks)
         for block in late - direct:
             if not self._queue.is_demanded(block):
@@ -483,8 +483,7 @@ class Fetcher:
                 with self._lock:
                     if flight.abandoned:
                         return
-                    began, flight.started = flight.started, time.monotonic()
-                    self._longest_wait = max(self._longest_wait, min(flight.started - began, _SLOW))
+                    flight.started = time.monotonic()
                     rest = flight.batch.blocks[len(part.blocks) :]
                     flight.batch = msgspec.structs.replace(flight.batch, blocks=rest)
                     stream.came(flight.batch, part)

@@ -11,6 +11,7 @@ the next one, which never comes near the locks that the workers may hold at that
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import itertools
 import logging
@@ -46,6 +47,12 @@ _SLACK = 5.0
 OPTIONS = fuse.Options(name="bootseer-blocks", max_readahead=128 << 10, allow_other=True)
 """Of the mount of a tree's data file. The kernel reads through its page cache: without a readahead each 4 KiB would be
 a request."""
+
+
+_PATIENCE = 4
+"""Times the deadline of a read: seconds until the kernel ends a mount that does not answer. Some server does long
+before. But when all processes of a mount namespace are killed, the last of them, while it unmounts the tree, waits for
+the answer to a read, and has the device still open: no server can come, and nobody else could end the mount."""
 
 
 def mount(folder: Path) -> fuse.Device:
@@ -146,10 +153,12 @@ class FuseServer:
     def _serve(self) -> fuse.Server:
         """Begin, or go on after a server that died: the kernel sends again what that took (Linux 6.9)."""
         operations = fuse.SingleFile(DATA, self._shared.size, self._read)
+        patience = min(0xFFFF, max(1, _PATIENCE * self._shared.counts[Count.DEADLINE_MS] // 1000))
+        options = dataclasses.replace(OPTIONS, request_timeout=patience)
         note = self._shared.negotiated.read()
         if not note:
             server = fuse.Server(
-                operations, self._device.mountpoint, workers=WORKERS, options=OPTIONS, device=self._device
+                operations, self._device.mountpoint, workers=WORKERS, options=options, device=self._device
             )
             self._server = server
             server.start()
@@ -160,7 +169,7 @@ class FuseServer:
         log.warning("FUSE server %d takes over %s", self._generation, self._device.mountpoint)
         with self._pending.lock:  # reads come before this returns; those that miss wait until there is a `_server`
             self._server = server = fuse.Server.resume(
-                operations, self._device, negotiated, workers=WORKERS, options=OPTIONS
+                operations, self._device, negotiated, workers=WORKERS, options=options
             )
         return server
 
