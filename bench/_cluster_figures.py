@@ -61,6 +61,9 @@ def compute(report: Report, say: Say) -> None:
                 add("last_vs_alone", "<= 2", [_took(run) / _seconds(alone) for run in again])
         if scenario in ("registry", "mirror") and (hdfs := runs.get(("cold", "again"))):
             add(f"{scenario}_vs_hdfs", ">= 1", [_took(run) / _seconds(hdfs) for run in again])
+        if again and (strict := runs.get((scenario, "strict"), [])):
+            gains = [100 * (1 - _took(mine) / _took(other)) for mine, other in zip(again, strict, strict=False)]
+            add(f"{prefix}gain_turn_limit", ">= 5", gains, "%")
         if scenario == "slow-node":
             healthy = [run.details["nodes"][1:] for run in again]
             add("p99_over_p50", "<= 1.3", [_spread(nodes) for nodes in healthy if len(nodes) > 1])  # one is no spread

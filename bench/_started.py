@@ -7,17 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 IN_TURN, BESIDE, EVERYTHING, NEITHER = "in-turn", "beside", "everything", "everything-beside"
+STRICT = "strict"
 VARIANTS = {
     BESIDE: "what was recorded, beside the image's hot blocks",
     IN_TURN: "what was recorded, after them",
     EVERYTHING: "all of the checkpoint, after them",
     NEITHER: "all of the checkpoint, beside them",
+    STRICT: "what was recorded, after them, however late they are",
 }
 
 
 def main() -> None:
     variant = sys.argv.pop(1)
     from bootseer.cli import main as cli
+    from bootseer.launch import node
     from bootseer.launch.checkpoint import CheckpointStage
     from bootseer.stripefs.checkpoint import access
 
@@ -32,6 +35,8 @@ def main() -> None:
 
     if variant in (BESIDE, NEITHER):
         CheckpointStage.begin = both  # type: ignore[method-assign]
+    if variant == STRICT:
+        node._TURN_SECONDS = node._HOT_SECONDS
     cli.main()
 
 

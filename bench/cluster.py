@@ -33,6 +33,7 @@ import _cluster_figures
 import _cluster_scenario
 import _figures
 import _rounds
+import _started
 from _cluster_scenario import Scenario
 from _cluster_site import RECIPE, Cluster, cache
 from bootseer.demo import starts, workplace
@@ -47,6 +48,7 @@ from comparison import starts as jobs
 from comparison.image import uv
 from comparison.ingredients import Ingredients
 
+STRICT = (sys.executable, str(Path(__file__).with_name("_started.py")), _started.STRICT)
 MIX = (sys.executable, str(Path(__file__).with_name("_cluster_mix.py")))
 _SETTLE_SECONDS = 300.0
 _OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
@@ -86,7 +88,7 @@ class Fleet:
 
     def _prepare(self, variant: str, scenario: Scenario) -> None:
         """The starts that come before: one that makes the job known, and one whose nodes keep what it leaves there."""
-        if variant == "again" and not self._known:
+        if variant in ("again", "strict") and not self._known:
             self._fleet("first", _BEFORE)
         if variant == "local" and "ordinary" not in self._there:  # its image is containerd's
             self._fleet("ordinary", _BEFORE)
@@ -103,7 +105,7 @@ class Fleet:
         for node in empty if variant != "local" else ():
             self._clean(variant, node)
         os.sync()
-        program = MIX if variant == "strongest" else BOOTSEER
+        program = {"strongest": MIX, "strict": STRICT}.get(variant, BOOTSEER)
         with contextlib.ExitStack() as stack:
             stack.enter_context(mock.patch("bootseer.demo.starts.BOOTSEER", program))
             stack.enter_context(self.cluster.slow_node(scenario.slow_node))
@@ -148,7 +150,7 @@ class Fleet:
             self._place(variant, number),
             environ=environ,
             received=node.bytes_received,
-            without="" if variant in ("first", "again") else "all",
+            without="" if _way(variant) == "bootseer" else "all",
             node=node.name,
             prefix=node.argv(_OWN_MOUNTS),
         )
@@ -219,7 +221,7 @@ class Fleet:
 
 def _way(variant: str) -> str:
     """Starts of these share what is on the nodes."""
-    return {"first": "bootseer", "again": "bootseer"}.get(variant, variant)
+    return "bootseer" if variant in ("first", "again", "strict") else variant
 
 
 def _cpu_seconds() -> float:
