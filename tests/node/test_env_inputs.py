@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -252,22 +253,22 @@ def test_the_reader_of_events_does_not_wait_for_who_holds_a_lease(
     """On a file system of its own: tests beside this one watch that of ``tmp_path``, and would lose the event, too."""
     place = tmp_path / "place"
     place.mkdir()
-    mounts.mount("none", place, "tmpfs")
     watch, ready = Opens._watch, threading.Event()
     monkeypatch.setattr(Opens, "_watch", lambda self: (ready.wait(60), watch(self)))
     monkeypatch.setattr("bootseer.kernel.opens._JOIN_SECONDS", 2.0)
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     opens = Opens()
-    opens.begin()
-    held = os.open(place / "r.txt", os.O_RDWR | os.O_CREAT)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(signal.signal, signal.SIGIO, before)
+        mounts.mount("none", place, "tmpfs")
+        undo.callback(mounts.unmount, place)
+        opens.begin()
+        undo.callback(opens.end)
+        held = os.open(place / "r.txt", os.O_RDWR | os.O_CREAT)
+        undo.callback(os.close, held)
         fcntl.fcntl(held, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         ready.set()
         opens.end()
-    finally:
-        os.close(held)
-        mounts.unmount(place)
-        signal.signal(signal.SIGIO, before)
     assert opens.failure.startswith("an event was lost")
 
 

@@ -478,14 +478,20 @@ class TestMirrors:
 
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(node, range(8)))
-            asked = [one.headers["range"] for one in origin.seen if "/blobs/" in one.line]
-            assert asked == ["bytes=0-1048575"]
+            blobs = [one for one in origin.seen if "/blobs/" in one.line]
+            assert [one.headers["range"] for one in blobs] == ["bytes=0-1048575"]
+            assert {one.headers["host"] for one in origin.seen} == {origin.address}
             assert len(origin.requests("manifests")) == 8  # tags may move
             with client(origin.address, mirrors=(f"http://{cache.address}",)) as registry:
                 assert b"".join(registry.blob(ITEM)) == DATA
                 origin.down = True
                 assert b"".join(registry.blob(ITEM)) == DATA
-            assert len([one for one in origin.seen if "/blobs/" in one.line]) == 3
+            blobs = [one for one in origin.seen if "/blobs/" in one.line]
+            assert len(blobs) == 3
+            assert blobs[1].port == blobs[2].port, "connections are kept"
+        new = spec.Descriptor(spec.LAYER, spec.digest_of(b"new"), 3)
+        with RegistryCache(plain.address) as cache, client(cache.address) as registry, pytest.raises(PrivilegeError):
+            registry.put_blob(new, b"new")
 
     def test_settings_name_them(self, plain: DockerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(plain.address, "pre/fix/y")

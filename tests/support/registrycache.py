@@ -38,12 +38,13 @@ class RegistryCache:
             for theirs, ours in (
                 ("registry.example.org:5000", self._upstream),
                 ("0.0.0.0:5000", self.address),
-                ("/var/cache/nginx/registry", str(folder / "cache")),
+                ("/var/cache/bootseer-registry", str(folder)),
+                ("/run/bootseer-registry-cache.pid", f"{folder}/pid"),
             ):
                 assert theirs in text
                 text = text.replace(theirs, ours)
             (folder / "nginx.conf").write_text(text)
-            own = f"daemon off; pid {folder}/pid; error_log stderr;"
+            own = "daemon off; error_log stderr;"
             argv = [*self._prefix, "nginx", "-p", str(folder), "-c", str(folder / "nginx.conf"), "-g", own]
             process = stack.enter_context(service(argv, folder / "log"))
             host, _, port = self.address.rpartition(":")

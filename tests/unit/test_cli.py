@@ -44,6 +44,31 @@ def test_importing_bootseer_takes_less_than_50_ms():
     assert statistics.median(cost) < 0.05
 
 
+@pytest.mark.parametrize("words", ["run -h", "-v run -h", "--config image run -h"])
+def test_a_verb_loads_no_other(words):
+    code = "import sys\nfrom bootseer.cli import main\ntry: main.main()\nfinally: print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True, check=True)
+    shown, loaded = done.stdout.rstrip("\n").rsplit("\n", 1)
+    assert " run [OPTIONS]" in shown
+    assert {name for name in loaded.split() if name.startswith("bootseer.cli.")} <= {
+        "bootseer.cli.main",
+        "bootseer.cli.run",
+        "bootseer.cli._shared",
+    }
+
+
+@pytest.mark.parametrize("words", ["--help run", "imag run", "-h"])
+def test_all_verbs_are_there_where_none_is_named(words):
+    done = call(*words.split())
+    assert "doctor" in done.stdout or "Did you mean 'image'" in done.stderr
+
+
+def test_a_start_loads_nothing_that_converts_or_publishes():
+    code = "import sys, bootseer.launch; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"bootseer.image.conversion", "bootseer.env.publish", "bootseer.erofs"}.intersection(done.stdout.split())
+
+
 @pytest.mark.parametrize(
     "verb",
     ["", "doctor", "run", "completion", "image", "image convert", "image run", "image mount", "image ls",

@@ -80,7 +80,7 @@ def test_the_card_says_when_a_straggler_waited_for_its_image():
     ("name", "said"),
     [
         ("lookup_seconds", "registry and store told it after 40.0 s what its image is"),
-        ("disk_pressure_seconds", "processes on it waited 40.0 s for a disk"),
+        ("io_pressure_seconds", "processes on it waited 40.0 s for I/O"),
         ("cpu_pressure_seconds", "processes on it waited 40.0 s for a processor"),
         ("memory_pressure_seconds", "processes on it waited 40.0 s for memory"),
     ],

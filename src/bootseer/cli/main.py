@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,15 +22,6 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _GROUPS = ("profile", "image", "env", "fs", "node", "slurm", "containerd", "csi", "config")
 _VERBS = (*_GROUPS, "run", "exec", "doctor", "demo", "completion")
 
-app = typer.Typer(
-    name="bootseer",
-    help="Cut and explain the start-up time of large training jobs",
-    no_args_is_help=True,
-    add_completion=False,  # `bootseer completion SHELL`: typer's options guess the shell
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
 
 def _version(value: bool) -> None:
     if value:
@@ -39,7 +29,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more on stderr (twice: debug)")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors")] = False,
@@ -56,9 +45,17 @@ def _root(
     logging.basicConfig(level=level, format="bootseer: %(levelname)s: %(name)s: %(message)s", stream=sys.stderr)
 
 
-@functools.cache
 def assemble(verb: str = "") -> typer.Typer:
     """The command line with all verbs, or with ``verb`` alone, where that is one: each takes time to load."""
+    app = typer.Typer(
+        name="bootseer",
+        help="Cut and explain the start-up time of large training jobs",
+        no_args_is_help=True,
+        add_completion=False,  # `bootseer completion SHELL`: typer's options guess the shell
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        callback=_root,
+    )
     for name in [verb] if verb in _VERBS else _VERBS:
         module = importlib.import_module(f"bootseer.cli.{name}")
         if name in _GROUPS:
@@ -70,9 +67,20 @@ def assemble(verb: str = "") -> typer.Typer:
 
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
-    words = [word for word in sys.argv[1:] if not word.startswith("-")]
-    first = words[0] if words and "--config" not in sys.argv else ""  # whose value may be called as a verb is
-    carry_out(assemble(first))
+    carry_out(assemble(_verb(sys.argv[1:])))
+
+
+def _verb(words: Sequence[str]) -> str:
+    """The first of the command line's ``words`` that is no option; empty where the help of all is asked for."""
+    rest = iter(words)
+    for word in rest:
+        if word == "--config":
+            next(rest, None)
+        elif word in ("-h", "--help"):
+            break
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def carry_out(command: Callable[[], object]) -> None:

@@ -216,6 +216,9 @@ class _Stage:
     def _run_and_publish(self, look: Lookup, lead: lease.Lead | None) -> EnvResult:
         if look.store is None:
             return self._plain(look.reason)
+        # No start that restores needs it; and now, as the command may change where it would be loaded from.
+        from bootseer.env.publish import publish
+
         with contextlib.ExitStack() as held:
             if lead:
                 held.enter_context(lead)
@@ -261,7 +264,7 @@ class _Stage:
 
             def publish_it(cancelled: Callable[[], bool]) -> tuple[bool, str]:
                 with later or contextlib.nullcontext():
-                    published, why = self._publish(look, catch, base, made, cancelled)
+                    published, why = self._publish(publish, look, catch, base, made, cancelled)
                     if lead and not published and not cancelled():
                         lead.unshared(why)
                     return published, why
@@ -297,7 +300,13 @@ class _Stage:
             return _Made(Observed(unobserved=f"not published: {exc}"), None)
 
     def _publish(
-        self, look: Lookup, catch: Capture, base: list[str], made: _Made, cancelled: Callable[[], bool]
+        self,
+        publish: Callable[..., bool],
+        look: Lookup,
+        catch: Capture,
+        base: list[str],
+        made: _Made,
+        cancelled: Callable[[], bool],
     ) -> tuple[bool, str]:
         """(published, why not). The command has succeeded; nothing in here may change that."""
         if made.result is None or look.store is None:
@@ -310,8 +319,6 @@ class _Stage:
                 path, what = content.secrets[0]
                 log.warning("not published: %s in %s (%d in all)", what, path, len(content.secrets))
                 return False, f"not published: {what} in {path}"
-            from bootseer.env.publish import publish  # what restores has no need of it
-
             with self._timed("publish"):
                 done = publish(
                     look.store,

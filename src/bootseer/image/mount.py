@@ -69,6 +69,8 @@ class ImageMount:
         """What was written on top of the image; None when mounted read-only."""
         self.config = record.config
         self.digest = record.image
+        self.lookup_seconds = 0.0
+        """How long registry and store took to tell what the image is, for who mounted it."""
         self._state_dir = state_dir
 
     def status(self) -> tree.TreeStatus:
@@ -121,10 +123,11 @@ def mount(
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo, or leave DIR to the node daemon")
     with background.preloaded(server):
-        store = open_store(store_url)
+        store, began = open_store(store_url), time.monotonic()
         if record is None:
             record = resolve(ref, store, plain_http=plain_http, config=config)
             oci.preflight(ref, plain_http=plain_http)
+        lookup_seconds = round(time.monotonic() - began, 3)
         target = Path(mounts.real(target))
         state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))
         if mounts.is_mounted(target):
@@ -177,7 +180,9 @@ def mount(
             except OSError as exc:
                 raise from_os_error(exc, f"mount {ref} on {target}") from exc
             undo.pop_all()
-    return ImageMount(entry, state_dir)
+    made_here = ImageMount(entry, state_dir)
+    made_here.lookup_seconds = lookup_seconds
+    return made_here
 
 
 def attach(target: Path | str, state_dir: Path) -> ImageMount:

@@ -122,8 +122,8 @@ class Options:
     writable: bool = False
     """It is mounted for writing too; its operations are `WritableOperations`."""
     request_timeout: int = 0
-    """Seconds, at most 65,535, after which the kernel ends the mount because a request has no answer (a quarter of a
-    minute later at most); 0: never. Older kernels than Linux 6.15 never do."""
+    """Seconds, 15 to 65,535, after which the kernel ends the mount because a request has no answer (a quarter of a
+    minute later at most); 0: never. Kernels before Linux 6.15 never do."""
 
 
 @dataclass(frozen=True)

@@ -357,6 +357,14 @@ def unshare() -> None:
     _libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
 
 
+def in_own_namespace() -> bool:
+    """Whether this process sees other mounts than the first one of its pid namespace; True where that cannot be told."""
+    try:
+        return os.readlink("/proc/self/ns/mnt") != os.readlink("/proc/1/ns/mnt")
+    except OSError:
+        return True
+
+
 def private_namespace() -> bool:
     """Give this process (call it before it has threads) mounts of its own, that nobody else sees and that end with it
     and its children. False without the right to.

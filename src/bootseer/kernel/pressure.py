@@ -1,4 +1,6 @@
-"""Pressure stall information: for how long tasks of this node waited for a processor, its disks or memory.
+"""Pressure stall information: for how long tasks of this node waited for a processor, for I/O or for memory.
+
+I/O is also that of files which come over the network, as those of a lazy image do.
 
 https://docs.kernel.org/accounting/psi.html
 """
@@ -8,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-_FILES = {"cpu_pressure_seconds": "cpu", "disk_pressure_seconds": "io", "memory_pressure_seconds": "memory"}
+_FILES = {"cpu_pressure_seconds": "cpu", "io_pressure_seconds": "io", "memory_pressure_seconds": "memory"}
 
 
 def totals() -> dict[str, float]:

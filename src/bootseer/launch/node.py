@@ -225,19 +225,15 @@ class _Node:
                 self.mounted = UserImage(table.ref, rootfs, config, job=self.job.job.name, own=config != self.config)
                 how = "lazy" if self.mounted.lazy else "extracted"
             else:
-                began = time.monotonic()
-                found = image.resolve(table.ref, config.store_url, config=config)
-                oci.preflight(table.ref)
-                emit.annotate(span, lookup_seconds=round(time.monotonic() - began, 3))
                 self.mounted = image.mount(
                     table.ref,
                     rootfs,
-                    store_url=config.store_url,
+                    store_url=self.config.store_url,
                     config=config,
                     job=self.job.job.name,
                     privileged=True,
-                    record=found,
                 )
+                emit.annotate(span, lookup_seconds=self.mounted.lookup_seconds)
             self.stack.callback(self.mounted.unmount)
             rootfs, runs = self.mounted.rootfs, self.mounted.config
             self.image_digest = self.mounted.digest

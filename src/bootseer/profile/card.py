@@ -26,7 +26,7 @@ _REASON = 200
 """Characters of it are shown."""
 _WAITED_FOR = {
     "lookup_seconds": "registry and store told it after {} s what its image is",
-    "disk_pressure_seconds": "processes on it waited {} s for a disk",
+    "io_pressure_seconds": "processes on it waited {} s for I/O",
     "cpu_pressure_seconds": "processes on it waited {} s for a processor",
     "memory_pressure_seconds": "processes on it waited {} s for memory",
 }
@@ -237,6 +237,8 @@ def _waited_for(report: JobReport, slow: NodeReport, stage: str, excess: float) 
     """For what a straggler waited at least half of the ``excess`` seconds longer than most other nodes did."""
     for name, text in _WAITED_FOR.items():
         mine = _number_of(slow, stage, name)
+        if name == "io_pressure_seconds":  # which counts the waits for blocks of the image, too
+            mine = max(0.0, mine - _of_image(slow, "waited_seconds"))
         usual = median(_number_of(node, stage, name) for node in report.nodes)
         if mine - usual >= max(excess / 2, _SMALL):
             yield f"{text.format(_number(mine))}; median {_number(usual)} s"

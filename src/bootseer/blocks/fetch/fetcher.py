@@ -33,9 +33,9 @@ _LATE = 1.0
 """Seconds that a reader waits for a block of a prefetch that is under way, before the block is fetched directly: a
 range of a healthy store has come by then (8 MiB take 0.07 s over 1 Gbit/s)."""
 _SUSPECT = 3.0
-"""Seconds without a byte of a range after which readers do not wait for it any more."""
+"""Seconds without a part of a range (256 KiB at least) after which readers do not wait for it any more."""
 _SILENCE = 10.0
-"""Seconds without a byte of a range after which the hot stream goes on without it. A store that many nodes share may
+"""Seconds without a part of a range after which the hot stream goes on without it. A store that many nodes share may
 take seconds for a read of 2 MiB, and asking for it twice makes that longer for all of them."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
@@ -404,7 +404,7 @@ class Fetcher:
         """Under the lock: have the hot stream go on without a range that hangs. What that has not brought is fetched
         from the packs, unless it comes before; it is read on."""
         stream, blocks = flight.stream, flight.batch.blocks
-        if stream is None or flight.left or now - flight.started < _SILENCE:
+        if stream is None or flight.left or now - flight.started < min(_SILENCE, self._deadline / 2):
             return
         log.warning("a range of hot pack %s hangs; its %d blocks come from the packs", stream.source.name, len(blocks))
         flight.left = True
@@ -414,15 +414,17 @@ class Fetcher:
         self._queue_hot()
 
     def _fetch_late_blocks(self, request: Request, now: float) -> None:
-        """Under the lock: fetch directly what a prefetch has not brought in the time that ``request`` has waited, or is
-        not about to bring."""
+        """Under the lock: fetch directly what a prefetch has not brought in the time that ``request`` has waited, or
+        what a silent range of the stream was to bring."""
         is_late = now - request.began >= _LATE
+        if not is_late and all(not one.stream or now - one.started < _SUSPECT for one in self._flights):
+            return
         late: set[int] = set()
         direct: set[int] = set()
         for flight in self._flights:
             if flight.batch.priority is Priority.DEMAND:
                 direct.update(flight.batch.blocks)
-            elif not flight.left and (is_late or now - flight.started >= _SUSPECT):
+            elif not flight.left and (is_late or (flight.stream and now - flight.started >= _SUSPECT)):
                 late |= request.pending.intersection(flight.batch.blocks)
         for block in late - direct:
             if not self._queue.is_demanded(block):

@@ -30,6 +30,7 @@ from bootseer.blocks.serving.ipc import Came, Channel, Repeat, Wanted, request_i
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import fuse
+from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +50,11 @@ OPTIONS = fuse.Options(name="bootseer-blocks", max_readahead=128 << 10, allow_ot
 a request."""
 
 
-_PATIENCE = 4
-"""Times the deadline of a read: seconds until the kernel ends a mount that does not answer. Some server does long
-before. But when all processes of a mount namespace are killed, the last of them, while it unmounts the tree, waits for
-the answer to a read, and has the device still open: no server can come, and nobody else could end the mount."""
+_PATIENCE = 10
+"""Times the deadline of a read: seconds until the kernel ends a mount in a mount namespace of its own that does not
+answer. When all processes of such a namespace are killed, the last of them unmounts the tree. It waits for the answer
+to a read and has the device still open, so no server can come, and nobody else can end the mount. A job that is
+suspended for longer, in the middle of a read, gets errors for what it has not read; so others are not limited."""
 
 
 def mount(folder: Path) -> fuse.Device:
@@ -154,7 +156,7 @@ class FuseServer:
         """Begin, or go on after a server that died: the kernel sends again what that took (Linux 6.9)."""
         operations = fuse.SingleFile(DATA, self._shared.size, self._read)
         patience = min(0xFFFF, max(1, _PATIENCE * self._shared.counts[Count.DEADLINE_MS] // 1000))
-        options = dataclasses.replace(OPTIONS, request_timeout=patience)
+        options = dataclasses.replace(OPTIONS, request_timeout=patience if mounts.in_own_namespace() else 0)
         note = self._shared.negotiated.read()
         if not note:
             server = fuse.Server(
