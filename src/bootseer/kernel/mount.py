@@ -358,7 +358,7 @@ def unshare() -> None:
 
 
 def in_own_namespace() -> bool:
-    """Whether this process sees other mounts than the first one of its pid namespace; True where that cannot be told."""
+    """Whether this process sees other mounts than the first of its pid namespace; True where that cannot be told."""
     try:
         return os.readlink("/proc/self/ns/mnt") != os.readlink("/proc/1/ns/mnt")
     except OSError:
