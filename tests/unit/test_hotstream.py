@@ -360,7 +360,7 @@ def test_a_bad_frame_holds_up_none_behind_it(rig: Rig, monkeypatch: pytest.Monke
     waits = {*bad.blocks, *good.blocks, *last.blocks}
     monkeypatch.setattr(type(fetcher._waiting), "__contains__", lambda _, block: block in waits)
     rig.store.hold()
-    thread = threading.Thread(target=fetcher._write, args=(Flight(batch, None), batch, raw))
+    thread = threading.Thread(target=fetcher._write, args=(Flight(batch, None, 0), batch, raw))
     thread.start()
     try:
         until(lambda: rig.right(list(good.blocks)) and rig.right(list(last.blocks)))
@@ -677,6 +677,24 @@ def test_the_stream_goes_on_without_a_range_that_hangs(rig: Rig, monkeypatch: py
         hanging.release()
     assert fetcher.wait(10)
     assert rig.right(rig.order)
+
+
+@pytest.mark.parametrize("elsewhere", [10_000, 1 << 40])
+def test_a_range_hangs_earlier_where_others_come(rig: Rig, monkeypatch: pytest.MonkeyPatch, elsewhere: int) -> None:
+    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._ELSEWHERE", elsewhere)
+    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._SUSPECT", 0.5)
+    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._SILENCE", 3.0)
+    short_ranges(monkeypatch, 100_000)
+    opened, hanging = rig.open(), Hanging(rig, only_first=True)
+    fetcher = rig.fetcher()
+    began = time.monotonic()
+    fetcher.stream(hanging.stream(opened))
+    try:
+        until(lambda: rig.right(rig.order))
+        assert (time.monotonic() - began < 3) == (elsewhere == 10_000)
+    finally:
+        hanging.release()
+    assert fetcher.wait(10)
 
 
 def test_ranges_of_a_slow_store_do_not_hang(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

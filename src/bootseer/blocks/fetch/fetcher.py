@@ -33,10 +33,12 @@ _LATE = 1.0
 """Seconds that a reader waits for a block of a prefetch that is under way, before the block is fetched directly: a
 range of a healthy store has come by then (8 MiB take 0.07 s over 1 Gbit/s)."""
 _SUSPECT = 3.0
-"""Seconds without a part of a range (256 KiB at least) after which readers do not wait for it any more."""
+"""Seconds without a part of a range (256 KiB at least) after which readers do not wait for it any more; nor does the
+hot stream, where other requests have brought `_ELSEWHERE` since."""
+_ELSEWHERE = 16 << 20
+"""Bytes that a store which many nodes share does not bring in that time: it may take seconds for a read of 2 MiB."""
 _SILENCE = 10.0
-"""Seconds without a part of a range after which the hot stream goes on without it. A store that many nodes share may
-take seconds for a read of 2 MiB, and asking for it twice makes that longer for all of them."""
+"""Seconds after which the hot stream goes on in any case. To ask a busy store twice makes it slower for all."""
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
 _FIRST_PAUSE = 0.05
@@ -80,15 +82,17 @@ _BYTES_OF = {
 
 class Flight:
     """A batch that a thread works on. ``started``: when the last of its bytes came, at first when it was begun.
+    ``before``: how many bytes all requests had brought then.
 
     ``stream``: whose range it is, if any. ``left``: nobody waits for its blocks any more. ``abandoned``: nobody waits
     for its thread either.
     """
 
-    def __init__(self, batch: Batch, stream: HotStream | None) -> None:
+    def __init__(self, batch: Batch, stream: HotStream | None, before: int) -> None:
         self.batch = batch
         self.stream = stream
         self.started = time.monotonic()
+        self.before = before
         self.left = False
         self.abandoned = False
 
@@ -148,6 +152,7 @@ class Fetcher:
         self._hot: Sequence[int] = ()
         self._flights: set[Flight] = set()
         self._link = LinkRate()
+        self._brought = 0
         self._last_demand = time.monotonic()
         self._rest_until = 0.0  # the source wants to be left alone
         self._pause_until = 0.0
@@ -311,7 +316,7 @@ class Fetcher:
         if batch is None and (batch := self._take_prefetch(now)) is None:
             self._work_done.notify_all()
             return None
-        flight = Flight(batch, self._stream if batch.pack == STREAM else None)
+        flight = Flight(batch, self._stream if batch.pack == STREAM else None, self._brought)
         if not self._flights:
             self._link.begin(flight.started)
         self._flights.add(flight)
@@ -404,7 +409,8 @@ class Fetcher:
         """Under the lock: have the hot stream go on without a range that hangs. What that has not brought is fetched
         from the packs, unless it comes before; it is read on."""
         stream, blocks = flight.stream, flight.batch.blocks
-        if stream is None or flight.left or now - flight.started < min(_SILENCE, self._deadline / 2):
+        patience = _SUSPECT if self._brought - flight.before >= _ELSEWHERE else _SILENCE
+        if stream is None or flight.left or now - flight.started < min(patience, self._deadline / 2):
             return
         log.warning("a range of hot pack %s hangs; its %d blocks come from the packs", stream.source.name, len(blocks))
         flight.left = True
@@ -485,7 +491,7 @@ class Fetcher:
                 with self._lock:
                     if flight.abandoned:
                         return
-                    flight.started = time.monotonic()
+                    flight.started, flight.before = time.monotonic(), self._brought
                     rest = flight.batch.blocks[len(part.blocks) :]
                     flight.batch = msgspec.structs.replace(flight.batch, blocks=rest)
                     stream.came(flight.batch, part)
@@ -555,6 +561,7 @@ class Fetcher:
         """The source answered ``flight`` with ``length`` bytes."""
         with self._lock:
             self._pause = _FIRST_PAUSE
+            self._brought += length
             self.stats[_BYTES_OF[flight.batch.priority]] += length
             if not flight.abandoned:  # else it may have begun before the others that are under way
                 rate = self._link.came(length, time.monotonic())
