@@ -250,7 +250,10 @@ def _become(sock: socket.socket, order_fd: int, *stdio: int) -> None:
     try:
         os.setsid()
         with sock:
-            sock.send(str(os.getpid()).encode())  # from here on the owner can end this group
+            try:
+                sock.send(str(os.getpid()).encode())  # from here on the owner can end this group
+            except OSError:  # it has ended
+                os._exit(0)
         with open(order_fd, "rb") as file:
             order = msgspec.msgpack.decode(file.read(), type=_Order)
         wanted = dict(order.environ)
