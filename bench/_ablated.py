@@ -70,7 +70,7 @@ PARTS = [
          patch=Patch("bootseer.blocks.serving.fetcher_process", "_REST_SECONDS", 0.0)),
     Part("hung-range", "the hot stream waits for a range that hangs", ">= 5", frozen=True,
          patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher._leave_silent", lambda fetcher, flight, now: None)),
-    Part("silent-range", "each reader waits for a second for a range that hangs", ">= 5", frozen=True,
+    Part("silent-range", "readers and the stream wait for a range that is silent", ">= 5", frozen=True,
          patch=Patch("bootseer.blocks.fetch.fetcher", "_SUSPECT", 3600.0)),
 ]  # fmt: skip
 
