@@ -72,6 +72,8 @@ PARTS = [
          patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher._leave_silent", lambda fetcher, flight, now: None)),
     Part("silent-range", "readers and the stream wait for a range that is silent", ">= 5", frozen=True,
          patch=Patch("bootseer.blocks.fetch.fetcher", "_SUSPECT", 3600.0)),
+    Part("elsewhere", "the stream leaves a range that is silent after ten seconds, whatever else comes", ">= 5",
+         frozen=True, patch=Patch("bootseer.blocks.fetch.fetcher", "_ELSEWHERE", 1 << 62)),
 ]  # fmt: skip
 
 
