@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 _LAZY = {"extract": "offline", "prefetch": "offline", "publish": "publish.tree"}
-"""Where that is which no start of a known job needs: it is loaded when it is first used."""
+"""Names that no start of a known job needs, and their modules, which are loaded when a name is first used."""
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Container images that start before they have arrived: convert once, mount lazily, record, prefetch, run.
 
-What converts is loaded when it is first used: no start of a converted image needs it.
+The code that converts is loaded when it is first used, since no start of a converted image needs it.
 """
 
 import importlib
