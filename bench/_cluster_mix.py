@@ -43,7 +43,7 @@ def copy(url: str, destination: Path) -> None:
 
 
 class NydusRootfs:
-    """Stands in for `bootseer.launch.ordinary.ContainerdRootfs`: the image at ``rootfs``, writable by an overlay."""
+    """Stands in for `bootseer.launch.ordinary.containerd_rootfs`: the image at ``rootfs``, writable by an overlay."""
 
     def __init__(self, ref: str, address: str, rootfs: Path, *, plain_http: bool) -> None:
         self.rootfs = rootfs
@@ -76,7 +76,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch("bootseer.launch.checkpoint.copy_checkpoint", copy))
         if os.environ.get("CLUSTER_NYDUS"):
-            stack.enter_context(mock.patch("bootseer.launch.node.ContainerdRootfs", NydusRootfs))
+            stack.enter_context(mock.patch("bootseer.launch.node.containerd_rootfs", NydusRootfs))
         cli.main()
 
 

@@ -38,10 +38,9 @@ def _act(name: str, what: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif what == "enospc":
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
-    elif what == "eio":
-        raise OSError(errno.EIO, os.strerror(errno.EIO), name)
+    elif what in ("enospc", "eio"):
+        number = errno.ENOSPC if what == "enospc" else errno.EIO
+        raise OSError(number, os.strerror(number), name)
     elif what.startswith("sleep:"):
         time.sleep(float(what.removeprefix("sleep:")))
     else:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -20,7 +21,8 @@ from typing import NoReturn
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, from_exit_code
-from bootseer.kernel import _libc, enter
+from bootseer.kernel import enter
+from bootseer.kernel.child import die_with
 from bootseer.kernel.enter import Shown
 from bootseer.profile.wrap import CommandError
 
@@ -55,9 +57,7 @@ def become(command: Command, parent: int = 0) -> NoReturn:
     root = Path(command.root)
     enter.enter(root, command.shown, _files(root))
     if parent:
-        _libc.die_with_parent()
-        if os.getppid() != parent:
-            os._exit(0)
+        die_with(parent)
     for folder in (*command.folders, "/"):
         try:
             os.chdir(folder)
@@ -145,9 +145,7 @@ def _files(root: Path) -> dict[str, bytes]:
     import grp
     import pwd
 
-    found = {}
-    for path in ("/etc/hosts", "/etc/resolv.conf"):
-        found[path] = _content(Path(path))
+    found = {path: _content(Path(path)) for path in ("/etc/hosts", "/etc/resolv.conf")}
     home = os.path.expanduser("~")
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -166,8 +164,10 @@ def _files(root: Path) -> dict[str, bytes]:
 
 
 def _content(path: Path) -> bytes:
+    """What is in a file; nothing where there is none. Whoever made the image may have put a pipe there."""
     try:
-        return path.read_bytes()
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
         return b""
 

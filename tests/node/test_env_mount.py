@@ -545,6 +545,7 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
     [
         (("run", "--target", "env", "--", "sh", "-c", "exit 9"), 9, "nothing is published"),
         (("run", "--target", "env", "--", "no-such-command"), 127, "no such command"),
+        (("run", "--target", "env", "--", "./broken"), 126, "Exec format error"),
         (("run", "--target", "/", "--", "true"), 78, "not a plain absolute path"),
         (("run", "--target", "env", "--key-file", "nope", "--", "true"), 78, "cannot read key file"),
         (("run", "--target", "env", "--max-age", "soon", "--", "true"), 2, "is not an age"),
@@ -557,6 +558,8 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
 )
 def test_exit_codes(node: Node, args: tuple[str, ...], code: int, text: str) -> None:
     node.host.parent.mkdir(parents=True)
+    (node.host.parent / "broken").write_bytes(b"\x7fELF")
+    (node.host.parent / "broken").chmod(0o755)
     done = cli(node, *args, check=False)
     assert done.returncode == code, done.stderr
     assert text in done.stderr

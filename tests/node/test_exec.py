@@ -75,6 +75,14 @@ def test_a_command_sees_the_tree_and_what_is_shown_to_it(place: Path, root: Path
     assert not (root / "data").exists()
 
 
+def test_a_pipe_in_place_of_its_users_is_not_waited_for(root: Path) -> None:
+    (root / "etc/passwd").unlink()
+    os.mkfifo(root / "etc/passwd", 0o644)
+    (root / "etc/group").symlink_to("passwd")
+    done = call("--image", root, "id")
+    assert (done.returncode, f"uid={USER}" in done.stdout) == (0, True), done.stderr
+
+
 def test_signals_reach_the_command(root: Path) -> None:
     for script, code in (("trap 'exit 9' TERM;", 9), ("", -signal.SIGTERM)):
         command = argv("--image", root, "sh", "-c", f"{script} echo $$; while :; do sleep 0.1; done")

@@ -258,10 +258,10 @@ def test_without_a_holder_left_readers_get_errors(mountpoint: Path) -> None:
 
 def test_kernels_that_cannot_send_again(mountpoint: Path) -> None:
     device = fuse.Device(mountpoint, None, -1)
-    old = fuse.Negotiated(38, frozenset({"async_read"}), 0)
+    old = fuse.Negotiated(38, frozenset({"async_read"}))
     with pytest.raises(UnsupportedError, match="are lost"):
         fuse.Server.resume(fuse.Operations(), device, old)
     assert fuse.Negotiated.decode(old.encode()) == old
-    for junk in (b"", b"{}", b"[1, 2]", b"[1, 2, 3, 4]", b'["a", [], 1]', b"\xff"):
+    for junk in (b"", b"{}", b"[1]", b"[1, 2]", b'["a", []]', b"\xff"):
         with pytest.raises(DataError):
             fuse.Negotiated.decode(junk)

@@ -33,6 +33,7 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from bootseer.image.lookup import converted
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import close_others
 from bootseer.node import access, client, places
@@ -685,8 +686,8 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     with User(ALICE) as alice:
         Path(f"/proc/{alice.pid}/oom_score_adj").write_text(str(score))
         asker = access.Asker(access.user_of(ALICE), login, alice.pid)
-        found = access.readable(oci.Reference.parse(site.ref), open_store(site.store), asker, Config())
-    assert found.reference == site.ref
+        digest = access.digest_for(asker, oci.Reference.parse(site.ref), Config())
+    assert converted(oci.Reference.parse(site.ref), digest, open_store(site.store), Config()).reference == site.ref
     text = said.read_text()
     assert f"Uid:\t{ALICE}\t{ALICE}\t{ALICE}\t{ALICE}" in text
     assert "CapEff:\t0000000000000000" in text
@@ -699,9 +700,7 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     # Root's own logins do not help a user.
     monkeypatch.setenv("DOCKER_CONFIG", site.login(0)["DOCKER_CONFIG"])
     with pytest.raises(PrivilegeError, match="denies access"):
-        access.readable(
-            oci.Reference.parse(site.ref), open_store(site.store), asker._replace(logins={}, like=os.getpid()), Config()
-        )
+        access.digest_for(asker._replace(logins={}, like=os.getpid()), oci.Reference.parse(site.ref), Config())
 
 
 def asleep() -> list[str]:
@@ -787,10 +786,9 @@ class ClientGone(socket.socket):
 
 
 def test_a_process_with_the_number_of_one_that_ended_is_no_client() -> None:
-    no_door: Any = None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, ClientGone(fileno=ours.detach()) as gone, pytest.raises(OSError, match="Invalid argument"):
-        Client(no_door, gone)
+        Client(gone)
 
 
 def test_commands_with_words_that_are_no_text(place: Path) -> None:

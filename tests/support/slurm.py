@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from bootseer.errors import BootseerError
-from bootseer.node.protocol import ended
+from bootseer.kernel.child import ended
 from support.netns import ShapedNetwork
 from support.waits import until
 

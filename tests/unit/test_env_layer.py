@@ -231,12 +231,11 @@ def test_missing_pycs_are_compiled(tmp_path: Path) -> None:
     (tmp_path / "pkg" / "bad.py").write_text("print 'two'\n")
     version = platform.python_version()
     assert missing(tmp_path, version) == ["pkg/a.py", "pkg/bad.py"]
-    assert compile_missing(sys.executable, version, tmp_path, tmp_path, "/opt/env") == 2
+    compile_missing(sys.executable, version, tmp_path, tmp_path, "/opt/env")
     assert missing(tmp_path, version) == ["pkg/bad.py"]
     (made,) = (tmp_path / "pkg" / "__pycache__").glob("a.*.pyc")
     assert b"/opt/env/pkg/a.py" in made.read_bytes()
-    assert compile_missing("", version, tmp_path, tmp_path, "") == 0
-    assert compile_missing("/no/such/python", version, tmp_path, tmp_path, "") == 0
+    compile_missing("/no/such/python", version, tmp_path, tmp_path, "")
 
 
 @pytest.mark.parametrize(

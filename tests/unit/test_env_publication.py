@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 
 from bootseer.env import Publication
 from bootseer.launch import node
-from bootseer.launch.node import Start, _see_out
+from bootseer.launch.node import Start, _seen_out
 
 
 def record() -> Start:
@@ -32,7 +33,9 @@ def test_the_end_of_a_start_cancels_what_is_not_done(
 ) -> None:
     monkeypatch.setattr(node, "_PUBLICATION_DEADLINE", 0.1)
     publication, start = Publication(until_cancelled), record()
-    _see_out(publication, start)(kind, None, None)
+    with contextlib.suppress(KeyboardInterrupt), _seen_out(publication, start):
+        if kind:
+            raise kind
     assert publication.ended(0)
     assert start.env == {"how": "ran", "reason": "miss; stopped"}
 
@@ -41,5 +44,6 @@ def test_a_publication_that_ends_in_time_counts() -> None:
     done = threading.Event()
     publication, start = Publication(lambda cancelled: (done.wait(20) and not cancelled(), "")), record()
     threading.Timer(0.1, done.set).start()
-    _see_out(publication, start)(None, None, None)
+    with _seen_out(publication, start):
+        pass
     assert start.env["how"] == "ran-and-published"

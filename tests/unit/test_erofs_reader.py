@@ -408,15 +408,12 @@ def test_a_directory_in_itself_ends(small: list[tuple[bytes, bytes]]) -> None:
 def test_the_index_gives_each_byte_to_its_first_file(
     files: list[list[tuple[int, int]]], offset: int, length: int
 ) -> None:
-    index = ExtentIndex()
+    index = ExtentIndex((b"%d" % number, ranges) for number, ranges in enumerate(files))
     owner: dict[int, bytes] = {}
     for number, ranges in enumerate(files):
-        path = b"%d" % number
-        index.add(path, ranges)
         for start, size in ranges:
             for at in range(start, start + size):
-                owner.setdefault(at, path)
-    index.freeze()
+                owner.setdefault(at, b"%d" % number)
     inside = [path for at, path in owner.items() if offset <= at < offset + length]
     assert dict(index.files(offset, length)) == Counter(inside)
     for at in range(150):

@@ -202,12 +202,6 @@ def test_what_no_image_holds_is_refused(action: Callable[[Writer], object]) -> N
 def test_wrong_use() -> None:
     with pytest.raises(ValueError, match="power of two"):
         Writer(Nowhere(), align=5000)
-    writer = Writer(Nowhere())
-    with pytest.raises(ValueError, match="kind"):
-        writer.add_device(b"x", FILE, stat.S_IFREG)
-    writer.finish()
-    with pytest.raises(ValueError, match="finished"):
-        writer.finish()
 
 
 def test_names_are_replaced_removed_and_linked() -> None:

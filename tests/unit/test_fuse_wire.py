@@ -153,7 +153,7 @@ def _start(
 ) -> tuple[Kernel, fuse.Server]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(10)
-    monkeypatch.setattr(_fuse_device, "open_and_mount", lambda *_, **__: theirs.detach())
+    monkeypatch.setattr(_fuse_device, "_open_and_mount", lambda *_, **__: theirs.detach())
     server = fuse.Server(operations, Path("/nowhere"), workers=2, options=fuse.Options(**options))
     kernel = Kernel(ours)
     kernel.send(wire.INIT, init)

@@ -1,6 +1,7 @@
 """Reading events: what is dropped is counted, and nothing is ever guessed."""
 
 import json
+import os
 import random
 import tracemalloc
 from pathlib import Path
@@ -233,6 +234,9 @@ def test_what_is_not_there_or_holds_nothing_is_one_clear_line(tmp_path):
     (tmp_path / "log.jsonl").write_text("hello\n" * 3)
     with pytest.raises(DataError, match="3 other lines"):
         read(tmp_path)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(DataError, match="is a pipe or a device"):  # and nobody waits for a writer
+        read(tmp_path / "pipe.jsonl")
 
 
 @given(data=st.binary(max_size=3000), seed=st.integers(0, 1000))

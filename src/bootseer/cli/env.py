@@ -104,7 +104,7 @@ def explain(
     spec.check()
     config = settings(store)
     document = key.build(spec)
-    unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
+    unpacking = not capture.may_mount(spec)
     look = lookup.look(spec, document, config.store_url, config, unpacking=unpacking)
     shown = msgspec.to_builtins(document)
     near = look.found or look.nearest
@@ -364,8 +364,8 @@ def _execute(command: list[str], *, quiet: bool) -> int:
     except FileNotFoundError:
         typer.echo(f"bootseer: cannot run {command[0]}: no such command", err=True)
         return 127
-    except PermissionError:
-        typer.echo(f"bootseer: cannot run {command[0]}: permission denied", err=True)
+    except OSError as exc:
+        typer.echo(f"bootseer: cannot run {command[0]}: {exc.strerror}", err=True)
         return 126
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
 

@@ -53,7 +53,9 @@ app.add_typer(image_cache.app, name="cache")
 def convert(
     ref: Ref,
     store: StoreUrl = "",
-    work_dir: Annotated[Path | None, typer.Option(help="Disk for temporary files (default: beside the cache)")] = None,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="Disk for temporary files (default: in the cache folder)")
+    ] = None,
     platform: Annotated[
         str, typer.Option(metavar="OS/ARCH[/VARIANT]", help="Convert for such machines (default: as this one)")
     ] = "",

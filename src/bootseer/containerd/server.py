@@ -20,7 +20,6 @@ from bootseer.private import private_folder
 from bootseer.rpc import server
 from bootseer.rpc.server import StatusCode
 
-_SERVICE = "containerd.services.snapshots.v1.Snapshots"
 _CODES = (
     (MissingError, StatusCode.NOT_FOUND),
     (ExistsError, StatusCode.ALREADY_EXISTS),
@@ -45,24 +44,21 @@ def serve(root: Path, socket: Path, config: Config) -> None:
         raise ConfigError(f"the folder {root} has a character that mounts cannot name", hint="choose another --root")
     with alone(root), contextlib.closing(Snapshots(root)) as snapshots:
         service = Service(snapshots, Images(snapshots, config), config.demand_deadline)
-        server.serve([socket], {_SERVICE: _calls(service)}, _CODES)
+        calls: server.Calls = {
+            "Prepare": (messages.CreateRequest, service.prepare),
+            "View": (messages.CreateRequest, service.view),
+            "Mounts": (messages.KeyRequest, service.mounts),
+            "Commit": (messages.CommitRequest, service.commit),
+            "Remove": (messages.KeyRequest, service.remove),
+            "Stat": (messages.KeyRequest, service.stat),
+            "Update": (messages.UpdateRequest, service.update),
+            "List": (messages.ListRequest, service.list),
+            "Usage": (messages.KeyRequest, service.usage),
+            "Cleanup": (messages.KeyRequest, service.cleanup),
+        }
+        server.serve([socket], {"containerd.services.snapshots.v1.Snapshots": calls}, _CODES)
 
 
 def alone(root: Path) -> contextlib.AbstractContextManager[None]:
     """In this context no other process serves ``root``. Raises `BootseerError` when one does."""
     return server.alone(root, "a snapshotter", "bootseer-containerd")
-
-
-def _calls(service: Service) -> server.Calls:
-    return {
-        "Prepare": (messages.CreateRequest, service.prepare),
-        "View": (messages.CreateRequest, service.view),
-        "Mounts": (messages.KeyRequest, service.mounts),
-        "Commit": (messages.CommitRequest, service.commit),
-        "Remove": (messages.KeyRequest, service.remove),
-        "Stat": (messages.KeyRequest, service.stat),
-        "Update": (messages.UpdateRequest, service.update),
-        "List": (messages.ListRequest, service.list),
-        "Usage": (messages.KeyRequest, service.usage),
-        "Cleanup": (messages.KeyRequest, service.cleanup),
-    }

@@ -18,23 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from bootseer.containerd.images import Images, Match
-from bootseer.containerd.proto.snapshots_pb2 import (
-    ACTIVE,
-    COMMITTED,
-    VIEW,
-    CommitRequest,
-    CreateRequest,
-    Empty,
-    Info,
-    InfoResponse,
-    KeyRequest,
-    ListRequest,
-    ListResponse,
-    Mount,
-    MountsResponse,
-    UpdateRequest,
-    UsageResponse,
-)
+from bootseer.containerd.proto import snapshots_pb2 as messages
 from bootseer.containerd.snapshots import ExistsError, Kind, Layer, Snapshot, Snapshots
 from bootseer.errors import BootseerError
 from bootseer.rpc.tasks import Tasks, within
@@ -53,7 +37,6 @@ _IGNORED_SECONDS = 60.0
 """For how long an image counts as not converted after the store did not say."""
 _LONGEST_SECONDS = 30.0
 _PAGE = 100
-_KINDS = {Kind.VIEW: VIEW, Kind.ACTIVE: ACTIVE, Kind.COMMITTED: COMMITTED}
 
 
 class Service:
@@ -67,7 +50,7 @@ class Service:
 
     # -- what is made --------------------------------------------------------------------------------------------------
 
-    async def prepare(self, request: CreateRequest) -> MountsResponse:
+    async def prepare(self, request: messages.CreateRequest) -> messages.MountsResponse:
         """A writable snapshot. For a layer of a converted image `ExistsError`: containerd need not pull it."""
         layer = _layer(request)
         match = await self._match(layer) if layer else Match.NONE
@@ -79,16 +62,15 @@ class Service:
             self._files(made)  # the first container finds it mounted
         raise ExistsError(f"layer {layer.chain} of {layer.image} is here, as {made.name}")
 
-    async def view(self, request: CreateRequest) -> MountsResponse:
-        """A read-only one."""
+    async def view(self, request: messages.CreateRequest) -> messages.MountsResponse:
         return await self._create(request, Kind.VIEW)
 
-    async def mounts(self, request: KeyRequest) -> MountsResponse:
+    async def mounts(self, request: messages.KeyRequest) -> messages.MountsResponse:
         """How to mount one that `prepare` or `view` made."""
         found = await asyncio.to_thread(self._snapshots.get, request.key)
         return self._mounts(found, await self._lower(found.parent))
 
-    async def _create(self, request: CreateRequest, kind: Kind) -> MountsResponse:
+    async def _create(self, request: messages.CreateRequest, kind: Kind) -> messages.MountsResponse:
         lower = await self._lower(request.parent)  # before anything is made: it may fail, or be cancelled
         like = lower[0] if lower and kind == Kind.ACTIVE else None
         made = await asyncio.to_thread(
@@ -121,57 +103,57 @@ class Service:
     def _files(self, snapshot: Snapshot) -> Future[Path]:
         return self._tasks.start(("files", snapshot.id), lambda: self._images.files(snapshot))
 
-    def _mounts(self, snapshot: Snapshot, lower: Sequence[Path]) -> MountsResponse:
+    def _mounts(self, snapshot: Snapshot, lower: Sequence[Path]) -> messages.MountsResponse:
         readonly, below = snapshot.kind == Kind.VIEW, [str(path) for path in lower]
         if not below or (readonly and len(below) == 1):
             source = below[0] if below else str(self._snapshots.files(snapshot))
-            mount = Mount(type="bind", source=source, options=["ro" if readonly else "rw", "rbind"])
-            return MountsResponse(mounts=[mount])
+            mount = messages.Mount(type="bind", source=source, options=["ro" if readonly else "rw", "rbind"])
+            return messages.MountsResponse(mounts=[mount])
         options = ["index=off"] if self._index_off else []
         if not readonly:
             options += [f"workdir={self._snapshots.work(snapshot)}", f"upperdir={self._snapshots.files(snapshot)}"]
         options.append(f"lowerdir={':'.join(below)}")
-        return MountsResponse(mounts=[Mount(type="overlay", source="overlay", options=options)])
+        return messages.MountsResponse(mounts=[messages.Mount(type="overlay", source="overlay", options=options)])
 
     # -- what is known -------------------------------------------------------------------------------------------------
 
-    async def commit(self, request: CommitRequest) -> Empty:
+    async def commit(self, request: messages.CommitRequest) -> messages.Empty:
         await asyncio.to_thread(self._snapshots.commit, request.key, request.name, dict(request.labels))
-        return Empty()
+        return messages.Empty()
 
-    async def remove(self, request: KeyRequest) -> Empty:
+    async def remove(self, request: messages.KeyRequest) -> messages.Empty:
         await asyncio.to_thread(self._snapshots.remove, request.key)
-        return Empty()
+        return messages.Empty()
 
-    async def stat(self, request: KeyRequest) -> InfoResponse:
-        return InfoResponse(info=_info(await asyncio.to_thread(self._snapshots.get, request.key)))
+    async def stat(self, request: messages.KeyRequest) -> messages.InfoResponse:
+        return messages.InfoResponse(info=_info(await asyncio.to_thread(self._snapshots.get, request.key)))
 
-    async def update(self, request: UpdateRequest) -> InfoResponse:
+    async def update(self, request: messages.UpdateRequest) -> messages.InfoResponse:
         info, paths = request.info, list(request.update_mask.paths)
-        return InfoResponse(
+        return messages.InfoResponse(
             info=_info(await asyncio.to_thread(self._snapshots.relabel, info.name, dict(info.labels), paths))
         )
 
-    async def list(self, _: ListRequest) -> AsyncIterator[ListResponse]:
+    async def list(self, _: messages.ListRequest) -> AsyncIterator[messages.ListResponse]:
         """All: containerd filters what it gets."""
         found = await asyncio.to_thread(self._snapshots.listing)
         for at in range(0, len(found), _PAGE):
-            yield ListResponse(info=map(_info, found[at : at + _PAGE]))
+            yield messages.ListResponse(info=map(_info, found[at : at + _PAGE]))
 
-    async def usage(self, request: KeyRequest) -> UsageResponse:
+    async def usage(self, request: messages.KeyRequest) -> messages.UsageResponse:
         found = await asyncio.to_thread(self._snapshots.get, request.key)
         size, inodes = await asyncio.to_thread(self._snapshots.usage, found)
-        return UsageResponse(size=size, inodes=inodes)
+        return messages.UsageResponse(size=size, inodes=inodes)
 
-    async def cleanup(self, _: KeyRequest) -> Empty:
+    async def cleanup(self, _: messages.KeyRequest) -> messages.Empty:
         """Delete the files of what was removed; trees go behind this, since a server may take its time to end."""
         await asyncio.to_thread(self._snapshots.collect)
         for digest in await asyncio.to_thread(self._images.unused):
             self._tasks.start(("release", digest), functools.partial(self._images.release, digest))
-        return Empty()
+        return messages.Empty()
 
 
-def _layer(request: CreateRequest) -> Layer | None:
+def _layer(request: messages.CreateRequest) -> Layer | None:
     """Which layer a pull wants to have; None where it does not say, and for containers."""
     chain, manifest, image = (request.labels.get(label, "") for label in (REF, MANIFEST, IMAGE))
     if not (chain and manifest and image) or not request.key.rpartition("/")[2].startswith(_EXTRACT):
@@ -179,9 +161,8 @@ def _layer(request: CreateRequest) -> Layer | None:
     return Layer(chain, manifest, image)
 
 
-def _info(snapshot: Snapshot) -> Info:
-    kind = _KINDS[snapshot.kind]
-    info = Info(name=snapshot.name, parent=snapshot.parent, kind=kind, labels=snapshot.labels)
+def _info(snapshot: Snapshot) -> messages.Info:
+    info = messages.Info(name=snapshot.name, parent=snapshot.parent, kind=snapshot.kind.name, labels=snapshot.labels)
     info.created_at.FromNanoseconds(snapshot.created)
     info.updated_at.FromNanoseconds(snapshot.updated)
     return info

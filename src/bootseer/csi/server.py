@@ -48,7 +48,7 @@ def serve(kubelet: Path, config: Config) -> None:
         raise ConfigError(f"{kubelet} is not the folder of a kubelet", hint="--kubelet-dir names its --root-dir")
     endpoint = private_folder(kubelet / "plugins", sub=NAME) / "csi.sock"
     with server.alone(endpoint.parent, "a CSI driver", "bootseer-csi"):
-        node = Node(kubelet, Volumes(config))
+        node = Node(kubelet, endpoint, Volumes(config))
         services: dict[str, server.Calls] = {
             "csi.v1.Identity": {
                 "GetPluginInfo": (messages.Empty, node.plugin),
@@ -62,8 +62,8 @@ def serve(kubelet: Path, config: Config) -> None:
                 "NodeUnpublishVolume": (messages.UnpublishRequest, node.unpublish),
             },
             "pluginregistration.Registration": {
-                "GetInfo": (messages.Empty, Registration(endpoint).info),
-                "NotifyRegistrationStatus": (messages.RegistrationStatus, Registration(endpoint).status),
+                "GetInfo": (messages.Empty, node.registration),
+                "NotifyRegistrationStatus": (messages.RegistrationStatus, node.registered),
             },
         }
         # The kubelet asks as soon as the second is there.
@@ -71,10 +71,12 @@ def serve(kubelet: Path, config: Config) -> None:
 
 
 class Node:
-    """The calls of CSI, each a coroutine that takes a message and returns one."""
+    """The calls of CSI, and those by which the kubelet takes the driver that serves at ``endpoint``: each a coroutine
+    that takes a message and returns one."""
 
-    def __init__(self, kubelet: Path, volumes: Volumes) -> None:
+    def __init__(self, kubelet: Path, endpoint: Path, volumes: Volumes) -> None:
         self._pods, self._volumes, self._tasks = Path(os.path.realpath(kubelet), "pods"), volumes, Tasks()
+        self._endpoint = str(endpoint)
 
     async def plugin(self, _: messages.Empty) -> messages.PluginInfoResponse:
         return messages.PluginInfoResponse(name=NAME, vendor_version=version("bootseer"))
@@ -103,6 +105,16 @@ class Node:
         await within(task, _SECONDS, f"the end of volume {request.volume_id}")
         return messages.Empty()
 
+    async def registration(self, _: messages.Empty) -> messages.PluginInfo:
+        return messages.PluginInfo(type="CSIPlugin", name=NAME, endpoint=self._endpoint, supported_versions=["1.0.0"])
+
+    async def registered(self, request: messages.RegistrationStatus) -> messages.Empty:
+        if request.plugin_registered:
+            log.info("the kubelet has registered %s", NAME)
+        else:
+            log.error("the kubelet has refused %s: %s", NAME, request.error)
+        return messages.Empty()
+
     def _target(self, path: str) -> Path:
         """``path``, when it is one that a kubelet chooses: it is unmounted and removed."""
         parts = Path(path).parts[-5:]
@@ -111,22 +123,3 @@ class Node:
         if not shape or ".." in parts or os.path.realpath(Path(path).parent) != str(target.parent):
             raise ConfigError(f"{path!r} is not the folder of a volume in {self._pods}")
         return target
-
-
-class Registration:
-    """The calls by which the kubelet takes the driver that serves at ``endpoint``."""
-
-    def __init__(self, endpoint: Path) -> None:
-        self._endpoint = endpoint
-
-    async def info(self, _: messages.Empty) -> messages.PluginInfo:
-        return messages.PluginInfo(
-            type="CSIPlugin", name=NAME, endpoint=str(self._endpoint), supported_versions=["1.0.0"]
-        )
-
-    async def status(self, request: messages.RegistrationStatus) -> messages.Empty:
-        if request.plugin_registered:
-            log.info("the kubelet has registered %s", NAME)
-        else:
-            log.error("the kubelet has refused %s: %s", NAME, request.error)
-        return messages.Empty()

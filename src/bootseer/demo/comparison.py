@@ -11,13 +11,12 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from bootseer import report
 from bootseer.demo import starts, tree, workplace
-from bootseer.demo.image import MOUNT_POINTS
+from bootseer.demo.image import MOUNT_POINTS, Say
 from bootseer.demo.ingredients import JOB_ENV, SETTINGS, STATE, Ingredients
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.site import Link, Site
@@ -25,8 +24,6 @@ from bootseer.errors import DataError
 from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
 
 _PUBLICATION_SECONDS = 60.0
-
-Say = Callable[[str], None]
 
 
 class Demo:

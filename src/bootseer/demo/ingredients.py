@@ -19,6 +19,7 @@ from pathlib import Path
 import bootseer
 from bootseer import oci, stripefs
 from bootseer.demo import image
+from bootseer.demo.image import Say
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import losses
 from bootseer.errors import FullError
@@ -29,8 +30,6 @@ SETTINGS = {"BOOTSEER_CONFIG": os.devnull}
 """Variables for programs of ours: what is set for this machine does not count."""
 _DISK = 4e9
 _STEPS_SAVED, _STEPS_RESUMED = 10, 3
-
-Say = Callable[[str], None]
 
 
 def make(name: str, stamp: Path, key: str, build: Callable[[], None], say: Say) -> None:

@@ -4,7 +4,7 @@
 """
 
 from bootseer.env.publication import Publication
-from bootseer.env.spec import EnvResult, EnvSpec, Mounted, Outcome, Target, resolve_in
-from bootseer.env.stage import run
+from bootseer.env.spec import EnvSpec, Outcome, Target, resolve_in
+from bootseer.env.stage import EnvResult, run
 
-__all__ = ["EnvResult", "EnvSpec", "Mounted", "Outcome", "Publication", "Target", "resolve_in", "run"]
+__all__ = ["EnvResult", "EnvSpec", "Outcome", "Publication", "Target", "resolve_in", "run"]

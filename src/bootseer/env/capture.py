@@ -69,23 +69,22 @@ def begin(spec: EnvSpec, key: str, config: Config) -> Capture:
 
     Raises `BootseerError` or `OSError` when neither is possible; nothing is left mounted then.
     """
-    if spec.restore != "unpack" and may_mount(spec):
+    if may_mount(spec):
         group = overlay.new_group(key, spec.targets, config, caller=spec.caller)
         try:
             group.mount_targets()
             return OverlayCapture(group)
-        except BootseerError as exc:
+        except BaseException as exc:
             group.take_down()
+            if not isinstance(exc, BootseerError):
+                raise
             log.warning("%s; capturing by a scan of the targets", exc)
-        except BaseException:
-            group.take_down()
-            raise
     return ScanCapture(spec.targets, Path(config.cache_dir))
 
 
 def may_mount(spec: EnvSpec) -> bool:
-    """Whether overlays over the targets are allowed: root, and no mount below a target that one would hide."""
-    if os.geteuid() != 0:
+    """Whether overlays over the targets are wanted and allowed: root, and no mount below one that would be hidden."""
+    if spec.restore == "unpack" or os.geteuid() != 0:
         return False
     for target in spec.targets:
         if below := scan.mount_points_below(target.host):

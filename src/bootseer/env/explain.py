@@ -44,12 +44,8 @@ def changes(old: KeyDocument, new: KeyDocument) -> list[str]:
 
 def nearest(document: KeyDocument, others: Iterable[KeyDocument]) -> KeyDocument | None:
     """The document that differs in the fewest inputs; of equals the last, so pass them oldest first."""
-    best: tuple[int, KeyDocument] | None = None
-    for other in others:
-        distance = len(changes(other, document))
-        if distance and (best is None or distance <= best[0]):
-            best = (distance, other)
-    return best[1] if best else None
+    distances = [(len(found), other) for other in others if (found := changes(other, document))]
+    return min(reversed(distances), key=lambda item: item[0], default=(0, None))[1]
 
 
 def explain(document: KeyDocument, others: Sequence[KeyDocument]) -> str:

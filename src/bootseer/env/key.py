@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ TEXT_LIMIT = 64 << 10
 _FOLDER_LIMIT = 10_000
 _INCLUDE = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 _ATTACHED = re.compile(r"^(?:--[a-z-]+=|-[rc])(?=[^-])(.+)$", re.S)
-
 
 # Without the modules platform and sysconfig, which cost more than the start of the interpreter.
 _ASK = (
@@ -110,7 +109,6 @@ def document_from(raw: object) -> KeyDocument:
 def build(spec: EnvSpec) -> KeyDocument:
     """The document of ``spec`` on this node. Raises `ConfigError` for unusable key files and interpreters."""
     contained = spec.contained
-    python = spec.python if contained else find_python(spec.python, spec.env)
     return KeyDocument(
         targets=[target.path for target in spec.targets],
         command=remove_from_command(spec.command),
@@ -122,16 +120,18 @@ def build(spec: EnvSpec) -> KeyDocument:
             for name in sorted(set(spec.key_env))
         },
         image=spec.image_digest,
-        python=describe(python),
+        python=describe(find_python(spec)),
         libc="" if contained else _libc_version(),
         machine=platform.machine(),
         salt=spec.salt,
     )
 
 
-def find_python(named: str, environ: Mapping[str, str]) -> str:
-    """The interpreter asked for, else ``python3`` on PATH, else an empty string."""
-    return named or shutil.which("python3", path=environ.get("PATH", os.defpath)) or ""
+def find_python(spec: EnvSpec) -> str:
+    """The interpreter asked for, else ``python3`` on PATH unless the command runs in a container, else empty."""
+    if spec.python or spec.contained:
+        return spec.python
+    return shutil.which("python3", path=spec.env.get("PATH", os.defpath)) or ""
 
 
 def describe(python: str) -> PythonInfo:
@@ -177,9 +177,8 @@ def _files(spec: EnvSpec) -> dict[str, FileInput]:
             out[name] = _folder_input(path)
         else:
             _add(out, name, path, required=True)
-    if spec.contained:  # the command's words then name files of the container, not of this host
-        return dict(sorted(out.items()))
-    for word in _words(spec):
+    # In a container the command's words name files of the container, not of this host.
+    for word in () if spec.contained else _words(spec):
         path = spec.folder / word
         if word not in out and path.is_file() and not _inside_target(spec, path):
             _add(out, word, path, required=False)

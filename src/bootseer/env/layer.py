@@ -44,10 +44,7 @@ def read_layer(root: Path, targets: int) -> LayerContent:
     Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can read;
     `OSError` when something cannot be read.
     """
-    found: list[tuple[str, os.stat_result, dict[str, bytes]]] = []
-    for number in range(targets):
-        _collect(root, str(number), found)
-    found.sort(key=lambda item: sort_key(item[0]))
+    found = sorted(_walk(root, [str(number) for number in range(targets)]), key=lambda item: sort_key(item[0]))
     first: dict[tuple[int, int], str] = {}
     plain: list[str] = []
     for path, info, _ in found:
@@ -126,12 +123,12 @@ def _is_same(root: Path, entry: Entry, names: set[str], content: bool) -> bool:
         return bool(hashlib.file_digest(file, blake3).hexdigest() == entry.data)  # type: ignore[arg-type]
 
 
-def _collect(root: Path, top: str, out: list[tuple[str, os.stat_result, dict[str, bytes]]]) -> None:
-    stack = [top]
+def _walk(root: Path, stack: list[str]) -> Iterator[tuple[str, os.stat_result, dict[str, bytes]]]:
+    """(path, lstat, extended attributes) of each entry at and below the paths of ``stack``."""
     while stack:
         path = stack.pop()
         info = os.lstat(root / path)
-        out.append((path, info, _xattrs(root / path)))
+        yield path, info, _xattrs(root / path)
         if stat.S_ISDIR(info.st_mode):
             stack.extend(f"{path}/{name}" for name in os.listdir(root / path))
 
@@ -154,14 +151,14 @@ def _entry(
     first: dict[tuple[int, int], str],
     digests: dict[str, str],
 ) -> Entry:
-    mode, kind, size, data = info.st_mode, _kind(path, info, xattrs), 0, ""
+    kind, size, data = _kind(path, info, xattrs), 0, ""
     if kind == "f":
         origin = first[info.st_dev, info.st_ino]
         kind, data, size = ("f", digests[path], info.st_size) if origin == path else ("h", origin, info.st_size)
     elif kind == "l":
         data = os.readlink(root / path)
     kept = {} if kind == "w" else {n: v for n, v in xattrs.items() if not n.startswith("trusted.overlay.")}
-    return Entry(path, kind, stat.S_IMODE(mode), info.st_uid, info.st_gid, size, info.st_mtime_ns, data, kept)
+    return Entry(path, kind, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, size, info.st_mtime_ns, data, kept)
 
 
 def _kind(path: str, info: os.stat_result, xattrs: dict[str, bytes]) -> Kind:

@@ -43,8 +43,6 @@ _LOCK_SECONDS = 60.0
 """How long it waits for a stage that may just be joining the group."""
 _MAKING_SECONDS = 86400.0
 """So old is an area of another mount namespace before one that is not mounted counts as left, not as being made."""
-
-
 _UNKNOWN = "unknown"
 """For the marks of a result that is in place, but not to be found later."""
 
@@ -81,9 +79,9 @@ class Group:
     """The overlays of one run. Not safe for two threads; two processes are kept apart by the lock of the stage, which
     the caller of all methods but `unmount` holds."""
 
-    def __init__(self, record: GroupRecord, state_dir: Path, mine: list[str] | None = None) -> None:
+    def __init__(self, record: GroupRecord, state_dir: Path, mine: list[str]) -> None:
         self.record = record
-        self.mine = users.users() if mine is None else mine
+        self.mine = mine
         """The processes (`users.users`) that this one speaks for."""
         self.publication: Publication | None = None
         """Reads ``upper`` in this process."""
@@ -384,10 +382,10 @@ def groups(state_dir: Path, caller: int = 0) -> list[Group]:
     return [group for group in _recorded(state_dir, users.users(caller)) if group.here]
 
 
-def groups_on(targets: Sequence[Target] | Sequence[Path], state_dir: Path, caller: int = 0) -> list[Group]:
-    """The groups that cover one of ``targets``, newest first: the order in which they come off."""
-    hosts = {mounts.real(item.host if isinstance(item, Target) else item) for item in targets}
-    return [group for group in groups(state_dir, caller)[::-1] if hosts & {mounts.real(host) for host in group.mounted}]
+def groups_on(hosts: Sequence[Path], state_dir: Path, caller: int) -> list[Group]:
+    """The groups that cover one of ``hosts``, newest first: the order in which they come off."""
+    real = {mounts.real(host) for host in hosts}
+    return [group for group in groups(state_dir, caller)[::-1] if real & {mounts.real(host) for host in group.mounted}]
 
 
 def _recorded(state_dir: Path, mine: list[str]) -> list[Group]:

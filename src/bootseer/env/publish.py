@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,18 +15,18 @@ from bootseer.env import inventory
 from bootseer.env._json import canonical
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
-from bootseer.env.key import KeyDocument
 from bootseer.env.layer import check_unchanged
+from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest, index_key, inventory_key, manifest_key
 from bootseer.errors import BootseerError
-from bootseer.store import Store
+from bootseer.store import Store, lease
 
 log = logging.getLogger(__name__)
 
 
 def publish(
     store: Store,
-    document: KeyDocument,
+    look: Lookup,
     inputs: Observed,
     layers: Path,
     entries: list[Entry],
@@ -34,20 +34,19 @@ def publish(
     work: Path,
     base: list[str],
     result: list[str],
-    node: str,
     seconds: float,
-    replaced: Mapping[str, bytes],
     cancelled: Callable[[], bool],
 ) -> bool:
-    """Publish the layers in ``layers`` as the snapshot of ``document`` and ``inputs``. False: another was first.
+    """Publish the layers in ``layers`` as the snapshot of ``look.document`` and ``inputs``. False: another was first.
 
-    ``work`` gets the EROFS files (as large as the layers). ``replaced``: snapshots that are expired or damaged, name ->
-    manifest; the one of this name is replaced if it is still that one, and what is damaged of the objects of both.
+    ``work`` gets the EROFS files (as large as the layers). With ``look.replace`` the snapshot of this name that
+    ``look`` saw, expired or damaged, is replaced if it is still that one, and what is damaged of the objects of both.
     Raises `FullError`, `NotWritableError`, `UnavailableError`, `OSError`, `DataError` when the layers have changed
     since ``entries`` were read, `BootseerError` once ``cancelled`` says so; nothing half-published is visible then.
     """
-    name = manifest_key(f"{document.key}/{inputs.name}")
-    old = replaced.get(f"{document.key}/{inputs.name}")
+    document, snapshot = look.document, f"{look.key}/{inputs.name}"
+    name = manifest_key(snapshot)
+    old = look.seen.get(snapshot) if look.replace else None
     if old is None and store.exists(name):
         return False
     meta, data = work / "meta", work / "data"
@@ -64,7 +63,7 @@ def publish(
     faults.point("env.publish.before-inventory")
     stored = inventory.encode(entries)
     digest = inventory.digest(stored)
-    store.put(inventory_key(digest), stored, overwrite=bool(replaced))
+    store.put(inventory_key(digest), stored, overwrite=look.replace)
     manifest = SnapshotManifest(
         key=document.key,
         document=document,
@@ -77,7 +76,7 @@ def publish(
         base=base,
         result=result,
         created=int(time.time()),
-        node=node,
+        node=lease.this_node(),
         seconds=round(seconds, 3),
     )
     faults.point("env.publish.before-manifest")

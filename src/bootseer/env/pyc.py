@@ -8,45 +8,38 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import subprocess
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 _DEADLINE = 300.0
-_VERSION = re.compile(r"^(\d+)\.(\d+)")
 
 
 def missing(layer: Path, version: str) -> list[str]:
     """Sources in ``layer`` (paths relative to it) without a compiled file for Python ``version`` (``"3.11.2"``)."""
-    found = _VERSION.match(version)
-    if not found:
-        return []
-    suffix = f".cpython-{found[1]}{found[2]}.pyc"
+    suffix = f".cpython-{''.join(version.split('.')[:2])}.pyc"
     out: list[str] = []
     for folder, dirs, names in os.walk(layer):
+        compiled: set[str] = set()
         if "__pycache__" in dirs:
-            compiled = set(os.listdir(os.path.join(folder, "__pycache__")))
+            compiled.update(os.listdir(os.path.join(folder, "__pycache__")))
             dirs.remove("__pycache__")
-        else:
-            compiled = set()
-        relative = os.path.relpath(folder, layer)
         for name in names:
             path = os.path.join(folder, name)
             if name.endswith(".py") and name[:-3] + suffix not in compiled and os.path.isfile(path):
-                out.append(os.path.normpath(os.path.join(relative, name)))
+                out.append(os.path.relpath(path, layer))
     return sorted(out)
 
 
-def compile_missing(python: str, version: str, layer: Path, host: Path, path: str) -> int:
+def compile_missing(python: str, version: str, layer: Path, host: Path, path: str) -> None:
     """Compile what is `missing` in ``layer`` where it shows, below ``host``; tracebacks will name ``path``.
 
-    Time stamps of the sources stay valid because a snapshot keeps mtimes. Returns how many were handed to the compiler.
+    Time stamps of the sources stay valid because a snapshot keeps mtimes.
     """
     sources = missing(layer, version)
-    if not python or not sources:
-        return 0
+    if not sources:
+        return
     command = [python, "-I", "-m", "compileall", "-q", "-j", "2", "-s", str(host), "-p", path, "-i", "-"]
     listing = "".join(f"{host / name}\n" for name in sources if "\n" not in name)
     try:
@@ -55,7 +48,6 @@ def compile_missing(python: str, version: str, layer: Path, host: Path, path: st
         )
     except (OSError, subprocess.SubprocessError) as exc:
         log.warning("cannot compile Python files of %s: %s", host, exc)
-        return 0
+        return
     if done.returncode:  # packages ship files of other Python versions, which do not compile: common and harmless
         log.info("some Python files of %s do not compile", host)
-    return len(sources)

@@ -1,4 +1,4 @@
-"""What a caller asks of the environment stage, and what it gets back."""
+"""What a caller asks of the environment stage, and how that ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import os
 import posixpath
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
-from bootseer.env.publication import Publication
 from bootseer.errors import ConfigError
 
 Technique = Literal["auto", "mount", "unpack"]
@@ -117,33 +116,13 @@ class Outcome(enum.StrEnum):
     """The command did not run here: it had failed on the nodes that this one waited for."""
 
 
-class Mounted(Protocol):
-    """Something the stage left mounted; ``unmount`` may be called twice and never raises for what is gone."""
-
-    def unmount(self) -> None: ...
-
-
-class EnvResult(msgspec.Struct, kw_only=True):
-    """``exit_code`` is the command's, 0 when its result was restored. ``timings`` in seconds, by step."""
-
-    outcome: Outcome
-    reason: str
-    exit_code: int
-    seconds: float
-    key: str
-    mounts: list[Mounted] = msgspec.field(default_factory=list)
-    publication: Publication | None = None
-    """Still going on, with ``EnvSpec.background``: wait for it, or cancel it, before the mounts are unmounted."""
-    timings: dict[str, float] = msgspec.field(default_factory=dict)
-
-
 def resolve_in(root: Path, path: str) -> Path:
     """Where the container path ``path`` lies on the host below ``root``, with the container's symbolic links followed.
 
     Absolute links start again at ``root``; ``..`` never leaves it. Parts that do not exist are kept as written.
     Raises `ConfigError` when more than 40 links are met.
     """
-    todo = [part for part in path.split("/") if part not in ("", ".")][::-1]
+    todo = path.split("/")[::-1]
     done: list[str] = []
     links = 0
     while todo:

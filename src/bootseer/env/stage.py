@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from bootseer.config import Config
 from bootseer.env import capture, inputs, key, lookup, overlay, pyc, quarantine, scan, snapshots
@@ -24,12 +26,26 @@ from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
-from bootseer.env.spec import EnvResult, EnvSpec, Outcome
+from bootseer.env.spec import EnvSpec, Outcome
 from bootseer.env.unpack import recover, unpack
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.store import Store, lease
 
 log = logging.getLogger(__name__)
+
+
+class EnvResult(msgspec.Struct, kw_only=True):
+    """``exit_code`` is the command's, 0 when its result was restored. ``timings`` in seconds, by step."""
+
+    outcome: Outcome
+    reason: str
+    exit_code: int
+    key: str
+    seconds: float = 0.0
+    mounts: list[overlay.Group] = []
+    publication: Publication | None = None
+    """Still going on, with ``EnvSpec.background``: wait for it, or cancel it, before the mounts are unmounted."""
+    timings: dict[str, float] = {}
 
 
 def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Config) -> EnvResult:
@@ -94,7 +110,7 @@ class _Stage:
             except (BootseerError, OSError) as exc:
                 log.warning("%s; running the command without a snapshot", exc)
                 return self._plain(str(exc))
-            unpacking = spec.restore == "unpack" or not capture.may_mount(spec)
+            unpacking = not capture.may_mount(spec)
             with self._timed("lookup"):
                 look = self._look(document, unpacking)
             if result := self._restored(look, unpacking):
@@ -130,7 +146,8 @@ class _Stage:
         Raises `InUseError` when other processes use that one.
         """
         spec = self.spec
-        for group in overlay.groups_on(spec.targets, Path(self.config.state_dir), spec.caller):
+        hosts = [target.host for target in spec.targets]
+        for group in overlay.groups_on(hosts, Path(self.config.state_dir), spec.caller):
             record, who, untouched = group.record, group.in_use, group.untouched
             same = record.key == self.key and record.targets == list(spec.targets)
             if same and (reason := inputs.Digests(spec, self.config).difference(record.inputs)):
@@ -322,16 +339,14 @@ class _Stage:
             with self._timed("publish"):
                 done = publish(
                     look.store,
-                    look.document,
+                    look,
                     made.inputs,
                     layers,
                     content.entries,
                     work=catch.work,
                     base=base,
                     result=made.result,
-                    node=lease.this_node(),
                     seconds=self.timings["command"],
-                    replaced=look.seen if look.replace else {},
                     cancelled=cancelled,
                 )
         except (BootseerError, OSError) as exc:
@@ -341,7 +356,7 @@ class _Stage:
 
     def _compile(self, look: Lookup, catch: Capture) -> None:
         spec = self.spec
-        interpreter = spec.python if spec.contained else key.find_python(spec.python, spec.env)
+        interpreter = key.find_python(spec)
         if not interpreter or not look.document.python.version:
             return
         for number, target in enumerate(spec.targets):
@@ -359,11 +374,9 @@ class _Stage:
             self.timings[name] = self.timings.get(name, 0.0) + time.monotonic() - began
 
     def _result(
-        self, outcome: Outcome, reason: str, *, code: int = 0, mounts: list[overlay.Group] | None = None
+        self, outcome: Outcome, reason: str, *, code: int = 0, mounts: Sequence[overlay.Group] = ()
     ) -> EnvResult:
-        return EnvResult(
-            outcome=outcome, reason=reason, exit_code=code, seconds=0.0, key=self.key, mounts=[*(mounts or [])]
-        )
+        return EnvResult(outcome=outcome, reason=reason, exit_code=code, key=self.key, mounts=[*mounts])
 
 
 @contextlib.contextmanager

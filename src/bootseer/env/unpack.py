@@ -35,7 +35,6 @@ from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
-
 _PREFIX = ".bootseer-restore-"
 _JOURNAL = "journal"
 
@@ -113,7 +112,7 @@ def check_mounts(entries: Sequence[Entry], host: Path) -> None:
     if not fence:
         return
     for entry in entries:
-        dest = host / entry.inner if entry.inner else host
+        dest = host / entry.inner
         if str(dest) in fence or (entry.inner and entry.kind not in ("d", "o") and _holds_mount(dest, fence)):
             raise UnsupportedError(f"cannot restore {dest}: something is mounted there")
 
@@ -249,7 +248,7 @@ def _place(stage: Path, entries: Sequence[Entry], host: Path, undo: _Undo) -> No
     for entry in entries:
         if moved and entry.path.startswith(moved):
             continue
-        dest = host / entry.inner if entry.inner else host
+        dest = host / entry.inner
         source = stage / entry.path
         if entry.kind == "w":
             undo.replace(dest)

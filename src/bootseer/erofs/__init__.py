@@ -1,20 +1,17 @@
 """EROFS images in two devices: ``meta`` (all but file contents) and ``data`` (contents), written in pure Python."""
 
 from bootseer.erofs.build import build
-from bootseer.erofs.data import Buffer, DataSink, Hole
-from bootseer.erofs.extents import Extent, ExtentIndex
+from bootseer.erofs.data import Buffer, Hole
+from bootseer.erofs.extents import ExtentIndex
 from bootseer.erofs.node import Attrs, Node
 from bootseer.erofs.reader import Reader
-from bootseer.erofs.reader_disk import Entry, Inode
+from bootseer.erofs.reader_disk import Inode
 from bootseer.erofs.tree import Tree
 from bootseer.erofs.writer import Writer
 
 __all__ = [
     "Attrs",
     "Buffer",
-    "DataSink",
-    "Entry",
-    "Extent",
     "ExtentIndex",
     "Hole",
     "Inode",

@@ -51,7 +51,6 @@ def build(tree: Path, meta: Path, data: Path) -> None:
         if part.is_relative_to(tree):
             raise BootseerError(f"cannot build {part}: it lies in {tree}, which it is to hold", hint="put it elsewhere")
     new_meta, new_data = (part.with_name(f".{part.name}.{os.getpid()}") for part in (meta, data))
-    complete = False
     try:
         with new_data.open("wb", buffering=_PIECE) as file:
             writer = Writer(file)
@@ -62,19 +61,14 @@ def build(tree: Path, meta: Path, data: Path) -> None:
         os.replace(new_data, data)
         faults.point("erofs.build.between-renames")
         os.replace(new_meta, meta)
-        complete = True
     except OSError as exc:
-        raise from_os_error(exc, f"build an image of {tree}" + _at(exc)) from None
+        where = f" at {os.fsdecode(exc.filename)}" if isinstance(exc.filename, (str, bytes)) else ""
+        raise from_os_error(exc, f"build an image of {tree}{where}") from None
     finally:
         new_meta.unlink(missing_ok=True)
         new_data.unlink(missing_ok=True)
-        if not complete and not meta.exists():
+        if not meta.exists():
             data.unlink(missing_ok=True)
-
-
-def _at(exc: OSError) -> str:
-    name = exc.filename
-    return f" at {os.fsdecode(name)}" if isinstance(name, (str, bytes)) else ""
 
 
 class _Walk:
@@ -147,8 +141,7 @@ class _Walk:
         fd = os.open(full, _READ)
         try:
             now = os.fstat(fd)
-            same = (now.st_dev, now.st_ino) == (status.st_dev, status.st_ino) and stat.S_ISREG(now.st_mode)
-            if not same:
+            if not os.path.samestat(now, status) or not stat.S_ISREG(now.st_mode):
                 raise DataError(f"{show(full)} was replaced while an image was made of it")
             # fewer blocks than bytes: it has holes
             sparse = now.st_blocks * 512 < now.st_size

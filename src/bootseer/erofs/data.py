@@ -70,10 +70,8 @@ class Stream:
         self.zeros(-self.position % multiple)
 
     def zeros(self, count: int) -> None:
-        while count > 0:
-            piece = _ZEROS[:count]
-            self.write(piece)
-            count -= len(piece)
+        for at in range(0, count, len(_ZEROS)):
+            self.write(_ZEROS[: count - at])
 
     def fill(self, count: int) -> None:
         """Write zeros of a hole. `DataError` when there have been too many for the content received."""
@@ -140,7 +138,6 @@ class _Placing:
         self._fill(self._filled)
         self._stream.zeros(self._zeros - self._filled)
         self._zeros = self._filled = 0
-        self._open = True
 
     def _end_unit(self) -> None:
         if not self._open and (not self._runs or self._runs[-1][1] >= 0):

@@ -18,32 +18,25 @@ class Extent(NamedTuple):
 
 
 class ExtentIndex:
-    """Data ranges and their files. Add all files, then `freeze`, then ask.
+    """Which file each part of the data is of.
 
     Every byte counts for one file: where several have it (``mkfs.erofs`` stores equal chunks once), for the one added
     first. Bytes that no file has (padding) belong to nobody and are in no answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, files: Iterable[tuple[bytes, Iterable[tuple[int, int]]]]) -> None:
+        """``files``: each with its (offset, length) ranges. Takes n log n for n ranges, however they lie."""
         self.paths: list[bytes] = []
-        self._added: list[tuple[int, int, int]] = []
         self._starts = array("Q")
         self._ends = array("Q")
         self._files = array("L")
-
-    def add(self, path: bytes, ranges: Iterable[tuple[int, int]]) -> None:
-        """A file and its (offset, length) ranges; one without any is left out."""
-        file = len(self.paths)
-        count = len(self._added)
-        self._added.extend((offset, file, offset + length) for offset, length in ranges if length > 0)
-        if len(self._added) > count:
+        added: list[tuple[int, int, int]] = []
+        for path, ranges in files:
+            added += ((offset, len(self.paths), offset + length) for offset, length in ranges if length > 0)
             self.paths.append(path)
-
-    def freeze(self) -> None:
-        """Sort out what overlaps; n log n for n ranges however they lie."""
         active: list[tuple[int, int]] = []
         at = 0
-        for start, file, end in [*sorted(self._added), (1 << 64, 0, 0)]:
+        for start, file, end in [*sorted(added), (1 << 64, 0, 0)]:
             # Up to where this range begins, each stretch goes to the active file that was added first.
             while active and at < start:
                 owner, until = active[0]
@@ -54,7 +47,6 @@ class ExtentIndex:
                 at = min(until, start)
             at = start
             heapq.heappush(active, (file, end))
-        self._added.clear()
 
     def _put(self, start: int, end: int, file: int) -> None:
         if self._ends and self._ends[-1] == start and self._files[-1] == file:

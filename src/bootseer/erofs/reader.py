@@ -54,7 +54,6 @@ class Reader:
         devices = self._super.devices
         if len(devices) > 1:
             raise DataError(f"EROFS image of {1 + len(devices)} devices", hint="two are supported")
-        self._mask = (1 << len(devices).bit_length()) - 1
         self._data_size = data_size
         self._mapped = range(0)
         if devices and devices[0].blocks:
@@ -160,7 +159,6 @@ class Reader:
     # -- contents ------------------------------------------------------------------------------------------------
 
     def readlink(self, inode: Inode) -> bytes:
-        """The target of a symbolic link."""
         if not inode.is_symlink or not 0 < inode.size < _MAX_LINK:
             raise DataError(f"bad EROFS image: {inode.nid} is no symbolic link, or one of {inode.size} bytes")
         target = self.read(inode, 0, inode.size)
@@ -212,18 +210,19 @@ class Reader:
 
     def owner_index(self) -> ExtentIndex:
         """Which file each part of the data belongs to (by a file's first name, when it has several)."""
-        index = ExtentIndex()
-        seen: set[int] = set()
-        room = len(self._meta)
-        for path, inode in self.walk():
-            if inode.is_file and inode.nid not in seen:
-                seen.add(inode.nid)
-                room -= self.table_size(inode)
-                if room < 0:
-                    raise DataError("bad EROFS image: its files share their chunk indexes")
-                index.add(path, ((data, size) for _, data, size in self.extents(inode)))
-        index.freeze()
-        return index
+
+        def files() -> Iterator[tuple[bytes, Iterator[tuple[int, int]]]]:
+            seen: set[int] = set()
+            room = len(self._meta)
+            for path, inode in self.walk():
+                if inode.is_file and inode.nid not in seen:
+                    seen.add(inode.nid)
+                    room -= self.table_size(inode)
+                    if room < 0:
+                        raise DataError("bad EROFS image: its files share their chunk indexes")
+                    yield path, ((data, size) for _, data, size in self.extents(inode))
+
+        return ExtentIndex(files())
 
     def _pieces(self, inode: Inode, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
         """``start`` to ``end`` of the contents as (offset, device, address, length), ascending."""
@@ -253,10 +252,10 @@ class Reader:
         unit, bits, count = self._chunk_form(inode)
         first = -(-inode.tail_at // unit) * unit
         table = part(self._meta, first, unit * count, f"the chunk index of inode {inode.nid}")
-        low, high = start >> bits, -(-end >> bits)
+        low, high, mask = start >> bits, -(-end >> bits), len(self._super.devices)
         held: tuple[int, int, int, int] | None = None
         for number, raw in enumerate((_INDEX if unit == 8 else _BLOCK).iter_unpack(table[low * unit : high * unit])):
-            device, block = (raw[1] & self._mask, raw[2]) if unit == 8 else (0, raw[0])
+            device, block = (raw[1] & mask, raw[2]) if unit == 8 else (0, raw[0])
             at = max(start, low + number << bits)
             size = min(end, low + number + 1 << bits) - at
             if block == fmt.HOLE:
@@ -279,8 +278,6 @@ class Reader:
         address = (block << self._super.bits) + into
         if device == _META:
             part(self._meta, address, size, f"the contents of inode {inode.nid}")
-        elif device > len(self._super.devices):
-            raise DataError(f"bad EROFS image: inode {inode.nid} is on device {device}, which it does not have")
         elif self._data_size is not None and address + size > self._data_size:
             raise DataError(f"bad EROFS image: the contents of inode {inode.nid} lie outside of its data")
         return at, device, address, size

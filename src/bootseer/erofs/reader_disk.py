@@ -18,7 +18,6 @@ import crc32c
 from bootseer.erofs import format as fmt
 from bootseer.errors import DataError
 
-_CHECKSUMMED = 1
 # Zero padding and compression settings say something about compressed files only, which are refused one by one.
 _KNOWN_FEATURES = 0x1 | 0x2 | 0x4 | 0x8
 _PREFIXES = {5: b"lustre.", **{number: prefix for prefix, number in fmt.XATTR_PREFIXES}}
@@ -96,15 +95,13 @@ def part(meta: memoryview, at: int, length: int, what: str) -> memoryview:
 
 def parse_super(meta: memoryview) -> Super:
     fields = fmt.SUPER.unpack(part(meta, fmt.SUPER_OFFSET, fmt.SUPER.size, "the superblock"))
-    magic, checksum, compat, bits, _slots, root, _inos, built, built_nsec, _blocks, meta_block, xattr_block = fields[
-        :12
-    ]
-    incompat, _algorithms, extra, slot_at, dir_bits = fields[14:19]
+    magic, checksum, compat, bits, _, root, _, built, built_nsec, _, meta_block, xattr_block = fields[:12]
+    incompat, _, extra, slot_at, dir_bits = fields[14:19]
     if magic != fmt.MAGIC:
         raise DataError("bad EROFS image: no superblock")
     if not 9 <= bits <= 16:
         raise DataError(f"bad EROFS image: blocks of 2^{bits} bytes")
-    if compat & _CHECKSUMMED:
+    if compat & fmt.COMPAT_CHECKSUM:
         rest = (1 << bits) - fmt.SUPER_OFFSET if 1 << bits > fmt.SUPER_OFFSET else 1 << bits
         block = bytearray(part(meta, fmt.SUPER_OFFSET, rest, "the superblock"))
         block[4:8] = bytes(4)

@@ -12,7 +12,6 @@ from bootseer.erofs.data import Buffer, Hole
 from bootseer.erofs.node import Attrs, Node
 from bootseer.errors import DataError
 
-_DEVICES = (stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK)
 _ROOT = Attrs(0o755)
 
 
@@ -85,8 +84,6 @@ class Tree(ABC):
     def add_device(self, path: bytes, attrs: Attrs, kind: int, rdev: int = 0, *, at: Node | None = None) -> Node:
         """Make a device node, fifo or socket: ``kind`` is ``stat.S_IFCHR``, ``S_IFBLK``, ``S_IFIFO`` or ``S_IFSOCK``;
         ``rdev`` as of `os.makedev`, with up to 12 bits of major and 20 of minor number."""
-        if kind not in _DEVICES:
-            raise ValueError(f"{kind:o} is no kind of device")
         children, name = self._place(path, at, replace=True)
         node = Node(kind, attrs)
         if kind in (stat.S_IFCHR, stat.S_IFBLK):

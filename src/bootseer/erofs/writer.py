@@ -26,7 +26,6 @@ class Writer(Tree):
             raise ValueError(f"alignment {align} is not a power of two of at least {fmt.BLOCK}")
         self._align = align
         self._stream = Stream(sink, align)
-        self._finished = False
 
     @property
     def position(self) -> int:
@@ -63,9 +62,6 @@ class Writer(Tree):
 
     def finish(self) -> bytes:
         """Pad the data device to whole blocks of 4 KiB and return the meta device. The writer is done then."""
-        if self._finished:
-            raise ValueError("the image is finished")
-        self._finished = True
         self._stream.pad(fmt.BLOCK)
         return assemble(self.root, self._stream.position)
 

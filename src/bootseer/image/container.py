@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import posixpath
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,7 +77,8 @@ def spec(
     files = [path for path in ("/etc/resolv.conf", "/etc/hosts") if os.path.isfile(path)]
     names = [Bind(os.path.realpath(path), path, readonly=True) for path in files]
     shown = [*devices(dev, gpus=chosen is None or chosen.gpus is None), *mounts]
-    held = [name for name, bit in _CAPABILITIES.items() if _bounding() >> bit & 1]
+    (bounding,) = status_masks("self", "CapBnd:")
+    held = [name for name, bit in _CAPABILITIES.items() if bounding >> bit & 1]
     document = {
         "ociVersion": "1.0.2",
         "process": {
@@ -179,19 +181,16 @@ def _bind(mount: Bind) -> dict[str, Any]:
     return {"destination": mount.target, "type": "bind", "source": source, "options": options}
 
 
-def _bounding() -> int:
-    with open("/proc/self/status") as lines:
-        for line in lines:
-            if line.startswith("CapBnd:"):
-                return int(line.split()[1], 16)
-    return 0
+def status_masks(pid: int | str, *names: str) -> list[int]:
+    """The bit masks of a process that ``/proc/PID/status`` has under ``names``. Raises `OSError`."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return [int(line.split()[1], 16) for line in lines if line.startswith(names)]
 
 
 def user_of(rootfs: Path, text: str) -> dict[str, Any]:
     """The ``user`` object for the image's ``USER`` (``name|uid[:group|gid]``), looked up in the image's own files."""
     name, _, group = text.partition(":")
-    if not name:
-        name = "0"
+    name = name or "0"
     uid, gid = (int(name), 0) if name.isdecimal() else (-1, 0)
     for fields in _lines(rootfs, b"etc/passwd", 4):
         if fields[0] == name or fields[2] == str(uid):
@@ -199,7 +198,7 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
             break
     if uid < 0:
         raise ConfigError(f"user {name!r} of the image is not in its /etc/passwd")
-    groups = [fields for fields in _lines(rootfs, b"etc/group", 3)]
+    groups = _lines(rootfs, b"etc/group", 3)
     if group:
         found = {fields[0]: int(fields[2]) for fields in groups}
         if not group.isdecimal() and group not in found:
@@ -220,17 +219,13 @@ def _lines(rootfs: Path, path: bytes, numbers_from: int) -> list[list[str]]:
     return [f for f in lines if len(f) >= numbers_from and all(f[i].isdecimal() for i in range(2, numbers_from))]
 
 
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
-
-
 def open_in_root(root: int, path: bytes, flags: int) -> int:
     """``openat2(2)`` of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
 
     Returns a descriptor the caller closes. Raises `OSError`, or `UnsupportedError` before Linux 5.6.
     """
-    how = _OpenHow(flags, 0, _RESOLVE_IN_ROOT)
-    fd = _libc.syscall(_OPENAT2, root, path, ctypes.byref(how), ctypes.sizeof(how))
+    how = struct.pack("=QQQ", flags, 0, _RESOLVE_IN_ROOT)
+    fd = _libc.syscall(_OPENAT2, root, path, how, ctypes.c_size_t(len(how)))
     if fd >= 0:
         return int(fd)
     code = ctypes.get_errno()

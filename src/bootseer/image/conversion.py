@@ -2,7 +2,7 @@
 
 Layers stream: registry or layout -> inflate -> tar members -> EROFS writer -> blocks -> packs -> store; nothing is
 unpacked on the way. Concurrency: the caller's thread applies members; threads of `oci.pipeline` bring their bytes,
-those of `blocks.formats.pack` take the data.
+those of `blocks.publish.packs` take the data.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from bootseer.store import open_store
 
 log = logging.getLogger(__name__)
 
-
 RUNS = "run"
 """The folder of ``state_dir`` with a folder for each command that runs in a container of its own image mount."""
 STARTS = "starts"
@@ -62,14 +61,14 @@ class MountRecord(msgspec.Struct, frozen=True, kw_only=True):
 class ImageMount:
     """A mounted image. It stays mounted until `unmount`, also when this process ends (see `attach`)."""
 
-    def __init__(self, record: MountRecord, state_dir: Path) -> None:
+    def __init__(self, record: MountRecord, state_dir: Path, lookup_seconds: float = 0.0) -> None:
         self.record = record
         self.rootfs = Path(record.target)
         self.upper = Path(record.overlay, "upper") if record.overlay else None
         """What was written on top of the image; None when mounted read-only."""
         self.config = record.config
         self.digest = record.image
-        self.lookup_seconds = 0.0
+        self.lookup_seconds = lookup_seconds
         """How long registry and store took to tell what the image is, for who mounted it."""
         self._state_dir = state_dir
 
@@ -180,9 +179,7 @@ def mount(
             except OSError as exc:
                 raise from_os_error(exc, f"mount {ref} on {target}") from exc
             undo.pop_all()
-    made_here = ImageMount(entry, state_dir)
-    made_here.lookup_seconds = lookup_seconds
-    return made_here
+    return ImageMount(entry, state_dir, lookup_seconds)
 
 
 def attach(target: Path | str, state_dir: Path) -> ImageMount:

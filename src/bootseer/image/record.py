@@ -124,8 +124,7 @@ def remove(store: Store | str, records: Iterable[ImageRecord]) -> None:
 def listing(store: Store) -> Iterator[ImageRecord]:
     """All records of a store; one that is damaged, or that a newer version made, is left out with a line in the log."""
     for info in store.list(FOLDER):
-        record = _look(store, info.key)
-        if record is not None:
+        if record := _look(store, info.key):
             yield record
 
 

@@ -85,7 +85,6 @@ def run(
     `cdi.select`. The container is in the caller's cgroups, and gone when this returns. Raises `PrivilegeError`,
     `UnsupportedError` (no working runtime), `NotFoundError` (no such command in the image), `ConfigError`.
     """
-    _need_root()
     state = state_dir or Path(settings.load().state_dir)
     program = find(state, runtime).path
     args = container.command_of(config, argv)
@@ -101,8 +100,10 @@ def run(
 
 
 def find(state_dir: Path, runtime: str | None = None) -> Probe:
-    """The runtime to use: ``runtime`` if given, else the first that works. Raises `UnsupportedError` with reasons."""
-    _need_root()
+    """The runtime to use: ``runtime`` if given, else the first that works. Raises `PrivilegeError`, and
+    `UnsupportedError` with reasons."""
+    if os.geteuid() != 0:
+        raise PrivilegeError("running a container needs root", hint="run with sudo")
     probes = []
     for name in [runtime] if runtime else RUNTIMES:
         result = _remembered(state_dir, name)
@@ -298,10 +299,9 @@ class _Container:
 def _heeds(pid: int, number: int) -> bool:
     """Whether process ``pid`` has a handler for signal ``number``, ignores it or waits for it."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        masks = container.status_masks(pid, "SigCgt:", "SigIgn:", "SigBlk:")
     except OSError:
         return True
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt:", "SigIgn:", "SigBlk:"))]
     return any(mask >> (number - 1) & 1 for mask in masks)
 
 
@@ -351,12 +351,10 @@ def cgroup_path(name: str) -> str:
     With cgroup v1 it is relative, and below the cgroup of this process of each controller. With v2 alone it is beside
     the cgroup of this process: one with processes in it cannot have others below it and share out controllers.
     """
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        number, _, path = line.split(":", 2)
-        if number == "0":
-            return os.path.join(os.path.dirname(path), name)
-        break
-    return name
+    first = Path("/proc/self/cgroup").read_text().partition("\n")[0]
+    if not first.startswith("0::"):
+        return name
+    return os.path.join(os.path.dirname(first[3:]), name)
 
 
 def _json_line(text: str) -> dict[str, Any]:
@@ -374,8 +372,3 @@ def _start_error(command: str, reason: str) -> BootseerError:
     if "permission denied" in reason and "exec" in reason:
         return BootseerError(f"cannot run {command} in the container: it is not executable")
     return UnsupportedError(f"the container runtime could not start: {reason}", hint="see bootseer doctor")
-
-
-def _need_root() -> None:
-    if os.geteuid() != 0:
-        raise PrivilegeError("running a container needs root", hint="run with sudo")

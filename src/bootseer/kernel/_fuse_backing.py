@@ -17,17 +17,15 @@ from collections.abc import Callable, Mapping
 _log = logging.getLogger(__name__)
 _MAP = struct.Struct("=iIQ")  # fd flags padding
 _OPEN, _CLOSE = 0x4010E501, 0x4004E502  # FUSE_DEV_IOC_BACKING_OPEN, FUSE_DEV_IOC_BACKING_CLOSE
-
-
 _EARLIER = -1
 """Stands for the handles of servers before this one."""
 
 
 class _Node:
-    def __init__(self) -> None:
-        self.backing = 0
+    def __init__(self, fh: int, backing: int = 0) -> None:
+        self.backing = backing
         """The kernel's number of its backing file; 0: it is served."""
-        self.handles: set[int] = set()
+        self.handles = {fh}
         self.decided = threading.Event()
 
 
@@ -49,9 +47,7 @@ class Backings:
         """Go on after another server: ``known`` has the backing number of each node that it had passed through."""
         self.enabled = True
         for node, backing in known.items():
-            held = self._nodes[node] = _Node()
-            held.backing = backing
-            held.handles.add(_EARLIER)
+            self._nodes[node] = held = _Node(_EARLIER, backing)
             held.decided.set()
 
     def open(self, device: int, node: int, fh: int, local: Callable[[int], int | None]) -> int:
@@ -63,7 +59,7 @@ class Backings:
             known = self._nodes.get(node)
             first = known is None
             if known is None:
-                known = self._nodes[node] = _Node()
+                known = self._nodes[node] = _Node(fh)
             known.handles.add(fh)
         if first:
             try:
@@ -76,10 +72,7 @@ class Backings:
                         raise
                     known.backing = backing
             except BaseException:  # the open fails: no release of it will come
-                with self._lock:
-                    known.handles.discard(fh)
-                    if not known.handles:
-                        del self._nodes[node]
+                self.release(device, node, fh)
                 raise
             finally:
                 known.decided.set()

@@ -33,10 +33,12 @@ class Device:
 
     @classmethod
     def open(cls, mountpoint: Path, options: Options) -> Device:
-        """Mount; the kernel's INIT request is still to be answered, and all uses of the mount wait for that. Errors as
-        `open_and_mount`."""
+        """Mount; the kernel's INIT request is still to be answered, and all uses of the mount wait for that.
+
+        Raises `UnsupportedError` (no FUSE, or no fusermount3 where root is missing), `PrivilegeError`, `NotFoundError`.
+        """
         mountpoint = Path(mountpoint).absolute()
-        fd = open_and_mount(mountpoint, options)
+        fd = _open_and_mount(mountpoint, options)
         return cls(mountpoint, mount.find(mountpoint), fd)
 
     @property
@@ -55,11 +57,7 @@ class Device:
             os.close(self.fd)
 
 
-def open_and_mount(mountpoint: Path, options: Options) -> int:
-    """Mount a FUSE file system on ``mountpoint``; returns the device descriptor, whose INIT request is still to answer.
-
-    Raises `UnsupportedError` (no FUSE, or no fusermount3 where root is missing), `PrivilegeError`, `NotFoundError`.
-    """
+def _open_and_mount(mountpoint: Path, options: Options) -> int:
     if not os.path.isdir(mountpoint):
         raise NotFoundError(f"cannot mount {options.name} on {mountpoint}: there is no such folder")
     name, said = options.name, [f"max_read={MAX_READ}", "default_permissions"]

@@ -59,7 +59,7 @@ class Loop:
         self._handlers: dict[int, Callable[[Context, memoryview], bytes]] = {
             wire.INIT: self._init,
             wire.LOOKUP: self._lookup,
-            wire.GETATTR: self._getattr,
+            wire.GETATTR: lambda ctx, body: self._attributes(ctx.node, operations.getattr(ctx.node, ctx)),
             wire.OPEN: self._open,
             wire.RELEASE: self._release,
             wire.OPENDIR: self._opendir,
@@ -197,18 +197,16 @@ class Loop:
         if extended:
             offered |= wire.INIT_IN_FLAGS2.unpack_from(body, wire.INIT_IN.size)[0] << 32
         wanted = wire.INIT_FLAGS | (wire.WRITE_FLAGS if self._options.writable else {})
+        wanted |= {"passthrough": wire.PASSTHROUGH} if self._options.passthrough else {}
+        wanted |= {"request_timeout": wire.REQUEST_TIMEOUT} if self._options.request_timeout else {}
         granted = {name: bit for name, bit in wanted.items() if offered & bit}
-        if self._options.passthrough and offered & wire.PASSTHROUGH:
-            granted["passthrough"] = wire.PASSTHROUGH
-            self.backings.enabled = True
-        if self._options.request_timeout and offered & wire.REQUEST_TIMEOUT:
-            granted["request_timeout"] = wire.REQUEST_TIMEOUT
+        self.backings.enabled = "passthrough" in granted
         flags = sum(granted.values()) | extended
-        readahead = min(readahead, self._options.max_readahead)
-        self.negotiated = Negotiated(minor, frozenset(granted), readahead)
+        self.negotiated = Negotiated(minor, frozenset(granted))
         max_pages = max(1, wire.MAX_READ // os.sysconf("SC_PAGE_SIZE"))
         return wire.INIT_OUT.pack(
-            *(7, min(minor, wire.MINOR_WANTED), readahead, flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4),
+            *(7, min(minor, wire.MINOR_WANTED), min(readahead, self._options.max_readahead)),
+            *(flags & 0xFFFFFFFF, _BACKGROUND, _BACKGROUND * 3 // 4),
             *(wire.MAX_READ if self._options.writable else 4096, 1, max_pages, 0, flags >> 32),
             *(int(self.backings.enabled), self._options.request_timeout),
         )
@@ -233,9 +231,6 @@ class Loop:
             if not seconds + nanoseconds:
                 raise
             return wire.ENTRY_OUT.pack(0, 0, seconds, 0, nanoseconds, 0) + bytes(wire.ATTR.size)
-
-    def _getattr(self, ctx: Context, body: memoryview) -> bytes:
-        return self._attributes(ctx.node, self._ops.getattr(ctx.node, ctx))
 
     def _attributes(self, node: int, attr: Attr) -> bytes:
         return wire.ATTR_OUT.pack(*self._attr_valid, 0) + self._attr(node, attr)

@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import struct
-from typing import NamedTuple
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -31,18 +30,6 @@ _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1
 _STATX = struct.Struct("=I24xH2xQQ32xqI4xqI4xqI4x8xII")
 
 
-class Statx(NamedTuple):
-    """Times in nanoseconds since the epoch; ``born`` 0 where the file system does not keep it."""
-
-    device: int
-    inode: int
-    mode: int
-    size: int
-    mtime: int
-    ctime: int
-    born: int
-
-
 def _check(result: int, name: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
@@ -57,7 +44,6 @@ def mount(source: str, target: str, fstype: str, flags: int, data: str) -> None:
 
 
 def umount2(target: str, flags: int) -> None:
-    """umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), flags), target)
 
 
@@ -139,23 +125,22 @@ def setns(fd: int) -> None:
 
 
 def fanotify_init(flags: int, event_flags: int) -> int:
-    """fanotify_init(2)."""
     return _check(_libc.fanotify_init(flags, event_flags), "fanotify")
 
 
 def fanotify_mark(fd: int, flags: int, mask: int, path: str) -> None:
-    """fanotify_mark(2)."""
     _check(_libc.fanotify_mark(fd, flags, mask, _AT_FDCWD, os.fsencode(path)), path)
 
 
-def statx(file: int | str) -> Statx:
-    """statx(2) of a descriptor or a path, links not followed."""
+def statx(file: int | str) -> tuple[int, ...]:
+    """statx(2) of a descriptor or a path, links not followed: mode, device, inode, size, and the times of the last
+    write, the last change and the making, in nanoseconds since the epoch; the last is 0 where it is not kept."""
     data = ctypes.create_string_buffer(256)
     at, path = (file, b"") if isinstance(file, int) else (_AT_FDCWD, os.fsencode(file))
     _check(_libc.statx(at, path, _AT_SYMLINK_NOFOLLOW | _AT_EMPTY_PATH, 0xFFF, data), str(file))
     mask, mode, inode, size, bs, bn, cs, cn, ms, mn, major, minor = _STATX.unpack_from(data)
     born = bs * 10**9 + bn if mask & _STATX_BTIME else 0
-    return Statx(os.makedev(major, minor), inode, mode, size, ms * 10**9 + mn, cs * 10**9 + cn, born)
+    return mode, os.makedev(major, minor), inode, size, ms * 10**9 + mn, cs * 10**9 + cn, born
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:

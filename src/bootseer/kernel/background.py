@@ -59,7 +59,7 @@ def preloaded(*commands: Sequence[str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if _this_thread.starter is None and modules:
             try:
-                _this_thread.starter = stack.enter_context(_Starter(modules))
+                _this_thread.starter = stack.enter_context(_starter(modules))
                 stack.callback(setattr, _this_thread, "starter", None)
             except OSError as exc:
                 log.warning("cannot start a process that loads servers: %s; each loads its own modules", exc)
@@ -163,33 +163,31 @@ class _Order(msgspec.Struct):
     environ: list[tuple[bytes, bytes]]
 
 
+@contextlib.contextmanager
+def _starter(modules: Sequence[str]) -> Iterator[_Starter]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                (*program(__name__), str(theirs.fileno()), *modules),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        try:
+            yield _Starter(ours)
+        finally:
+            ours.close()
+            process.kill()  # its servers are not its children any more
+            _see_out(process)
+
+
 class _Starter:
     """Its owner's end. The process ends when that is closed. Each `order` is followed by `group`."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
-        self._group = 0
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = (*program(__name__), str(theirs.fileno()), *modules)
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-            except BaseException:
-                self._sock.close()
-                raise
-
-    def __enter__(self) -> _Starter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._sock.close()
-        self._process.kill()  # its servers are not its children any more
-        _see_out(self._process)
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock, self._group = sock, 0
 
     def order(self, module: str, fds: list[int]) -> None:
         """Ask for a server. Raises `OSError` when the process has ended."""
@@ -228,16 +226,13 @@ _this_thread = _Thread()
 
 def _serve(sock: socket.socket) -> None:
     """Fork a server for each order until the owner has no more."""
-    size = socket.CMSG_SPACE(_DESCRIPTORS * array.array("i").itemsize)
     while True:
-        raw, ancillary, _, _ = sock.recvmsg(64, size, socket.MSG_CMSG_CLOEXEC)
+        raw, fds, _, _ = socket.recv_fds(sock, 64, _DESCRIPTORS)
         if not raw:
             return
         with contextlib.suppress(ChildProcessError):  # the owner has done with those before this one
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        fds = array.array("i")
-        fds.frombytes(ancillary[0][2])
         if not os.fork():
             _become(sock, *fds)
         for fd in fds:

@@ -7,7 +7,6 @@ here blocks unless it is given a timeout.
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import select
 import socket
@@ -42,8 +41,7 @@ class Channel(Generic[M]):
         """Both ends."""
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for one in ends:
-            with contextlib.suppress(OSError):
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         return cls(ends[0]), cls(ends[1])
 
     def fileno(self) -> int:

@@ -88,7 +88,7 @@ class Child:
     def dead(self) -> bool:
         if self._pidfd < 0:
             return True
-        if not self._ended(0):
+        if not ended(self._pidfd):
             return False
         if self._status is None:
             with contextlib.suppress(ChildProcessError):  # adopted
@@ -96,11 +96,6 @@ class Child:
                 if pid:
                     self._status = status
         return True
-
-    def _ended(self, seconds: float) -> bool:
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(int(seconds * 1000)))
 
     @property
     def code(self) -> int:
@@ -131,7 +126,6 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self._signal(signal.SIGTERM)
 
     def _signal(self, number: int) -> None:
@@ -142,7 +136,7 @@ class Child:
     def end(self) -> None:
         """Kill it and see that it is gone."""
         self.kill()
-        if self._pidfd >= 0 and self._ended(5.0):
+        if self._pidfd >= 0 and ended(self._pidfd, 5.0):
             _ = self.dead  # no zombie stays
         self.forget()
 
@@ -151,6 +145,13 @@ class Child:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def ended(pidfd: int, seconds: float = 0.0) -> bool:
+    """Whether the process of a pidfd has ended, or does so within ``seconds``."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(int(seconds * 1000)))
 
 
 def born(pid: int) -> int:

@@ -37,9 +37,6 @@ def locked(path: Path, flags: int = os.O_RDWR, patience: float = 0.0) -> Iterato
 
 def is_at(fd: int, path: Path) -> bool:
     """Whether what is open as ``fd`` is still what ``path`` names."""
-    mine = os.fstat(fd)
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    return False

@@ -130,8 +130,6 @@ class Server:
     def start(self) -> None:
         """Mount (unless there is a ``device``) and serve; returns once the kernel has finished INIT. Errors as of
         `kernel.mount`."""
-        if self._threads:
-            raise RuntimeError("a server starts once")
         self._run(self._device or Device.open(self.mountpoint, self.options))
         if not self._core.ready.wait(_START_SECONDS):
             self.stop(timeout=0)

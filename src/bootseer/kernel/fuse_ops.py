@@ -8,12 +8,13 @@ UTF-8. Every operation may be called from several threads at once.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from bootseer.errors import DataError
 
@@ -126,25 +127,22 @@ class Options:
     minute later at most); 0: never. Kernels before Linux 6.15 never do."""
 
 
-@dataclass(frozen=True)
-class Negotiated:
+class Negotiated(msgspec.Struct, frozen=True, array_like=True):
     """What the kernel granted in INIT."""
 
     kernel_minor: int
     flags: frozenset[str]
-    max_readahead: int
 
     def encode(self) -> bytes:
         """For the process that may have to serve the mount after this one."""
-        return json.dumps([self.kernel_minor, sorted(self.flags), self.max_readahead]).encode()
+        return msgspec.json.encode(self, order="deterministic")
 
     @classmethod
     def decode(cls, data: bytes) -> Negotiated:
         """Raises `DataError` for anything but what `encode` gave."""
         try:
-            minor, flags, readahead = json.loads(data)
-            return cls(int(minor), frozenset(map(str, flags)), int(readahead))
-        except (ValueError, TypeError) as exc:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as exc:
             raise DataError("the note of what FUSE negotiated is not understood") from exc
 
 
@@ -169,7 +167,6 @@ class Operations:
         return found
 
     def getattr(self, node: int, ctx: Context) -> Attr:
-        """The attributes of ``node``."""
         raise NotImplementedError
 
     def readdir(self, node: int, ctx: Context) -> Iterable[DirEntry]:
@@ -245,7 +242,7 @@ class WritableOperations(Operations):
         raise NotImplementedError
 
     def setxattr(self, node: int, name: str, value: bytes, flags: int, ctx: Context) -> None:
-        """Set an extended attribute; ``flags`` as of setxattr(2)."""
+        """``flags`` as of setxattr(2)."""
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     def removexattr(self, node: int, name: str, ctx: Context) -> None:
@@ -253,15 +250,12 @@ class WritableOperations(Operations):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     def mkdir(self, parent: int, name: str, mode: int, ctx: Context) -> Entry:
-        """Make a folder."""
         raise NotImplementedError
 
     def unlink(self, parent: int, name: str, ctx: Context) -> None:
-        """Remove a file."""
         raise NotImplementedError
 
     def rmdir(self, parent: int, name: str, ctx: Context) -> None:
-        """Remove an empty folder."""
         raise NotImplementedError
 
     def rename(self, parent: int, name: str, to: int, to_name: str, ctx: Context, *, overwrite: bool) -> None:

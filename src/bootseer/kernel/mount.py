@@ -133,24 +133,23 @@ def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> N
     try:
         _libc.umount2(target, flags)
     except OSError as exc:
-        if exc.errno == errno.EPERM:
-            if os.geteuid() != 0 and (entry := find(target)) and entry.fstype.startswith("fuse"):
-                return _fusermount_unmount(target, lazy=lazy)
-            raise PrivilegeError(f"cannot unmount {target}", hint="run as root") from None
         if exc.errno == errno.EBUSY:
             hint = f"end what uses it (fuser -vm {target})"
             raise BootseerError(f"cannot unmount {target}: it is in use", hint=hint) from None
         if exc.errno == errno.EINVAL:
             raise BootseerError(f"cannot unmount {target}: it is not a mount") from None
-        raise from_os_error(exc, f"unmount {target}") from None
-    return None
+        if exc.errno != errno.EPERM:
+            raise from_os_error(exc, f"unmount {target}") from None
+        if os.geteuid() == 0 or not (entry := find(target)) or not entry.fstype.startswith("fuse"):
+            raise PrivilegeError(f"cannot unmount {target}", hint="run as root") from None
+        _fusermount_unmount(target, lazy=lazy)
 
 
-def _fusermount_unmount(target: str | Path, *, lazy: bool) -> None:
+def _fusermount_unmount(target: str, *, lazy: bool) -> None:
     tool = shutil.which("fusermount3") or shutil.which("fusermount")
     if tool is None:
         raise UnsupportedError(f"cannot unmount {target} without fusermount3", hint="apt install fuse3, or run as root")
-    command = [tool, "-u", "-q", *(["-z"] if lazy else []), "--", str(target)]
+    command = [tool, "-u", "-q", *(["-z"] if lazy else []), "--", target]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it is in use"]

@@ -53,10 +53,8 @@ class FileState(NamedTuple):
 
 def state_of(file: int | str) -> FileState | None:
     """Of a descriptor or a path (links are not followed); None for what is no regular file. Raises `OSError`."""
-    found = _libc.statx(file)
-    if not stat.S_ISREG(found.mode):
-        return None
-    return FileState(found.device, found.inode, found.size, found.mtime, found.ctime, found.born)
+    mode, *found = _libc.statx(file)
+    return FileState(*found) if stat.S_ISREG(mode) else None
 
 
 class Opens:

@@ -35,18 +35,22 @@ class CheckpointStage:
         self.table, self.folder, self.config = table, folder, config
         self._identity, self._job = identity, job
         self._mount: stripefs.FsMount | None = None
-        self._name: str | None = None if table.latest else ""
-        """Path of the checkpoint below the URLs."""
-        self._none = False
+        self._name: str | None = ""
+        """Path of the checkpoint below the URLs; None: there is no checkpoint yet."""
         self.recorded = 0
         """Bytes that the start before read, as far as is known."""
 
     def begin(self) -> None:
-        """Mount; what is to be prefetched waits for `release`. Once is enough.
-
-        `NotFoundError`, or `DataError` for one without COMMIT.
+        """Look which checkpoint it is: what the job saves from now on is for the next start. Mount it; what is to be
+        prefetched waits for `release`. `NotFoundError`, or `DataError` for one without COMMIT.
         """
-        if self._mount is not None or not self.table.enabled or not self._look():
+        if self.table.latest:
+            try:
+                self._name = stripefs.open_fs(self.table.url).latest()
+            except NotFoundError as exc:
+                log.warning("%s; the job starts without a checkpoint", exc)
+                self._name = None
+        if self._name is None or not self.table.enabled:
             return
         record = access.load(open_store(self.config.store_url), self._lineage)
         self.recorded = record.bytes if record else 0
@@ -79,7 +83,7 @@ class CheckpointStage:
 
     def provide(self, span: str) -> Path:
         """The folder that the container is to see."""
-        if not self._look():
+        if self._name is None:
             self.folder.mkdir(parents=True, exist_ok=True)
         elif self._mount is None:
             with emit.span("checkpoint_load", how="copy"):
@@ -87,19 +91,9 @@ class CheckpointStage:
         emit.annotate(span, checkpoint=self._how)
         return self.folder
 
-    def _look(self) -> bool:
-        """Whether there is a checkpoint; asked once: what the job saves from now on is for the next start."""
-        if self._name is None and not self._none:
-            try:
-                self._name = stripefs.open_fs(self.table.url).latest()
-            except NotFoundError as exc:
-                log.warning("%s; the job starts without a checkpoint", exc)
-                self._none = True
-        return not self._none
-
     @property
     def _how(self) -> str:
-        return "none" if self._none else "striped" if self._mount else "copied"
+        return "none" if self._name is None else "striped" if self._mount else "copied"
 
     def status(self) -> dict[str, object]:
         """What was moved so far (of a mount), for the record of the start."""

@@ -16,7 +16,8 @@ from bootseer import env, image
 from bootseer.errors import ConfigError
 from bootseer.image import user
 from bootseer.image.cdi import Selection
-from bootseer.launch.job import Job, MountTable
+from bootseer.image.container import Bind
+from bootseer.launch.job import Job
 from bootseer.oci import ContainerConfig, ImageConfig
 from bootseer.profile import emit
 from bootseer.profile.auto import variables
@@ -38,7 +39,7 @@ class Container:
         config: ImageConfig,
         events: Path,
         identity: dict[str, str],
-        devices: Selection | None = None,
+        devices: Selection | None,
     ) -> None:
         self.job, self.rootfs, self.config, self._devices = job, rootfs, config, devices
         passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_PREFIXES) or k in _PASSED}
@@ -48,14 +49,14 @@ class Container:
         self._environ["PYTHONPATH"] = f"{python}:{PYTHON_DIR}" if python else PYTHON_DIR
         package = Path(bootseer.__file__).parent
         self._mounts = [
-            *job.mounts,
-            MountTable(source=str(events.parent), target=EVENTS_DIR, readonly=False),
-            MountTable(source=str(package), target=f"{PYTHON_DIR}/bootseer", readonly=True),
+            *(Bind(mount.source, mount.target, mount.readonly) for mount in job.mounts),
+            Bind(str(events.parent), EVENTS_DIR),
+            Bind(str(package), f"{PYTHON_DIR}/bootseer", readonly=True),
         ]
 
     def add_mount(self, source: Path, target: str) -> None:
         """Show the host folder ``source`` read-only at ``target`` in every command started from now on."""
-        self._mounts.append(MountTable(source=str(source), target=target))
+        self._mounts.append(Bind(str(source), target, readonly=True))
 
     def tell(self, variables: Mapping[str, str]) -> None:
         """Give every command started from now on these variables, too."""
@@ -75,7 +76,7 @@ class Container:
                 )
             source = folder / str(number)
             source.mkdir(parents=True)
-            self._mounts.append(MountTable(source=str(source), target=target, readonly=False))
+            self._mounts.append(Bind(str(source), target))
 
     def host_path(self, path: str) -> Path:
         """Where the container path ``path`` lies on this host: below a mount, or in the root file system."""
@@ -105,14 +106,14 @@ class Container:
         environ = {**self._environ, **hooks, **emit.child_env(span)}
         cwd, grace = self.job.job.cwd, self.job.job.stop_grace or None
         if os.geteuid():
-            binds = [image.runtime.Bind(m.source, self._inside(m.target), m.readonly) for m in self._mounts]
+            binds = [mount._replace(target=self._inside(mount.target)) for mount in self._mounts]
             return user.run(self.rootfs, self.config, argv, env=environ, mounts=binds, cwd=cwd, stop_grace=grace)
         return image.runtime.run(
             self.rootfs,
             self.config,
-            list(argv),
+            argv,
             env=environ,
-            mounts=[image.runtime.Bind(m.source, m.target, m.readonly) for m in self._mounts],
+            mounts=self._mounts,
             cwd=cwd,
             devices=self._devices,
             stop_grace=grace,

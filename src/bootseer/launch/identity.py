@@ -70,15 +70,15 @@ def _attempt(environ: Mapping[str, str]) -> str:
     """The same on all nodes of a start, and another one for each start; empty where nobody says it."""
     if named := environ.get("BOOTSEER_ATTEMPT"):
         return named
-    for ids, restart in (
-        (("SLURM_JOB_ID", "SLURM_STEP_ID"), "SLURM_RESTART_COUNT"),
-        (("TORCHELASTIC_RUN_ID",), ""),  # its restarts are cycles
-    ):
-        first, *more = (environ.get(name, "") for name in ids)
-        if all((first, *more)) and first != "none":  # torchrun's run id where nobody chose one
-            name = re.sub(r"[^A-Za-z0-9.-]", "_", ".".join((first, environ.get(restart) or "0", *more)))
-            return name if _NAME.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()[:16]
-    return ""
+    job, step, run = (environ.get(name) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID"))
+    if job and step:
+        named = f"{job}.{environ.get('SLURM_RESTART_COUNT') or 0}.{step}"
+    elif run and run != "none":  # torchrun's run id where nobody chose one
+        named = f"{run}.0"  # its restarts are cycles
+    else:
+        return ""
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", named)
+    return name if _NAME.fullmatch(name) else hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def _name(what: str, text: str) -> str:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,7 +32,7 @@ from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import EnvTable, Job
 from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
-from bootseer.launch.ordinary import ContainerdRootfs
+from bootseer.launch.ordinary import containerd_rootfs
 from bootseer.launch.ready import ReadyWatch
 from bootseer.node.client import in_daemon_cgroup
 from bootseer.owned import clear, owned_folder
@@ -83,11 +83,6 @@ class Start(msgspec.Struct, kw_only=True):
     checkpoint: dict[str, object] = {}
 
 
-def events_file(folder: Path, identity: Identity) -> Path:
-    """Where this start's events go: one file per node, so that a network folder can hold them all."""
-    return folder / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
-
-
 def _join_attempt(folder: Path, identity: Identity) -> str:
     """The attempt that this start is part of, where nobody has named it: the newest one in ``folder`` if another node
     joined it within `_TOGETHER`, this one has not, and not all nodes have, else a new one; a restart by torchrun is of
@@ -131,7 +126,8 @@ def start(
     try:
         if not identity.attempt:
             identity = msgspec.structs.replace(identity, attempt=_join_attempt(events_dir, identity))
-        events = events_file(events_dir, identity)
+        # One file per node, so that a network folder can hold them all.
+        events = events_dir / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
         events.parent.mkdir(parents=True, exist_ok=True)
         events.touch()
     except OSError as exc:
@@ -243,7 +239,7 @@ class _Node:
             self.image_digest = pulled.digest
             if table.ordinary == "containerd":
                 plain = oci.Reference.parse(table.ref).plain_http(self.config.plain_http)
-                self.stack.enter_context(ContainerdRootfs(table.ref, table.containerd, rootfs, plain_http=plain))
+                self.stack.enter_context(containerd_rootfs(table.ref, table.containerd, rootfs, plain_http=plain))
             else:
                 oci.unpack(pulled, rootfs)
         emit.annotate(span, how=how)
@@ -279,10 +275,10 @@ class _Node:
         for mount in result.mounts:
             self.stack.callback(mount.unmount)
         if result.publication:
-            self.stack.push(_see_out(result.publication, self.record))
-        emit.annotate(span, how=result.outcome.value, reason=result.reason)
-        self.record.env = {"how": result.outcome.value, "reason": result.reason, "key": result.key}
-        self.record.env["seconds"] = result.timings
+            self.stack.enter_context(_seen_out(result.publication, self.record))
+        how, reason = result.outcome.value, result.reason
+        emit.annotate(span, how=how, reason=reason)
+        self.record.env = {"how": how, "reason": reason, "key": result.key, "seconds": result.timings}
         return result.exit_code
 
     @contextlib.contextmanager
@@ -408,16 +404,15 @@ def _advisory(doing: str) -> Iterator[None]:
         log.warning("cannot %s: %s", doing, exc)
 
 
-def _see_out(publication: env.Publication, record: Start) -> Callable[[Any, Any, Any], None]:
-    """What to do at the end of a start: wait for the snapshot, unless the start is being broken off."""
-
-    def leave(kind: type[BaseException] | None, exc: BaseException | None, tb: object) -> None:
-        if kind is None:
-            publication.wait(_PUBLICATION_DEADLINE)
+@contextlib.contextmanager
+def _seen_out(publication: env.Publication, record: Start) -> Iterator[None]:
+    """At the end of a start wait for the snapshot, unless the start is being broken off."""
+    try:
+        yield
+        publication.wait(_PUBLICATION_DEADLINE)
+    finally:
         publication.cancel()
         published, why = publication.wait(_CANCEL_SECONDS)
         record.env["how"] = (env.Outcome.RAN_AND_PUBLISHED if published else env.Outcome.RAN).value
         if not published:
             record.env["reason"] = f"{record.env['reason']}; {why}"
-
-    return leave

@@ -7,19 +7,20 @@ same in both.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError, UnsupportedError
 
 log = logging.getLogger(__name__)
 
-PULL_DEADLINE = 3600.0
-COPY_DEADLINE = 3600.0
+_DEADLINE = 3600.0
 
 
 def _ctr(address: str, *args: str, deadline: float = 60.0) -> str:
@@ -43,28 +44,20 @@ def _ctr(address: str, *args: str, deadline: float = 60.0) -> str:
     return done.stdout
 
 
-class ContainerdRootfs:
+@contextlib.contextmanager
+def containerd_rootfs(ref: str, address: str, rootfs: Path, *, plain_http: bool) -> Iterator[None]:
     """An image pulled and unpacked by containerd, mounted writable at ``rootfs``."""
-
-    def __init__(self, ref: str, address: str, rootfs: Path, *, plain_http: bool) -> None:
-        self.ref, self.address, self.rootfs, self.plain_http = ref, address, rootfs, plain_http
-
-    def __enter__(self) -> ContainerdRootfs:
-        plain = ["--plain-http"] if self.plain_http else []
-        _ctr(self.address, "images", "pull", *plain, self.ref, deadline=PULL_DEADLINE)
-        self.rootfs.mkdir(parents=True, exist_ok=True)
+    plain = ["--plain-http"] if plain_http else []
+    _ctr(address, "images", "pull", *plain, ref, deadline=_DEADLINE)
+    rootfs.mkdir(parents=True, exist_ok=True)
+    try:
+        _ctr(address, "images", "mount", "--rw", ref, str(rootfs))
+        yield
+    finally:  # also after a mount that failed or Ctrl-C: containerd may have got as far as that
         try:
-            _ctr(self.address, "images", "mount", "--rw", self.ref, str(self.rootfs))
-        except BaseException:  # also Ctrl-C: containerd may have got as far as the mount
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        try:
-            _ctr(self.address, "images", "unmount", "--rm", str(self.rootfs))
+            _ctr(address, "images", "unmount", "--rm", str(rootfs))
         except BootseerError as error:
-            log.warning("cannot unmount %s: %s", self.rootfs, error)
+            log.warning("cannot unmount %s: %s", rootfs, error)
 
 
 def copy_checkpoint(url: str, destination: Path) -> None:
@@ -84,12 +77,12 @@ def copy_checkpoint(url: str, destination: Path) -> None:
     try:
         done = subprocess.run(
             [*client, "-get", "-f", "-t", "4", f"{url.rstrip('/')}/*", str(destination)],
-            capture_output=True, text=True, timeout=COPY_DEADLINE, check=False,
+            capture_output=True, text=True, timeout=_DEADLINE, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise UnsupportedError(f"{client[0]} is not installed", hint="set BOOTSEER_HDFS_CLIENT") from None
     except subprocess.TimeoutExpired:
-        raise UnavailableError(f"copying {url} did not end within {COPY_DEADLINE:.0f} s") from None
+        raise UnavailableError(f"copying {url} did not end within {_DEADLINE:.0f} s") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "WARN" not in line and line.strip()] or ["no message"]
         if "No such file" in done.stderr:

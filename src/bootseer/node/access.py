@@ -25,12 +25,9 @@ import msgspec
 from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
-from bootseer.image.lookup import readable_for
-from bootseer.image.record import ImageRecord
 from bootseer.kernel import _libc
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import Child, close_others, die_with
-from bootseer.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +72,7 @@ class Asker(NamedTuple):
     like: int
 
 
-def readable(ref: oci.Reference, store: Store, asker: Asker, config: Config) -> ImageRecord:
-    """As `bootseer.image.lookup.readable_for`, asked by the user."""
-    return readable_for(ref, store, config, lambda ref: _digest_for(asker, ref, config))
-
-
-def _digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
+def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
     """The digest of the manifest that the registry gives the user for ``ref``."""
     read, write = os.pipe()
     parent = os.getpid()

@@ -31,7 +31,9 @@ from bootseer.errors import (
     UnsupportedError,
     from_os_error,
 )
+from bootseer.image.lookup import readable_for
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.child import ended
 from bootseer.kernel.flock import lock
 from bootseer.node import access, places, protocol
 from bootseer.node.door import Client, Door
@@ -101,8 +103,8 @@ class Daemon:
         kinds = {
             "mount": self._mount,
             "unmount": self._unmount,
-            "ready": self._ready,
-            "look": self._look,
+            "ready": self._ask_server,
+            "look": self._ask_server,
             "mounts": self._list,
             "node": self._status,
             "drain": self._drain,
@@ -146,7 +148,9 @@ class Daemon:
         def work() -> Reply:
             store, user = open_store(self._config.store_url), access.user_of(owner)
             asker = access.Asker(user, request.logins, client.pid)
-            record = access.readable(reference, store, asker, self._config)
+            record = readable_for(
+                reference, store, self._config, lambda ref: access.digest_for(asker, ref, self._config)
+            )
             config = msgspec.structs.replace(record.config.config or oci.ContainerConfig(), labels=None)
             if len(msgspec.json.encode(config)) > protocol.MAX_CONFIG:
                 raise UnsupportedError(f"the configuration of {reference} has more than {protocol.MAX_CONFIG} bytes")
@@ -164,7 +168,7 @@ class Daemon:
                 done = msgspec.structs.replace(reply.mount, config=None)
                 if error := self._keep(entry, done):
                     reply = protocol.failure(error)
-            if not client.answer(reply) or reply.mount is None:
+            if not self._door.answer(client, reply) or reply.mount is None:
                 self._end(entry, None)
 
         if error := self._keep(entry, made):
@@ -178,26 +182,24 @@ class Daemon:
         log.info("user %d ends %s", client.uid, entry.record.mount.id)
         self._end(entry, client)
 
-    def _ready(self, client: Client, request: Request) -> None:
-        self._ask_server(client, request, lambda mounted: _done(mounted.ready))
-
-    def _look(self, client: Client, request: Request) -> None:
-        self._ask_server(client, request, lambda mounted: Reply(tree=mounted.status()))
-
-    def _ask_server(self, client: Client, request: Request, ask: Callable[[image.ImageMount], Reply]) -> None:
-        """Answer with what ``ask`` is told by the block server of a mount."""
+    def _ask_server(self, client: Client, request: Request) -> None:
+        """Tell the block server of a mount that its job is ready, or answer with its counters."""
         tree = places.tree_of(self._places / self._mounted(client, request.id).record.mount.id)
         self._check_running(client)
 
-        def finish(reply: Reply) -> None:
-            client.answer(reply)
+        def work() -> Reply:
+            mounted = image.attach(tree, self._state)
+            if request.do == "look":
+                return Reply(tree=mounted.status())
+            mounted.ready()
+            return Reply()
 
-        self._start(client, client.uid, request.do, lambda: ask(image.attach(tree, self._state)), finish)
+        self._start(client, client.uid, request.do, work, lambda reply: self._door.answer(client, reply))
 
     def _list(self, client: Client, request: Request) -> None:
         found = [entry.record.mount for _, entry in sorted(self._entries.items())]
         after = [one for one in found if client.uid in (0, one.uid) and one.id > request.id]
-        client.answer(Reply(mounts=after[: protocol.PAGE]))
+        self._door.answer(client, Reply(mounts=after[: protocol.PAGE]))
 
     def _status(self, client: Client, _: Request) -> None:
         status = NodeStatus(
@@ -212,14 +214,14 @@ class Daemon:
             failed=dict(self._door.failed),
             cgroup=_cgroup(),
         )
-        client.answer(Reply(node=status))
+        self._door.answer(client, Reply(node=status))
 
     def _drain(self, client: Client, _: Request) -> None:
         if client.uid:
             raise PrivilegeError("draining the node daemon needs root", hint="run with sudo")
         log.info("the node daemon ends after its %d mounts", len(self._entries))
         self._draining = True
-        client.answer(Reply())
+        self._door.answer(client, Reply())
 
     # -- mounts ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +241,7 @@ class Daemon:
             raise UnavailableError(f"{running} requests of user {client.uid} are being worked off", hint="try again")
 
     def _start(
-        self, client: Client | None, uid: int, name: str, work: Callable[[], Reply], finish: Callable[[Reply], None]
+        self, client: Client | None, uid: int, name: str, work: Callable[[], Reply], finish: Callable[[Reply], object]
     ) -> Worker | None:
         """Have a process do ``work`` for user ``uid``; it is given up when ``client`` ends. ``finish`` comes later."""
 
@@ -272,7 +274,7 @@ class Daemon:
             self._loop.watch(entry.pidfd, lambda: self._see_session_end(entry))
 
     def _see_session_end(self, entry: _Entry) -> None:
-        if entry.pidfd < 0 or not protocol.ended(entry.pidfd):
+        if entry.pidfd < 0 or not ended(entry.pidfd):
             return
         self._loop.forget(entry.pidfd)
         if entry.making is not None:
@@ -294,7 +296,7 @@ class Daemon:
 
         def finish(reply: Reply) -> None:
             if client is not None:
-                client.answer(reply)
+                self._door.answer(client, reply)
             if reply.code:
                 log.warning("%s has not ended, trying again in %.0f s: %r", mount.id, _RETRY_SECONDS, reply.error)
                 self._loop.later(entry, _RETRY_SECONDS, lambda: self._end(entry, None))
@@ -329,15 +331,10 @@ class Daemon:
                 self._end(entry, None)
 
 
-def _done(call: Callable[[], None]) -> Reply:
-    call()
-    return Reply()
-
-
 def _session_of(client: Client, alone: bool) -> tuple[Session, int]:
     with contextlib.suppress(OSError):
         session, pidfd = Session.of(client.pid, alone=alone)
-        if not protocol.ended(client.pidfd):  # else the number may have been another process's
+        if not ended(client.pidfd):  # else the number may have been another process's
             return session, pidfd
         os.close(pidfd)
     raise UnavailableError(

@@ -18,17 +18,9 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError, doing
+from bootseer.kernel.child import ended
 from bootseer.node.loop import Loop
-from bootseer.node.protocol import (
-    MAX_REPLY,
-    MAX_REQUEST,
-    Reply,
-    Request,
-    credentials,
-    decode_request,
-    ended,
-    failure,
-)
+from bootseer.node.protocol import MAX_REPLY, MAX_REQUEST, Reply, Request, credentials, decode_request, failure
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +35,9 @@ _SO_PEERPIDFD = 77
 class Client:
     """One connection. ``pidfd`` is readable once the process that made it has ended."""
 
-    def __init__(self, door: Door, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         """Raises `OSError` when that process has ended, or lives where this one cannot see it."""
-        self._door, self.sock = door, sock
+        self.sock = sock
         self.asked = ""
         self.dropped: Callable[[], None] = lambda: None
         """Called when the client goes before its answer."""
@@ -59,10 +51,6 @@ class Client:
                 raise  # it has ended: its number may be another process's
             # before Linux 6.5
             self.pidfd = os.pidfd_open(self.pid)
-
-    def answer(self, reply: Reply) -> bool:
-        """Send the only answer and close. Whether the client was there to take it."""
-        return self._door.answer(self, reply)
 
 
 class Door:
@@ -113,7 +101,7 @@ class Door:
                 return
             try:
                 sock.setblocking(False)
-                self._enter(Client(self, sock))
+                self._enter(Client(sock))
             except OSError as exc:
                 log.info("a client is not served: %s", exc.strerror)
                 sock.close()
@@ -123,7 +111,7 @@ class Door:
         self._clients.add(client)
         if client.uid and others >= MAX_CONNECTIONS:
             error = UnavailableError(f"user {client.uid} has {others} connections to the node daemon", hint="try again")
-            client.answer(failure(error))
+            self.answer(client, failure(error))
             return
         self._loop.watch(client.sock.fileno(), lambda: self._hear(client))
         self._loop.watch(client.pidfd, lambda: self._see_end(client))
@@ -152,12 +140,12 @@ class Door:
         try:
             self._serve(client, decode_request(packet, not flags & socket.MSG_TRUNC))
         except Exception as exc:
-            client.answer(failure(exc))
+            self.answer(client, failure(exc))
             if not isinstance(exc, BootseerError):
                 raise
 
     def answer(self, client: Client, reply: Reply) -> bool:
-        """See `Client.answer`."""
+        """Send the only answer and close. Whether the client was there to take it."""
         if client not in self._clients:
             return False
         (self.failed if reply.code else self.done)[client.asked or "refused"] += 1

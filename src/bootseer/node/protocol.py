@@ -7,7 +7,6 @@ one. Who asks the kernel says (SO_PEERCRED, SO_PEERPIDFD), never the request.
 from __future__ import annotations
 
 import re
-import select
 import socket
 import struct
 from pathlib import Path
@@ -140,13 +139,6 @@ def credentials(sock: socket.socket) -> tuple[int, int]:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
-
-
-def ended(pidfd: int) -> bool:
-    """Whether the process of a pidfd has ended."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def socket_path(node_dir: str) -> Path:

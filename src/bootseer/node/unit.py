@@ -30,7 +30,6 @@ WantedBy=multi-user.target
 
 
 def systemd_unit(command: str) -> str:
-    """The unit that runs the daemon with ``command``."""
     return _UNIT.format(command=command.replace("%", "%%"))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import stat
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
@@ -281,7 +282,10 @@ class _Joiner:
         ]  # fmt: skip
 
     def add_file(self, path: Path) -> None:
-        with path.open("rb") as file:
+        # somebody may put a pipe in the place of a file: opening it must not wait for a writer
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DataError(f"{path} is no file of events: it is a pipe or a device")
             while line := file.readline(LINE_LIMIT):
                 if not line.endswith(b"\n") and len(line) == LINE_LIMIT:
                     self.log.foreign += 1

@@ -112,15 +112,10 @@ def _handler(name: str, request: type[Any], call: Call, codes: Codes) -> grpc.Rp
         except Exception as exc:
             await _refuse(context, name, exc, codes)
 
-    how = {"request_deserializer": request.FromString, "response_serializer": _bytes}
+    how = {"request_deserializer": request.FromString, "response_serializer": lambda answer: answer.SerializeToString()}
     if inspect.isasyncgenfunction(call):
         return grpc.unary_stream_rpc_method_handler(several, **how)
     return grpc.unary_unary_rpc_method_handler(one, **how)
-
-
-def _bytes(message: Any) -> bytes:
-    found: bytes = message.SerializeToString()
-    return found
 
 
 async def _refuse(context: Any, name: str, exc: Exception, codes: Codes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import Callable, Hashable
@@ -35,19 +36,14 @@ class Tasks:
             self._running[thing] = future  # type: ignore[assignment]
 
         def run() -> None:
-            result: T | None = None
-            failure: BaseException | None = None
             try:
-                result = work()
+                finish = functools.partial(future.set_result, work())
             except BaseException as exc:
-                failure = exc
-                log.log(logging.WARNING, "%s", exc, exc_info=None if isinstance(exc, BootseerError) else exc)
+                finish = functools.partial(future.set_exception, exc)
+                log.warning("%s", exc, exc_info=None if isinstance(exc, BootseerError) else exc)
             with self._lock:
                 del self._running[thing]
-            if failure is not None:
-                future.set_exception(failure)
-            else:
-                future.set_result(result)  # type: ignore[arg-type]
+            finish()
 
         threading.Thread(target=run, name=f"task {thing}", daemon=True).start()
         return future

@@ -25,18 +25,14 @@ log = logging.getLogger(__name__)
 def mount(wish: Wish, folder: Path, user: int, config: Config) -> Image:
     """Mount the image read-only for the job with this ``folder``, so that its hot set begins to arrive. Raises
     `BootseerError`."""
-    jobfolder.note_daemon(folder, config.node_dir)
+    jobfolder.note(folder, jobfolder.DAEMON, config.node_dir)
     try:
         made = client.mount_image(wish.reference, config=config, job=_name(folder), user=user, profile=wish.job)
+        return _seen(wish, made.config, made.folder)
     except client.AbsentError as exc:
         log.info("%s: mounting %s without it", exc.message, wish.reference)
-        jobfolder.note_daemon(folder, "")
-    else:
-        found = made.config
-        return Image(
-            wish.reference, (found.env or ()) if found else (), found.working_dir if found else "", made.folder
-        )
-    jobfolder.note_state(folder, config.state_dir)
+        jobfolder.note(folder, jobfolder.DAEMON, "")
+    jobfolder.note(folder, jobfolder.STATE, config.state_dir)
     mounted = image.mount(
         wish.reference,
         folder / jobfolder.ROOTFS,
@@ -51,13 +47,13 @@ def mount(wish: Wish, folder: Path, user: int, config: Config) -> Image:
 def unmount(folder: Path) -> None:
     """End what `mount` has done, or had begun when it was killed. Raises `BootseerError`, also when the daemon that was
     asked to mount is away and has left mounts."""
-    if node_dir := jobfolder.daemon(folder):
+    if node_dir := jobfolder.noted(folder, jobfolder.DAEMON):
         try:
             client.unmount_job(_name(folder), config=Config(node_dir=str(node_dir)))
         except client.AbsentError:
             if mounts.below(node_dir):
                 raise
-    if (state_dir := jobfolder.state_dir(folder)) is None:
+    if (state_dir := jobfolder.noted(folder, jobfolder.STATE)) is None:
         return
     target = folder / jobfolder.ROOTFS
     try:

@@ -33,7 +33,8 @@ from bootseer.private import private_folder, trusted
 BASE = Path("/run/bootseer-slurm")
 LOG = "log"
 LOCK, ROOTFS, ENDED = "lock", "rootfs", "ended"
-_BEGAN, _DAEMON, _STATE, _IMAGE, _ERROR = "began", "daemon", "state", "image.json", "error"
+DAEMON, STATE = "daemon", "state"
+_BEGAN, _IMAGE, _ERROR = "began", "image.json", "error"
 
 
 class Attempt(NamedTuple):
@@ -99,40 +100,27 @@ def make(attempt: Attempt, user: int, began: float) -> tuple[Path, int] | None:
     return attempt.folder, lock
 
 
-def note_state(folder: Path, state_dir: str) -> None:
-    """Something is about to be mounted by this ``state_dir``. Raises `OSError`."""
-    _write(folder / _STATE, state_dir.encode(), 0o600)
+def note(folder: Path, name: str, used: str) -> None:
+    """The daemon (``name``: `DAEMON`) or the state (`STATE`) in the folder ``used`` is about to mount something; empty:
+    it is not after all. Raises `OSError`."""
+    write(folder / name, used.encode(), 0o600)
 
 
-def state_dir(folder: Path) -> Path | None:
-    """What `note_state` has noted; None: nothing was to be mounted."""
-    return _noted(folder / _STATE)
-
-
-def note_daemon(folder: Path, node_dir: str) -> None:
-    """The node daemon of this ``node_dir`` is about to mount something; empty: none is there. Raises `OSError`."""
-    _write(folder / _DAEMON, node_dir.encode(), 0o600)
-
-
-def daemon(folder: Path) -> Path | None:
-    """What `note_daemon` has noted."""
-    return _noted(folder / _DAEMON)
-
-
-def _noted(path: Path) -> Path | None:
+def noted(folder: Path, name: str) -> Path | None:
+    """What `note` has noted; None: nothing was to be mounted by it."""
     with contextlib.suppress(FileNotFoundError):
-        return Path(text) if (text := path.read_text()) else None
+        return Path(text) if (text := (folder / name).read_text()) else None
     return None
 
 
 def show(folder: Path, image: Image) -> None:
     """The image is mounted. Raises `OSError`."""
-    _write(folder / _IMAGE, msgspec.json.encode(image), 0o644)
+    write(folder / _IMAGE, msgspec.json.encode(image), 0o644)
 
 
 def fail(folder: Path, why: str) -> None:
     """There will be no image. Raises `OSError`."""
-    _write(folder / _ERROR, f"{why}\n".encode(), 0o644)
+    write(folder / _ERROR, f"{why}\n".encode(), 0o644)
 
 
 def image(attempt: Attempt) -> tuple[Path, Image]:
@@ -192,7 +180,8 @@ def ended() -> Iterator[Path]:
     return (path.parent for path in sorted(BASE.glob(f"[!.]*/{ENDED}")))
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
+def write(path: Path, content: bytes, mode: int) -> None:
+    """Make or replace a file in one step."""
     new = path.with_name(f".{path.name}.new")
     new.write_bytes(content)
     new.chmod(mode)

@@ -80,10 +80,7 @@ def install(prefix: Path, seconds: int) -> list[Path]:
         if strangers := [path for path in paths if os.path.lexists(path) and not _is_ours(path)]:
             raise ConfigError(f"{strangers[0]} is not bootseer's", hint="choose another --prefix")
         for path in paths:
-            new = path.with_name(f".{path.name}.new")
-            new.write_text(_script(path.name, seconds))
-            new.chmod(0o755)
-            new.replace(path)
+            jobfolder.write(path, _script(path.name, seconds).encode(), 0o755)
     return paths
 
 

@@ -240,7 +240,7 @@ class StripeFS:
     def refuse_committed(self, path: str) -> None:
         """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one: writing there would break it.
 
-        Also when the COMMIT is above the base of the store (not on storage by fsspec).
+        Also when the COMMIT is above the base of the store.
         """
         commit.refuse_inside(self.backend, clean(path))
 
@@ -254,7 +254,7 @@ class StripeFS:
     def committed_digest(self, path: str) -> str:
         """BLAKE3 that the nearest COMMIT beside or above the file at ``path`` says of it, "" for none.
 
-        Also one above the base of the store (not on storage by fsspec). `DataError` for a damaged one.
+        Also one above the base of the store. `DataError` for a damaged one.
         """
         if (found := commit.nearest(self.backend, clean(path))) is None:
             return ""
