@@ -294,7 +294,7 @@ def test_a_mount_whose_server_does_not_answer_stops_no_start(node: Node, monkeyp
 
 
 def test_others_who_never_stop_opening_files_delay_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.kernel.opens._JOIN_SECONDS", 6.0)
+    monkeypatch.setattr("bootseer.kernel.opens._JOIN_SECONDS", 20.0)
     for number in range(2000):
         node.write(f"many/{number}", "")
     endless = "import os\nwhile True:\n for n in os.listdir(): os.close(os.open(n, os.O_RDONLY))"

@@ -92,6 +92,9 @@ def test_the_servers_of_other_images_are_not_asked(tmp_path: Path, monkeypatch: 
     left(tmp_path, "aaa")
     asked: list[str] = []
     monkeypatch.setattr(tree.client, "ask", lambda folder, *_, **__: asked.append(folder.name))
+    damaged = tmp_path / "images/damaged/mount.json"
+    damaged.parent.mkdir()
+    damaged.write_bytes(b'{"target":"\xff"}')
     for name in ("a" * 16, "b" * 16, f"{'aaa':0>64}"[:16]):
         (tmp_path / "trees" / name).mkdir(parents=True)
     (mounted,) = image.mounts(tmp_path)

@@ -112,7 +112,7 @@ def test_a_lease_that_is_renewed_is_waited_for_and_one_that_is_not_is_taken_over
     assert 84 + lease.DEAD <= clock.now - 1e6 <= 84 + lease.DEAD + 2
     assert "5" in leases(store)
     lead.__exit__()
-    store.put(f"leases/{NAME}/6", b"\xff not a lease", overwrite=True)
+    store.put(f"leases/{NAME}/6", b'{"node":"\xff"}', overwrite=True)  # no UTF-8
     taken = turn(store, seconds=1000.0).lead
     assert taken
     assert "7" in leases(store)

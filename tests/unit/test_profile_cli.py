@@ -52,6 +52,19 @@ def test_show_prints_the_last_start_up(call, job):
     assert "\x1b" not in shown
 
 
+def test_compare_shows_two_start_ups_side_by_side(call, job):
+    shown = call("compare", str(job)).stdout.decode()
+    assert "cycle 0" in shown
+    assert "cycle 1" in shown
+    first, second = (str(job / f"cycle-{cycle}.jsonl") for cycle in (0, 1))
+    rows = {row["name"]: row for row in json.loads(call("compare", "--json", first, second).stdout)}
+    assert (rows["start-up"]["before"], rows["start-up"]["after"]) == (95.0, 95.0)
+    assert {"env", "first_step", "between stages", "queue"} <= rows.keys()
+    alone = call("compare", first)
+    assert (alone.returncode, len(alone.stderr.splitlines())) == (66, 1)
+    assert b"only one start-up of this job" in alone.stderr
+
+
 def test_show_all_names_repeat_offenders(call, job):
     shown = call("show", "--all", str(job)).stdout.decode()
     assert shown.count("of job llm") == 2

@@ -55,6 +55,18 @@ def test_a_job_that_ends_at_once_is_still_seen(tmp_path, monkeypatch):
     assert watch.ready.is_set()
 
 
+def test_a_line_that_is_no_utf8_ends_nothing(tmp_path, monkeypatch):
+    file = tmp_path / "events.jsonl"
+    file.write_bytes(b'{"ev":"begin","stage":"env","span":"\xff"}\n')
+    monkeypatch.setenv("BOOTSEER_EVENTS", str(file))
+    with emit.span("first_step"):
+        pass
+    watch = ReadyWatch(file, lambda: None)
+    watch.start()
+    assert watch.ready.wait(10)
+    watch.stop()
+
+
 def test_no_first_step_no_ready(tmp_path):
     (tmp_path / "events.jsonl").write_bytes(b'{"bootseer":1,"ev":"begin","stage":"first_step","span":"x"}\ngarbage\n')
     watch = ReadyWatch(tmp_path / "events.jsonl", lambda: None)

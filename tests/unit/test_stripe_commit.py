@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.store import StripeFS
 from support.waits import together
 
@@ -81,6 +82,18 @@ def test_a_torn_commit_is_none(fs):
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match="COMMIT is damaged"):
         fs.checkpoint("step-1")
+
+
+@pytest.mark.parametrize("name", ["COMMIT", "LATEST"])
+def test_a_text_with_a_right_crc_that_is_no_utf8_is_damaged(fs, name):
+    save(fs, "step-1")
+    folder = Path(fs.url)
+    path = folder / "step-1/COMMIT" if name == "COMMIT" else folder / "LATEST"
+    line, body, _ = path.read_bytes().splitlines(keepends=True)
+    text = line + body.replace(b"st", b"\xff\xff")
+    path.write_bytes(text + b"crc32c %08x\n" % crc32c(text))
+    with pytest.raises(DataError, match=f"{name} is damaged"):
+        fs.checkpoint("step-1") if name == "COMMIT" else newest.read(fs.backend, "")
 
 
 @pytest.mark.parametrize("how", ["replaced", "removed", "plain-changed"])

@@ -240,7 +240,7 @@ def _left_by_the_dead(folder: Path) -> ServerSpec | None:
     """What the server of ``folder`` was started with; None when that cannot be read."""
     try:
         return msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError):
         return None
 
 

@@ -35,7 +35,7 @@ def digest_for(ref: oci.Reference, logins: Logins, config: Config) -> str:
     try:
         done = subprocess.run(argv, input=question, stdout=subprocess.PIPE, timeout=_SECONDS, check=False)
         answer = msgspec.json.decode(done.stdout, type=Answer)
-    except (subprocess.TimeoutExpired, msgspec.MsgspecError):
+    except (subprocess.TimeoutExpired, ValueError):
         raise UnavailableError(
             f"nobody could ask for {ref} within {_SECONDS:g} s", hint="does its registry work?"
         ) from None

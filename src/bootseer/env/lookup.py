@@ -136,7 +136,7 @@ def _explained(store: Store, inputs: KeyDocument) -> str:
         for name in names:
             try:
                 earlier.append(key.document_from(msgspec.json.decode(store.get(name))))
-            except (BootseerError, msgspec.DecodeError) as exc:
+            except (BootseerError, ValueError, RecursionError) as exc:
                 log.info("not compared with %s: %s", name, exc)
         return explain.explain(inputs, earlier)
     except (BootseerError, OSError) as exc:

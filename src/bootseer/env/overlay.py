@@ -396,7 +396,7 @@ def _recorded(state_dir: Path, mine: list[str]) -> list[Group]:
             out.append((path.stat().st_mtime_ns, Group(_read(path), base, mine)))
         except FileNotFoundError:
             continue
-        except (OSError, msgspec.DecodeError) as exc:
+        except (OSError, ValueError) as exc:
             log.warning("ignoring the mount record %s: %s", path, exc)
     return [group for _, group in sorted(out, key=lambda item: item[0])]
 

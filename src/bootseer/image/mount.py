@@ -206,7 +206,7 @@ def recorded(state_dir: Path) -> list[ImageMount]:
             found.append(ImageMount(msgspec.json.decode(path.read_bytes(), type=MountRecord), state_dir))
         except FileNotFoundError:
             continue  # unmounted just now
-        except (OSError, msgspec.DecodeError) as exc:
+        except (OSError, ValueError) as exc:
             log.warning("ignoring the mount record %s: %s", path, exc)
     return sorted(found, key=lambda item: item.record.target)
 

@@ -89,7 +89,7 @@ class Channel(Generic[M]):
             raise UnavailableError("the other end of a server's channel is gone")
         try:
             return self._decoder.decode(raw), fds.pop() if fds else -1
-        except msgspec.MsgspecError as exc:
+        except ValueError as exc:
             raise DataError(f"a server's channel carries what is no message: {exc}") from None
         finally:
             for fd in fds:

@@ -142,7 +142,7 @@ class Negotiated(msgspec.Struct, frozen=True, array_like=True):
         """Raises `DataError` for anything but what `encode` gave."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as exc:
+        except ValueError as exc:
             raise DataError("the note of what FUSE negotiated is not understood") from exc
 
 

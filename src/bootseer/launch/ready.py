@@ -77,7 +77,7 @@ class ReadyWatch:
         for line in whole.splitlines():
             try:
                 event = msgspec.json.decode(line, type=_Event)
-            except msgspec.DecodeError:
+            except ValueError:
                 continue
             if event.ev == "begin" and event.stage == "first_step":
                 self._steps.add(event.span)

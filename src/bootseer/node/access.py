@@ -85,7 +85,7 @@ def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
         apart.end()
     try:
         answer = msgspec.json.decode(said, type=Answer)
-    except msgspec.MsgspecError:
+    except ValueError:
         raise UnavailableError(
             f"nobody could ask as user {asker.user.name} for {ref} within {_SECONDS:.0f} s",
             hint="do the logins of that user work? The log of the node daemon may say more",

@@ -71,6 +71,6 @@ class Records:
         for path in sorted(self._folder.glob("*.json")):
             try:
                 found.append(msgspec.json.decode(path.read_bytes(), type=Record))
-            except (OSError, msgspec.MsgspecError) as exc:
+            except (OSError, ValueError) as exc:
                 log.warning("ignoring the record %s: %s", path, exc)
         return found

@@ -62,7 +62,7 @@ class Worker:
 
     def _reply(self, ending: str) -> Reply:
         if not self._why:
-            with contextlib.suppress(msgspec.MsgspecError):
+            with contextlib.suppress(ValueError):
                 return msgspec.json.decode(self._said, type=Reply)
         why = self._why or f"its process ended early ({ending})"
         log.warning("a %s request is given up: %s", self._name, why)

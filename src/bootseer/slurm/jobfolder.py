@@ -149,7 +149,7 @@ def image(attempt: Attempt) -> tuple[Path, Image]:
         ) from None
     except PermissionError:
         raise PrivilegeError(f"job {attempt.job} is another user's", hint="enter the image of your own job") from None
-    except (OSError, msgspec.MsgspecError) as exc:
+    except (OSError, ValueError) as exc:
         raise BootseerError(f"cannot read the image of job {attempt.job}: {exc}", hint=hint) from None
 
 

@@ -275,5 +275,5 @@ def _line(text: str) -> str:
 def _decoded(data: bytes) -> Lease | None:
     try:
         return msgspec.json.decode(data, type=Lease)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from crc32c import crc32c
 
 from bootseer.errors import ConfigError, DataError
 from bootseer.storage import interface
+
+T = TypeVar("T")
 
 VERSION = 1
 UNIT = 1 << 20
@@ -227,12 +229,15 @@ def encode_text(line: bytes, body: object) -> bytes:
     return text + b"crc32c %08x\n" % crc32c(text)
 
 
-def decode_text(line: bytes, data: bytes, name: str, *, hint: str = "") -> bytes:
-    """The JSON between a magic line and a right CRC."""
+def decode_text(line: bytes, data: bytes, name: str, kind: type[T], *, hint: str = "") -> T:
+    """The JSON between a magic line and a right CRC. Raises `DataError`."""
     lines = data.splitlines(keepends=True)
     if len(lines) != 3 or lines[0] != line or lines[2] != b"crc32c %08x\n" % crc32c(lines[0] + lines[1]):
         raise DataError(f"{name} is damaged", hint=hint)
-    return lines[1]
+    try:
+        return msgspec.json.decode(lines[1], type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise DataError(f"{name} is damaged: {exc}", hint=hint) from None
 
 
 def is_pointer(data: bytes | bytearray) -> bool:
@@ -250,12 +255,11 @@ def encode_pointer(pointer: Pointer) -> bytes:
 
 
 def decode_pointer(data: bytes, name: str) -> Pointer:
+    pointer = decode_text(POINTER_LINE, data, f"the pointer {name}", Pointer, hint=MEND)
     try:
-        text = decode_text(POINTER_LINE, data, f"the pointer {name}", hint=MEND)
-        pointer = msgspec.json.decode(text, type=Pointer)
         check_shape(pointer.width, pointer.unit)
         uuid = bytes.fromhex(pointer.uuid)
-    except (msgspec.DecodeError, ConfigError, ValueError) as exc:
+    except (ConfigError, ValueError) as exc:
         raise DataError(f"the pointer {name} is damaged: {exc}", hint=MEND) from None
     if (
         len(uuid) != 16

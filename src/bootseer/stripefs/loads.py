@@ -145,7 +145,7 @@ def last(state_dir: str) -> list[LoadReport]:
 
 def _reports(folder: Path) -> Iterator[LoadReport]:
     for path in folder.glob("*.json"):
-        with contextlib.suppress(OSError, msgspec.DecodeError):  # gone, or of another version
+        with contextlib.suppress(OSError, ValueError):  # gone, or of another version
             yield msgspec.json.decode(path.read_bytes(), type=LoadReport)
 
 

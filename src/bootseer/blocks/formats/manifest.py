@@ -48,7 +48,7 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise DataError(f"tree manifest {digest[:12]} is damaged: its hash differs")
         try:
             self = msgspec.json.decode(raw, type=cls)
-        except msgspec.MsgspecError as exc:
+        except ValueError as exc:
             raise DataError(f"tree manifest {digest[:12]} is not understood: {exc}") from None
         pack = self.single_pack
         refs = (self.meta, self.meta_stored, self.map, *([pack] if pack is not None else []))

@@ -72,7 +72,7 @@ def ask(folder: Path, request: Request, *, timeout: float = PATIENCE) -> TreeSta
     while True:
         try:
             return _ask(folder, request, min(_ATTEMPT_SECONDS, max(0.1, until - time.monotonic())))
-        except (OSError, msgspec.MsgspecError, StoppingError) as exc:
+        except (OSError, ValueError, StoppingError) as exc:
             if isinstance(exc, ConnectionRefusedError | FileNotFoundError) and not alive(folder):
                 raise GoneError(f"no block server answers in {folder}: {exc}") from None
             if time.monotonic() >= until:

@@ -79,10 +79,7 @@ def encode(commit: Commit) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Commit:
-    try:
-        return msgspec.json.decode(layout.decode_text(_LINE, data, name), type=Commit)
-    except msgspec.DecodeError as exc:
-        raise DataError(f"{name} is damaged: {exc}") from None
+    return layout.decode_text(_LINE, data, name, Commit)
 
 
 def digest_of(backend: Backend, path: str) -> str:

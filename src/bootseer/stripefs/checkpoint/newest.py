@@ -47,10 +47,7 @@ def encode(latest: Latest) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Latest:
-    try:
-        found = msgspec.json.decode(layout.decode_text(_LINE, data, name), type=Latest)
-    except msgspec.DecodeError as exc:
-        raise DataError(f"{name} is damaged: {exc}") from None
+    found = layout.decode_text(_LINE, data, name, Latest)
     if found.checkpoint in ("", ".", "..") or "/" in found.checkpoint or "\0" in found.checkpoint:
         raise DataError(f"{name} is damaged: {found.checkpoint!r} is no name")
     return found

@@ -293,7 +293,7 @@ def _spawn(spec: ServerSpec, path: Path) -> Record:
         answer = background.start(SERVER, msgspec.json.encode(spec), seconds=_START_SECONDS, stderr=log.fileno())
     try:
         found = msgspec.json.decode(answer, type=Record | tuple[str, str, str])
-    except msgspec.DecodeError:
+    except ValueError:
         raise UnavailableError(f"the server of {spec.mountpoint} did not start", hint=f"see {_log_of(path)}") from None
     if isinstance(found, Record):
         return found

@@ -118,7 +118,7 @@ class Record(msgspec.Struct, frozen=True):
         """What the readers of the mount with the record at ``path`` have read, as far as it was written down."""
         try:
             return msgspec.json.decode(Record.accessed(path).read_bytes(), type=AccessRecord)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
             return AccessRecord()
 
     @staticmethod
@@ -126,7 +126,7 @@ class Record(msgspec.Struct, frozen=True):
         """The record of a mount, alive or not."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=Record)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, ValueError):
             return None
 
     def is_of(self, other: Record) -> bool:
