@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from bootseer.store import Store
+    from bootseer.objects import Store
 
 WITH, WITHOUT = "with", "without"
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -79,7 +79,7 @@ PARTS = [
 
 def freezing(url: str) -> Store:
     """The store at ``url``, where one request for a range of a hot pack is answered after `_FROZEN_SECONDS` only."""
-    from bootseer.store import Source, open_store
+    from bootseer.objects import Source, open_store
 
     requests = 0
     lock = threading.Lock()
@@ -110,7 +110,7 @@ def freezing(url: str) -> Store:
 
 def main() -> int:
     from bootseer.blocks.serving import server
-    from bootseer.store import open_store
+    from bootseer.objects import open_store
 
     name, how = sys.argv[1:]
     (part,) = (part for part in PARTS if part.name == name)

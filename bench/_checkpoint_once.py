@@ -150,7 +150,7 @@ def _rank(ranks: int, rank: int, port: int, task: Task) -> None:
 
     import bootseer.torch
     from _checkpoint_client import _loading, load_native
-    from bootseer.stripefs.torch import shared_read
+    from bootseer.torch import shared_read
 
     reports: list[shared_read.SharedReadReport] = []
 

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from bootseer.stripefs.scheduler.model import Attempt, BlockRange, Outcome, Place, Request
-from bootseer.stripefs.scheduler.policy import Scheduler
+from bootseer.backends.engine.model import Attempt, BlockRange, Outcome, Place, Request
+from bootseer.backends.engine.policy import Scheduler
 from support.readsim import Cluster, SimNode
 
 MIB = 1 << 20

@@ -8,11 +8,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from unittest import mock
 
-from bootseer.stripefs.scheduler.assignment import Assignment
-from bootseer.stripefs.scheduler.datanodes import Breaker, NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, HedgePolicy
-from bootseer.stripefs.scheduler.model import Request, Tuning
-from bootseer.stripefs.scheduler.policy import Scheduler
+from bootseer.backends.engine.assignment import Assignment
+from bootseer.backends.engine.datanodes import Breaker, NodeState
+from bootseer.backends.engine.hedging import Durations, HedgePolicy
+from bootseer.backends.engine.model import Request, Tuning
+from bootseer.backends.engine.policy import Scheduler
 
 NONE: Mapping[Any, Any] = MappingProxyType({})
 

@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 
 from _stripes_run import say
+from bootseer.backends.hdfs_direct import HdfsBackend
+from bootseer.backends.interface import FILE_MODE, Sink
 from bootseer.errors import BootseerError
 from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import DataNode
-from bootseer.storage.interface import FILE_MODE, Sink
 from bootseer.stripefs import StripeFS
-from bootseer.stripefs.hdfs import HdfsBackend
 from support.hadoop import HadoopCluster
 from support.replicas import Replicas
 

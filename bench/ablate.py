@@ -24,8 +24,8 @@ import _rounds
 import _site
 from _ablated import PARTS, WITH, WITHOUT, Part
 from bootseer.blocks.tree import ProfileKey
+from bootseer.objects import Store, open_store
 from bootseer.report import Report, Run
-from bootseer.store import Store, open_store
 
 SERVER = Path(__file__).with_name("_ablated.py")
 

@@ -29,7 +29,7 @@ from bootseer.blocks.serving import server
 from bootseer.blocks.serving.protocol import TreeStatus
 from bootseer.config import Config
 from bootseer.kernel import mount as mounts
-from bootseer.store import Store, open_store
+from bootseer.objects import Store, open_store
 from bootseer.testing import RateLimitedStore
 
 MIB = 1 << 20

@@ -42,8 +42,8 @@ from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import Measured
 from bootseer.errors import BootseerError, DataError, PrivilegeError
 from bootseer.launch.job import Job, MountTable
+from bootseer.objects import open_store
 from bootseer.report import Report, Run, new
-from bootseer.store import open_store
 from comparison import starts as jobs
 from comparison.image import uv
 from comparison.ingredients import Ingredients

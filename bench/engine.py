@@ -30,10 +30,10 @@ from pathlib import Path
 import zstandard
 
 from bootseer import erofs, report
-from bootseer.blocks import _hash
-from bootseer.blocks._zstd import compress
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.formats.frames import verified
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.chunks.frames import verified
+from bootseer.chunks.zstd import compress
 from bootseer.errors import BootseerError
 
 BLOCK = 64 << 10
@@ -56,7 +56,7 @@ def blocks() -> tuple[BlockMap, list[bytes]]:
     datas = [b"".join(rand.randbytes(64) + bytes(rand.choices(range(8), k=64)) for _ in range(512)) for _ in range(256)]
     frames = [compress(data, 3) for data in datas]
     offsets = [sum(map(len, frames[:at])) for at in range(BLOCKS)]
-    hashes = [_hash.digest(data) for data in datas]
+    hashes = [hashing.digest(data) for data in datas]
     pack = ObjectRef("ab" * 32, sum(map(len, frames)))
     return BlockMap(BLOCK, BLOCKS * BLOCK, [pack], hashes, offsets, [len(frame) for frame in frames]), frames
 

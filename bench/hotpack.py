@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from bootseer import report
-from bootseer.blocks._zstd import compress, decompress
+from bootseer.chunks.zstd import compress, decompress
 from bootseer.errors import NotFoundError
 
 BLOCK = 64 << 10

@@ -184,7 +184,7 @@ def _servers() -> set[int]:
         if entry.name.isdecimal():
             try:
                 line = (entry / "cmdline").read_bytes()
-                server = b"bootseer.blocks.serving.server" in line or b"bootseer.stripefs.mount" in line
+                server = b"bootseer.blocks.serving.server" in line or b"bootseer.fsmount" in line
                 if server and _RUN.encode() in (entry / "environ").read_bytes().split(b"\0"):
                     found.add(int(entry.name))
             except OSError:

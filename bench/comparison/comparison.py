@@ -23,7 +23,7 @@ from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import Measured, read_all, same_losses
 from bootseer.errors import PrivilegeError
 from bootseer.launch.job import Job
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from comparison import starts
 from comparison.ingredients import Ingredients
 from comparison.recipe import Recipe

@@ -11,7 +11,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 
-_LAZY = ("blocks", "env", "image", "launch", "profile", "store", "stripefs", "torch")
+_LAZY = ("blocks", "env", "image", "launch", "objects", "profile", "stripefs", "torch")
 
 __all__ = ["__version__", *_LAZY]
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer.errors import UnavailableError
+from bootseer.objects import ObjectInfo, Source, Store
 from bootseer.oci.spec import Descriptor
-from bootseer.store import ObjectInfo, Source, Store
 
 
 class WrappedReader(Source):

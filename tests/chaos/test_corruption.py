@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from bootseer import oci
-from bootseer.blocks.cache.inventory import parts
 from bootseer.blocks.check import Check, check
-from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.manifest import TreeManifest, tree_key
 from bootseer.blocks.tree import ProfileKey, TreeMount
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.inventory import parts
+from bootseer.chunks.manifest import TreeManifest, tree_key
 from bootseer.errors import DataError
 from bootseer.image import record as records
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from support.crowd import Crowd, Tally, files_of
 from support.node import Node, damage
 from support.torture import Site

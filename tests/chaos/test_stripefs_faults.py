@@ -20,11 +20,13 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import DataError
+from bootseer.fsmount import FsMount
 from bootseer.hdfs import placement
 from bootseer.hdfs.namenode import NameNode
-from bootseer.stripefs import FsMount, StripeFS, layout, mount, open_fs
+from bootseer.stripefs import StripeFS, layout, open_fs
 from bootseer.stripefs.files import reader
 from support import stripechaos
 from support.replicas import Replicas
@@ -74,7 +76,7 @@ def mounted(site: ShapedHadoop, place: Path) -> Iterator[Callable[[str], FsMount
 
     def start(folder: str) -> FsMount:
         config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
-        made.append(mount.start(f"{site.cluster.url}{folder}", place / "mnt", config=config, memory=8 << 20))
+        made.append(fsmount.start(f"{site.cluster.url}{folder}", place / "mnt", config=config, memory=8 << 20))
         return made[-1]
 
     yield start

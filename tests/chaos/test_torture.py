@@ -13,7 +13,7 @@ import pytest
 
 from bootseer.blocks import tree
 from bootseer.kernel import mount as mounts
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from support import torture, ways
 from support.crowd import Crowd, Tally, files_of
 from support.node import Node

@@ -22,7 +22,7 @@ from bootseer import env, image
 from bootseer.config import Config
 from bootseer.env import EnvSpec, Outcome, Target, snapshots
 from bootseer.kernel import mount
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from bootseer.stripefs.store import open_fs
 from support.hadoop import HadoopCluster
 from support.images import Member, folder, write_image

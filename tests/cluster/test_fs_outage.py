@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import fsmount
 from bootseer.config import Config
-from bootseer.stripefs import FsMount, mount, open_fs
+from bootseer.fsmount import FsMount
+from bootseer.stripefs import open_fs
 from support.hadoop import HadoopCluster
 from support.waits import later, together, until
 
@@ -35,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HadoopCluster]
 @pytest.fixture
 def mounted(cluster: HadoopCluster, tmp_path: Path) -> Iterator[FsMount]:
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    made = mount.start(f"{cluster.url}/run", tmp_path / "mnt", config=config)
+    made = fsmount.start(f"{cluster.url}/run", tmp_path / "mnt", config=config)
     yield made
     made.unmount()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import FullError, NotWritableError, UnavailableError
 from bootseer.hdfs import access, datanode
@@ -19,7 +20,7 @@ from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.stripefs import mount, open_fs
+from bootseer.stripefs import open_fs
 from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
@@ -90,7 +91,7 @@ def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp
     denied = "Permission denied"
     with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter
         os.chmod(folder, 0o755)
-        made = mount.start(fs.url, Path(folder, "mnt"), config=config)
+        made = fsmount.start(fs.url, Path(folder, "mnt"), config=config)
         try:
             assert [(made.mountpoint / name).read_bytes() for name in names] == [b"content"] * len(names)
             assert stat.S_IMODE((made.mountpoint / "sticky").stat().st_mode) == 0o1707  # HDFS's group is unknown here
@@ -114,7 +115,7 @@ def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp
                 time.sleep(0.2)
         finally:
             made.unmount()
-        made = mount.start(f"{fs.url}/closed", Path(folder, "mnt"), config=config)  # a private folder is above it
+        made = fsmount.start(f"{fs.url}/closed", Path(folder, "mnt"), config=config)  # a private folder is above it
         try:
             assert (made.mountpoint / "f").read_bytes() == b"content"
             assert sees(made.mountpoint, "f") == [denied]

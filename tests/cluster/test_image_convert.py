@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.blocks import tree as trees
-from bootseer.blocks.cache.metadata import localize
-from bootseer.blocks.formats.manifest import tree_key
+from bootseer.blocks.metadata import localize
+from bootseer.chunks.manifest import tree_key
 from bootseer.errors import BootseerError, DataError, NotFoundError
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from support.images import CHANGES, Member, folder, one_of_each, write_image
 from support.layouts import push
 from support.registry import DockerRegistry

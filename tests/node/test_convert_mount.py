@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from bootseer import image, oci
-from bootseer.blocks._zstd import decompress
-from bootseer.blocks.cache.metadata import localize
+from bootseer.blocks.metadata import localize
+from bootseer.chunks.zstd import decompress
 from bootseer.kernel import mount
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from support.images import CHANGES, Member, one_of_each, write_image
 from support.layouts import Compression
 from support.trees import Found, scan

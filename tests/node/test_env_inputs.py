@@ -23,7 +23,7 @@ from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, overlay, s
 from bootseer.kernel import mount as mounts
 from bootseer.kernel import opens as lib_opens
 from bootseer.kernel.opens import Opens
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 
 pytestmark = pytest.mark.root
 

@@ -25,7 +25,7 @@ from bootseer.env.inventory import Entry
 from bootseer.env.unpack import check_mounts
 from bootseer.errors import BootseerError, DataError, FullError, NotWritableError, UnsupportedError
 from bootseer.kernel import mount as mounts
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 
 pytestmark = pytest.mark.root
 

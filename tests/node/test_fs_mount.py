@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.fsmount import FsMount, FsStatus, client
+from bootseer.fsmount.record import Record, ServerSpec
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import born
-from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
-from bootseer.stripefs.mount import FsStatus, client
-from bootseer.stripefs.mount.record import Record, ServerSpec
+from bootseer.stripefs import StripeFS, open_fs
 from support.waits import together, until
 
 pytestmark = pytest.mark.root
@@ -49,7 +50,7 @@ def fs(tmp_path) -> StripeFS:
 
 @pytest.fixture
 def mounted(fs, tmp_path, config) -> Iterator[FsMount]:
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     yield made
     made.unmount()
 
@@ -84,7 +85,7 @@ def test_a_checkpoint_of_more_files_than_a_process_may_have_open(fs, tmp_path, c
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        made = mount.start(fs.url, tmp_path / "mnt", config=config, prefetch=["step-2"])
+        made = fsmount.start(fs.url, tmp_path / "mnt", config=config, prefetch=["step-2"])
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
@@ -109,7 +110,7 @@ def test_reads_that_fail_again_and_again_do_not_fill_the_log(mounted, fs, config
 def test_a_store_that_tells_no_owners_is_for_who_mounted_it_alone(fs, config, tmp_path):
     with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter
         os.chmod(folder, 0o755)
-        made = mount.start(fs.url, Path(folder, "mnt"), config=config)
+        made = fsmount.start(fs.url, Path(folder, "mnt"), config=config)
         try:
             assert (made.mountpoint / "step-1/config.json").read_bytes() == b"{}"
             for argv in (["ls", str(made.mountpoint)], ["cat", f"{made.mountpoint}/step-1/config.json"]):
@@ -191,7 +192,7 @@ def test_safetensors_maps_from_it(mounted, fs, tmp_path):
 
 def test_prefetch_fills_the_node_cache(fs, tmp_path, config):
     for again in (False, True):
-        made = mount.start(f"{fs.url}/step-1", tmp_path / "mnt", config=config, prefetch=True, commit=True)
+        made = fsmount.start(f"{fs.url}/step-1", tmp_path / "mnt", config=config, prefetch=True, commit=True)
         try:
             status = made.wait_prefetched(30)
             assert (status.prefetch, status.prefetch_done) == ("done", status.prefetch_total)
@@ -212,7 +213,7 @@ def test_prefetch_fills_the_node_cache(fs, tmp_path, config):
 def test_prefetch_of_the_latest_checkpoint(fs, tmp_path, config):
     with fs.create("step-2/state.pt") as out:
         out.write(b"unfinished" * 1000)
-    made = mount.start(fs.url, tmp_path / "mnt", config=config, prefetch=[mount.LATEST])
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config, prefetch=[fsmount.LATEST])
     try:
         assert made.wait_prefetched(30).prefetch_total == 2 * len(DATA) + 2
     finally:
@@ -220,7 +221,7 @@ def test_prefetch_of_the_latest_checkpoint(fs, tmp_path, config):
 
 
 def test_a_failed_prefetch_does_not_hurt(fs, tmp_path, config):
-    made = mount.start(fs.url, tmp_path / "mnt", config=config, prefetch=["none"])
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config, prefetch=["none"])
     try:
         assert made.wait_prefetched(30).prefetch == "failed"
         assert (made.mountpoint / "step-1/state.pt").read_bytes() == DATA
@@ -231,16 +232,16 @@ def test_a_failed_prefetch_does_not_hurt(fs, tmp_path, config):
 def test_bad_input(fs, tmp_path, config):
     target = tmp_path / "mnt"
     with pytest.raises(NotFoundError, match="no folder"):
-        mount.start(f"{fs.url}/none", target, config=config)
+        fsmount.start(f"{fs.url}/none", target, config=config)
     with pytest.raises(NotFoundError, match="no checkpoint"):
-        mount.start(f"{fs.url}/none", target, config=config, commit=True)
+        fsmount.start(f"{fs.url}/none", target, config=config, commit=True)
     with pytest.raises(NotFoundError, match="is a file"):
-        mount.start(f"{fs.url}/step-1/state.pt", target, config=config)
+        fsmount.start(f"{fs.url}/step-1/state.pt", target, config=config)
     os.unlink(f"{fs.url}/step-1/COMMIT")
     with pytest.raises(DataError, match="has no COMMIT: its save did not finish"):
-        mount.start(f"{fs.url}/step-1", target, config=config, commit=True)
+        fsmount.start(f"{fs.url}/step-1", target, config=config, commit=True)
     assert not mounts.is_mounted(target)
-    assert mount.find(target, config=config) is None
+    assert fsmount.find(target, config=config) is None
 
 
 def is_group(number: int) -> bool:
@@ -258,7 +259,7 @@ def test_a_start_that_is_given_up_leaves_no_server(fs, tmp_path, config, monkeyp
     monkeypatch.setattr(client, "_START_SECONDS", 1.0)
     monkeypatch.setattr(client, "SERVER", (str(silent),))
     with pytest.raises(UnavailableError, match="did not start"):
-        mount.start(fs.url, tmp_path / "mnt", config=config)
+        fsmount.start(fs.url, tmp_path / "mnt", config=config)
     group, until = int((tmp_path / "pid").read_text()), time.monotonic() + 10
     while is_group(group):
         assert time.monotonic() < until
@@ -267,8 +268,8 @@ def test_a_start_that_is_given_up_leaves_no_server(fs, tmp_path, config, monkeyp
 
 def test_one_mount_per_place(mounted, fs, config):
     with pytest.raises(NotWritableError, match="already a mount"):
-        mount.start(fs.url, mounted.mountpoint, config=config)
-    found = mount.find(mounted.mountpoint, config=config)
+        fsmount.start(fs.url, mounted.mountpoint, config=config)
+    found = fsmount.find(mounted.mountpoint, config=config)
     assert found is not None
     assert found.status().alive
     assert (mounted.mountpoint / "step-1/config.json").read_bytes() == b"{}"
@@ -299,14 +300,14 @@ def test_a_replaced_file_is_seen_and_never_mixed(mounted, fs):
 
 
 def test_a_dead_supervisor_fails_closed_and_is_cleaned_up(fs, tmp_path, config, caplog):
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     server = made.status().server_pid
     os.kill(made.pid, signal.SIGKILL)
     until(lambda: not made.status().alive and not born(server))
     with pytest.raises(OSError) as caught:  # noqa: PT011  the errno says it
         (made.mountpoint / "step-1/config.json").read_bytes()
     assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    again = mount.start(fs.url, tmp_path / "mnt", config=config)
+    again = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     assert "has died" in caplog.text
     assert (again.mountpoint / "step-1/config.json").read_bytes() == b"{}"
     again.unmount()
@@ -314,7 +315,7 @@ def test_a_dead_supervisor_fails_closed_and_is_cleaned_up(fs, tmp_path, config, 
 
 
 def test_a_server_that_cannot_write_its_status_goes_on(fs, tmp_path, config):
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     state = Path(config.state_dir, "fs")
     state.rename(tmp_path / "aside")
     state.write_bytes(b"")  # no folder: every write of its record fails
@@ -336,18 +337,18 @@ def test_folders_that_others_can_write_to_are_refused(fs, tmp_path, config, name
     inner.mkdir(parents=True)
     inner.chmod(0o777)
     with pytest.raises(ConfigError, match="others can write to"):
-        mount.start(fs.url, tmp_path / "mnt", config=config)
+        fsmount.start(fs.url, tmp_path / "mnt", config=config)
     (tmp_path / name).chmod(0o777)
     with pytest.raises(ConfigError, match="others can write to"):
-        mount.start(fs.url, tmp_path / "mnt", config=config)
+        fsmount.start(fs.url, tmp_path / "mnt", config=config)
     assert not mounts.is_mounted(tmp_path / "mnt")
 
 
 @pytest.mark.parametrize("state", ["state", "another"])
 def test_a_second_unmount_leaves_a_later_mount_alone(fs, tmp_path, config, state):
-    first = mount.start(fs.url, tmp_path / "mnt", config=config)
+    first = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     first.unmount()
-    later = mount.start(fs.url, tmp_path / "mnt", config=replace(config, state_dir=str(tmp_path / state)))
+    later = fsmount.start(fs.url, tmp_path / "mnt", config=replace(config, state_dir=str(tmp_path / state)))
     try:
         first.unmount()
         assert later.status().alive
@@ -371,14 +372,14 @@ def test_a_server_gets_the_login_of_its_store_and_says_it_to_nobody(fs, tmp_path
     told: list[ServerSpec] = []
     monkeypatch.setattr(client, "open_fs", open_store)
     monkeypatch.setattr(client, "_spawn", spawn)
-    made = mount.start("sftp://me:secret@host/run", tmp_path / "mnt", config=config)
+    made = fsmount.start("sftp://me:secret@host/run", tmp_path / "mnt", config=config)
     assert told[0].url == "sftp://me:secret@host/run"
     assert made.url == "sftp://***@host/run"
 
 
 def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, config):
     for way in ("sigterm", "umount"):
-        made = mount.start(fs.url, tmp_path / "mnt", config=config)
+        made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
         if way == "sigterm":
             os.kill(made.pid, signal.SIGTERM)
         else:
@@ -396,7 +397,7 @@ def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, conf
 def test_an_unmount_of_a_busy_mount_ends_anyway(fs, tmp_path, config, caplog, monkeypatch):
     monkeypatch.setattr(client, "_BUSY_SECONDS", 0.3)
     monkeypatch.setattr(client, "_END_SECONDS", 0.5)
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     with open(made.mountpoint / "step-1/state.pt", "rb") as file:
         file.read(10)
         made.unmount()
@@ -468,7 +469,7 @@ def test_bad_input_is_one_line_and_an_exit_code(fs, tmp_path, config, args, code
 
 def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, config):
     """Also of a later checkpoint. It waits for nobody; what was never read does."""
-    made = mount.start(f"{fs.url}/step-1", tmp_path / "mnt", config=config)
+    made = fsmount.start(f"{fs.url}/step-1", tmp_path / "mnt", config=config)
     try:
         with open(made.mountpoint / "state.pt", "rb") as file:
             file.seek(7 << 20)
@@ -482,7 +483,7 @@ def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, confi
     with fs.create("step-2/state.pt", width=3, unit=1 << 18, striped=True) as out:
         out.write(DATA[::-1])
     fs.commit("step-2")
-    made = mount.start(f"{fs.url}/step-2", tmp_path / "mnt", config=config, prefetch=read, hold=True)
+    made = fsmount.start(f"{fs.url}/step-2", tmp_path / "mnt", config=config, prefetch=read, hold=True)
     try:
         until(lambda: made.status().prefetch_total)
         time.sleep(0.7)  # longer than a status is old
@@ -498,7 +499,7 @@ def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, confi
     with fs.create("step-3/weights.pt", width=3, unit=1 << 18, striped=True) as out:
         out.write(DATA)
     fs.commit("step-3")
-    made = mount.start(f"{fs.url}/step-3", tmp_path / "mnt", config=config, prefetch=read, hold=True)
+    made = fsmount.start(f"{fs.url}/step-3", tmp_path / "mnt", config=config, prefetch=read, hold=True)
     try:
         assert (made.status().prefetch, made.status().fetched_ahead) == ("running", 0)
         made.release()

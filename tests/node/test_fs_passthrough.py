@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.cache import eviction, inventory
+from bootseer import fsmount
+from bootseer.chunks import eviction, inventory
 from bootseer.config import Config
-from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.fsmount import FsMount, FsStatus
+from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess
-from bootseer.stripefs.mount import FsStatus
 from support.waits import together, until
 
 pytestmark = pytest.mark.root
@@ -46,7 +47,7 @@ class Mounts:
         self.made: list[FsMount] = []
 
     def start(self, name: str = "mnt", **options: object) -> FsMount:
-        made = mount.start(self.fs.url, self.base / name, config=self.config, **options)  # type: ignore[arg-type]
+        made = fsmount.start(self.fs.url, self.base / name, config=self.config, **options)  # type: ignore[arg-type]
         self.made.append(made)
         return made
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from bootseer.backends.folder import FolderBackend
+from bootseer.fsmount.operations import StripeOperations
+from bootseer.fsmount.record import ServerSpec
+from bootseer.fsmount.server import mount_options
 from bootseer.kernel import fuse, mount
-from bootseer.storage.folder import FolderBackend
 from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.mount.record import ServerSpec
-from bootseer.stripefs.mount.server import mount_options
 from support.waits import until
 
 pytestmark = pytest.mark.root
@@ -126,9 +126,9 @@ def test_an_ordinary_user_mounts_reads_and_unmounts(fs: StripeFS, place: Path) -
 import hashlib, os, signal, sys, time
 from pathlib import Path
 from bootseer.errors import NotWritableError
-from bootseer.stripefs import mount
+from bootseer import fsmount
 assert os.geteuid() == 65534
-made = mount.start({str(store)!r}, Path({str(home)!r}, "mnt"))
+made = fsmount.start({str(store)!r}, Path({str(home)!r}, "mnt"))
 path = made.mountpoint / "big"
 with open(path, "rb") as file:
     before = made.status().server_pid
@@ -143,7 +143,7 @@ except NotWritableError:
     print("refused", flush=True)
 sys.stdin.readline()
 made.unmount()
-made = mount.start({str(store)!r}, made.mountpoint, writable=True)
+made = fsmount.start({str(store)!r}, made.mountpoint, writable=True)
 new = made.mountpoint / "d/new"
 new.parent.mkdir()
 new.write_bytes(b"x" * (5 << 20))

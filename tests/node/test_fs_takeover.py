@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotWritableError
+from bootseer.fsmount import FsMount, client
+from bootseer.fsmount.record import Record
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import born
-from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
-from bootseer.stripefs.mount import client
-from bootseer.stripefs.mount.record import Record
+from bootseer.stripefs import StripeFS, open_fs
 from support.waits import later, together, until
 
 pytestmark = [pytest.mark.root, pytest.mark.takeover]
@@ -46,7 +47,7 @@ def fs(tmp_path: Path) -> StripeFS:
 
 @pytest.fixture
 def mounted(fs: StripeFS, tmp_path: Path, config: Config) -> Iterator[FsMount]:
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     yield made
     made.unmount()
 
@@ -106,7 +107,7 @@ def test_a_stopped_server_is_replaced(
 ) -> None:
     """Readers wait and see nothing of it; what is being written is lost later, and its writer is told."""
     monkeypatch.setattr(client, "SILENCE", (3.0, 7.0))
-    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
 
     def stop_server() -> float:
         before, began = made.status().server_pid, time.monotonic()
@@ -174,7 +175,7 @@ def test_numbers_of_nodes_are_never_given_twice(mounted: FsMount, fs: StripeFS) 
 
 
 def test_a_server_that_dies_at_once_again_and_again_is_given_up(fs: StripeFS, tmp_path: Path, config: Config) -> None:
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     log = Path(config.state_dir, "fs").glob("*.log").__next__()
     try:
         until_dead = time.monotonic() + 60
@@ -196,7 +197,7 @@ def test_a_server_that_dies_at_once_again_and_again_is_given_up(fs: StripeFS, tm
 def test_the_end_of_the_supervisor_is_that_of_the_mount(
     fs: StripeFS, tmp_path: Path, config: Config, moment: str
 ) -> None:
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     server = made.status().server_pid
     path = made.mountpoint / "run/striped-0"
     reader = later(lambda: read_for_ever(path)) if moment == "reading" else None
@@ -210,7 +211,7 @@ def test_the_end_of_the_supervisor_is_that_of_the_mount(
     if reader:
         with pytest.raises(OSError, match=r"Transport endpoint|connection abort|No such device"):
             reader.result(10)
-    again = mount.start(fs.url, tmp_path / "mnt", config=config)
+    again = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     assert path.read_bytes() == DATA
     again.unmount()
 
@@ -226,7 +227,7 @@ def test_an_unmount_during_reads_gives_errors_and_no_wrong_byte(
     fs: StripeFS, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_BUSY_SECONDS", 0.3)
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
 
     def read(number: int) -> None:
         fd = os.open(made.mountpoint / f"run/striped-{number}", os.O_RDONLY)
@@ -250,7 +251,7 @@ def test_an_unmount_during_reads_gives_errors_and_no_wrong_byte(
 def test_two_starts_at_once_are_one_mount(fs: StripeFS, tmp_path: Path, config: Config) -> None:
     def start(_: int) -> FsMount | BootseerError:
         try:
-            return mount.start(fs.url, tmp_path / "mnt", config=config)
+            return fsmount.start(fs.url, tmp_path / "mnt", config=config)
         except BootseerError as exc:
             return exc
 
@@ -267,7 +268,7 @@ def test_two_starts_at_once_are_one_mount(fs: StripeFS, tmp_path: Path, config: 
 
 def test_sigterm_ends_all_processes_also_without_a_server(fs: StripeFS, tmp_path: Path, config: Config) -> None:
     for kill in (False, True):
-        made = mount.start(fs.url, tmp_path / "mnt", config=config)
+        made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
         server = made.status().server_pid
         if kill:
             os.kill(server, signal.SIGKILL)

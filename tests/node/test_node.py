@@ -40,7 +40,7 @@ from bootseer.node import access, client, places
 from bootseer.node.daemon import Daemon
 from bootseer.node.door import _SO_PEERPIDFD, MAX_CONNECTIONS, Client
 from bootseer.node.userimage import UserImage
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
 from support.nodedaemon import NodeDaemon, User, command, listens

@@ -15,12 +15,12 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import check, tree
-from bootseer.blocks.cache import eviction, inventory
-from bootseer.blocks.cache.inventory import Part
 from bootseer.blocks.tree import TreeMount
+from bootseer.chunks import eviction, inventory
+from bootseer.chunks.inventory import Part
 from bootseer.config import Config
 from bootseer.kernel import mount as mounts
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 from support.waits import until
 
 pytestmark = pytest.mark.root
@@ -262,7 +262,7 @@ def test_a_full_disk_gives_right_bytes_or_an_error(small: Site) -> None:
 _COLLECT_ALWAYS = """
 import random, sys, time
 from pathlib import Path
-from bootseer.blocks.cache import eviction
+from bootseer.chunks import eviction
 count = 0
 while not Path(sys.argv[1], "stop").exists():
     count += len(eviction.collect(Path(sys.argv[1], "cache"), random.choice([1_000_000, 1 << 40])).gone)

@@ -27,7 +27,7 @@ from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 from support.node import alive, kill_group
 from support.waits import until
 
@@ -37,7 +37,7 @@ RATE = 6e6
 SLOW = (
     sys.executable,
     "-c",
-    "import sys; from bootseer.blocks.serving.server import main; from bootseer.store import open_store\n"
+    "import sys; from bootseer.blocks.serving.server import main; from bootseer.objects import open_store\n"
     "from bootseer.testing import RateLimitedStore\n"
     f"sys.exit(main(store_for=lambda url: RateLimitedStore(open_store(url), rate={RATE}, latency=0.01)))",
 )
@@ -667,7 +667,7 @@ def test_the_successor_of_a_lingering_supervisor_ends_with_the_last_user(
 
 
 def test_a_second_signal_does_not_cut_the_end_short(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.fdatasync=sleep:1.5")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.fdatasync=sleep:1.5")
     made = node.mount(slow=False)
     monkeypatch.delenv("BOOTSEER_FAULTS")
     assert read(made.target / "f00") == node.want("f00")

@@ -18,7 +18,7 @@ from bootseer.blocks.formats.pagelist import PageList, PageRange
 from bootseer.blocks.formats.trace import UNIT
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.config import Config
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 from support.waits import until
 
 pytestmark = pytest.mark.root

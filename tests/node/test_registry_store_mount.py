@@ -15,8 +15,8 @@ import pytest
 from bootseer import image, oci
 from bootseer.config import Config
 from bootseer.errors import PrivilegeError
+from bootseer.objects import open_store
 from bootseer.oci.registry import Registry
-from bootseer.store import open_store
 from support.layouts import LayerDir, push, write_layout
 from support.registry import PASSWORD, USER, DockerRegistry
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import fsmount
 from bootseer.config import Config
-from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.fsmount import FsMount
+from bootseer.stripefs import StripeFS, open_fs
 
 pytestmark = [pytest.mark.root, pytest.mark.torch]
 
@@ -25,7 +27,7 @@ def fs(tmp_path) -> StripeFS:
 def mounted(fs, tmp_path) -> Iterator[FsMount]:
     Path(fs.url).mkdir()
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    made = mount.start(fs.url, tmp_path / "mnt", config=config)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     yield made
     made.unmount()
 

@@ -18,15 +18,15 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.cache import inventory
-from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.manifest import TreeManifest
 from bootseer.blocks.formats.trace import Trace
 from bootseer.blocks.tree import ProfileKey, TreeMount
+from bootseer.chunks import inventory
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.manifest import TreeManifest
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 from support.node import alive, kill_group
 from support.waits import until
 
@@ -296,7 +296,7 @@ import sys
 import time
 from pathlib import Path
 from bootseer.blocks import tree
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.chunks.blockmap import BlockMap
 from bootseer.config import Config
 store, digest, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 tree.mount(store, digest, folder / "mnt", cache_dir=folder / "cache", state_dir=folder / "state",
@@ -411,9 +411,9 @@ def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, ca
 @pytest.mark.parametrize(
     "fault",
     [
-        "blocks.cache.write=kill@20",
-        "blocks.cache.bitmap.before-rename=kill",
-        pytest.param("blocks.cache.bitmap=kill", marks=pytest.mark.soak),
+        "chunks.write=kill@20",
+        "chunks.bitmap.before-rename=kill",
+        pytest.param("chunks.bitmap=kill", marks=pytest.mark.soak),
     ],
 )
 def test_killed_while_filling_then_right_bytes(site: Site, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
@@ -432,7 +432,7 @@ def test_killed_while_filling_then_right_bytes(site: Site, monkeypatch: pytest.M
 
 
 def test_a_full_cache_still_serves_right_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.write=enospc")
     made = site.mount(background_fill=True)
     monkeypatch.delenv("BOOTSEER_FAULTS")
     assert fingerprint(made.target) == site.want

@@ -128,7 +128,7 @@ def test_hdfs_native_knows_which_file_is_still_written(base, monkeypatch, flushe
 
 def test_hdfs_native_says_when_it_cannot_know(base, monkeypatch, caplog):
     """With one replica it may be an erasure-coded file."""
-    from bootseer.storage.hdfs import still_written
+    from bootseer.backends.hdfs_native import still_written
 
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     caplog.set_level("INFO")

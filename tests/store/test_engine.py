@@ -6,12 +6,12 @@ import uuid
 
 import pytest
 
+from bootseer.backends.engine.engine import Engine, shared
 from bootseer.errors import DataError, NotFoundError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.explain import explain
-from bootseer.stripefs.scheduler.threads import Engine, shared
 from bootseer.stripefs.store import StripeFS
 from support import hadoop
 from support.replicas import Replicas

@@ -13,7 +13,7 @@ import pytest
 from bootseer import env, image
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Target
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from support import hadoop
 from support.images import Member, write_image
 from support.objectserver import BUCKET, ObjectServer

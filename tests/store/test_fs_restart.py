@@ -7,8 +7,8 @@ import uuid
 
 import pytest
 
+from bootseer import fsmount
 from bootseer.config import Config
-from bootseer.stripefs import mount
 from support import hadoop
 
 pytestmark = [pytest.mark.hdfs, pytest.mark.root, pytest.mark.torch]
@@ -25,7 +25,7 @@ def test_the_second_load_reads_no_byte_from_the_store(tmp_path, mapped):
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     fetched = []
     for _ in range(2):
-        made = mount.start(url, tmp_path / "mnt", config=config)
+        made = fsmount.start(url, tmp_path / "mnt", config=config)
         try:
             path = made.mountpoint / "step-1/state.pt"
             loaded = torch.load(path, weights_only=True, mmap=mapped)

@@ -24,11 +24,12 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import ConfigError, UnsupportedError
-from bootseer.stripefs import FsMount, StripeFS, mount, open_fs
+from bootseer.fsmount import FsMount, client
+from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.files.reader import read_pointer
-from bootseer.stripefs.mount import client
 from support import hadoop
 from support.waits import later, together, until
 
@@ -68,7 +69,7 @@ def mounted(request: pytest.FixtureRequest) -> Iterator[tuple[FsMount, StripeFS]
     fs = open_fs(url)
     fs.backend.make_folder("")
     config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
-    made = mount.start(url, place / "mnt", config=config, writable=True, spool=256 << 20)
+    made = fsmount.start(url, place / "mnt", config=config, writable=True, spool=256 << 20)
     try:
         yield made, fs
     finally:
@@ -645,7 +646,7 @@ def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HADOOP_USER_NAME", "alice")
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", access)
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
     monkeypatch.undo()
     try:
         path = made.mountpoint / "f"
@@ -678,7 +679,7 @@ def test_through_hdfs_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     direct.backend.make_folder("")
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"), hdfs_access="native")
-    made = mount.start(direct.url, tmp_path / "mnt", config=config, writable=True)
+    made = fsmount.start(direct.url, tmp_path / "mnt", config=config, writable=True)
     try:
         fd = os.open(made.mountpoint / "f", os.O_WRONLY | os.O_CREAT, 0o600)
         os.write(fd, BIG)
@@ -701,7 +702,7 @@ def test_a_close_knows_whether_its_last_step_was_done(tmp_path: Path, monkeypatc
     fs = open_fs(f"{cluster.url}/{uuid.uuid4().hex}")
     fs.backend.make_folder("")
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
     try:
         closed = later(lambda: (made.mountpoint / "f").write_bytes(BIG))
         until(lambda: any(entry.name.startswith(".tmp-") and entry.size for entry in fs.backend.list("")), 60)
@@ -723,7 +724,7 @@ def test_owners_on_a_mount_that_others_may_use() -> None:
     fs = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
     fs.backend.make_folder("")
     config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
-    made = mount.start(fs.url, place / "mnt", config=config, writable=True)
+    made = fsmount.start(fs.url, place / "mnt", config=config, writable=True)
     nobody = pwd.getpwuid(65534).pw_name, grp.getgrgid(65534).gr_name
 
     def check(name: str, *, mode: int = 0o600) -> None:
@@ -882,7 +883,7 @@ def narrow(tmp_path: Path) -> Iterator[Callable[..., Site]]:
         fs = open_fs(str(tmp_path / "store"))
         fs.backend.make_folder("d")
         config = Config(cache_dir=str(cache or tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-        made.append(mount.start(fs.url, tmp_path / "mnt", config=config, writable=True, spool=spool))
+        made.append(fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True, spool=spool))
         return Site(made[-1], fs, "d")
 
     yield start
@@ -962,7 +963,7 @@ def test_only_who_mounted_it_writes(tmp_path: Path) -> None:
     with fs.create("f") as out:
         out.write(b"x")
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    made = mount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
+    made = fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
             os.chmod(folder, 0o755)
@@ -986,9 +987,9 @@ def test_bad_input(tmp_path: Path) -> None:
         ({"commit": True}, ConfigError, "mount it read-only"),
     ):
         with pytest.raises(error, match=said):
-            mount.start(str(tmp_path / "store"), tmp_path / "mnt", config=config, writable=True, **more)
+            fsmount.start(str(tmp_path / "store"), tmp_path / "mnt", config=config, writable=True, **more)
     with pytest.raises(UnsupportedError, match="cannot be mounted for writing"):
-        mount.start("memory://x", tmp_path / "mnt", config=config, writable=True)
+        fsmount.start("memory://x", tmp_path / "mnt", config=config, writable=True)
 
 
 def test_status_counts_what_was_written(site: Site) -> None:

@@ -12,8 +12,8 @@ import fsspec
 import pytest
 from fsspec.tests import abstract
 
-from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
-from bootseer.stripefs.fsspec.paths import PROTOCOLS
+from bootseer.fsspecfs.filesystem import StripeFileSystem
+from bootseer.fsspecfs.paths import PROTOCOLS
 from support import hadoop
 
 DATA = os.urandom((9 << 20) + 123)

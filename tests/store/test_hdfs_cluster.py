@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from bootseer.backends.engine import engine
+from bootseer.backends.engine.model import Tuning
 from bootseer.errors import NotFoundError, NotWritableError, UnavailableError
 from bootseer.hdfs import client as hdfs
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.scheduler import threads
-from bootseer.stripefs.scheduler.model import Tuning
 from support.hadoop import HadoopCluster
 
 pytestmark = pytest.mark.hdfs
@@ -125,7 +125,7 @@ def test_every_call_ends_when_the_namenode_does_not_answer(cluster, folder):
 
 
 def test_a_frozen_storage_is_an_error_in_time_and_not_other_bytes(cluster, folder, monkeypatch):
-    monkeypatch.setattr(threads, "_engine", threads.Engine(tuning=Tuning(patience=8.0)))
+    monkeypatch.setattr(engine, "_engine", engine.Engine(tuning=Tuning(patience=8.0)))
     fs = open_fs(f"{cluster.url}{folder}")
     data = os.urandom(2 << 20)
     with fs.create("f", striped=True, unit=1 << 18) as out:

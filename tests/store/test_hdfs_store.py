@@ -9,7 +9,7 @@ import pytest
 
 from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError
 from bootseer.hdfs import client as hdfs
-from bootseer.store import Store, open_store
+from bootseer.objects import Store, open_store
 from support import hadoop
 
 pytestmark = pytest.mark.hdfs

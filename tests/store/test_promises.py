@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.backends.fsspec import FsspecBackend
 from bootseer.errors import ConfigError, DataError, NotFoundError
-from bootseer.storage.fsspec import FsspecBackend
-from bootseer.store import ObjectInfo, Store, open_store
-from bootseer.store.objects import ObjectStore
+from bootseer.objects import ObjectInfo, Store, open_store
+from bootseer.objects.on_backend import ObjectStore
 from support import hadoop
 from support.objectserver import BUCKET, ObjectServer
 from support.waits import together
@@ -126,7 +126,7 @@ def test_list_is_in_key_order_and_deep(store: Store) -> None:
 def test_a_killed_publication_is_unseen(store: Store) -> None:
     if store.url.partition("://")[0] in ("memory", "s3"):
         pytest.skip("its publication is one step")
-    code = f"from bootseer.store import open_store; open_store({store.url!r}).put('k', b'x' * 3000000)"
+    code = f"from bootseer.objects import open_store; open_store({store.url!r}).put('k', b'x' * 3000000)"
     environ = {**os.environ, "BOOTSEER_FAULTS": "store.put.before-publish=kill"}
     assert subprocess.run([sys.executable, "-c", code], env=environ, timeout=60).returncode == -9
     assert not store.exists("k")

@@ -23,11 +23,11 @@ from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, UnavailableError
 from bootseer.image import record as records
 from bootseer.image.signature import UnsignedError
+from bootseer.objects import Store, open_store
+from bootseer.objects.artifact import ARTIFACT, KEY, tag_of, tag_prefix
+from bootseer.objects.registry import RegistryStore
 from bootseer.oci import spec
 from bootseer.oci.registry import Registry
-from bootseer.store import Store, open_store
-from bootseer.store._artifact import ARTIFACT, KEY, tag_of, tag_prefix
-from bootseer.store.registry import RegistryStore
 from support.images import Member, write_image
 from support.registry import DockerRegistry
 from support.registryproxy import Fault, RegistryProxy
@@ -54,7 +54,7 @@ def push_image(store: Store) -> spec.Descriptor:
 
 
 def test_a_publication_killed_before_its_tag_is_unseen(store: Store) -> None:
-    code = f"from bootseer.store import open_store; open_store({store.url!r}).put('k', b'x' * 3000000)"
+    code = f"from bootseer.objects import open_store; open_store({store.url!r}).put('k', b'x' * 3000000)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "BOOTSEER_FAULTS": "registry.publish.before-tag=kill"},

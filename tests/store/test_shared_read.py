@@ -257,7 +257,7 @@ def test_load_with_a_group_reads_once_and_the_next_one_on_the_node_nothing(store
 def test_a_group_of_one_and_no_group(url):
     import torch.distributed as dist
 
-    from bootseer.stripefs.torch.shared_read import read_shared
+    from bootseer.torch.shared_read import read_shared
 
     assert not dist.is_initialized()
     with open_fs(url).open("a") as file:

@@ -21,7 +21,7 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.store import open_store
+from bootseer.objects import open_store
 
 
 def test_many_publishers_of_one_key_agree_on_one(tmp_path):
@@ -45,7 +45,7 @@ def test_many_publishers_of_one_key_agree_on_one(tmp_path):
 
 @pytest.mark.parametrize("point", ["store.put.before-sync", "store.put.before-publish"])
 def test_killed_in_the_middle_of_a_publication_leaves_nothing_visible(tmp_path, point):
-    code = f"from bootseer.store import open_store; open_store({str(tmp_path)!r}).put('a/k', b'x' * 100000)"
+    code = f"from bootseer.objects import open_store; open_store({str(tmp_path)!r}).put('a/k', b'x' * 100000)"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "BOOTSEER_FAULTS": f"{point}=kill"})
     assert done.returncode == -9
     store = open_store(str(tmp_path))

@@ -25,7 +25,7 @@ import msgspec
 from bootseer.blocks.tree import TreeMount, TreeStatus
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from support import torture
 from support.crowd import Crowd, Tally, files_of
 from support.node import Node, alive, damage, pids, restarts

@@ -1,6 +1,6 @@
 """DataNodes and a NameNode in memory, for the read engine: rates, freezes, deaths, lost and damaged replicas.
 
-`FakeHdfs` has a `read` and is a `Files` (`bootseer.stripefs.scheduler.transport`). Its transfers
+`FakeHdfs` has a `read` and is a `Files` (`bootseer.backends.engine.transport`). Its transfers
 write into the caller's memory piece by piece, as real ones do.
 """
 
@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bootseer.backends.engine.transport import BlockFile
 from bootseer.errors import NotFoundError, UnavailableError
 from bootseer.hdfs.connection import Transfer
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, StaleReplica, UncheckedReplica
-from bootseer.stripefs.scheduler.transport import BlockFile
 
 _PIECE = 64 << 10
 

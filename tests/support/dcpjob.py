@@ -22,7 +22,7 @@ _context.set_forkserver_preload(
         "torch._inductor",
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
-        "bootseer.stripefs.torch.dcp_writer",
+        "bootseer.torch.dcp_writer",
     ]
 )
 
@@ -234,8 +234,7 @@ def load_shared(url: str, size: int) -> tuple[bool, int, int]:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
 
-    from bootseer.stripefs.torch import dcp_reader
-    from bootseer.torch import StorageReader
+    from bootseer.torch import StorageReader, dcp_reader
 
     reports: list[Any] = []
     module: Any = dcp_reader

@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from bootseer.blocks import _hash
-from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.publish.packs import PackWriter
-from bootseer.store.folder import FolderStore
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.chunks.cachefile import CacheFile
+from bootseer.objects.folder import FolderStore
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class LazyBlob:
     key: str
 
     def open_cache(self, folder: Path) -> CacheFile[BlockMap]:
-        return CacheFile.open(folder, self.map, _hash.digest(self.map.encode()))
+        return CacheFile.open(folder, self.map, hashing.digest(self.map.encode()))
 
 
 def content(size: int, *, seed: int = 1, block_size: int = 4096, zeros: float = 0.2) -> bytes:

@@ -6,8 +6,8 @@ import os
 import stat
 from typing import Any
 
-from bootseer.storage.folder import FolderBackend
-from bootseer.storage.interface import FILE_MODE, Entry, Permissions
+from bootseer.backends.folder import FolderBackend
+from bootseer.backends.interface import FILE_MODE, Entry, Permissions
 
 
 class KeepsModes(FolderBackend):

@@ -13,7 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.torch.shared_read import SharedReadReport
+from bootseer.torch.shared_read import SharedReadReport
 
 Wanted = Sequence[tuple[str, int, int]]
 """(path, offset, length) of what a rank needs, in the order of its requests."""
@@ -125,7 +125,7 @@ def _read(task: Task) -> Result:
     import torch.distributed as dist
 
     from bootseer.errors import BootseerError
-    from bootseer.stripefs.torch import outbox, peers, shared_read
+    from bootseer.torch import outbox, peers, shared_read
 
     if task.damage is not None:
         _damage(peers, outbox, task.damage)

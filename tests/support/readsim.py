@@ -1,6 +1,6 @@
 """A cluster of DataNodes in virtual time, to see what the read scheduler does with rates, freezes, damage and loss.
 
-`Cluster.run` drives a `bootseer.stripefs.scheduler.policy.Scheduler` without threads or bytes; a hundred seconds of it
+`Cluster.run` drives a `bootseer.backends.engine.policy.Scheduler` without threads or bytes; a hundred seconds of it
 take less than one. Transfers of one DataNode share its rate evenly, after its latency.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from bootseer.backends.engine.model import Attempt, Outcome, Place, Relocate, Request
+from bootseer.backends.engine.policy import Scheduler
+from bootseer.backends.interface import SLOWEST
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.storage.interface import SLOWEST
-from bootseer.stripefs.scheduler.model import Attempt, Outcome, Place, Relocate, Request
-from bootseer.stripefs.scheduler.policy import Scheduler
 
 STEP = 0.002
 """Seconds of virtual time at once."""

@@ -22,10 +22,11 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.hdfs import client as hdfs
-from bootseer.stripefs import layout, mount, open_fs
+from bootseer.stripefs import layout, open_fs
 from support.replicas import Replicas
 from support.shapedhdfs import ShapedHadoop
 from support.stripecrowd import Sample, StripeCrowd, Tally, Task, content
@@ -200,7 +201,7 @@ def main(argv: Sequence[str]) -> int:
             site = ShapedHadoop(place / "hdfs", "bschaos", "10.80.0.0/24", mib_per_s=given.rate, settings=SETTINGS)
             stack.enter_context(site)
             url = prepare(site, "/chaos")
-            mounted = mount.start(url, place / "mnt", config=config, memory=8 << 20)
+            mounted = fsmount.start(url, place / "mnt", config=config, memory=8 << 20)
             stack.callback(mounted.unmount)
             work = tasks(url, readers=given.readers, mountpoint=str(place / "mnt"), writers=given.writers)
             with StripeCrowd(work, place / "log", limit=90.0) as crowd:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import UnavailableError
-from bootseer.store import Source, Store
+from bootseer.objects import Source, Store
 from bootseer.testing import CheckedStore, RateLimitedStore, WrappedReader
 
 
@@ -100,7 +100,7 @@ class WeatherStore(CheckedStore):
 
 def store_for(url: str, path: Path, rate: float) -> Store:
     """The store at ``url`` behind a link of ``rate`` bytes per second (0: as fast as it is), in the weather."""
-    from bootseer.store import open_store
+    from bootseer.objects import open_store
 
     store = open_store(url)
     return WeatherStore(RateLimitedStore(store, rate=rate) if rate else store, path)

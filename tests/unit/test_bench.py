@@ -37,7 +37,7 @@ def test_every_part_of_the_scheduler(bench):
 
 
 def test_every_part_of_shared_reads(bench):
-    from bootseer.stripefs.torch import shared_read
+    from bootseer.torch import shared_read
 
     once = bench("_checkpoint_once")
     assert shared_read._READS > 1

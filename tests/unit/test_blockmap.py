@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import _hash
-from bootseer.blocks.formats.blockmap import MAX_BLOCK, BlockMap, ObjectRef, frame_bound
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import MAX_BLOCK, BlockMap, ObjectRef, frame_bound
 from bootseer.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
@@ -21,13 +21,13 @@ ONE, TWO = ObjectRef("aa" * 32, 40), ObjectRef("bb" * 32, 60)
 
 def sample() -> BlockMap:
     """Five blocks of 4 KiB in two packs: data, zeros, data, the first one again, a short tail."""
-    hashes = [_hash.digest(b"a" * 4096), _hash.digest(bytes(4096)), b"c" * 32, _hash.digest(b"a" * 4096)]
-    hashes.append(_hash.digest(b"tail"))
+    hashes = [hashing.digest(b"a" * 4096), hashing.digest(bytes(4096)), b"c" * 32, hashing.digest(b"a" * 4096)]
+    hashes.append(hashing.digest(b"tail"))
     return BlockMap(4096, 4 * 4096 + 4, [ONE, TWO], hashes, [0, 0, 0, 0, 40], [40, 0, 40, 40, 20], [0, 0, 1, 0, 1])
 
 
 def sealed(body: bytes) -> bytes:
-    return body + _hash.digest(body)
+    return body + hashing.digest(body)
 
 
 def test_golden_file() -> None:
@@ -37,7 +37,7 @@ def test_golden_file() -> None:
 
 def test_a_map_of_version_1_is_still_read() -> None:
     raw = (GOLDEN / "blockmap-v1.bin").read_bytes()
-    hashes = [_hash.digest(b"a" * 4096), _hash.digest(bytes(4096)), _hash.digest(b"tail")]
+    hashes = [hashing.digest(b"a" * 4096), hashing.digest(bytes(4096)), hashing.digest(b"tail")]
     wanted = BlockMap(4096, 2 * 4096 + 4, [TWO], hashes, [0, 0, 40], [40, 0, 20])
     assert BlockMap.decode(raw, TWO).encode() == wanted.encode()
     for stored in (None, ONE):
@@ -112,7 +112,7 @@ def entry(offset: int = 0, length: int = 10, digest: bytes = b"h" * 32, pack: in
     return struct.pack("<32sQIH", digest, offset, length, pack)
 
 
-ZERO = _hash.digest(bytes(4096))
+ZERO = hashing.digest(bytes(4096))
 
 
 def test_the_handmade_map_is_good() -> None:
@@ -176,7 +176,7 @@ def test_a_large_map_decodes_fast() -> None:
 
 def test_too_many_packs_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
     packs = [ObjectRef(f"{number:064x}", 10) for number in range(3)]
-    monkeypatch.setattr("bootseer.blocks.formats.blockmap.MAX_PACKS", 3)
+    monkeypatch.setattr("bootseer.chunks.blockmap.MAX_PACKS", 3)
     assert len(BlockMap(4096, 0, packs, b"", (), ()).packs) == 3
     with pytest.raises(DataError, match="4 packs are more than 3"):
         BlockMap(4096, 0, [*packs, ObjectRef("f" * 64, 10)], b"", (), ())

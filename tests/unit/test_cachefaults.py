@@ -12,27 +12,27 @@ from pathlib import Path
 import pytest
 
 from bootseer import faults
-from bootseer.blocks.cache.cachefile import CacheFile
+from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError
 from support import lazy
 from support.lazy import LazyBlob
 
 SIZE = 24 * 4096 + 100
 SITES = [
-    "blocks.cache.begin",
-    "blocks.cache.truncate",
-    "blocks.cache.extend",
-    "blocks.cache.write",
-    "blocks.cache.write@7",
-    "blocks.cache.fdatasync",
-    "blocks.cache.fdatasync@2",
-    "blocks.cache.bitmap",
-    "blocks.cache.bitmap@2",
-    "blocks.cache.bitmap.write@2",
-    "blocks.cache.bitmap.fsync",
-    "blocks.cache.bitmap.fsync@2",
-    "blocks.cache.bitmap.before-rename",
-    "blocks.cache.bitmap.before-rename@2",
+    "chunks.begin",
+    "chunks.truncate",
+    "chunks.extend",
+    "chunks.write",
+    "chunks.write@7",
+    "chunks.fdatasync",
+    "chunks.fdatasync@2",
+    "chunks.bitmap",
+    "chunks.bitmap@2",
+    "chunks.bitmap.write@2",
+    "chunks.bitmap.fsync",
+    "chunks.bitmap.fsync@2",
+    "chunks.bitmap.before-rename",
+    "chunks.bitmap.before-rename@2",
 ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.cache.cachefile import CacheFile, in_use
+from bootseer.chunks.cachefile import CacheFile, in_use
 from bootseer.errors import UnavailableError
 from support import lazy
 from support.lazy import LazyBlob
@@ -157,7 +157,7 @@ def test_neighbours_are_written_at_once(tmp_path: Path, blob: LazyBlob) -> None:
 def test_no_space_leaves_the_block_missing(tmp_path: Path, blob: LazyBlob, monkeypatch: pytest.MonkeyPatch) -> None:
     block = real_blocks(blob)[0]
     with blob.open_cache(tmp_path / "c") as cache:
-        monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+        monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.write=enospc")
         with pytest.raises(OSError, match="No space"):
             cache.write(block, piece(blob, block))
         assert not cache.is_ready(block, block)
@@ -186,10 +186,10 @@ cache.close()
 @pytest.mark.parametrize(
     "fault",
     [
-        "blocks.cache.write=kill@5",
-        "blocks.cache.bitmap=kill",
-        "blocks.cache.bitmap.before-rename=kill",
-        "blocks.cache.bitmap.before-rename=kill@3",
+        "chunks.write=kill@5",
+        "chunks.bitmap=kill",
+        "chunks.bitmap.before-rename=kill",
+        "chunks.bitmap.before-rename=kill@3",
     ],
 )
 def test_what_is_ready_after_a_kill_is_right(tmp_path: Path, blob: LazyBlob, fault: str) -> None:
@@ -216,7 +216,7 @@ def test_a_failed_sync_is_never_repeated_and_believed(
         cache.write(kept, piece(blob, kept))
         cache.sync()
         cache.write(lost, piece(blob, lost))
-        monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.fdatasync=enospc")
+        monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.fdatasync=enospc")
         with pytest.raises(OSError, match="No space"):
             cache.sync()
         monkeypatch.delenv("BOOTSEER_FAULTS")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from bootseer.stripefs.checkpoint import access
 from bootseer.stripefs.checkpoint.access import (
     MAX_FILES,

@@ -177,7 +177,7 @@ def test_imports_in_place_and_to_another_place(run):
 
 def test_an_import_in_place_gives_up_when_the_file_changes(run, monkeypatch):
     Path("model").write_bytes(BIG)
-    from bootseer.stripefs.files import copy
+    from bootseer.stripefs import copy
 
     def change(name: str) -> None:
         if name == "stripefs.copy.check":

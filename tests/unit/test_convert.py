@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from bootseer import faults, image, oci
-from bootseer.blocks import _hash
-from bootseer.blocks._zstd import decompress
-from bootseer.blocks.cache.metadata import LocalTree, localize
+from bootseer.blocks.metadata import LocalTree, localize
+from bootseer.chunks import hashing
+from bootseer.chunks.zstd import decompress
 from bootseer.erofs import Reader
 from bootseer.errors import DataError, FullError, NotFoundError
 from bootseer.image import ImageRecord
 from bootseer.image.record import key_of
-from bootseer.store import open_store
-from bootseer.store.folder import FolderStore
+from bootseer.objects import open_store
+from bootseer.objects.folder import FolderStore
 from support.images import Member, folder, tar_of, write_image
 from support.layouts import Compression
 from support.waits import until
@@ -297,7 +297,7 @@ def test_a_killed_conversion_is_unseen_and_cleaned_up_by_the_next(
     with pytest.raises(NotFoundError):
         image.resolve(ref, rig.store.url)
     for info in rig.store.list("blobs"):
-        assert _hash.hexdigest(rig.store.get(info.key)) == info.key.rpartition("/")[2], "no object is half"
+        assert hashing.hexdigest(rig.store.get(info.key)) == info.key.rpartition("/")[2], "no object is half"
     record = rig.convert(ref)
     assert "left by an interrupted conversion" in caplog.text
     assert rig.files(record) == contents(BASE, ONE)

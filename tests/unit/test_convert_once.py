@@ -14,13 +14,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
 from bootseer import image, launch
-from bootseer.blocks.formats.manifest import tree_key
+from bootseer.chunks.manifest import tree_key
 from bootseer.cli.main import assemble
 from bootseer.config import Config
 from bootseer.errors import BootseerError, ConfigError, DataError
 from bootseer.launch.job import ImageTable, Job, JobTable
-from bootseer.store import lease
-from bootseer.store.folder import FolderStore
+from bootseer.objects import lease
+from bootseer.objects.folder import FolderStore
 from support.images import Member, write_image
 from support.waits import until
 
@@ -29,7 +29,7 @@ import logging, os, sys, time
 from pathlib import Path
 from bootseer import image
 from bootseer.errors import BootseerError
-from bootseer.store import lease
+from bootseer.objects import lease
 ref, store, work, count, wait = sys.argv[1:]
 logging.basicConfig(filename=work + ".log")
 lease.DEAD, lease.RENEWAL = {dead}, 0.5

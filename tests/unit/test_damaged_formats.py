@@ -10,11 +10,11 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.formats.chunklist import ChunkList
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import PageList
 from bootseer.blocks.formats.trace import Trace
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.chunks.chunklist import ChunkList
 from bootseer.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"

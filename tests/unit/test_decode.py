@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks._zstd import compress
-from bootseer.blocks.formats.frames import opened
+from bootseer.chunks.frames import opened
+from bootseer.chunks.zstd import compress
 from support import lazy
 
 COUNT = 12

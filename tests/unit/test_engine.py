@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from crc32c import crc32c
 
+from bootseer.backends.engine.engine import Engine
+from bootseer.backends.engine.model import Tuning
+from bootseer.backends.interface import DEADLINE, Piece
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.hdfs.replica_errors import OwnLimit, UncheckedReplica
-from bootseer.storage.interface import DEADLINE, Piece
-from bootseer.stripefs.scheduler.model import Tuning
-from bootseer.stripefs.scheduler.threads import Engine
 from support.datanodes import FakeHdfs
 from support.waits import together
 
@@ -416,7 +416,7 @@ def test_a_copy_that_fails_is_an_error_not_zeros(hdfs, engine, monkeypatch):
     def land(landing) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr("bootseer.stripefs.scheduler.threads.land", land)
+    monkeypatch.setattr("bootseer.backends.engine.engine.land", land)
     data, failed = os.urandom(UNIT), 0
     hdfs.put("f", data, ["ab"])
     for frozen in "abab":

@@ -22,8 +22,8 @@ from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory,
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.unpack import _beside, recover
 from bootseer.errors import ConfigError, NotWritableError, UnavailableError
-from bootseer.store import lease
-from bootseer.store.folder import FolderStore
+from bootseer.objects import lease
+from bootseer.objects.folder import FolderStore
 from bootseer.testing import CheckedStore
 from support.waits import until
 

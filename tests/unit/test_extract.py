@@ -19,16 +19,16 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks._hash import Buffer
-from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.extract.tree import _Extraction, extract
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
+from bootseer.blocks.metadata import localize
 from bootseer.blocks.offline import look
 from bootseer.blocks.profiles import library
+from bootseer.chunks.hashing import Buffer
 from bootseer.erofs import xattr
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 
 ROOT = os.geteuid() == 0
 
@@ -193,7 +193,7 @@ def test_hot_files_come_first_and_files_are_never_half_there(site: Site, monkeyp
 def test_a_crash_leaves_whole_files_only(site: Site, visit: int, least: int, most: int) -> None:
     script = (
         "import sys; from pathlib import Path; from bootseer.blocks.extract.tree import extract\n"
-        "from bootseer.store.folder import FolderStore\n"
+        "from bootseer.objects.folder import FolderStore\n"
         f"extract(FolderStore(Path({str(site.folder / 'store')!r})), {site.digest!r}, Path(sys.argv[1]))"
     )
     plain = site.folder / "plain"
@@ -221,7 +221,7 @@ def test_without_root_it_says_what_is_missing(site: Site) -> None:
     script = (
         "import logging, os, sys; logging.basicConfig()\n"
         "from pathlib import Path; from bootseer.blocks.extract.tree import extract\n"
-        "from bootseer.store.folder import FolderStore\n"
+        "from bootseer.objects.folder import FolderStore\n"
         "os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         f"extract(FolderStore(Path({str(site.folder / 'store')!r})), {site.digest!r}, Path(sys.argv[1]))"
     )
@@ -383,7 +383,7 @@ def test_a_failure_at_the_end_leaves_nothing_behind_closed_folders(tmp_path: Pat
     site = Published(tmp_path, fill)
     script = (
         "import os, sys; from pathlib import Path; from bootseer.blocks.extract.tree import extract\n"
-        "from bootseer.store.folder import FolderStore\n"
+        "from bootseer.objects.folder import FolderStore\n"
         "if not os.geteuid(): os.setgroups([]); os.setgid(12345); os.setuid(12345)\n"
         "utime = os.utime\n"
         "def broken(what, **k):\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, LinkRate
 from bootseer.blocks.fetch.source import StoreSource
+from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -427,7 +427,7 @@ def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
 def test_a_full_cache_serves_from_memory(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.write=enospc")
     fetcher = rig.fetcher()
     fetcher.background()
     until(lambda: fetcher.full)

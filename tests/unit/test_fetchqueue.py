@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import _hash
 from bootseer.blocks.fetch import queue
 from bootseer.blocks.fetch.queue import Batch, FetchQueue, Frame, Priority
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
 
 BLOCK = 4096
 FRAME = 100
@@ -28,7 +28,7 @@ def plain_map(count: int, *, zeros: tuple[int, ...] = (), elsewhere: tuple[int, 
         offsets.append(0 if zero else ends[pack])
         lengths.append(0 if zero else FRAME)
         packs.append(pack)
-        hashes.append(_hash.digest(bytes(BLOCK)) if zero else bytes([block % 256]) * 32)
+        hashes.append(hashing.digest(bytes(BLOCK)) if zero else bytes([block % 256]) * 32)
         ends[pack] += lengths[-1]
     refs = [ObjectRef("ab" * 32, ends[0]), ObjectRef("cd" * 32, ends[1])]
     return BlockMap(BLOCK, count * BLOCK, refs, hashes, offsets, lengths, packs)

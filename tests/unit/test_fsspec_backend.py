@@ -11,6 +11,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from bootseer.backends import fsspec as fsspec_storage
+from bootseer.backends.fsspec import FsspecBackend
+from bootseer.backends.interface import read_all
 from bootseer.errors import (
     BootseerError,
     DataError,
@@ -19,13 +22,10 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.storage import fsspec as fsspec_storage
-from bootseer.storage.fsspec import FsspecBackend
-from bootseer.storage.interface import read_all
-from bootseer.store.objects import ObjectStore
+from bootseer.fsspecfs.filesystem import StripeFileSystem
+from bootseer.fsspecfs.paths import PROTOCOLS
+from bootseer.objects.on_backend import ObjectStore
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
-from bootseer.stripefs.fsspec.paths import PROTOCOLS
 from bootseer.stripefs.store import StripeFS
 from support.objectserver import BUCKET, ObjectServer
 from support.stripes import content
@@ -374,7 +374,7 @@ def test_the_command_line_on_s3(server, tmp_path):
 KILLED = """
 import sys
 from bootseer.stripefs import StripeFS
-from bootseer.storage.fsspec import FsspecBackend
+from bootseer.backends.fsspec import FsspecBackend
 options = {"endpoint_url": sys.argv[1], "key": "k", "secret": "s", "client_kwargs": {"region_name": "here"}}
 with StripeFS(FsspecBackend("s3://bucket/base", options)).create("f", striped=True, unit=65536) as out:
     out.write(b"new!" * 90_000)
@@ -399,8 +399,8 @@ def test_kill_9_leaves_the_old_version_or_the_new(s3, server, point, published):
 
 FORKED = """
 import os, sys
-from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
-from bootseer.stripefs.fsspec.paths import PROTOCOLS
+from bootseer.fsspecfs.filesystem import StripeFileSystem
+from bootseer.fsspecfs.paths import PROTOCOLS
 fs = StripeFileSystem(url="s3://bucket/base", endpoint_url=sys.argv[1], key="k", secret="s",
                       client_kwargs={"region_name": "here"})
 data = fs.cat("x")

@@ -18,13 +18,13 @@ from fsspec.tests import abstract
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.backends.engine import memory as budget
+from bootseer.backends.folder import FolderBackend
+from bootseer.backends.pool import read_each
 from bootseer.errors import DataError, UnavailableError
-from bootseer.runs import merge
-from bootseer.storage.folder import FolderBackend
-from bootseer.storage.pool import read_each
-from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
-from bootseer.stripefs.fsspec.paths import PROTOCOLS, Location, split
-from bootseer.stripefs.scheduler import memory as budget
+from bootseer.fsspecfs.filesystem import StripeFileSystem
+from bootseer.fsspecfs.paths import PROTOCOLS, Location, split
+from bootseer.ranges import merge
 from support.stripes import flip
 from support.waits import together
 
@@ -381,7 +381,7 @@ def test_without_memory_to_spare_reads_go_on(fs, monkeypatch):
 
 FORKED = """
 import os, sys
-from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.fsspecfs.filesystem import StripeFileSystem
 fs = StripeFileSystem(url=sys.argv[1])
 data = fs.cat("x")
 file = fs.open("x", block_size=65536)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from bootseer.backends.hdfs_direct import permissions
 from bootseer.hdfs.records import FileStatus
-from bootseer.stripefs.hdfs import permissions
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.backends.hdfs_direct import permissions
 from bootseer.errors import ConfigError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode, FileBlocks, FileStatus, Located
-from bootseer.stripefs.hdfs import permissions
 
 
 def info(address: str = "10.0.0.7", hostname: str = "dn7.example") -> wire.NodeInfo:

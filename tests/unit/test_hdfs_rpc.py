@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.backends.hdfs_native import NativeBackend
 from bootseer.errors import (
     BootseerError,
     ConfigError,
@@ -30,7 +31,6 @@ from bootseer.hdfs.errors import RemoteError, SaslRequired, remote, translate
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import Channel, frame, parse_answer
-from bootseer.storage.hdfs import NativeBackend
 from support.waits import together
 
 

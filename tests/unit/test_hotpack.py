@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import _hash
-from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.formats import hotpack
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.formats.frames import opened
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.library import StoredPack, Target
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.chunks.cachefile import CacheFile
+from bootseer.chunks.frames import opened
 from bootseer.errors import DataError, FullError
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -47,7 +47,7 @@ def cache(blob: lazy.LazyBlob, tmp_path: Path) -> Iterator[CacheFile]:
 
 
 def map_digest(blocks: BlockMap) -> str:
-    return _hash.hexdigest(blocks.encode())
+    return hashing.hexdigest(blocks.encode())
 
 
 def real(blocks: BlockMap) -> list[int]:
@@ -130,7 +130,7 @@ def test_frames_of_an_absurd_size_are_refused(blob: lazy.LazyBlob, per_frame: in
     raw = bytearray(sample(blob.map).encode())
     struct.pack_into("<I", raw, 96, per_frame)
     end = hotpack.index_size(len(sample(blob.map).blocks), per_frame) - 32 if per_frame else len(raw) - 32
-    raw[end:] = _hash.digest(bytes(raw[:end]))
+    raw[end:] = hashing.digest(bytes(raw[:end]))
     with pytest.raises(DataError, match="blocks in a frame"):
         decode(bytes(raw), blob.map)
 

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import _hash
-from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch import stream
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, Flight
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
@@ -23,8 +21,10 @@ from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.profiles import hotpack_builder
 from bootseer.blocks.profiles.library import Target, newest_pack
+from bootseer.chunks import hashing
+from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.store import Source
+from bootseer.objects import Source
 from bootseer.testing import FlakyStore
 from support import lazy
 from support.waits import until
@@ -240,7 +240,7 @@ class Rig:
         with self.blob.open_cache(folder / "full") as full:
             for block in self.real:
                 full.write(block, self.blob.content[block * 4096 : (block + 1) * 4096])
-            digest = _hash.hexdigest(self.blob.map.encode())
+            digest = hashing.hexdigest(self.blob.map.encode())
 
             never = threading.Event()
             target = Target(TREE, digest, self.blob.map)
@@ -249,7 +249,7 @@ class Rig:
             return hotpack_builder.publish(self.blob.store, FOLDER, folder / "hot", pack, target)
 
     def open(self, store: object = None) -> Opened:
-        digest = _hash.hexdigest(self.blob.map.encode())
+        digest = hashing.hexdigest(self.blob.map.encode())
         found = newest_pack(self.blob.store, FOLDER, Target(TREE, digest, self.blob.map))
         assert found is not None
         self.store.reads.clear()
@@ -579,7 +579,7 @@ def test_readers_and_stream_under_trouble(rig: Rig, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_full_cache_ends_the_stream(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.write=enospc")
     stream = rig.open().stream()
     short_ranges(monkeypatch, 4096)
     fetcher = rig.fetcher()

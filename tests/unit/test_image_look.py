@@ -19,7 +19,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError, ConfigError, NotFoundError
 from bootseer.image import record as records
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 from support.images import Member, folder, write_image
 
 BIG = os.urandom(300_000)

@@ -9,7 +9,7 @@ from bootseer import oci
 from bootseer.errors import DataError, NotFoundError
 from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
-from bootseer.store import open_store
+from bootseer.objects import open_store
 from bootseer.testing import FlakyStore
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "image"

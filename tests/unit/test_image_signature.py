@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.serialization import (
 from typer.testing import CliRunner
 
 from bootseer import image
-from bootseer.blocks import _hash
-from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.extract.tree import extract
-from bootseer.blocks.formats.blockmap import ObjectRef
-from bootseer.blocks.formats.manifest import TreeManifest, tree_key
+from bootseer.blocks.metadata import localize
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import ObjectRef
+from bootseer.chunks.manifest import TreeManifest, tree_key
 from bootseer.cli.image import app
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
@@ -34,7 +34,7 @@ from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
 from bootseer.image.signature import UnsignedError
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 from support.images import Member, folder, write_image
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "image"
@@ -80,7 +80,7 @@ class Site:
     def replace(self, record: ImageRecord, raw: bytes) -> None:
         """Put ``raw`` in the place of the stored record, with the check that a record of that content has."""
         raw = raw.rpartition(b',"check":"')[0] or raw
-        raw += b',"check":"' + _hash.hexdigest(raw + b"}").encode() + b'"}'
+        raw += b',"check":"' + hashing.hexdigest(raw + b"}").encode() + b'"}'
         self.store.put(records.key_of(record.image, record.platform), raw, overwrite=True)
 
 

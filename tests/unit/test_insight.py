@@ -18,7 +18,7 @@ from bootseer.blocks.profiles.compare import Side, compare
 from bootseer.blocks.profiles.explain import explain as judge
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.errors import NotFoundError
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 
 BLOCK = 64 << 10
 

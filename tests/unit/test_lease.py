@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from bootseer.errors import FullError, UnavailableError
-from bootseer.store import Store, lease, open_store
-from bootseer.store.folder import FolderStore
-from bootseer.store.lease import Failure, Lease, Turn, take_turn
+from bootseer.objects import Store, lease, open_store
+from bootseer.objects.folder import FolderStore
+from bootseer.objects.lease import Failure, Lease, Turn, take_turn
 from support.waits import later, until
 
 NAME = "env/" + 64 * "a"

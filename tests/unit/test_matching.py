@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.stripefs.scheduler.assignment import plan
+from bootseer.backends.engine.assignment import plan
 
 
 def bound(sizes, replicas, rates, backlog) -> float:

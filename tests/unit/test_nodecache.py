@@ -18,17 +18,16 @@ import pytest
 from typer.testing import CliRunner
 
 from bootseer.blocks import check, offline
-from bootseer.blocks.cache import eviction, inventory, locks
-from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.cache.eviction import Limits
-from bootseer.blocks.cache.inventory import Part
-from bootseer.blocks.cache.locks import Hold, maintain
-from bootseer.blocks.cache.metadata import localize
-from bootseer.blocks.formats import bitmap
+from bootseer.blocks.metadata import localize
 from bootseer.blocks.publish.tree import publish
+from bootseer.chunks import bitmap, eviction, inventory, locks
+from bootseer.chunks.cachefile import CacheFile
+from bootseer.chunks.eviction import Limits
+from bootseer.chunks.inventory import Part
+from bootseer.chunks.locks import Hold, maintain
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 
 BLOCK = 16 << 10
 COUNT = 40
@@ -268,7 +267,7 @@ def test_a_lock_that_was_removed_meanwhile_is_worth_nothing(node: Node, monkeypa
 _OPEN = """
 import sys
 from pathlib import Path
-from bootseer.blocks.cache.locks import is_at, take_lock
+from bootseer.chunks.locks import is_at, take_lock
 fd = take_lock(Path(sys.argv[1]))
 print("in its place" if is_at(fd, Path(sys.argv[1]) / "lock") else "an orphan")
 """
@@ -276,7 +275,7 @@ print("in its place" if is_at(fd, Path(sys.argv[1]) / "lock") else "an orphan")
 _COLLECT = """
 import sys
 from pathlib import Path
-from bootseer.blocks.cache import eviction
+from bootseer.chunks import eviction
 eviction.collect(Path(sys.argv[1]), int(sys.argv[2]))
 """
 
@@ -326,7 +325,7 @@ def test_a_collection_that_dies_or_fails_leaves_no_wrong_byte(tmp_path: Path, po
 _COLLECT_ALWAYS = """
 import random, sys, time
 from pathlib import Path
-from bootseer.blocks.cache import eviction
+from bootseer.chunks import eviction
 end = time.monotonic() + float(sys.argv[2])
 count = 0
 while time.monotonic() < end:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.stripefs.scheduler import datanodes, hedging, memory
-from bootseer.stripefs.scheduler.datanodes import BULK, WINDOW, Breaker, NodeState
-from bootseer.stripefs.scheduler.hedging import Durations, HedgeBudget
-from bootseer.stripefs.scheduler.memory import ByteBudget
+from bootseer.backends.engine import datanodes, hedging, memory
+from bootseer.backends.engine.datanodes import BULK, WINDOW, Breaker, NodeState
+from bootseer.backends.engine.hedging import Durations, HedgeBudget
+from bootseer.backends.engine.memory import ByteBudget
 
 MB = 1 << 20
 

@@ -14,16 +14,16 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import _hash
-from bootseer.blocks._zstd import compress, decompress, unpack
-from bootseer.blocks.cache.metadata import localize
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef, encoded_size
-from bootseer.blocks.formats.frames import verified
+from bootseer.blocks.metadata import localize
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import Packed, PackWriter
 from bootseer.blocks.publish.tree import TreeWriter
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, ObjectRef, encoded_size
+from bootseer.chunks.frames import verified
+from bootseer.chunks.zstd import compress, decompress, unpack
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 from bootseer.testing import FlakyStore
 from support import lazy
 
@@ -43,7 +43,7 @@ class Bench:
 
     def put(self, path: Path, ref: ObjectRef) -> None:
         raw = path.read_bytes()
-        assert (_hash.hexdigest(raw), len(raw)) == (ref.digest, ref.size)
+        assert (hashing.hexdigest(raw), len(raw)) == (ref.digest, ref.size)
         self.packs[ref.digest] = raw
 
     def pack(

@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer import erofs
-from bootseer.blocks import _hash
-from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.formats import pagelist
 from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
+from bootseer.blocks.metadata import localize
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.hotpack_builder import _joined, build_pages
 from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.blocks.publish.tree import publish
+from bootseer.chunks import hashing
+from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import DataError
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks" / "pagelist-v1.bin"
 TREE = "ab" * 32
@@ -95,7 +95,7 @@ def test_another_tree_or_a_newer_version_is_refused() -> None:
     raw = bytearray(zstandard.decompress(sample().encode()))[:-32]
     raw[8] = 2
     with pytest.raises(DataError, match="newer"):
-        PageList.decode(zstandard.compress(bytes(raw) + _hash.digest(raw)), TREE, SIZE)
+        PageList.decode(zstandard.compress(bytes(raw) + hashing.digest(raw)), TREE, SIZE)
 
 
 def test_what_half_of_the_starts_touched_in_their_order(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import _hash
-from bootseer.blocks.cache.cachefile import CacheFile
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.prefetch import Plan
@@ -19,6 +17,8 @@ from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.library import ProfileKey, Target
+from bootseer.chunks import hashing
+from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import UnavailableError
 from bootseer.testing import FlakyStore
 from support import lazy
@@ -33,7 +33,7 @@ class Rig:
         self.blob = lazy.make(folder / "blob", lazy.content(COUNT * 4096, zeros=0.1))
         self.store = FlakyStore(self.blob.store)
         self.folder = folder
-        self.target = Target(TREE, _hash.hexdigest(self.blob.map.encode()), self.blob.map)
+        self.target = Target(TREE, hashing.hexdigest(self.blob.map.encode()), self.blob.map)
         self.real = [block for block in range(COUNT) if not self.blob.map.is_zero(block)]
         self.cache: CacheFile = self.blob.open_cache(folder / "cache")
         (folder / "work").mkdir()

@@ -13,7 +13,7 @@ import pytest
 from bootseer import image
 from bootseer.env import overlay
 from bootseer.errors import ConfigError
-from bootseer.private import enterable, private_folder, trusted
+from bootseer.folders import enterable, private_folder, trusted
 
 
 def mode(path: Path) -> int:

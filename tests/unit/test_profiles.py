@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer.blocks import _hash
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
 from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Process, Touch, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import HotUse, hot_use, merge
-from bootseer.store.folder import FolderStore
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.objects.folder import FolderStore
 from bootseer.testing import FlakyStore
 from support import lazy
 
@@ -128,7 +128,7 @@ def test_published_traces_come_back(store: FolderStore, blob: lazy.LazyBlob) -> 
     assert library.publish(store, KEY, trace(1, 2), blob.map) == "published"
     assert load(store) == [trace(1, 2)]
     (name,) = names(store)
-    assert name == f"profiles/{TREE}/train/{_hash.hexdigest(trace(1, 2).encode())}.trace"
+    assert name == f"profiles/{TREE}/train/{hashing.hexdigest(trace(1, 2).encode())}.trace"
 
 
 def test_an_incomplete_trace_never_joins_a_complete_one(store: FolderStore, blob: lazy.LazyBlob) -> None:
@@ -227,9 +227,9 @@ def test_bad_traces_are_ignored_with_a_line(
     small = msg(trace(3), size=BLOCKS * 4 * UNIT + UNIT)
     store.put(f"{base}/{'0' * 64}.trace", good)
     for raw in (flipped, foreign, small, b"", b"noise"):
-        store.put(f"{base}/{_hash.hexdigest(raw)}.trace", raw)
+        store.put(f"{base}/{hashing.hexdigest(raw)}.trace", raw)
     big = bytes(200 + 20 * MAX_TOUCHES)
-    store.put(f"{base}/{_hash.hexdigest(big)}.trace", big)
+    store.put(f"{base}/{hashing.hexdigest(big)}.trace", big)
     assert load(store) == [trace(1)]
     assert caplog.text.count("ignoring trace") == 7
 

@@ -1,10 +1,10 @@
 """What becomes of a run that did not work: the words of its error."""
 
+from bootseer.backends.engine.assignment import Assignment
+from bootseer.backends.engine.datanodes import NodeState
+from bootseer.backends.engine.model import Attempt, BlockRange, Outcome, Place, Request, Run, Tuning
+from bootseer.backends.engine.retry import RetryPolicy
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.stripefs.scheduler.assignment import Assignment
-from bootseer.stripefs.scheduler.datanodes import NodeState
-from bootseer.stripefs.scheduler.model import Attempt, BlockRange, Outcome, Place, Request, Run, Tuning
-from bootseer.stripefs.scheduler.retry import RetryPolicy
 
 
 def tried(*results: tuple[str, Outcome, BootseerError | None]) -> str:

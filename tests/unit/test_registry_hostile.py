@@ -522,9 +522,9 @@ def test_a_token_server_that_fails_is_asked_again_later(monkeypatch: pytest.Monk
 
 
 def test_a_few_traces_of_many_cost_a_few_requests_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    from bootseer.store import _artifact, open_store
+    from bootseer.objects import artifact, open_store
 
-    keys = {_artifact.tag_of(key): key for key in (f"profiles/{'a' * 64}/j/{n}.trace" for n in range(300))}
+    keys = {artifact.tag_of(key): key for key in (f"profiles/{'a' * 64}/j/{n}.trace" for n in range(300))}
     bad = next(iter(keys))
 
     def answer(line: str, headers: dict[str, str], number: int) -> bytes:
@@ -532,7 +532,7 @@ def test_a_few_traces_of_many_cost_a_few_requests_and_once(caplog: pytest.LogCap
         if "/tags/" in path:
             return reply(200, json.dumps({"tags": list(keys)}).encode())
         tag = path.rpartition("/")[2]
-        return reply(200, b"[" * 9 if tag == bad else _artifact.build({keys[tag]: ITEM}, None))
+        return reply(200, b"[" * 9 if tag == bad else artifact.build({keys[tag]: ITEM}, None))
 
     with Server(answer) as server:
         store = open_store(f"registry+http://{server.address}/a/b")

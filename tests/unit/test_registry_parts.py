@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from bootseer import oci
 from bootseer.config import load
 from bootseer.errors import ConfigError
+from bootseer.objects import artifact
 from bootseer.oci import connect, credentials, spec, wire
 from bootseer.oci.auth import _challenges
 from bootseer.oci.credentials import Credential
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport
-from bootseer.store import _artifact
 
 PARTS = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=80)
 KEYS = st.lists(PARTS.filter(lambda part: part not in (".", "..")), min_size=1, max_size=12).map("/".join)
@@ -30,12 +30,12 @@ KEYS = st.lists(PARTS.filter(lambda part: part not in (".", "..")), min_size=1, 
 
 @given(KEYS, KEYS)
 def test_every_key_has_a_tag_of_its_own_below_its_folders(key: str, other: str) -> None:
-    tag = _artifact.tag_of(key)
+    tag = artifact.tag_of(key)
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", tag)
-    assert (tag == _artifact.tag_of(other)) == (key == other)
+    assert (tag == artifact.tag_of(other)) == (key == other)
     parts = key.split("/")
     for depth in range(len(parts)):
-        assert tag.startswith(_artifact.tag_prefix("/".join(parts[:depth])))
+        assert tag.startswith(artifact.tag_prefix("/".join(parts[:depth])))
 
 
 @given(st.dictionaries(KEYS, st.binary(max_size=50), max_size=8), st.randoms())
@@ -44,9 +44,9 @@ def test_artifacts_say_the_same_in_any_order(objects: dict[str, bytes], random: 
 
     items = {key: spec.Descriptor("x", spec.digest_of(data), len(data)) for key, data in objects.items()}
     subject = spec.Descriptor(spec.MANIFEST, spec.digest_of(b"image"), 5, annotations={"left": "out"})
-    body = _artifact.build(items, subject)
-    assert body == _artifact.build(dict(reversed(items.items())), subject)
-    found = msgspec.json.decode(body, type=_artifact.Found)
+    body = artifact.build(items, subject)
+    assert body == artifact.build(dict(reversed(items.items())), subject)
+    found = msgspec.json.decode(body, type=artifact.Found)
     assert {key: item.digest for key, item in found.objects.items()} == {key: i.digest for key, i in items.items()}
     assert found.layers  # OCI wants one at least
 
@@ -54,10 +54,10 @@ def test_artifacts_say_the_same_in_any_order(objects: dict[str, bytes], random: 
 def test_manifests_of_others_have_no_objects() -> None:
     import msgspec
 
-    body = _artifact.build({"k": spec.Descriptor("x", spec.digest_of(b""), 0)}, None)
-    other = body.replace(_artifact.ARTIFACT.encode(), b"application/x")
-    assert msgspec.json.decode(body, type=_artifact.Found).objects
-    assert not msgspec.json.decode(other, type=_artifact.Found).objects
+    body = artifact.build({"k": spec.Descriptor("x", spec.digest_of(b""), 0)}, None)
+    other = body.replace(artifact.ARTIFACT.encode(), b"application/x")
+    assert msgspec.json.decode(body, type=artifact.Found).objects
+    assert not msgspec.json.decode(other, type=artifact.Found).objects
 
 
 @given(st.lists(st.text(max_size=200), max_size=3))
@@ -218,7 +218,7 @@ def test_nobody_has_logins_without_a_home(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_registry_store_loads_nothing_that_handles_layers() -> None:
-    script = "import sys, bootseer.store.registry; print(*sys.modules)"
+    script = "import sys, bootseer.objects.registry; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert "bootseer.oci.blobs" in loaded
     assert not {"isal", "bootseer.erofs", "bootseer.oci.image", "bootseer.oci.folder"} & set(loaded)

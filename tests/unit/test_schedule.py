@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bootseer.backends.engine.hedging import BURST, SHARE
+from bootseer.backends.engine.memory import ByteBudget
+from bootseer.backends.engine.model import BlockRange, Outcome, Place, Request, Tuning
+from bootseer.backends.engine.policy import Scheduler
 from bootseer.errors import DataError, UnavailableError
-from bootseer.stripefs.scheduler.hedging import BURST, SHARE
-from bootseer.stripefs.scheduler.memory import ByteBudget
-from bootseer.stripefs.scheduler.model import BlockRange, Outcome, Place, Request, Tuning
-from bootseer.stripefs.scheduler.policy import Scheduler
 from support.readsim import Cluster, SimNode
 
 MB = 1 << 20

@@ -22,7 +22,7 @@ from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.blocks.serving.supervisor import Supervisor
 from bootseer.kernel import child, fuse
 from bootseer.kernel.child import Child, Watch
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 
 
 def test_a_lock_held_at_a_fork_does_not_hold_up_the_child() -> None:

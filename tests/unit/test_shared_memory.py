@@ -15,7 +15,7 @@ from bootseer.blocks.formats.trace import UNIT
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted, request_id
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import DataError, UnavailableError
-from bootseer.runs import runs
+from bootseer.ranges import runs
 
 
 @pytest.fixture

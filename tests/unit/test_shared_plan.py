@@ -1,12 +1,12 @@
-"""Which rank reads what for the others: pure functions of `bootseer.stripefs.torch.shared_plan`."""
+"""Which rank reads what for the others: pure functions of `bootseer.torch.shared_plan`."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.runs import runs
-from bootseer.stripefs.torch.shared_plan import FileId, Needs, Plan, alone, decode, encode, plan, requests
+from bootseer.ranges import runs
+from bootseer.torch.shared_plan import FileId, Needs, Plan, alone, decode, encode, plan, requests
 
 FILES = [FileId("a", 4, 41), FileId("b", 8, 80), FileId("c", 64, 70)]
 UNIT = {file: file.unit for file in FILES}

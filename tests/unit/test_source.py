@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.backends import interface
 from bootseer.blocks.fetch.source import StoreSource, read_block
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
-from bootseer.storage import interface
-from bootseer.store import Source, Store
-from bootseer.store.folder import FolderStore
+from bootseer.objects import Source, Store
+from bootseer.objects.folder import FolderStore
 from bootseer.testing import FlakyStore
 from support import lazy
 

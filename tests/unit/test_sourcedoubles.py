@@ -10,7 +10,7 @@ import pytest
 
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import DataError, UnavailableError
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 from bootseer.testing import FlakyStore, RateLimitedStore
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.backends import pool
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.storage import pool
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS

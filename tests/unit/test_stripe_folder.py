@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
+from bootseer.backends import folder
+from bootseer.backends.folder import FolderBackend
 from bootseer.errors import DataError, NotFoundError, NotWritableError
-from bootseer.storage import folder
-from bootseer.storage.folder import FolderBackend
 from bootseer.stripefs import open_fs
 
 SIZE = 64 << 10

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 
 from bootseer import faults
+from bootseer.backends.interface import Entry, Source
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.storage.interface import Entry, Source
+from bootseer.fsspecfs.filesystem import StripeFileSystem
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.files.copy import copy_file
-from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.copy import copy_file
 from bootseer.stripefs.maintenance import collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
 from bootseer.stripefs.store import StripeFS

@@ -8,16 +8,16 @@ from typing import cast
 
 import pytest
 
+from bootseer.backends.folder import FolderBackend
+from bootseer.backends.interface import Entry, Permissions
+from bootseer.fsmount.nodes import Known
+from bootseer.fsmount.operations import StripeOperations
 from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel import fuse
 from bootseer.kernel._fuse_loop import Loop
-from bootseer.storage.folder import FolderBackend
-from bootseer.storage.interface import Entry, Permissions
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.mount.nodes import Known
-from bootseer.stripefs.mount.operations import StripeOperations
+from bootseer.stripefs.nodecache import NodeCache
 
 CONTEXT = cast(fuse.Context, None)
 UNIT = 1 << 16

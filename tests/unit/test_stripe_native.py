@@ -5,10 +5,10 @@ from typing import cast
 
 import pytest
 
+from bootseer.backends.hdfs_native import still_written
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.hdfs.client import HdfsClient
 from bootseer.hdfs.records import FileStatus
-from bootseer.storage.hdfs import still_written
 
 BLOCK = 1 << 20
 

@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks import check
-from bootseer.blocks.cache import eviction, inventory
-from bootseer.blocks.cache.eviction import Limits
-from bootseer.blocks.cache.inventory import Part
-from bootseer.blocks.formats.chunklist import ChunkList
+from bootseer.chunks import eviction, inventory
+from bootseer.chunks.chunklist import ChunkList
+from bootseer.chunks.eviction import Limits
+from bootseer.chunks.inventory import Part
 from bootseer.errors import DataError
-from bootseer.stripefs.files import nodecache
-from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
+from bootseer.stripefs import nodecache
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.store import StripeFS
 from support.waits import until
 
@@ -212,7 +212,7 @@ def test_after_a_failed_sync_only_what_was_synced_before_is_believed(fs, folder,
         one.ahead.prefetch(one.file, 0, 4)
         one.cache.sync()
         one.ahead.prefetch(one.file, 0, 10)
-        monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.fdatasync=eio")
+        monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.fdatasync=eio")
         one.cache.sync()
         monkeypatch.delenv("BOOTSEER_FAULTS")
         for chunk in range(4, 10):  # as a kernel does that forgets what it could not write
@@ -230,11 +230,11 @@ def test_after_a_failed_sync_only_what_was_synced_before_is_believed(fs, folder,
 KILLS = [
     "stripefs.cache.chunks.before-rename",
     "stripefs.cache.origin.write",
-    "blocks.cache.write@7",
-    "blocks.cache.fdatasync",
-    "blocks.cache.bitmap",
-    "blocks.cache.bitmap.fsync",
-    "blocks.cache.bitmap.before-rename",
+    "chunks.write@7",
+    "chunks.fdatasync",
+    "chunks.bitmap",
+    "chunks.bitmap.fsync",
+    "chunks.bitmap.before-rename",
 ]
 
 
@@ -244,7 +244,7 @@ def test_a_writer_that_is_killed_leaves_right_bytes(fs, folder, point):
     fault = f"{name}=kill" + (f"@{visit}" if visit else "")
     code = (
         "import sys; from pathlib import Path; from bootseer.stripefs import open_fs\n"
-        "from bootseer.stripefs.files.nodecache import NodeCache\n"
+        "from bootseer.stripefs.nodecache import NodeCache\n"
         "cache = NodeCache(Path(sys.argv[2])); file = open_fs(sys.argv[1]).open('f'); cached = cache.open(file)\n"
         "for chunk in range(41):\n"
         "    cached.store(chunk, memoryview(file.read(chunk * file.unit, file.geometry.chunk_length(chunk))))\n"
@@ -331,7 +331,7 @@ def test_the_limits_hold_and_the_rest_is_read_past_the_cache(fs, folder, caplog)
 
 
 def test_a_full_disk_means_no_cache_and_one_line(fs, folder, monkeypatch, caplog):
-    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.write=enospc")
     with reader(fs, folder) as one:
         assert one.read() == DATA
         one.kept()

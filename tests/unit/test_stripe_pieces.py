@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from bootseer.storage.folder import FolderBackend
-from bootseer.storage.interface import Piece
+from bootseer.backends.folder import FolderBackend
+from bootseer.backends.interface import Piece
 
 
 class Slow:

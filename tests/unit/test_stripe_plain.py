@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.backends import hdfs_direct as hdfs
+from bootseer.backends.engine.transport import BlockFile
+from bootseer.backends.hdfs_native import READERS
+from bootseer.backends.interface import Backend, Source
 from bootseer.errors import DataError, NotWritableError
+from bootseer.fsmount.operations import StripeOperations
 from bootseer.hdfs.proto.hdfs_pb2 import Token
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located
-from bootseer.storage.hdfs import READERS
-from bootseer.storage.interface import Backend, Source
-from bootseer.stripefs import hdfs, open_fs
-from bootseer.stripefs.files.copy import copy_file
-from bootseer.stripefs.files.nodecache import NodeCache
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.copy import copy_file
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.mount.operations import StripeOperations
-from bootseer.stripefs.scheduler.transport import BlockFile
+from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
 
 TIME = 1_750_000_000_000_000_000

@@ -6,13 +6,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from bootseer.backends.fsspec import FsspecBackend
+from bootseer.backends.interface import Backend, join
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
-from bootseer.storage.fsspec import FsspecBackend
-from bootseer.storage.interface import Backend, join
+from bootseer.fsspecfs.filesystem import StripeFileSystem
 from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.checkpoint import commit, newest
-from bootseer.stripefs.files.copy import copy_tree
-from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.copy import copy_tree
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bootseer.errors import DataError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files import readahead as loader_module
-from bootseer.stripefs.files.nodecache import NodeCache
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
+from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
 from support.waits import together
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from bootseer import faults
+from bootseer.backends import fsspec
+from bootseer.backends.interface import Entry
 from bootseer.errors import DataError, NotWritableError
-from bootseer.storage import fsspec
-from bootseer.storage.interface import Entry
+from bootseer.fsspecfs.filesystem import StripeFileSystem
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.checkpoint.claim import Save
-from bootseer.stripefs.files.copy import copy_tree
-from bootseer.stripefs.fsspec.filesystem import StripeFileSystem
+from bootseer.stripefs.copy import copy_tree
 from bootseer.stripefs.store import StripeFS
 
 

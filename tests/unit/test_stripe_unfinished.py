@@ -3,9 +3,9 @@
 import pytest
 
 from bootseer.errors import FullError
+from bootseer.fsmount.unfinished import Spools, Unfinished
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.mount.unfinished import Spools, Unfinished
 
 PIECE = memoryview(b"a" * 1000)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.backends import folder
 from bootseer.errors import BootseerError, FullError, NotWritableError, UnavailableError
-from bootseer.storage import folder
 from bootseer.stripefs import layout, open_fs
+from bootseer.stripefs.copy import copy_file
 from bootseer.stripefs.files import stripe, writer
-from bootseer.stripefs.files.copy import copy_file
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS

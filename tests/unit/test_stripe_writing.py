@@ -9,12 +9,12 @@ import pytest
 
 from bootseer import faults
 from bootseer.errors import DataError
+from bootseer.fsmount.openfiles import OpenFiles
+from bootseer.fsmount.unfinished import Spools, Unfinished
+from bootseer.fsmount.writing import WritableStripes
 from bootseer.kernel import fuse
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.mount.openfiles import OpenFiles
-from bootseer.stripefs.mount.unfinished import Spools, Unfinished
-from bootseer.stripefs.mount.writing import WritableStripes
 from bootseer.stripefs.store import StripeFS
 from support.modes import KeepsModes
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bootseer.backends import folder
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.storage import folder
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.stripe import StripeLost
 

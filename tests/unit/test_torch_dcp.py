@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import TensorProperties  # noqa: E402
 from torch.distributed.checkpoint.planner import LoadPlan  # noqa: E402
 
 from bootseer import torch as bt  # noqa: E402
-from bootseer.stripefs.torch.pickles import DATA_OFFSET, load_metadata, tensor_layout  # noqa: E402
-from bootseer.stripefs.torch.reads import Stored, TensorReads, read_ranges  # noqa: E402
+from bootseer.torch.pickles import DATA_OFFSET, load_metadata, tensor_layout  # noqa: E402
+from bootseer.torch.reads import Stored, TensorReads, read_ranges  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 SHAPE = {"width": 3, "unit": 64 << 10}
@@ -441,7 +441,7 @@ def test_a_checkpoint_changes_nothing_in_the_process(module, name):
     import importlib
     import pathlib
 
-    from bootseer.stripefs.torch import pickles
+    from bootseer.torch import pickles
 
     with pytest.raises(DataError):
         load_metadata(Patch(module, name, "planted").pickled(), "x")
@@ -462,7 +462,7 @@ def test_a_checkpoint_does_not_change_the_members_of_an_enumeration():
 
 
 def test_a_saved_tensor_changes_nothing_in_the_process():
-    from bootseer.stripefs.torch import pickles
+    from bootseer.torch import pickles
 
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
@@ -570,7 +570,7 @@ def test_files_are_opened_side_by_side(tmp_path, monkeypatch):
     import threading
 
     from bootseer.stripefs import StripeFS
-    from bootseer.stripefs.torch.folder import CheckpointFolder
+    from bootseer.torch.folder import CheckpointFolder
 
     fs = open_fs(str(tmp_path))
     for name in "ab":

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from bootseer.stripefs.torch import peers, shared_read
+from bootseer.torch import peers, shared_read
 
 pytestmark = pytest.mark.torch
 

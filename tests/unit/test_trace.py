@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks import _hash
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
+from bootseer.chunks import hashing
 from bootseer.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
@@ -56,7 +56,7 @@ def test_round_trip(
 
 
 def sealed(body: bytes) -> bytes:
-    return body + _hash.digest(body)
+    return body + hashing.digest(body)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer.blocks import _hash
-from bootseer.blocks._zstd import compress, decompress
-from bootseer.blocks.cache.metadata import localize
-from bootseer.blocks.formats.blockmap import ObjectRef
-from bootseer.blocks.formats.manifest import TreeManifest, TreeRef
+from bootseer.blocks.metadata import localize
 from bootseer.blocks.publish.packs import PackWriter
 from bootseer.blocks.publish.tree import publish
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import ObjectRef
+from bootseer.chunks.manifest import TreeManifest, TreeRef
+from bootseer.chunks.zstd import compress, decompress
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
-from bootseer.store import Source, Store
-from bootseer.store.folder import FolderStore
+from bootseer.objects import Source, Store
+from bootseer.objects.folder import FolderStore
 from bootseer.testing import FlakyStore
 from support import lazy
 
@@ -190,14 +190,14 @@ def test_no_such_tree(rig: Rig, digest: str) -> None:
 )
 def test_a_hostile_manifest_is_refused(text: bytes) -> None:
     with pytest.raises(DataError):
-        TreeManifest.decode(text, _hash.hexdigest(text))
+        TreeManifest.decode(text, hashing.hexdigest(text))
 
 
 _PUBLISH = """
 import sys
 from pathlib import Path
 from bootseer.blocks.publish.tree import publish
-from bootseer.store.folder import FolderStore
+from bootseer.objects.folder import FolderStore
 folder = Path(sys.argv[1])
 publish(FolderStore(folder / "store"), folder / "in" / "meta", folder / "in" / "data", block_size=4096)
 """
@@ -293,23 +293,23 @@ def test_sizes_are_checked_before_anything_is_made_of_them(rig: Rig, part: str, 
     assert manifest.meta.size == 9000
     lie = msgspec.structs.replace(manifest, **{part: ObjectRef("0" * 64, size)}).encode()
     with pytest.raises(DataError, match="absurd sizes"):
-        TreeManifest.decode(lie, _hash.hexdigest(lie))
+        TreeManifest.decode(lie, hashing.hexdigest(lie))
 
 
 @pytest.mark.parametrize("size", [-1, (1 << 50) + 1])
 def test_absurd_data_is_refused(rig: Rig, size: int) -> None:
     lie = msgspec.structs.replace(rig.manifest(rig.publish()), data_size=size).encode()
     with pytest.raises(DataError, match="absurd sizes"):
-        TreeManifest.decode(lie, _hash.hexdigest(lie))
+        TreeManifest.decode(lie, hashing.hexdigest(lie))
 
 
 def test_meta_that_is_something_else_takes_no_memory_and_leaves_nothing(rig: Rig) -> None:
     bomb = compress(bytes(512 << 20), 3)
-    stored = ObjectRef(_hash.hexdigest(bomb), len(bomb))
+    stored = ObjectRef(hashing.hexdigest(bomb), len(bomb))
     rig.store.put(stored.key, bomb)
     meta = ObjectRef("0" * 64, 512 << 20)
     lie = msgspec.structs.replace(rig.manifest(rig.publish()), meta=meta, meta_stored=stored).encode()
-    digest = _hash.hexdigest(lie)
+    digest = hashing.hexdigest(lie)
     rig.store.put(f"trees/{digest}.json", lie)
     tracemalloc.start()
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from bootseer.blocks.cache import inventory
+from bootseer.chunks import inventory
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import loads, open_fs, unmounted
 from bootseer.stripefs.checkpoint import jobaccess
@@ -147,7 +147,7 @@ def test_the_memory_of_a_load_may_change_at_once(node, url, monkeypatch):
 
 
 def test_a_full_disk_costs_the_cache_only(node, url, monkeypatch, caplog):
-    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.cache.write=enospc")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.write=enospc")
     assert torch.equal(_torch(url), WEIGHTS)
     kept()
     assert torch.equal(_torch(url), WEIGHTS)

@@ -17,16 +17,14 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks import _hash
-from bootseer.blocks.cache import eviction
-from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.cache.inventory import Part, manifest_of, map_of, mount_points
-from bootseer.blocks.cache.locks import DATA, maintain
 from bootseer.blocks.fetch.prefetch import fetch_all
-from bootseer.blocks.formats import bitmap
-from bootseer.blocks.formats.blockmap import BlockMap, Blocks
+from bootseer.chunks import bitmap, eviction, hashing
+from bootseer.chunks.blockmap import BlockMap, Blocks
+from bootseer.chunks.cachefile import CacheFile
+from bootseer.chunks.inventory import Part, manifest_of, map_of, mount_points
+from bootseer.chunks.locks import DATA, maintain
 from bootseer.errors import FullError
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +196,7 @@ def _bad_files(cache_dir: Path, folder: Path) -> Iterator[str]:
         return
     for name, ref in (("map", manifest.map), ("meta", manifest.meta)):
         try:
-            if _hash.file_hexdigest(folder / name) != ref.digest:
+            if hashing.file_hexdigest(folder / name) != ref.digest:
                 yield name
         except FileNotFoundError:
             continue

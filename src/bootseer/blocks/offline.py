@@ -10,18 +10,18 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.extract.tree import extract
 from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.fetch.source import StoreSource, read_run
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.metadata import localize
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import merge
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.cachefile import CacheFile
 from bootseer.erofs import Reader
 from bootseer.errors import FullError, NotWritableError
-from bootseer.store import Store, open_store
+from bootseer.objects import Store, open_store
 
 __all__ = ["OpenTree", "extract", "look", "prefetch"]
 

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bootseer.blocks.cache.locks import DATA
-from bootseer.blocks.cache.metadata import localize_manifest, localize_map, localize_meta
-from bootseer.blocks.formats.manifest import TreeRef
+from bootseer.blocks.metadata import localize_manifest, localize_map, localize_meta
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving import client
 from bootseer.blocks.serving.client import SERVER
 from bootseer.blocks.serving.mount_readahead import note_mount
 from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Request, ServerSpec, TreeStatus
+from bootseer.chunks.locks import DATA
+from bootseer.chunks.manifest import TreeRef
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
+from bootseer.folders import private_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
-from bootseer.private import private_folder
-from bootseer.store import Store, open_store
+from bootseer.objects import Store, open_store
 
 if TYPE_CHECKING:
     from bootseer.blocks.offline import extract, prefetch

@@ -43,7 +43,7 @@ def place_both(first: str, second: str) -> tuple[StripeFS, str, StripeFS, str]:
     """As `place` for two URLs; when they are of one storage both paths are of one store, from its root."""
     import os
 
-    from bootseer.storage.interface import clean
+    from bootseer.backends.interface import clean
     from bootseer.stripefs import open_fs
 
     roots, paths = [], []

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from bootseer.config import Config
-    from bootseer.store import Store
+    from bootseer.objects import Store
 
 log = logging.getLogger("bootseer")
 Value = TypeVar("Value")
@@ -132,7 +132,7 @@ def volume_parts(text: str) -> tuple[str, str, bool]:
 
 def open_shared(store: str = "") -> Store:
     """The store that ``--store`` names, or the settings."""
-    from bootseer.store import open_store
+    from bootseer.objects import open_store
 
     return open_store(settings(store).store_url)
 

@@ -28,7 +28,7 @@ from bootseer.units import size_text
 if TYPE_CHECKING:
     from bootseer.env import EnvResult, EnvSpec
     from bootseer.env.manifest import SnapshotManifest
-    from bootseer.store import Store
+    from bootseer.objects import Store
 
 app = typer.Typer(
     no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bootseer.stripefs import StripeFS
-    from bootseer.stripefs.files.copy import Copied
+    from bootseer.stripefs.copy import Copied
 
 Shape = Annotated[int, typer.Option(metavar="N", help="Stripe width of the copies", show_default="as the source")]
 ShapeUnit = Annotated[
@@ -130,7 +130,7 @@ def get(
 
 def _is_ours(fs: StripeFS, name: str) -> bool:
     """Whether a file named COMMIT or LATEST is the store's own and not a user's."""
-    from bootseer.storage.interface import read_all
+    from bootseer.backends.interface import read_all
 
     return read_all(fs.backend, name, limit=64).startswith((b"bootseer checkpoint ", b"bootseer latest "))
 
@@ -150,7 +150,7 @@ def cp(
     A checkpoint is a checkpoint again: the copy gets its COMMIT last.
     """
     from bootseer.errors import ConfigError
-    from bootseer.stripefs.files.copy import copy_tree
+    from bootseer.stripefs.copy import copy_tree
 
     src, path, dst, there = place_both(source, target)
     if not src.stat(path).is_dir:
@@ -180,7 +180,7 @@ def import_(
     In place each plain file is replaced in one step, unless somebody changes it meanwhile. Files below 4 MiB stay
     plain.
     """
-    from bootseer.stripefs.files.copy import copy_tree
+    from bootseer.stripefs.copy import copy_tree
     from bootseer.stripefs.layout import check_shape
 
     check_shape(width, unit)

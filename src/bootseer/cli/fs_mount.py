@@ -11,7 +11,7 @@ from bootseer.cli._fs import MOUNTS, Unit, Url, Width, size_value
 from bootseer.cli._shared import AsJson, answer
 
 if TYPE_CHECKING:
-    from bootseer.stripefs import FsMount
+    from bootseer.fsmount import FsMount
 
 Target = Annotated[Path, typer.Argument(help="Mount point")]
 
@@ -42,7 +42,7 @@ def mount(
 
     Example: bootseer fs mount hdfs://namenode:8020/run /mnt/run --prefetch @latest
     """
-    from bootseer.stripefs.mount.client import start
+    from bootseer.fsmount.client import start
 
     wanted = ["" if item == "." else item for item in prefetch or ()]
     started = start(url, target, prefetch=wanted, commit=commit, writable=writable, width=width, unit=unit, spool=spool)
@@ -66,7 +66,7 @@ def unmount(target: Target, as_json: AsJson = False) -> None:
 
 def _find(target: Path) -> FsMount:
     from bootseer.errors import NotFoundError
-    from bootseer.stripefs.mount.client import find
+    from bootseer.fsmount.client import find
 
     if (found := find(target)) is None:
         raise NotFoundError(f"{target} is no mount of a striped store")

@@ -32,7 +32,7 @@ from bootseer.cli._shared import (
 )
 from bootseer.cli.image_mount import status_lines, sweep
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
-from bootseer.private import private_folder
+from bootseer.folders import private_folder
 from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def convert(
     Example: bootseer image convert registry:5000/team/torch:2.6 --store /shared/bootseer
     """
     from bootseer import image
-    from bootseer.store.lease import WAIT
+    from bootseer.objects.lease import WAIT
 
     if if_missing and repair:
         raise typer.BadParameter("--if-missing and --repair contradict each other")
@@ -145,11 +145,11 @@ def run(
     import logging
 
     from bootseer import image
+    from bootseer.folders import owned_folder
     from bootseer.image import cdi, user
     from bootseer.image.mount import RUNS, STARTS
     from bootseer.node.client import in_daemon_cgroup
     from bootseer.node.userimage import UserImage
-    from bootseer.owned import owned_folder
 
     root = os.geteuid() == 0
     if not root and (gpus or device or runtime or network != "host" or plain_http is not None):

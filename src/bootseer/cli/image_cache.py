@@ -26,9 +26,9 @@ from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.units import one_line, parse_size, size_text
 
 if TYPE_CHECKING:
-    from bootseer.blocks.cache.eviction import Gone
-    from bootseer.blocks.cache.inventory import Part
     from bootseer.blocks.check import Check
+    from bootseer.chunks.eviction import Gone
+    from bootseer.chunks.inventory import Part
 
 app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images and striped files on this node's disk")
 
@@ -39,7 +39,7 @@ _decimal = understood(partial(parse_size, kilo=1000))
 @app.command()
 def ls(as_json: AsJson = False) -> None:
     """List the trees and striped files in the cache, longest unused first."""
-    from bootseer.blocks.cache import inventory
+    from bootseer.chunks import inventory
 
     cache = _cache()
     found = inventory.parts(cache)
@@ -70,7 +70,7 @@ def gc(
 
     Example: bootseer image cache gc --to 50G --dry-run
     """
-    from bootseer.blocks.cache import eviction, inventory
+    from bootseer.chunks import eviction, inventory
 
     if to is not None and everything:
         raise ConfigError("--to and --all contradict each other")
@@ -111,7 +111,7 @@ def verify(
     With --repair and --store damaged blocks are fetched again at once. Mounted trees are checked, but not changed.
     """
     from bootseer.blocks import check
-    from bootseer.blocks.cache import inventory
+    from bootseer.chunks import inventory
 
     cache = _cache()
     found = [part for part in inventory.parts(cache) if not tree or any(one.startswith(tree) for one in part.trees)]

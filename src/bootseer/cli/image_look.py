@@ -122,7 +122,7 @@ def extract(
     from bootseer import image
     from bootseer.blocks.extract.tree import extract as bring
     from bootseer.blocks.profiles.library import ProfileKey
-    from bootseer.store import open_store
+    from bootseer.objects import open_store
 
     config = settings(store, verify_key, require_signature)
     record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
@@ -143,7 +143,7 @@ def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
     """The tree of a converted image, to be closed. Raises `NotFoundError`, `UnavailableError`, `DataError`."""
     from bootseer import image
     from bootseer.blocks.offline import look
-    from bootseer.store import open_store
+    from bootseer.objects import open_store
 
     config = settings(store)
     record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)

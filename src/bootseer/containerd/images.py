@@ -19,18 +19,18 @@ import msgspec
 
 from bootseer import faults, oci
 from bootseer.blocks import tree
-from bootseer.blocks.formats.manifest import tree_key
+from bootseer.chunks.manifest import tree_key
 from bootseer.config import Config
 from bootseer.containerd.snapshots import Layer, MissingError, Snapshot, Snapshots
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError, doing
+from bootseer.folders import private_folder
 from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import _libc
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
-from bootseer.private import private_folder
-from bootseer.store import Store, open_store
+from bootseer.objects import Store, open_store
 
 log = logging.getLogger(__name__)
 

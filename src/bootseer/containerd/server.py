@@ -16,7 +16,7 @@ from bootseer.containerd.proto import snapshots_pb2 as messages
 from bootseer.containerd.service import Service
 from bootseer.containerd.snapshots import ExistsError, MissingError, Snapshots, StateError
 from bootseer.errors import BootseerError, ConfigError, FullError, PrivilegeError, UnavailableError
-from bootseer.private import private_folder
+from bootseer.folders import private_folder
 from bootseer.rpc import server
 from bootseer.rpc.server import StatusCode
 

@@ -12,9 +12,9 @@ from bootseer.containerd.server import alone
 from bootseer.containerd.service import IMAGE
 from bootseer.containerd.snapshots import Kind, Snapshots
 from bootseer.errors import BootseerError, doing
+from bootseer.folders import trusted
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
-from bootseer.private import trusted
 
 
 def needed(root: Path) -> list[str]:

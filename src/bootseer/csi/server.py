@@ -15,7 +15,7 @@ from bootseer.config import Config
 from bootseer.csi.proto import csi_pb2 as messages
 from bootseer.csi.volumes import Volumes, wish
 from bootseer.errors import BootseerError, ConfigError, FullError, NotFoundError, PrivilegeError, UnavailableError
-from bootseer.private import private_folder
+from bootseer.folders import private_folder
 from bootseer.rpc import server
 from bootseer.rpc.server import StatusCode
 from bootseer.rpc.tasks import Tasks, within

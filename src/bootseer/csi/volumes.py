@@ -20,17 +20,17 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from bootseer import faults, oci
+from bootseer import fsmount as fs
 from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.csi.ask import digest_for
 from bootseer.env import manifest
 from bootseer.errors import ConfigError, DataError, PrivilegeError, doing
+from bootseer.folders import private_folder
 from bootseer.image.lookup import readable_for
 from bootseer.kernel import mount as mounts
+from bootseer.objects import Store, open_store
 from bootseer.oci import credentials
-from bootseer.private import private_folder
-from bootseer.store import Store, open_store
-from bootseer.stripefs import mount as fs
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
+from bootseer.folders import private_folder
 from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
-from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bootseer.env.spec import Target
 from bootseer.errors import UnavailableError, doing
+from bootseer.folders import private_folder
 from bootseer.kernel import flock
-from bootseer.private import private_folder
 
 WAIT_SECONDS = 3600.0
 """Longer than a wait for another node and set-up commands usually take: the ranks of a node that start together all

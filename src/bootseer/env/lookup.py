@@ -19,7 +19,7 @@ from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
-from bootseer.store import Store, open_store
+from bootseer.objects import Store, open_store
 from bootseer.units import age_text
 
 log = logging.getLogger(__name__)

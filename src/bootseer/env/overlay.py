@@ -28,9 +28,9 @@ from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotWritableError, doing
+from bootseer.folders import private_folder, trusted
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
-from bootseer.private import private_folder, trusted
 
 log = logging.getLogger(__name__)
 

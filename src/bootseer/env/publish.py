@@ -19,7 +19,7 @@ from bootseer.env.layer import check_unchanged
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest, index_key, inventory_key, manifest_key
 from bootseer.errors import BootseerError
-from bootseer.store import Store, lease
+from bootseer.objects import Store, lease
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from bootseer.env.inventory import Entry
 from bootseer.env.manifest import SnapshotManifest, inventory_key
 from bootseer.env.unpack import verify_stage
 from bootseer.errors import ConfigError, DataError, NotFoundError
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 Advisory throughout: whatever goes wrong with a snapshot is a log line and a reason, and the command runs. Concurrency:
 one thread, and with ``EnvSpec.background`` one more that publishes (`publication`); ranks of one node that ask for the
-same targets wait for each other (`lock`), nodes for the one that runs the command (`bootseer.store.lease`).
+same targets wait for each other (`lock`), nodes for the one that runs the command (`bootseer.objects.lease`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bootseer.env.publication import Publication
 from bootseer.env.spec import EnvSpec, Outcome
 from bootseer.env.unpack import recover, unpack
 from bootseer.errors import BootseerError, DataError, NotFoundError
-from bootseer.store import Store, lease
+from bootseer.objects import Store, lease
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bootseer import faults, owned
+from bootseer import faults, folders
 from bootseer.blocks import tree
 from bootseer.env import scan
 from bootseer.env.inventory import Entry
@@ -31,7 +31,7 @@ from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, DataError, UnsupportedError
 from bootseer.kernel.removal import remove_tree
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +75,13 @@ def recover(host: Path) -> None:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise BootseerError(f"{folder} is of another user's restore", hint=f"look at {host}, then remove it")
-        with owned.adopted(folder) as ours:
+        with folders.adopted(folder) as ours:
             if ours:
                 log.warning("a restore into %s was killed; taking back what it did", host)
                 steps = _Undo(folder)
                 steps.roll_back()
                 steps.clear()
-                owned.remove(folder)
+                folders.remove(folder)
 
 
 def _beside(host: Path) -> tuple[Path, str]:
@@ -97,7 +97,7 @@ def _beside(host: Path) -> tuple[Path, str]:
 def _undo(host: Path) -> Iterator[_Undo]:
     base, prefix = _beside(host)
     base.mkdir(parents=True, exist_ok=True)
-    with owned.owned_folder(base, prefix) as folder:
+    with folders.owned_folder(base, prefix) as folder:
         steps = _Undo(folder)
         try:
             yield steps
@@ -168,7 +168,7 @@ class _Undo:
     def clear(self) -> None:
         """Empty the folder, unless something of it could not be taken back: the next start tries again."""
         if not self._journal.exists():
-            owned.clear(self.folder)
+            folders.clear(self.folder)
 
     def roll_back(self) -> None:
         """Take back what was noted. What cannot be taken back stays noted, with a line in the log."""

@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer import erofs, faults, oci
-from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK
-from bootseer.blocks.formats.manifest import tree_key
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
+from bootseer.chunks.blockmap import DEFAULT_BLOCK
+from bootseer.chunks.manifest import tree_key
 from bootseer.errors import BootseerError, NotFoundError, from_exit_code, from_os_error
+from bootseer.folders import adopted, clear, owned_folder, remove
 from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
 from bootseer.image.signature import UnsignedError
+from bootseer.objects import Store, lease, open_store
 from bootseer.oci import tar
 from bootseer.oci.image import past_mirrors
 from bootseer.oci.layers import LayeredTree
 from bootseer.oci.pipeline import Layers, Progress
-from bootseer.owned import adopted, clear, owned_folder, remove
-from bootseer.store import Store, lease, open_store
 
 log = logging.getLogger(__name__)
 

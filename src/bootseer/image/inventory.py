@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.folders import adopted, is_owned, trusted
 from bootseer.image.mount import RUNS, STARTS, recorded
-from bootseer.owned import adopted, is_owned
-from bootseer.private import trusted
 
 STALE = "stale"
 """State of what is left of a process that was killed."""

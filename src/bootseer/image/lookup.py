@@ -12,7 +12,7 @@ from bootseer.errors import NotFoundError, PrivilegeError
 from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
-from bootseer.store import Store, open_store
+from bootseer.objects import Store, open_store
 
 
 def resolve(

@@ -23,15 +23,14 @@ from bootseer import config as settings
 from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
+from bootseer.folders import adopted, clear, enterable, is_owned, owned_folder, private_folder, release, remove, trusted
 from bootseer.image import runtime
 from bootseer.image.lookup import resolve
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
-from bootseer.owned import adopted, clear, is_owned, owned_folder, release, remove
-from bootseer.private import enterable, private_folder, trusted
-from bootseer.store import open_store
+from bootseer.objects import open_store
 
 log = logging.getLogger(__name__)
 

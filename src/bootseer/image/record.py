@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bootseer.blocks import _hash
+from bootseer.chunks import hashing
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.image import signature
+from bootseer.objects import Store, open_store
 from bootseer.oci import ImageConfig, Reference
-from bootseer.store import Store, open_store
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -107,7 +107,7 @@ def save(
     raw = msgspec.json.encode(record)
     if key is not None:
         raw = raw[:-1] + _SIGNATURE + signature.sign(key, raw) + b'"}'
-    raw = raw[:-1] + _CHECK + _hash.hexdigest(raw).encode() + b'"}'
+    raw = raw[:-1] + _CHECK + hashing.hexdigest(raw).encode() + b'"}'
     name = key_of(record.image, record.platform)
     if old is not None and not overwrite:
         return store.replace(name, raw, old=old)
@@ -168,7 +168,7 @@ def _look(store: Store, key: str) -> ImageRecord | None:
 
 def _decode(data: bytes, what: str, keys: Sequence[Ed25519PublicKey] = ()) -> ImageRecord:
     body, check, rest = data.rpartition(_CHECK)
-    if check and rest != _hash.hexdigest(body + b"}").encode() + b'"}':
+    if check and rest != hashing.hexdigest(body + b"}").encode() + b'"}':
         raise DataError(f"{what} is damaged: its hash differs", hint=_REPAIR)
     if keys:
         # What is verified is what is read: nothing else that is in ``data`` counts from here on.

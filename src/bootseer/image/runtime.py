@@ -29,12 +29,11 @@ import msgspec
 from bootseer import config as settings
 from bootseer import oci
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
+from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import container
 from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
 from bootseer.kernel.mount import boot_id
-from bootseer.owned import clear, owned_folder
-from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 

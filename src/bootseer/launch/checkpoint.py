@@ -12,14 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer import stripefs
+from bootseer import fsmount, stripefs
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import CheckpointTable
 from bootseer.launch.ordinary import copy_checkpoint
+from bootseer.objects import open_store
 from bootseer.profile import emit
-from bootseer.store import open_store
 from bootseer.stripefs.checkpoint import access, jobaccess
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class CheckpointStage:
         a single run, does not count."""
         self.table, self.folder, self.config = table, folder, config
         self._identity, self._job = identity, job
-        self._mount: stripefs.FsMount | None = None
+        self._mount: fsmount.FsMount | None = None
         self._name: str | None = ""
         """Path of the checkpoint below the URLs; None: there is no checkpoint yet."""
         self.recorded = 0
@@ -55,7 +55,7 @@ class CheckpointStage:
         record = access.load(open_store(self.config.store_url), self._lineage)
         self.recorded = record.bytes if record else 0
         url = _below(self.table.url, self._name)
-        self._mount = stripefs.mount.start(
+        self._mount = fsmount.start(
             url, self.folder, config=self.config, prefetch=record or True, hold=True, commit=True
         )
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from bootseer import image, stripefs
+from bootseer import fsmount, image
 from bootseer.config import Config
 from bootseer.env import overlay
+from bootseer.folders import clear, trusted
 from bootseer.image.mount import STARTS, SWEEP_SECONDS, end_left, unmount_in
 from bootseer.kernel import mount as mounts
-from bootseer.owned import clear
-from bootseer.private import trusted
 
 CHECKPOINT = "checkpoint"
 ROOTFS = "rootfs"
@@ -34,7 +33,7 @@ def _end(folder: Path, config: Config) -> None:
     for group in reversed(overlay.groups(state)):
         if any(folder in target.host.parents for target in group.record.targets):
             group.unmount()
-    if checkpoint := stripefs.mount.find(folder / CHECKPOINT, config=config):
+    if checkpoint := fsmount.find(folder / CHECKPOINT, config=config):
         checkpoint.unmount()
     unmount_in(folder, state)
     if mounts.is_mounted(folder / ROOTFS):  # by containerd, which keeps its snapshot

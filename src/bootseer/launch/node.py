@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bootseer import env, image, oci, stripefs
+from bootseer import env, fsmount, image, oci
 from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnsupportedError, from_os_error
+from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
 from bootseer.kernel import background, pressure
@@ -35,10 +36,8 @@ from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
 from bootseer.launch.ordinary import containerd_rootfs
 from bootseer.launch.ready import ReadyWatch
 from bootseer.node.client import in_daemon_cgroup
-from bootseer.owned import clear, owned_folder
-from bootseer.private import private_folder
+from bootseer.objects import lease
 from bootseer.profile import emit
-from bootseer.store import lease
 from bootseer.units import parse_age
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ def _servers(job: Job) -> Iterator[Sequence[str]]:
     if not os.geteuid() and (job.image.enabled or (job.env and job.env.enabled)):
         yield tree.SERVER
     if job.checkpoint and job.checkpoint.enabled:
-        yield stripefs.mount.SERVER
+        yield fsmount.SERVER
 
 
 class _Node:

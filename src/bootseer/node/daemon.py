@@ -31,6 +31,7 @@ from bootseer.errors import (
     UnsupportedError,
     from_os_error,
 )
+from bootseer.folders import private_folder
 from bootseer.image.lookup import readable_for
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import ended
@@ -41,8 +42,7 @@ from bootseer.node.loop import Loop
 from bootseer.node.protocol import Mount, NodeStatus, Reply, Request
 from bootseer.node.records import Record, Records, Session
 from bootseer.node.worker import Worker
-from bootseer.private import private_folder
-from bootseer.store import open_store
+from bootseer.objects import open_store
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from bootseer.errors import BootseerError
 from bootseer.kernel.removal import discard_tree
 from bootseer.node import client
 from bootseer.node.protocol import Mount
-from bootseer.store import open_store
+from bootseer.objects import open_store
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ threads at once; waits and retries are those of `bootseer.oci.transport` and `bo
 Where a registry keeps no list of the artifacts that refer to an image, the index tagged ``sha256-<hex>`` is that list
 (distribution spec 1.1). There is no conditional write: an entry is added by reading, writing and looking again, and one
 that another writer overwrote between is entered again. Two processes can still lose an entry when one writes long
-after its read; bootseer finds its own objects by their own tags as well (`bootseer.store.registry`).
+after its read; bootseer finds its own objects by their own tags as well (`bootseer.objects.registry`).
 """
 
 from __future__ import annotations

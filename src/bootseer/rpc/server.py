@@ -20,8 +20,8 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # the processes that are
 import grpc
 
 from bootseer.errors import BootseerError, ConfigError, doing
+from bootseer.folders import private_folder
 from bootseer.kernel import flock
-from bootseer.private import private_folder
 
 log = logging.getLogger(__name__)
 

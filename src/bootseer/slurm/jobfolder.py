@@ -26,9 +26,9 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
+from bootseer.folders import private_folder, trusted
 from bootseer.kernel import flock
 from bootseer.kernel.removal import discard_tree
-from bootseer.private import private_folder, trusted
 
 BASE = Path("/run/bootseer-slurm")
 LOG = "log"

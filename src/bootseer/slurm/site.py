@@ -13,7 +13,7 @@ from pathlib import Path
 
 import bootseer
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, doing
-from bootseer.private import private_folder, trusted
+from bootseer.folders import private_folder, trusted
 from bootseer.slurm import jobfolder
 from bootseer.slurm.comment import OPTION
 

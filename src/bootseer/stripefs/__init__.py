@@ -3,7 +3,6 @@
 The format is described in docs/internals/stripe.md.
 """
 
-from bootseer.stripefs import mount
 from bootseer.stripefs.checkpoint.claim import Save
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
@@ -12,7 +11,6 @@ from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.maintenance.check import Finding, Report
 from bootseer.stripefs.maintenance.collect import Removal
 from bootseer.stripefs.maintenance.repair import Repair
-from bootseer.stripefs.mount import FsMount, FsStatus
 from bootseer.stripefs.open import split_url
 from bootseer.stripefs.store import StripeFS, open_fs
 
@@ -22,8 +20,6 @@ __all__ = [
     "CommittedFile",
     "FileStat",
     "Finding",
-    "FsMount",
-    "FsStatus",
     "Removal",
     "Repair",
     "Report",
@@ -32,7 +28,6 @@ __all__ = [
     "StripeWriter",
     "StripedFile",
     "Written",
-    "mount",
     "open_fs",
     "split_url",
 ]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from bootseer.backends.engine import engine
+from bootseer.backends.engine.datanodes import NodeLook
+from bootseer.backends.engine.engine import Snapshot
+from bootseer.backends.engine.model import Place
+from bootseer.backends.engine.transport import BlockFile, replicas_of
+from bootseer.backends.interface import Backend, Source, clean
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.storage.interface import Backend, Source, clean
 from bootseer.stripefs.files.reader import read_pointer
-from bootseer.stripefs.scheduler import threads
-from bootseer.stripefs.scheduler.datanodes import NodeLook
-from bootseer.stripefs.scheduler.model import Place
-from bootseer.stripefs.scheduler.threads import Snapshot
-from bootseer.stripefs.scheduler.transport import BlockFile, replicas_of
 from bootseer.stripefs.store import StripeFS
 
 
@@ -73,7 +73,7 @@ def explain(fs: StripeFS, path: str) -> Explanation:
     names = [path] if pointer is None else [pointer.stripe_path(path, index) for index in range(pointer.width)]
     opened = [_open(backend, name) for name in names]
     files = [file for found, _ in opened if (file := _file_of(found)) is not None]
-    view = threads.shared().look(files) if files else Snapshot({}, {}, None, 0.0, 0)
+    view = engine.shared().look(files) if files else Snapshot({}, {}, None, 0.0, 0)
     stripes = tuple(
         _stripe(index, name, found, problem, access, view)
         for index, (name, (found, problem)) in enumerate(zip(names, opened, strict=True))
@@ -95,7 +95,7 @@ def explain(fs: StripeFS, path: str) -> Explanation:
 
 
 def _file_of(source: Source | None) -> BlockFile | None:
-    """What is read from DataNodes directly, as `bootseer.stripefs.hdfs.DirectSource` is."""
+    """What is read from DataNodes directly, as `bootseer.backends.hdfs_direct.DirectSource` is."""
     file = getattr(source, "file", None)
     return file if isinstance(file, BlockFile) else None
 

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from crc32c import crc32c
 
+from bootseer.backends import interface
 from bootseer.errors import ConfigError, DataError
-from bootseer.storage import interface
 
 T = TypeVar("T")
 

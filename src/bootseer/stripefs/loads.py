@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from bootseer import config as settings
+from bootseer.backends.engine import engine
 from bootseer.errors import BootseerError, doing
-from bootseer.private import private_folder, trusted
-from bootseer.stripefs.scheduler import threads
+from bootseer.folders import private_folder, trusted
 
 _log = logging.getLogger(__name__)
 
@@ -97,11 +97,11 @@ class LoadMeter:
     def __init__(self, url: str, how: str) -> None:
         self._url, self._how = url, how
         self._began, self._clock = time.time(), time.monotonic()
-        self._before = threads.totals()
+        self._before = engine.totals()
 
     def report(self, **counts: int | float) -> LoadReport:
         """The load as it is now; ``counts``: fields of `LoadReport`."""
-        now, before = threads.totals(), self._before
+        now, before = engine.totals(), self._before
         given = ((node, node.served - before.served.get(node.address, 0)) for node in now.nodes)
         nodes = tuple(NodeLoad(node.address, count, node.rate) for node, count in given if count > 0)
         rate = max((node.rate for node in nodes if node.rate), default=None)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from bootseer.backends.interface import clean, join
 from bootseer.errors import ConfigError, NotFoundError
-from bootseer.storage.interface import clean, join
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.store import StripeFS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+from bootseer.backends.interface import Backend
+from bootseer.backends.open import open_storage
 from bootseer.errors import ConfigError, extra
-from bootseer.storage.interface import Backend
-from bootseer.storage.open import open_storage
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -26,7 +26,7 @@ def open_backend(url: str) -> Backend:
         raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
     if url.startswith("hdfs://"):
         with extra("hdfs", "HDFS"):
-            from bootseer.stripefs.hdfs import HdfsBackend
+            from bootseer.backends.hdfs_direct import HdfsBackend
 
         return HdfsBackend(url)
     return open_storage(url)

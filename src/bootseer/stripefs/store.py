@@ -11,9 +11,9 @@ from stat import S_ISREG
 
 from blake3 import blake3
 
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, clean, exists, join
+from bootseer.backends.pool import parallel
 from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
-from bootseer.storage.interface import FILE_MODE, Backend, Entry, clean, exists, join
-from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin

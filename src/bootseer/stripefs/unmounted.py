@@ -22,16 +22,16 @@ from pathlib import Path
 from typing import Self
 
 from bootseer import config as settings
-from bootseer.blocks.cache.eviction import Limits
+from bootseer.backends.interface import join
+from bootseer.backends.pool import parallel
+from bootseer.chunks.eviction import Limits
 from bootseer.errors import BootseerError
+from bootseer.folders import private_folder
 from bootseer.kernel import mount
-from bootseer.private import private_folder
-from bootseer.storage.interface import join
-from bootseer.storage.pool import parallel
 from bootseer.stripefs.checkpoint.jobaccess import JobAccess
-from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.loads import LoadMeter, Waited, keep
+from bootseer.stripefs.nodecache import NodeCache, NodeFile
 
 _log = logging.getLogger(__name__)
 

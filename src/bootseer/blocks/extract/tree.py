@@ -18,21 +18,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks._hash import Buffer
-from bootseer.blocks.cache.metadata import localize
 from bootseer.blocks.extract.attributes import Attributes
 from bootseer.blocks.extract.extents import Shares
 from bootseer.blocks.fetch.prefetch import STALLED_SECONDS, fetch_all
-from bootseer.blocks.formats.bitmap import Ready
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.metadata import localize
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import merge
 from bootseer.blocks.publish.packs import Progress
+from bootseer.chunks.bitmap import Ready
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.hashing import Buffer
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, doing, from_os_error
 from bootseer.kernel.removal import discard_tree
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +195,7 @@ class _Extraction:
         return list(dict.fromkeys(block for block in hot if block in needed) | needed)
 
     def write(self, block: int, data: Buffer) -> None:
-        """As `bootseer.blocks.cache.cachefile.CacheFile.write`."""
+        """As `bootseer.chunks.cachefile.CacheFile.write`."""
         count = -(-len(data) >> self.map.shift)
         with self._cond:
             if self._closed or self.error is not None or self._taken.find(1, block, block + count) >= 0:

@@ -17,7 +17,7 @@ from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
 from bootseer.blocks.profiles.merge import merge
 from bootseer.errors import UnavailableError
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 

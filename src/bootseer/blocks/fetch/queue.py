@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.blocks.fetch.source import adjoin
-from bootseer.blocks.formats.bitmap import Ready
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.chunks.bitmap import Ready
+from bootseer.chunks.blockmap import BlockMap
 
 STREAM = -1
 """In place of a pack's number: the hot pack."""

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
-from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.frames import verified
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.frames import verified
 from bootseer.errors import DataError, UnavailableError, from_os_error
-from bootseer.store import Source, Store
+from bootseer.objects import Source, Store
 
 log = logging.getLogger(__name__)
 

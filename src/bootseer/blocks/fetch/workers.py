@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from bootseer.blocks._hash import Buffer
 from bootseer.blocks.fetch.queue import Batch
-from bootseer.blocks.formats.bitmap import Ready
-from bootseer.blocks.formats.blockmap import BlockMap
-from bootseer.blocks.formats.frames import opened
+from bootseer.chunks.bitmap import Ready
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.frames import opened
+from bootseer.chunks.hashing import Buffer
 from bootseer.errors import BootseerError, DataError
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class BlockCache(Protocol):
-    """Where blocks go: a `bootseer.blocks.cache.cachefile.CacheFile`, or the files of a tree that is extracted."""
+    """Where blocks go: a `bootseer.chunks.cachefile.CacheFile`, or the files of a tree that is extracted."""
 
     folder: Path
     map: BlockMap

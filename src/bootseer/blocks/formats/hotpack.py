@@ -13,8 +13,8 @@ from collections.abc import Container
 
 import msgspec
 
-from bootseer.blocks import _hash
-from bootseer.blocks.formats.blockmap import BlockMap, frame_bound, little
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, frame_bound, little
 from bootseer.errors import DataError
 
 MAGIC = b"BSHOTPCK"
@@ -82,7 +82,7 @@ class HotPack(msgspec.Struct, frozen=True):
         else:
             index = little(self.blocks).tobytes() + little(self.lengths).tobytes()
         body = head + index
-        return body + _hash.digest(body)
+        return body + hashing.digest(body)
 
     @classmethod
     def decode(cls, raw: bytes, size: int, tree: str, map_digest: str, blocks: BlockMap) -> HotPack:
@@ -91,10 +91,10 @@ class HotPack(msgspec.Struct, frozen=True):
         Raises `DataError` for one that does not fit this tree and map, names a block twice, or is cut short.
         """
         count, per_frame, version = shape_of(raw)
-        end = index_size(count, per_frame, version) - _hash.SIZE
-        if len(raw) < end + _hash.SIZE:
+        end = index_size(count, per_frame, version) - hashing.SIZE
+        if len(raw) < end + hashing.SIZE:
             raise DataError("bad hot pack: its index is cut off")
-        if _hash.digest(memoryview(raw)[:end]) != raw[end : end + _hash.SIZE]:
+        if hashing.digest(memoryview(raw)[:end]) != raw[end : end + hashing.SIZE]:
             raise DataError("bad hot pack: checksum of the index differs")
         _, _, flags, block_size, _, of_tree, of_map, created, _ = _HEADER.unpack_from(raw)
         if flags or any(raw[_HEADER.size - (20 if version > 1 else 24) : _HEADER.size]):
@@ -129,7 +129,7 @@ def _columns(index: bytes, count: int, version: int) -> tuple[array[int], array[
 def index_size(count: int, per_frame: int, version: int = VERSION) -> int:
     """Bytes of header and index of ``count`` blocks, ``per_frame`` to a frame."""
     entries = count * _ENTRY_V1.size if version == 1 else (count + -(-count // per_frame)) * _NUMBER
-    return _HEADER.size + entries + _hash.SIZE
+    return _HEADER.size + entries + hashing.SIZE
 
 
 def shape_of(raw: bytes) -> tuple[int, int, int]:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
-from bootseer.blocks import _hash, _zstd
 from bootseer.blocks.formats.trace import DRIVERS, UNIT
+from bootseer.chunks import hashing, zstd
 from bootseer.errors import DataError
 
 MAGIC = b"BSPAGELI"
@@ -77,14 +77,14 @@ class PageList(msgspec.Struct, frozen=True):
             MAGIC, VERSION, DRIVERS.index(self.driver), UNIT, tree, self.created, len(self.ranges), len(files)
         )
         raw = header + names + table
-        return _zstd.compress(raw + _hash.digest(raw), _LEVEL)
+        return zstd.compress(raw + hashing.digest(raw), _LEVEL)
 
     @classmethod
     def decode(cls, packed: bytes, tree: str, size: int) -> PageList:
         """The list for the tree ``tree`` with ``size`` bytes of data. Raises `DataError` for anything else."""
         raw = _unpacked(packed)
         body, end = raw[:-_SUM], len(raw) - _SUM
-        if len(body) < _HEADER.size or _hash.digest(body) != raw[-_SUM:]:
+        if len(body) < _HEADER.size or hashing.digest(body) != raw[-_SUM:]:
             raise DataError("bad page list: its hash differs")
         magic, version, driver, unit, digest, created, count, files = _HEADER.unpack_from(body)
         if (magic, version, unit) != (MAGIC, VERSION, UNIT) or driver >= len(DRIVERS):
@@ -121,7 +121,7 @@ def _unpacked(packed: bytes) -> bytes:
         raise DataError(f"bad page list: {exc}") from None
     if not 0 <= size <= _MAX_BYTES:
         raise DataError(f"bad page list: {size} bytes")
-    return _zstd.decompress(packed, size)
+    return zstd.decompress(packed, size)
 
 
 def is_plain(path: bytes) -> bool:

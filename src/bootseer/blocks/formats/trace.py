@@ -10,7 +10,7 @@ import struct
 
 import msgspec
 
-from bootseer.blocks import _hash
+from bootseer.chunks import hashing
 from bootseer.errors import DataError
 
 MAGIC = b"BSTRACE\0"
@@ -84,24 +84,24 @@ class Trace(msgspec.Struct, frozen=True):
             comm, cgroup = one.comm.encode(), one.cgroup.encode()
             table += [_PROCESS.pack(one.pid, one.rank, len(comm), len(cgroup)), comm, cgroup]
         body = b"".join([header, *(_TOUCH.pack(t.ms, t.pid, t.unit, t.count) for t in self.touches), *table])
-        return body + _hash.digest(body)
+        return body + hashing.digest(body)
 
     @classmethod
     def decode(cls, raw: bytes) -> Trace:
         """Parse ``raw``. Raises `DataError` for anything that `encode` would not write, now or as version 1."""
-        if len(raw) < _HEADER.size + _hash.SIZE:
+        if len(raw) < _HEADER.size + hashing.SIZE:
             raise DataError(f"bad trace: only {len(raw)} bytes")
         magic, version, driver, flags, size, began, count, tree, processes = _HEADER.unpack_from(raw)
         if magic != MAGIC or version not in (1, VERSION):
             raise DataError("bad trace: not a trace of a known version")
-        end = len(raw) - _hash.SIZE
+        end = len(raw) - hashing.SIZE
         table = _HEADER.size + count * _TOUCH.size
         if count > MAX_TOUCHES or processes > MAX_PROCESSES or table + processes * _PROCESS.size > end:
             raise DataError(f"bad trace: {len(raw)} bytes for {count} touches")
         if driver >= len(DRIVERS) or flags & ~COMPLETE or (version == 1 and processes):
             raise DataError("bad trace: unknown driver or flags")
         view = memoryview(raw)
-        if _hash.digest(view[:end]) != raw[end:]:
+        if hashing.digest(view[:end]) != raw[end:]:
             raise DataError("bad trace: checksum differs")
         units = -(-size // UNIT)
         touches = tuple(Touch(*fields) for fields in _TOUCH.iter_unpack(view[_HEADER.size : table]))

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles.explain import bytes_by_file, path_text, ranges_of
 from bootseer.blocks.profiles.merge import units_of
+from bootseer.chunks.blockmap import BlockMap
 from bootseer.erofs import ExtentIndex
 
 

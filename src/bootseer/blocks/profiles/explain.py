@@ -13,14 +13,14 @@ from typing import TypeVar
 
 import msgspec
 
-from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.trace import UNIT, Process, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.merge import blocks_of, merge, select, units_of
+from bootseer.chunks.blockmap import BlockMap
 from bootseer.erofs import ExtentIndex
 from bootseer.errors import NotFoundError
-from bootseer.runs import runs
-from bootseer.store import Store
+from bootseer.objects import Store
+from bootseer.ranges import runs
 
 _POINTS = 60
 

@@ -17,19 +17,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks import _hash
-from bootseer.blocks._zstd import compress
-from bootseer.blocks.cache.cachefile import ReadyBlocks
 from bootseer.blocks.formats import hotpack
-from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange, is_plain
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
 from bootseer.blocks.profiles.merge import in_order, merge, units_of
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.cachefile import ReadyBlocks
+from bootseer.chunks.zstd import compress
 from bootseer.errors import BootseerError, DataError, NotFoundError, doing
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target
 
     Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
     """
-    key = hotpack.pack_key(folder, _hash.file_hexdigest(path))
+    key = hotpack.pack_key(folder, hashing.file_hexdigest(path))
     store.put(key, path)
     try:
         store.replicate(key, _COPIES)

@@ -16,15 +16,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from bootseer.blocks import _hash
 from bootseer.blocks.formats import hotpack
-from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import MAX_STORED, PageList
 from bootseer.blocks.formats.trace import MAX_BYTES, Process, Trace
 from bootseer.blocks.profiles.merge import blocks_of
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap
 from bootseer.errors import BootseerError, DataError, UnavailableError
-from bootseer.store import ObjectInfo, Store
+from bootseer.objects import ObjectInfo, Store
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class ProfileKey(msgspec.Struct, frozen=True):
             return "default"
         if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.job):
             return self.job
-        return "job-" + _hash.hexdigest(self.job.encode())[:32]
+        return "job-" + hashing.hexdigest(self.job.encode())[:32]
 
     def prefix(self, tree: str) -> str:
         """The store folder of this profile of ``tree``."""
@@ -159,7 +159,7 @@ def read_trace(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | 
         if info.size > MAX_BYTES:
             raise DataError(f"{info.size} bytes are too many")
         raw = store.get(info.key)
-        if info.key.rpartition("/")[2] != f"{_hash.hexdigest(raw)}.trace":
+        if info.key.rpartition("/")[2] != f"{hashing.hexdigest(raw)}.trace":
             raise DataError("its name is not its digest")
         trace = Trace.decode(raw)
         if trace.tree != tree or trace.size != size:
@@ -193,9 +193,9 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
             return "not needed"
         if len(known) >= MAX_TRACES:
             oldest = min(known, key=lambda other: other.began)
-            store.delete(f"{key.prefix(trace.tree)}/{_hash.hexdigest(oldest.encode())}.trace")
+            store.delete(f"{key.prefix(trace.tree)}/{hashing.hexdigest(oldest.encode())}.trace")
         raw = trace.encode()
-        store.put(f"{key.prefix(trace.tree)}/{_hash.hexdigest(raw)}.trace", raw)
+        store.put(f"{key.prefix(trace.tree)}/{hashing.hexdigest(raw)}.trace", raw)
     except BootseerError as exc:
         log.warning("cannot publish the trace of tree %s: %s", trace.tree[:12], exc)
         return "failed"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from bootseer.blocks.formats.blockmap import BlockMap
 from bootseer.blocks.formats.trace import UNIT, Trace
+from bootseer.chunks.blockmap import BlockMap
 
 _RARE = 1 / 8
 """Blocks that a smaller share of the runs touched are left out."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from bootseer.blocks.cache.metadata import fetch
-from bootseer.blocks.formats.blockmap import BlockMap, ObjectRef
-from bootseer.blocks.formats.frames import verified
-from bootseer.blocks.formats.manifest import TreeManifest, tree_key
+from bootseer.blocks.metadata import fetch
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.chunks.frames import verified
+from bootseer.chunks.manifest import TreeManifest, tree_key
 from bootseer.errors import BootseerError, DataError, NotFoundError
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 

@@ -16,18 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks import _hash
-from bootseer.blocks._zstd import compress
-from bootseer.blocks.formats.blockmap import (
-    DEFAULT_BLOCK,
-    MAX_ENCODED,
-    BlockMap,
-    ObjectRef,
-    encoded_size,
-    zero_hash,
-)
 from bootseer.blocks.publish.dedup import KnownBlocks, Place
 from bootseer.blocks.publish.spool import PACK_LIMIT, PackSpool
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, BlockMap, ObjectRef, encoded_size, zero_hash
+from bootseer.chunks.zstd import compress
 from bootseer.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -104,7 +97,7 @@ class PackWriter:
         """Bytes taken so far: the data offset of the next one."""
         return self._submitted + self._fill
 
-    def write(self, data: _hash.Buffer) -> None:
+    def write(self, data: hashing.Buffer) -> None:
         view = memoryview(data)
         while view:
             piece = view[: self._batch_size - self._fill]
@@ -169,7 +162,7 @@ class PackWriter:
             end = min(start + self._block, length)
             # memcmp in place; memoryviews would be compared byte by byte
             zeros = buffer.startswith(self._zeros[: end - start], start, end)
-            pieces.append((b"" if zeros else _hash.digest(view[start:end]), view[start:end]))
+            pieces.append((b"" if zeros else hashing.digest(view[start:end]), view[start:end]))
         shared: dict[bytes, Place] = {}
         if known is not None:
             shared = known.proven({digest for digest, _ in pieces if digest in known and digest not in seen})

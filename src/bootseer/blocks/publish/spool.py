@@ -12,8 +12,8 @@ from io import FileIO
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks import _hash
-from bootseer.blocks.formats.blockmap import MAX_PACKS, ObjectRef
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import MAX_PACKS, ObjectRef
 from bootseer.errors import DataError, doing
 
 PACK_LIMIT = 512 << 20
@@ -49,7 +49,7 @@ class PackSpool:
         self._out: FileIO | None = None
         self._frames: list[bytes] = []
         self._index = self._size = 0
-        self._hash = _hash.hasher()
+        self._hash = hashing.hasher()
 
     def add(self, frame: bytes) -> Entry:
         """The entry of a frame that goes to the current pack with the next `flush`."""
@@ -59,7 +59,7 @@ class PackSpool:
             path = self._folder / f"pack-{len(self.packs)}"
             with doing(f"write a pack to {self._folder}"):
                 self._out = open(path, "xb", 0)  # noqa: SIM115 - closed by end_pack
-            self._index, self._size, self._hash = self._new_index(None), 0, _hash.hasher()
+            self._index, self._size, self._hash = self._new_index(None), 0, hashing.hasher()
         self._frames.append(frame)
         offset, self._size = self._size, self._size + len(frame)
         return self._index, offset, len(frame)

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks import _hash
-from bootseer.blocks._zstd import compress
-from bootseer.blocks.formats.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
-from bootseer.blocks.formats.manifest import MAX_META, TreeManifest, TreeRef, tree_key
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import LEVEL, PackWriter, Progress
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
+from bootseer.chunks.manifest import MAX_META, TreeManifest, TreeRef, tree_key
+from bootseer.chunks.zstd import compress
 from bootseer.errors import DataError, NotFoundError, doing
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 
@@ -69,11 +69,11 @@ class TreeWriter:
         stored, encoded = compress(meta, LEVEL), packed.map.encode()
         if len(encoded) > MAX_ENCODED:
             raise DataError(f"the tree is too large to be mounted: its block map has {len(encoded)} bytes")
-        refs = [ObjectRef(_hash.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]
+        refs = [ObjectRef(hashing.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]
         self._keep(stored, refs[1])
         self._keep(encoded, refs[2])
         manifest = TreeManifest(meta=refs[0], meta_stored=refs[1], map=refs[2], data_size=packed.map.size).encode()
-        digest = _hash.hexdigest(manifest)
+        digest = hashing.hexdigest(manifest)
         faults.point("tree.publish.before-manifest")
         _put(self._store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)))
         own = packed.stored + len(stored) + len(encoded) + len(manifest)
@@ -140,7 +140,7 @@ def _intact(store: Store, key: str, ref: ObjectRef) -> bool:
         with store.open(key) as reader:
             if reader.size != ref.size:
                 return False
-            state = _hash.hasher()
+            state = hashing.hasher()
             for offset in range(0, ref.size, _PIECE):
                 state.update(reader.read(offset, min(_PIECE, ref.size - offset)))
     except (DataError, NotFoundError):

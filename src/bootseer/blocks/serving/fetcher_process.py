@@ -19,14 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks.cache import eviction, inventory
-from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch import prefetch
 from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
 from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.metadata import LocalTree
 from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
@@ -34,8 +31,11 @@ from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
 from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.blocks.serving.trace_publisher import TracePublisher
+from bootseer.chunks import eviction, inventory
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from bootseer.blocks.cache.locks import DATA
 from bootseer.blocks.serving.ipc import Came, Channel, Repeat, Wanted, request_id
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
+from bootseer.chunks.locks import DATA
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import fuse
 from bootseer.kernel import mount as mounts

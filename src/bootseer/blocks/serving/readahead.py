@@ -31,7 +31,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.kernel import mount as mounts
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 

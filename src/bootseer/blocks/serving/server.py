@@ -20,7 +20,7 @@ from bootseer.errors import BootseerError, UnavailableError, doing
 from bootseer.kernel import background, mount
 from bootseer.kernel.flock import lock
 from bootseer.loglimit import LogRateLimit
-from bootseer.store import Store, open_store
+from bootseer.objects import Store, open_store
 from bootseer.units import one_line
 
 log = logging.getLogger(__name__)

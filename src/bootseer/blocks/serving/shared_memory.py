@@ -23,8 +23,8 @@ import struct
 import threading
 import time
 
-from bootseer.blocks.formats.bitmap import Ready
 from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT
+from bootseer.chunks.bitmap import Ready
 from bootseer.errors import doing
 
 _TOUCH = struct.Struct("<IIQI4x")

@@ -19,11 +19,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from bootseer.blocks.cache import eviction
-from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.cache.metadata import LocalTree, localize
 from bootseer.blocks.fetch.fetcher import Fetched
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.metadata import LocalTree, localize
 from bootseer.blocks.serving import client, fuse_server, mount_readahead
 from bootseer.blocks.serving.control_server import ControlServer
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
@@ -37,10 +34,13 @@ from bootseer.blocks.serving.protocol import (
     TreeStatus,
 )
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
+from bootseer.chunks import eviction
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import fuse, mount
 from bootseer.kernel.child import BEAT_SECONDS, Child, Watch, keep_beating
-from bootseer.store import Store
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def start(
     cache_dir = Path(spec.cache_dir)
     tree = localize(None, spec.digest, cache_dir, meta=False)
     limits = eviction.Limits(spec.config.cache_limit, spec.config.cache_keep_free)
-    eviction.make_room(cache_dir, limits, coming=eviction.missing_bytes(tree), keep=tree.cache.name)
+    eviction.make_room(cache_dir, limits, coming=eviction.missing_bytes(tree.map, tree.cache), keep=tree.cache.name)
     blocks = tree.map
     shared = SharedMemory(blocks.count, size=blocks.size, block_size=blocks.block_size)
     cache = CacheFile.open(tree.cache, blocks, tree.map_digest, ready=shared.ready)

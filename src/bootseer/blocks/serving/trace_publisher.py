@@ -14,16 +14,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from bootseer.blocks.cache import inventory
-from bootseer.blocks.cache.cachefile import CacheFile
-from bootseer.blocks.cache.metadata import LocalTree
 from bootseer.blocks.fetch.prefetch import Plan
-from bootseer.blocks.formats.blockmap import BlockMap
+from bootseer.blocks.metadata import LocalTree
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.merge import HotUse, blocks_of, hot_use
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.shared_memory import Count
-from bootseer.store import Store
+from bootseer.chunks import inventory
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.cachefile import CacheFile
+from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
+from bootseer.backends.interface import clean
 from bootseer.errors import BootseerError, DataError, NotFoundError
-from bootseer.runs import merge
-from bootseer.storage.interface import clean
-from bootseer.store import Store
+from bootseer.objects import Store
+from bootseer.ranges import merge
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from bootseer import faults
+from bootseer.backends.interface import Backend, Entry, Sink, clean, exists, holds, join, read_all
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, doing
-from bootseer.storage.interface import Backend, Entry, Sink, clean, exists, holds, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import msgspec
 from blake3 import blake3
 
+from bootseer.backends.interface import Backend, Entry, exists, join, read_all
 from bootseer.errors import DataError, NotFoundError, NotWritableError
-from bootseer.storage.interface import Backend, Entry, exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer

@@ -13,8 +13,8 @@ import uuid
 import msgspec
 
 from bootseer import faults
+from bootseer.backends.interface import Backend, exists, join, read_all, write_file
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.storage.interface import Backend, exists, join, read_all, write_file
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Callable
 
 from bootseer import faults
+from bootseer.backends.interface import FILE_MODE, Backend, exists, is_folder, join, kept_xattrs, write_file
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
-from bootseer.storage.interface import FILE_MODE, Backend, exists, is_folder, join, kept_xattrs, write_file
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files import rights

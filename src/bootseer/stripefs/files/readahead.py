@@ -18,13 +18,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from bootseer.backends.engine.memory import ByteBudget
+from bootseer.backends.engine.memory import process as process_budget
+from bootseer.backends.interface import DEADLINE, SLOWEST
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.runs import runs
-from bootseer.storage.interface import DEADLINE, SLOWEST
-from bootseer.stripefs.files.nodecache import NodeCache, NodeFile
+from bootseer.ranges import runs
 from bootseer.stripefs.files.reader import ChunkFile
-from bootseer.stripefs.scheduler.memory import ByteBudget
-from bootseer.stripefs.scheduler.memory import process as process_budget
+from bootseer.stripefs.nodecache import NodeCache, NodeFile
 
 _log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from typing import Protocol, Self
 from blake3 import blake3
 from crc32c import crc32c
 
+from bootseer.backends.interface import Backend, Piece, Source
+from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
-from bootseer.storage.interface import Backend, Piece, Source
-from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Geometry, Pointer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from bootseer.backends.interface import Backend, Entry, join
+from bootseer.backends.pool import parallel
 from bootseer.errors import DataError, NotFoundError
-from bootseer.storage.interface import Backend, Entry, join
-from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.layout import Pointer

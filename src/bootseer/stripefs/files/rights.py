@@ -6,9 +6,9 @@ import contextlib
 import logging
 from typing import TypedDict, Unpack
 
+from bootseer.backends.interface import Backend, Permissions
+from bootseer.backends.pool import parallel
 from bootseer.errors import NotFoundError, NotWritableError
-from bootseer.storage.interface import Backend, Permissions
-from bootseer.storage.pool import parallel
 from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bootseer.storage.interface import Backend, Entry, Permissions
+from bootseer.backends.interface import Backend, Entry, Permissions
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 
@@ -12,7 +12,7 @@ from bootseer.stripefs.files.reader import read_pointer
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
     """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
 
-    ``version`` changes when the file below the path is replaced (`bootseer.storage.interface.Source`); ``permissions``:
+    ``version`` changes when the file below the path is replaced (`backends.interface.Source`); ``permissions``:
     None where the storage does not tell.
     """
 

@@ -16,9 +16,9 @@ from typing import TypeVar
 from crc32c import crc32c
 
 from bootseer import faults
+from bootseer.backends.interface import DEADLINE, FILE_MODE, Backend, Sink
 from bootseer.errors import UnavailableError, from_os_error
 from bootseer.hdfs.placement import Placement
-from bootseer.storage.interface import DEADLINE, FILE_MODE, Backend, Sink
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Header
 

@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 from blake3 import blake3
 
 from bootseer import faults
+from bootseer.backends.interface import DEADLINE, FILE_MODE, Backend, Sink, holds, is_folder, join, read_all
 from bootseer.errors import (
     BootseerError,
     DataError,
@@ -34,7 +35,6 @@ from bootseer.errors import (
 )
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.placement import Placement
-from bootseer.storage.interface import DEADLINE, FILE_MODE, Backend, Sink, holds, is_folder, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.files.removal import remove_stripes

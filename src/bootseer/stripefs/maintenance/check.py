@@ -13,9 +13,9 @@ from typing import Literal
 
 import msgspec
 
+from bootseer.backends.interface import Backend, clean, join, read_all
+from bootseer.backends.pool import parallel
 from bootseer.errors import ConfigError, DataError, NotFoundError
-from bootseer.storage.interface import Backend, clean, join, read_all
-from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.commit import Commit

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from bootseer import faults
+from bootseer.backends.interface import DEADLINE, Backend, clean, join
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError
-from bootseer.storage.interface import DEADLINE, Backend, clean, join
 from bootseer.stripefs import layout
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, fsck

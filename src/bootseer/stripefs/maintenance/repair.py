@@ -7,8 +7,8 @@ import logging
 import msgspec
 
 from bootseer import faults
+from bootseer.backends.interface import Backend, exists, join, read_all
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
-from bootseer.storage.interface import Backend, exists, join, read_all
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.files import namespace, rights

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from bootseer.backends.interface import Backend, Entry, Source, exists, join, read_all
+from bootseer.backends.pool import parallel
 from bootseer.errors import ConfigError, DataError, NotFoundError
-from bootseer.storage.interface import Backend, Entry, Source, exists, join, read_all
-from bootseer.storage.pool import parallel
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files.reader import PlainFile, StripedFile, read_pointer

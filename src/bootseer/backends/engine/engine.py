@@ -1,0 +1,359 @@
+"""The threads of the read scheduler: they transfer what `Scheduler` decides, and check the bytes.
+
+Concurrency: one lock guards the scheduler and everything here; no transfer, check, copy or request to the NameNode
+happens under it. Callers of `Engine.read` only wait; workers transfer; a watcher looks at what is late. A call returns
+or raises when no transfer can touch the caller's memory any more. See docs/internals/engine.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from bootseer.backends.engine import memory
+from bootseer.backends.engine.datanodes import NodeLook
+from bootseer.backends.engine.model import Attempt, CopyBack, Outcome, Place, Relocate, Request, Tuning
+from bootseer.backends.engine.policy import Scheduler
+from bootseer.backends.engine.transport import BlockFile, Read, land, let_go, replicas_of, transfer, views, wrong
+from bootseer.backends.interface import Piece
+from bootseer.errors import BootseerError, UnavailableError
+from bootseer.hdfs.connection import Transfer
+
+if TYPE_CHECKING:
+    from bootseer.hdfs.records import FileBlocks
+
+_log = logging.getLogger(__name__)
+
+TICK = 0.010
+_IDLE = 10.0
+
+
+class Snapshot(NamedTuple):
+    """The engine as it is now. ``shares``: bytes by DataNode that a read of each place would be planned to give."""
+
+    nodes: dict[str, NodeLook]
+    shares: dict[Place, dict[str, int]]
+    seconds: float | None
+    hedge_seconds: float
+    hedge_bytes: int
+
+
+class Totals(NamedTuple):
+    """What this process has read since it began. ``served``: bytes by address of a DataNode."""
+
+    nodes: tuple[NodeLook, ...] = ()
+    hedged: int = 0
+    hedges_won: int = 0
+
+    @property
+    def served(self) -> dict[str, int]:
+        return {node.address: node.served for node in self.nodes}
+
+
+_Job = Attempt | Relocate
+
+
+class Engine:
+    """Reads pieces of `BlockFile`s. One per process is enough (`shared`): DataNodes are then known to all readers."""
+
+    def __init__(self, read: Read | None = None, *, tuning: Tuning | None = None) -> None:
+        if read is None:
+            from bootseer.hdfs import datanode  # needs the extra ``hdfs``
+
+            read = datanode.read
+        self.scheduler = Scheduler(tuning, memory.process())
+        # one for each transfer that may be under way (as many again may be silent), some for questions to the NameNode
+        self._most = 2 * (self.scheduler.tuning.total + self.scheduler.tuning.small_total) + 8
+        self._read: Read = read
+        self._lock = threading.Lock()
+        self._ready: deque[_Job] = deque()
+        self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._idle = self.threads = 0
+        self._watcher: threading.Thread | None = None
+        self._inbox: deque[tuple[Request, threading.Event]] = deque()
+        self._waiting: dict[Request, threading.Event] = {}
+
+    def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
+        """Fill and check all ``pieces``. The promises of `bootseer.backends.interface.Backend.read_many`."""
+        split: list[Callable[[], None]] = []
+        spans = [span for file, piece in pieces for span in file.spans(piece, split)]
+        if not spans:
+            return
+        request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""))
+        done = threading.Event()
+        try:
+            # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler:
+            # a worker takes the request from here, and what is lost below the watcher makes up for.
+            self._inbox.append((request, done))
+            self._kick()
+            while not done.wait(1.0):
+                self._kick()
+        except BaseException as exc:
+            self._give_up(request, done, exc)
+            raise
+        finally:
+            for span in spans:  # a hedge that lost may still be under way, with the span, but without this memory
+                views(span).parts.clear()
+        if (error := request.error or wrong(split)) is not None:
+            let_go(error)
+            request.error = None
+            try:
+                raise error
+            finally:
+                # its traceback holds this frame, and that the caller's memory: not in a circle, nor by the pieces
+                del error, request, spans, split, pieces
+
+    def _kick(self) -> None:
+        """See to it that a worker looks at the inbox, and that the watcher watches."""
+        with self._lock:
+            if not self._idle and self.threads < self._most:
+                self._spawn()
+            self._wake.notify()
+            if self._watcher is None or not self._watcher.is_alive():
+                self._watcher = threading.Thread(target=self._watch, name="bootseer-read-watch", daemon=True)
+                self._watcher.start()
+            self._stir.notify()
+
+    def _give_up(self, request: Request, done: threading.Event, error: BaseException) -> None:
+        """The caller was interrupted: it may go on when nothing touches its memory any more."""
+        while True:
+            try:
+                with self._lock:
+                    self.scheduler.fail(request, error)
+                    if request.finished:
+                        self._waiting.pop(request, None)
+                        return
+                self._stop_cancelled()
+                if done.wait(0.05):
+                    return
+            except KeyboardInterrupt:  # one is being raised already
+                continue
+
+    def _know(self, places: Iterable[Place]) -> None:
+        for place in places:
+            for key, node in replicas_of(place).nodes.items():
+                self.scheduler.node(key, node.address)
+
+    def totals(self) -> Totals:
+        """What was read so far, and how."""
+        with self._lock:
+            now = time.monotonic()
+            nodes = tuple(node.look(now) for node in self.scheduler.nodes.values())
+            return Totals(nodes, self.scheduler.hedged, self.scheduler.hedges_won)
+
+    def look(self, files: Sequence[BlockFile]) -> Snapshot:
+        """What `bootseer.stripefs.explain` tells of ``files``, and of the DataNodes that have them."""
+        with self._lock:
+            now, places = time.monotonic(), [place for file in files for place in file.places]
+            self._know(places)
+            sizes = [(place, replicas_of(place).located.block.length) for place in places]
+            shares, seconds = self.scheduler.assignment.preview(sizes, now)
+            nodes = {
+                key: node.look(now)
+                for key, node in self.scheduler.nodes.items()
+                if any(key in place.keys for place in places)
+            }
+            late, left = self.scheduler.durations.late(1 << 20), int(self.scheduler.budget.left)
+            return Snapshot(nodes, shares, seconds, late, left)
+
+    # -- under the lock -------------------------------------------------------------------------------------------
+
+    def _next(self) -> _Job | None:
+        """What the calling worker should do next."""
+        now = time.monotonic()
+        while self._inbox:
+            request, done = self._inbox[0]
+            self._waiting[request] = done  # before all that may fail: `_panic` tells who waits
+            self._inbox.popleft()
+            self._know([span.place for span in request.spans])
+            self.scheduler.submit(request, now)
+        self._dispatch(here=True)
+        return self._ready.popleft() if self._ready else None
+
+    def _dispatch(self, here: bool = False) -> None:
+        """Have done what can be done now; ``here``: the calling thread does the first of it."""
+        now = time.monotonic()
+        while (doing := self.scheduler.take(now)) is not None:
+            if isinstance(doing, Attempt):
+                doing.handle = Transfer()
+            self._ready.append(doing)
+        others = len(self._ready) - here
+        for _ in range(min(others - self._idle, self._most - self.threads)):
+            self._spawn()
+        if others > 0:
+            self._wake.notify(others)
+        for request in [request for request in self._waiting if request.finished]:
+            self._waiting.pop(request).set()
+
+    def _spawn(self) -> None:
+        self.threads += 1
+        self._idle += 1
+        threading.Thread(target=self._work, name=f"bootseer-read-{self.threads}", daemon=True).start()
+
+    def _panic(self, error: BaseException) -> None:
+        """A bug in what decides: the readers get it, nobody hangs."""
+        _log.error("the read scheduler failed: %r", error, exc_info=error)
+        for request in list(self._waiting):
+            self.scheduler.fail(request, error)
+
+    # -- threads --------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        # counted as idle by who started this thread
+        while True:
+            with self._lock:
+                until = time.monotonic() + _IDLE
+                while not self._ready and not self._inbox:
+                    if (left := until - time.monotonic()) <= 0:
+                        self._idle -= 1
+                        self.threads -= 1
+                        return
+                    self._wake.wait(left)
+                self._idle -= 1
+                job = self._guarded_next()
+            while job is not None:
+                try:
+                    self._do(job)
+                except Exception as exc:
+                    with self._lock:
+                        self._panic(exc)
+                self._stop_cancelled()
+                with self._lock:
+                    job = self._guarded_next()
+            with self._lock:
+                self._idle += 1
+
+    def _guarded_next(self) -> _Job | None:
+        try:
+            return self._next()
+        except Exception as exc:
+            self._panic(exc)
+            return None
+
+    def _watch(self) -> None:
+        left_over: object = None
+        while True:
+            with self._lock:
+                if not self._waiting and not self.scheduler.busy and not self._inbox:
+                    if not self._stir.wait(_IDLE) and not self._inbox:
+                        self._watcher = None
+                        return
+                    continue
+                try:
+                    self.scheduler.tick(time.monotonic())
+                    self._dispatch()
+                except Exception as exc:
+                    self._panic(exc)
+                first: object = self._ready[0] if self._ready else self._inbox[0] if self._inbox else None
+                if first is not None and first is left_over and self.threads < 2 * self._most:
+                    self._spawn()  # an interrupt may have made the count of idle workers wrong
+                left_over = first
+            self._stop_cancelled()
+            time.sleep(TICK)
+
+    def _stop_cancelled(self) -> None:
+        with self._lock:
+            cancels = self.scheduler.cancels()
+        for attempt in cancels:
+            if attempt.handle is not None:
+                attempt.handle.cancel()
+
+    def _do(self, job: _Job) -> None:
+        if isinstance(job, Attempt):
+            self._attempt(job)
+        else:
+            self._relocate(job)
+
+    def _attempt(self, attempt: Attempt) -> None:
+        crash: BaseException | None = None
+        try:
+            outcome, error = transfer(attempt, self._read)
+        except BaseException as exc:  # a bug, or no memory: the reader gets it, nobody hangs
+            crash, outcome, error = exc, Outcome.FAILED, UnavailableError(f"cannot read: {exc!r}")
+        if error is not None:
+            let_go(error)
+        with self._lock:
+            now = time.monotonic()
+            if crash is not None and attempt.run is not None:
+                self.scheduler.fail(attempt.run.span.request, crash)
+            landing = self.scheduler.ended(attempt, outcome, error, now)
+            if outcome is Outcome.DAMAGED and not attempt.verify:
+                self.scheduler.confirm(attempt, now)
+        if landing is not None:
+            self._land(landing)
+        elif outcome is Outcome.CORRUPT:
+            self._report(attempt, error)
+
+    def _land(self, landing: CopyBack) -> None:
+        crash: BaseException | None = None
+        try:
+            land(landing)
+        except BaseException as exc:  # not all bytes are there: the reader gets it
+            crash = exc
+        with self._lock:
+            if crash is not None:
+                self.scheduler.fail(landing.run.span.request, crash)
+            self.scheduler.copied_back(landing, time.monotonic())
+
+    def _report(self, attempt: Attempt, error: BootseerError | None) -> None:
+        """Tell the NameNode that the replica of ``attempt`` is damaged. The watcher goes on with others meanwhile."""
+        file, located = attempt.place.file, replicas_of(attempt.place).located
+        assert isinstance(file, BlockFile)
+        _log.warning("a replica of %s is damaged: %s", file.path, error)
+        mine = [index for index, node in enumerate(located.nodes) if node.uuid == attempt.node.key]
+        try:
+            if mine:  # else there are fresh locations, without it
+                file.files.report(located.picked(mine))
+        except BootseerError as exc:  # somebody else will meet it
+            _log.warning("cannot report a damaged replica of %s: %s", file.path, exc)
+
+    def _relocate(self, job: Relocate) -> None:
+        file = job.file
+        assert isinstance(file, BlockFile)
+        error: BootseerError | None = None
+        fresh: FileBlocks | None = None
+        try:
+            fresh = file.locate()
+        except BootseerError as exc:
+            error = exc
+        except Exception as exc:  # a bug: the readers get it, nobody hangs
+            error = UnavailableError(f"cannot locate {file.path}: {exc!r}")
+        _log.info("asked again where the blocks of %s are%s", file.path, f": {error}" if error else "")
+        with self._lock:
+            if fresh is not None:
+                file.relocate(fresh)
+                self._know(file.places)
+            self.scheduler.relocated(file, error, time.monotonic())
+
+
+_engine: Engine | None = None
+_engine_lock = threading.Lock()
+
+
+def _forget() -> None:
+    global _engine, _engine_lock
+    _engine, _engine_lock = None, threading.Lock()  # a forked child has none of its parent's threads
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def shared() -> Engine:
+    """The engine of this process."""
+    global _engine
+    with _engine_lock:
+        if _engine is None:
+            _engine = Engine()
+        return _engine
+
+
+def totals() -> Totals:
+    """`Engine.totals` of this process's engine; nothing where it has none yet."""
+    with _engine_lock:
+        engine = _engine
+    return engine.totals() if engine is not None else Totals()

@@ -1,1 +1,0 @@
-"""What lies on a node: cache files and their bitmaps, who owns them, what is evicted and checked."""

@@ -1,0 +1,83 @@
+"""Tree manifests: the small JSON object that names the parts of a lazy tree.
+
+Store keys: ``trees/<digest>.json`` (the manifest; its name is the BLAKE3 of its bytes) and ``blobs/<aa>/<digest>`` (by
+BLAKE3 of the stored bytes). Everything a tree consists of is verified against this chain before it is used.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import MAX_ENCODED, MAX_SIZE, ObjectRef, frame_bound
+from bootseer.errors import DataError, NotFoundError
+
+_FORMAT = "bootseer-tree"
+_VERSION = 2
+_MAX_MANIFEST = 1 << 16
+MAX_META = 2 << 30
+"""Bytes of EROFS metadata: images have about 100 per file, so 20 million files."""
+
+
+class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a tree consists of: zstd-compressed EROFS ``meta``, and the block ``map``, which names the stored packs.
+
+    Version 1 had maps that name no pack: ``data_stored`` is the one object with all frames.
+    """
+
+    format: str = _FORMAT
+    version: int = _VERSION
+    meta: ObjectRef
+    meta_stored: ObjectRef
+    map: ObjectRef
+    data_size: int
+    data_stored: ObjectRef | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def single_pack(self) -> ObjectRef | None:
+        """``data_stored`` of version 1."""
+        return self.data_stored if isinstance(self.data_stored, ObjectRef) else None
+
+    def encode(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1) + b"\n"
+
+    @classmethod
+    def decode(cls, raw: bytes, digest: str) -> TreeManifest:
+        """Parse the manifest called ``digest``. Raises `DataError`."""
+        if len(raw) > _MAX_MANIFEST or hashing.hexdigest(raw) != digest:
+            raise DataError(f"tree manifest {digest[:12]} is damaged: its hash differs")
+        try:
+            self = msgspec.json.decode(raw, type=cls)
+        except ValueError as exc:
+            raise DataError(f"tree manifest {digest[:12]} is not understood: {exc}") from None
+        pack = self.single_pack
+        refs = (self.meta, self.meta_stored, self.map, *([pack] if pack is not None else []))
+        if self.format != _FORMAT or self.version not in (1, _VERSION):
+            raise DataError(
+                f"tree manifest {digest[:12]} has format {self.format} {self.version}", hint="use a newer bootseer"
+            )
+        if (pack is None) != (self.version == _VERSION):
+            raise DataError(f"tree manifest {digest[:12]} is not understood: data_stored and version do not fit")
+        if not all(hashing.is_hexdigest(ref.digest) and ref.size >= 0 for ref in refs):
+            raise DataError(f"tree manifest {digest[:12]} is not understood: bad reference")
+        sizes = (self.meta.size, MAX_META), (self.map.size, MAX_ENCODED), (self.data_size, MAX_SIZE)
+        if any(not 0 <= size <= most for size, most in (*sizes, (self.meta_stored.size, frame_bound(self.meta.size)))):
+            raise DataError(f"tree manifest {digest[:12]} is not understood: absurd sizes")
+        return self
+
+
+class TreeRef(msgspec.Struct, frozen=True):
+    """A published tree: its digest, and bytes: uncompressed (meta and data), stored for it, and stored frames that it
+    shares with trees that were there before; and the number of packs that it refers to."""
+
+    digest: str
+    size: int
+    stored: int
+    shared: int = 0
+    packs: int = 0
+
+
+def tree_key(digest: str) -> str:
+    if not hashing.is_hexdigest(digest):
+        raise NotFoundError(f"{digest!r} is not a tree digest", hint="it has 64 hexadecimal digits")
+    return f"trees/{digest}.json"

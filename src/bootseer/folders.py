@@ -1,0 +1,163 @@
+"""Our own folders on a node that others use, too.
+
+Private folders: others can neither enter nor replace them. Owned folders: they belong to a running process, and are
+known again when it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import logging
+import os
+import pwd
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bootseer.errors import ConfigError, doing, from_os_error
+from bootseer.kernel import flock
+from bootseer.kernel import mount as mounts
+from bootseer.kernel.removal import discard_tree
+
+log = logging.getLogger(__name__)
+
+_LOCK = "lock"
+
+
+def private_folder(path: Path, *, sub: str = "") -> Path:
+    """The folder ``path``, which only its owner can write to, or ``sub`` in it; what is missing is made with mode 0700.
+    Use the path that is returned: it has no links in it, which somebody could let point elsewhere afterwards.
+
+    Raises `ConfigError` when ``path`` or ``sub`` is a link, is somebody else's, or can be written to by others, or when
+    somebody else could put another folder in its place; and the error of the file system when it cannot be made.
+    """
+    try:
+        path.absolute().parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        path = _real(path)
+        path.mkdir(mode=0o700, exist_ok=True)
+        _check(path)
+        for part in Path(sub).parts:
+            path = path / part
+            path.mkdir(mode=0o700, exist_ok=True)
+            _check_folder(path)
+    except OSError as exc:
+        raise from_os_error(exc, f"use the folder {path}") from exc
+    return path
+
+
+def enterable(path: Path) -> bool:
+    """Whether users other than root can reach ``path``, as far as the modes of the folders above it say."""
+    found = [os.stat(parent) for parent in path.resolve().parents if parent.exists()]
+    return not any(folder.st_uid == 0 and not folder.st_mode & 0o011 for folder in found)
+
+
+def trusted(path: Path) -> Path:
+    """As `private_folder`, but a missing folder stays missing: before what is in it is believed."""
+    path = _real(path)
+    if os.path.lexists(path):
+        with doing(f"use the folder {path}"):
+            _check(path)
+    return path
+
+
+def _real(path: Path) -> Path:
+    path = path.absolute()
+    return Path(os.path.realpath(path.parent), path.name)
+
+
+def _check(path: Path) -> None:
+    _check_folder(path)
+    for parent in path.parents:
+        found = os.stat(parent)
+        if not _believed(found.st_uid) or (_others_write(found) and not found.st_mode & stat.S_ISVTX):
+            raise ConfigError(
+                f"others can replace {path}, because they can write to {parent}",
+                hint="choose another folder in the settings",
+            )
+
+
+def _check_folder(path: Path) -> None:
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"{path} is a link, not a folder", hint="name the folder itself in the settings")
+    if not _believed(found.st_uid):
+        raise ConfigError(
+            f"{path} belongs to user {found.st_uid}", hint="remove it, or choose another folder in the settings"
+        )
+    if _others_write(found):
+        raise ConfigError(f"others can write to {path}", hint=f"look at what is in it, then chmod go-w {path}")
+
+
+def _believed(uid: int) -> bool:
+    """Root, this user, or who became root by sudo to run this."""
+    return uid in (0, os.geteuid()) or (os.geteuid() == 0 and str(uid) == os.environ.get("SUDO_UID"))
+
+
+def _others_write(found: os.stat_result) -> bool:
+    """Whether anybody but the owner can. A group with the name of the owner, which nobody else is in, is the owner."""
+    if found.st_mode & 0o002:
+        return True
+    if not found.st_mode & 0o020:
+        return False
+    try:
+        owner, group = pwd.getpwuid(found.st_uid).pw_name, grp.getgrgid(found.st_gid)
+        return group.gr_name != owner or bool(set(group.gr_mem) - {owner})
+    except KeyError:
+        return True
+
+
+@contextlib.contextmanager
+def owned_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
+    """A new folder below ``parent``, ours for as long as this process lives and the context lasts. The caller empties
+    it; it is removed when nothing but our lock is left in it. Raises `OSError`."""
+    hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
+    folder = hidden.with_name(hidden.name[1:])
+    with flock.locked(hidden / _LOCK, os.O_RDWR | os.O_CREAT):
+        try:
+            hidden.rename(folder)  # nobody sees it without a lock that is held
+            yield folder
+        finally:
+            remove(folder)
+
+
+@contextlib.contextmanager
+def adopted(folder: Path) -> Iterator[bool]:
+    """Whether ``folder`` is left of a process that ended; then it is ours in this context. False for one in use, or on
+    its way out."""
+    with contextlib.ExitStack() as stack:
+        ours = False
+        with contextlib.suppress(FileNotFoundError):
+            ours = stack.enter_context(flock.locked(folder / _LOCK))
+        yield ours and (folder / _LOCK).exists()
+
+
+def is_owned(folder: Path) -> bool:
+    """Whether ``folder`` belongs to a process, also one that was killed, that has not done with `release`."""
+    return (folder / _LOCK).exists()
+
+
+def release(folder: Path) -> None:
+    """The owned ``folder`` is to outlive its process: it belongs to none any more."""
+    (folder / _LOCK).unlink()
+
+
+def clear(folder: Path) -> None:
+    """Remove all but the lock, but nothing while something is mounted below ``folder``."""
+    if mounts.below(folder):
+        log.warning("%s is left: something is still mounted there", folder)
+        return
+    for path in folder.iterdir() if folder.exists() else ():
+        if path.is_dir() and not path.is_symlink():
+            discard_tree(path)
+        elif path.name != _LOCK:
+            path.unlink(missing_ok=True)
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder if nothing but the lock is in it."""
+    with contextlib.suppress(OSError):
+        if os.listdir(folder) == [_LOCK]:
+            (folder / _LOCK).unlink()
+            folder.rmdir()

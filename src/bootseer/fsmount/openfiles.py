@@ -1,0 +1,399 @@
+"""Files that are open for writing through a mount (docs/reference/mount.md): from their opening to their publication.
+
+A file that is being written (`Unfinished`) appears in the store when the process that opened it closes it, when it is
+synced or renamed, or when its last descriptor is closed; not when its writer dies of a signal. Until then it is seen
+through this mount only, under its node. Its node becomes that of the published content, whose pages the kernel has.
+
+Concurrency: ``_lock`` of `StripeOperations` guards the tables here as well, and is never held during storage calls;
+each `Unfinished` has a lock of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from bootseer.backends.interface import Entry, join
+from bootseer.errors import ConfigError
+from bootseer.fsmount.callers import caller
+from bootseer.fsmount.newversion import Writing
+from bootseer.fsmount.nodes import Gone, Known
+from bootseer.fsmount.operations import StripeOperations
+from bootseer.fsmount.refusals import numbered, refusal
+from bootseer.fsmount.unfinished import Spools, Unfinished
+from bootseer.kernel import fuse
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.files.readahead import ReadAhead
+from bootseer.stripefs.files.reader import ChunkFile, plain_identity
+from bootseer.stripefs.files.writer import StripeWriter
+from bootseer.stripefs.layout import Pointer
+from bootseer.stripefs.store import StripeFS
+
+_log = logging.getLogger(__name__)
+_NOT_STORED = "not stored"
+"""The content of a node that the store does not have (any more)."""
+
+
+class OpenFiles(StripeOperations, fuse.WritableOperations):
+    """`StripeOperations` with files that are written, by this user only, also where it is ``shared``."""
+
+    def __init__(
+        self,
+        fs: StripeFS,
+        ahead: ReadAhead,
+        spools: Spools,
+        *,
+        shared: bool = False,
+        known: Sequence[Known] = (),
+        tell: Callable[[Known | Gone], None] = lambda _: None,
+        generation: int = 0,
+        width: int = layout.WIDTH,
+        unit: int = layout.UNIT,
+    ) -> None:
+        self._user, self._group = os.geteuid(), os.getegid()
+        super().__init__(fs, ahead, shared=shared, known=known, tell=tell, generation=generation)
+        self._spools, self._shape = spools, (width, unit)
+        self._writing: dict[int, Writing] = {}  # by node
+        self._unfinished: dict[str, int] = {}  # path -> node of what differs from the store
+        self._opened: dict[int, int] = {}  # file handle -> node, of those open for writing
+        self._changing = threading.RLock()  # one change of names at a time
+
+    @property
+    def unfinished(self) -> int:
+        return len(self._unfinished)
+
+    def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
+        if name != name.encode(errors="ignore").decode():  # not UTF-8: the store has no such names
+            raise refusal(errno.ENOENT)
+        return self._look_up_unfinished(join(self._path(parent), name)) or super().lookup(parent, name, ctx)
+
+    def lookups(self, parent: int, names: Sequence[str], ctx: fuse.Context) -> Sequence[fuse.Entry | None]:
+        folder = self._path(parent)
+        mine = {name: entry for name in names if (entry := self._look_up_unfinished(join(folder, name)))}
+        others = [name for name in names if name not in mine]
+        found = dict(zip(others, super().lookups(parent, others, ctx), strict=True)) if others else {}
+        return [mine.get(name) or found[name] for name in names]
+
+    def _look_up_unfinished(self, path: str) -> fuse.Entry | None:
+        with self._lock:
+            if (number := self._unfinished.get(path)) is None:
+                return None
+            self._nodes.refer(number)
+            return fuse.Entry(number, self._attr_now(number))
+
+    def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
+        with self._lock:
+            writing = self._writing.get(node)
+            if writing is not None and (writing.file.changed or writing.unlinked):
+                return self._attr_now(node)
+        return super().getattr(node, ctx)
+
+    def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
+        path = self._path(node)
+        found = {entry.name: entry for entry in super().readdir(node, ctx)}
+        with self._lock:
+            new = [name for parent, _, name in (p.rpartition("/") for p in self._unfinished) if parent == path]
+        for name in new:
+            found[name] = fuse.DirEntry(name, fuse.ROOT, stat.S_IFREG)
+        return list(found.values())
+
+    def _attr_of(self, entry: Entry, size: int, unit: int) -> fuse.Attr:
+        attr = super()._attr_of(entry, size, unit)
+        if self._shared:
+            return attr
+        told = entry.permissions.mode if entry.permissions else 0o755 if entry.is_dir else 0o644
+        mode = stat.S_IFMT(attr.mode) | told | (0o700 if entry.is_dir else 0o600)
+        return attr._replace(mode=mode, uid=self._user, gid=self._group)
+
+    def _attr_now(self, node: int) -> fuse.Attr:
+        """Attributes of a node that differs from the store. With the lock."""
+        attr, writing = self._nodes[node].attr, self._writing[node]
+        change = writing.change
+        mode = attr.mode if change.mode is None else stat.S_IFREG | change.mode
+        mtime = attr.mtime_ns if change.mtime_ns is None else change.mtime_ns
+        return attr._replace(size=writing.file.size, mode=mode, mtime_ns=mtime)
+
+    def _xattrs(self, node: int) -> Mapping[str, bytes]:
+        with self._lock:
+            writing = self._writing.get(node)
+        if writing is None or not (writing.file.changed or writing.unlinked):
+            return super()._xattrs(node)
+        with numbered(writing.file.path):
+            return writing.new_xattrs(self._fs.backend)
+
+    def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
+        if flags & os.O_ACCMODE == os.O_RDONLY:
+            with self._lock:
+                writing = self._writing.get(node)
+                if writing is not None and writing.file.changed:
+                    handle = next(self._next_handle)
+                    self._handles[handle] = node, None
+                    return handle
+            return super().open(node, flags, ctx)
+        opener = self._opener(ctx)
+        path = self._path(node)
+        self._protect(path)
+        found: int | None = None
+        made: Writing | None = None
+        while found is None:
+            if node not in self._writing:
+                base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
+                made = self._begin(path, base)
+                made.file.mode = stat.S_IMODE(self._nodes[node].attr.mode)
+            found = self._hand_out(node, opener, made)  # None: what was open is closed by now
+        if flags & os.O_TRUNC:
+            try:
+                self._truncate(node, 0, found)
+            except BaseException:
+                if made is not None:
+                    made.file.failed = True
+                self.release(found, ctx)
+                raise
+        return found
+
+    def create(self, parent: int, name: str, flags: int, mode: int, ctx: fuse.Context) -> tuple[fuse.Entry, int]:
+        opener = self._opener(ctx)
+        path = self._new(parent, name)
+        with self._changing:
+            self._protect(path)
+            try:
+                entry = self.lookup(parent, name, ctx)
+            except OSError as exc:
+                if exc.errno != errno.ENOENT:
+                    raise
+            else:  # another mount made it, or this one since the kernel asked
+                if flags & os.O_EXCL or not stat.S_ISREG(entry.attr.mode):
+                    self.forget(entry.node, 1)
+                    raise refusal(errno.EEXIST, path)
+                return entry, self.open(entry.node, flags, ctx)
+            writing = self._begin(path, None)
+            writing.change, writing.file.mode = fuse.Change(mode=mode), mode
+            attr = fuse.Attr(
+                stat.S_IFREG | mode, mtime_ns=time.time_ns(), blksize=self._shape[1], uid=self._user, gid=self._group
+            )
+            node = self._nodes.make(os.fsencode(path), _NOT_STORED, attr)
+            handle = self._hand_out(node, opener, writing)
+            assert handle is not None
+            with self._lock:
+                self._unfinished[path] = node
+            return fuse.Entry(node, attr), handle
+
+    def size(self, fh: int) -> int | None:
+        writing = self._written_at(fh)
+        return writing.file.size if writing is not None else super().size(fh)
+
+    def read(self, fh: int, offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
+        writing = self._written_at(fh)
+        if writing is not None:
+            with numbered(writing.file.path):
+                data = writing.file.read(self._ahead, offset, size)
+            self.bytes_read += size
+            return data
+        return super().read(fh, offset, size, ctx)
+
+    def write(self, fh: int, offset: int, data: memoryview, ctx: fuse.Context) -> None:
+        node, writing = self._opened_here(fh)
+        if ctx.pid != writing.thread and ctx.pid:
+            writing.writers.add(caller(ctx.pid).process)
+            writing.thread = ctx.pid
+        with self._changes(node, writing, fh if ctx.pid else 0):
+            writing.file.write(offset, data)
+        self.bytes_written += len(data)
+
+    def flush(self, fh: int, ctx: fuse.Context) -> None:
+        node, writing = self._opened_here(fh)
+        process, killed = caller(ctx.pid)
+        if killed:
+            writing.killed = writing.killed or process in writing.writers or process == writing.openers[fh]
+        elif fh in writing.written and process == writing.openers[fh]:
+            writing.killed = False
+            self._publish(node, writing)
+
+    def fsync(self, fh: int, ctx: fuse.Context) -> None:
+        self._publish(*self._opened_here(fh), again=True)
+
+    def release(self, fh: int, ctx: fuse.Context) -> None:
+        node = self._opened.get(fh)
+        if node is None:
+            super().release(fh, ctx)
+            return
+        writing = self._writing[node]
+        with self._lock:
+            del self._opened[fh], writing.openers[fh]
+            last = not writing.openers
+        if not last:
+            return
+        with writing.file.lock:  # who opens it now waits before anything changes
+            with self._lock:
+                if writing.openers:  # opened again meanwhile
+                    return
+            path = writing.file.path
+            if writing.file.changed and not writing.unlinked:
+                if writing.killed:
+                    _log.warning("%s is not published: its writer was killed", path)
+                elif not writing.file.failed:
+                    try:
+                        self._publish(node, writing)
+                    except OSError as exc:
+                        _log.error("%s is not published: %s", path, exc.strerror)
+            with self._lock:
+                if writing.openers:
+                    return
+                del self._writing[node]
+                if writing.file.changed:
+                    if self._unfinished.get(path) == node:
+                        del self._unfinished[path]
+                    self._set_content(node, _NOT_STORED)
+            writing.file.discard()
+
+    def close(self) -> None:
+        """After the end of the mount: give up what nobody closed."""
+        for writing in list(self._writing.values()):
+            if writing.file.changed and not writing.unlinked:
+                _log.warning("%s is not published: the mount ended before it was closed", writing.file.path)
+            writing.file.discard()
+
+    def _refuse_others(self, ctx: fuse.Context) -> None:
+        """The store is written to as this user, so no other may have it written to. Root of this node may."""
+        if ctx.uid not in (self._user, 0):
+            raise refusal(errno.EACCES)
+
+    def _opener(self, ctx: fuse.Context) -> int:
+        self._refuse_others(ctx)
+        if not (found := caller(ctx.pid).process):
+            _log.warning("a process that cannot be seen from here may not write: its end could not be told")
+            raise refusal(errno.EPERM)
+        return found
+
+    def _new(self, parent: int, name: str) -> str:
+        path = join(self._path(parent), name)
+        if commit.is_hidden(name) or name == commit.NAME:
+            what = "`bootseer fs commit` makes a COMMIT" if name == commit.NAME else "that name is the store's own"
+            _log.warning("%s is not made: %s", path, what)
+            raise refusal(errno.EPERM, path)
+        try:
+            layout.clean_new(path)
+        except ConfigError:
+            raise refusal(errno.EILSEQ, path) from None
+        return path
+
+    def _protect(self, path: str, *, removal: bool = False) -> None:
+        """Refuse to change a checkpoint that is finished."""
+        try:
+            with numbered(path):
+                if removal:
+                    self._fs.refuse_removal(path)
+                else:
+                    self._fs.refuse_committed(path)
+        except PermissionError:  # which numbered has logged
+            raise refusal(errno.EPERM, path) from None
+
+    def _begin(self, path: str, base: ChunkFile | None) -> Writing:
+        width, unit = self._shape
+        return Writing(Unfinished(self._fs, path, self._spools, width=width, unit=unit, base=base))
+
+    def _hand_out(self, node: int, opener: int, made: Writing | None) -> int | None:
+        """A handle of a node that is open for writing, or is now as ``made``; None: it is not."""
+        with self._lock:
+            if (writing := self._writing.get(node, made)) is None:
+                return None
+            self._writing[node] = writing
+            handle = next(self._next_handle)
+            self._opened[handle] = node
+            writing.openers[handle] = opener
+        return handle
+
+    def _opened_here(self, fh: int) -> tuple[int, Writing]:
+        """The node of a handle for writing. EIO for one of a server before this one: what was written is lost."""
+        with self._lock:
+            node = self._opened.get(fh, 0)
+            if (writing := self._writing.get(node)) is None:
+                raise refusal(errno.EIO)
+            return node, writing
+
+    def _written_at(self, fh: int) -> Writing | None:
+        """What a handle reads from, when that is not in the store."""
+        with self._lock:
+            if fh in self._opened:
+                return self._writing[self._opened[fh]]
+            writing = self._writing.get(self._handles.get(fh, (0, None))[0])
+            return writing if writing is not None and writing.file.changed else None
+
+    def _set_content(self, node: int, content: str, **changes: object) -> None:
+        """A node stands for another content from now on. With the lock."""
+        if node not in self._nodes:
+            return
+        self._nodes.change(node, content=content, version="", **changes)
+        self._listings = {}
+        self._handles |= {handle: (node, None) for handle, held in self._handles.items() if held[0] == node}
+
+    def _differs(self, node: int, path: str) -> None:
+        """A node is no more what the store has at ``path``. With the lock.
+
+        A server after this one, which does not know what was written, must not take the node for the stored content,
+        as the kernel has other pages of it."""
+        self._unfinished[path] = node
+        self._set_content(node, _NOT_STORED)
+
+    def _truncate(self, node: int, size: int, fh: int = 0) -> bool:
+        """Through a handle, or by name; False when the node is not open for writing."""
+        with self._lock:
+            writing = self._writing.get(node)
+        if writing is None:
+            return False
+        with self._changes(node, writing, fh):
+            if self._writing.get(node) is not writing:
+                return False
+            writing.file.truncate(size)
+        return True
+
+    @contextlib.contextmanager
+    def _changes(self, node: int, writing: Writing, fh: int) -> Iterator[None]:
+        """The file may change meanwhile; ``fh``: through which handle, 0 when that is not known."""
+        with writing.file.lock, numbered(writing.file.path):
+            writing.file.written = False
+            try:
+                yield
+            finally:
+                if writing.file.written:
+                    writing.written.update((fh,) if fh else writing.openers)
+                self._note_changed(node, writing)
+
+    def _note_changed(self, node: int, writing: Writing) -> None:
+        if self._unfinished.get(writing.file.path) != node:
+            with self._lock:
+                if writing.file.changed and not writing.unlinked:
+                    self._differs(node, writing.file.path)
+
+    def _publish(self, node: int, writing: Writing, *, again: bool = False) -> None:
+        """Let what was written appear in the store. Does nothing for what is there, or has no name any more. After it
+        has failed, only a write or ``again`` makes it be tried again: who was told so must not find it published."""
+        file = writing.file
+        with file.lock, numbered(file.path):
+            if not file.changed or writing.unlinked:
+                return
+            if file.failed and not again:
+                raise refusal(errno.EIO, file.path)
+            file.failed = True  # until it is done
+            self._protect(file.path)
+            attr, content = self._nodes[node].attr, ""
+
+            def finish(writer: StripeWriter, pointer: Pointer | None) -> None:
+                nonlocal attr, content
+                backend = self._fs.backend
+                attr, version = writing.finish(backend, writer, pointer, attr)
+                content = pointer.uuid if pointer else plain_identity(backend, file.path, version)
+
+            size = file.publish(finish).size
+            with self._lock:
+                self._set_content(node, content, attr=attr._replace(size=size))
+                writing.published()
+                if self._unfinished.get(file.path) == node:
+                    del self._unfinished[file.path]

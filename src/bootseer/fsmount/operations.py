@@ -1,0 +1,282 @@
+"""A striped store as a read-only file system: what the kernel asks of the FUSE server.
+
+A node stands for one content at one path: when a file is replaced, its next lookup makes a new node, so the page cache
+never mixes two versions, and reads through a file opened before either give its own bytes or fail.
+
+A file handle that an earlier server of the mount gave out is opened again at its first read, by the path of its node;
+when another content is there now, that read fails.
+
+Concurrency: the FUSE server calls from several threads; ``_lock`` guards the tables, never held during storage calls.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from bootseer.backends.interface import XATTRS, Entry, join
+from bootseer.backends.pool import parallel
+from bootseer.errors import BootseerError
+from bootseer.fsmount.nodes import GENERATION_SHIFT, Gone, Known, Nodes
+from bootseer.fsmount.refusals import numbered, refusal
+from bootseer.kernel import fuse
+from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess, Ranges
+from bootseer.stripefs.checkpoint.commit import is_hidden
+from bootseer.stripefs.files.readahead import ReadAhead
+from bootseer.stripefs.files.reader import ChunkFile, plain_identity
+from bootseer.stripefs.files.stat import FileStat, of_entry
+from bootseer.stripefs.loads import Waited
+from bootseer.stripefs.nodecache import NodeCache, NodeFile
+from bootseer.stripefs.store import StripeFS
+
+_log = logging.getLogger(__name__)
+
+FRESH = 1.0
+"""Seconds for which names, missing names and, on a mount that others may use, attributes are believed."""
+_COMPARE_SECONDS = 1.0
+"""For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
+
+
+def check_xattr(name: str) -> None:
+    """EOPNOTSUPP for an extended attribute of a kind that is not kept."""
+    if not name.startswith(XATTRS):
+        raise refusal(errno.EOPNOTSUPP)
+
+
+class StripeOperations(fuse.Operations):
+    """Read-only operations over ``fs``; contents come through ``ahead``.
+
+    ``cache``: where files that are open are kept on the node's disk. ``shared``: with the owners and modes of the
+    storage, for a mount that others may use; else everything is readable. ``expected``: what a start before read; it is
+    noted of files that the kernel reads by itself, all of a file that is not in it.
+    """
+
+    def __init__(
+        self,
+        fs: StripeFS,
+        ahead: ReadAhead,
+        *,
+        cache: NodeCache | None = None,
+        shared: bool = False,
+        expected: Iterable[FileAccess] = (),
+        known: Sequence[Known] = (),
+        tell: Callable[[Known | Gone], None] = lambda _: None,
+        generation: int = 0,
+    ) -> None:
+        """``known``, ``tell``: as of `Nodes`; ``generation``: how many servers the mount had before this one."""
+        self._fs, self._ahead, self._cache, self._shared = fs, ahead, cache, shared
+        self._lock = threading.Lock()
+        root = None if known else Known(fuse.ROOT, b"", "", "", self._attr(fs.stat("")))
+        self._nodes = Nodes(root, known=known, tell=tell, generation=generation)
+        self._handles: dict[int, tuple[int, ChunkFile | None]] = {}
+        """By file handle: node, and open file; None where that is to be opened at the next read."""
+        self._cached: dict[int, NodeFile] = {}  # by file handle
+        self._next_handle = itertools.count((generation << GENERATION_SHIFT) + 1)
+        self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
+        self.bytes_read = self.bytes_written = 0
+        self.accessed = AccessLog()
+        self._expected = {file.path: file.ranges for file in expected}
+        self.waited = Waited()
+
+    @property
+    def unfinished(self) -> int:
+        """How many files are being written."""
+        return 0
+
+    def expect(self, read: Iterable[tuple[str, Ranges]]) -> None:
+        """A start before read these ranges of files."""
+        self._expected |= dict(read)
+
+    def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
+        path = join(self._path(parent), name)
+        if is_hidden(name):
+            raise refusal(errno.ENOENT, path)
+        with numbered(path):
+            return self._look(path, self._fs.backend.stat(path))
+
+    def lookups(self, parent: int, names: Sequence[str], ctx: fuse.Context) -> Sequence[fuse.Entry | None]:
+        folder = self._path(parent)
+        try:
+            entries = self._list(folder, FRESH / 2)
+        except BootseerError:
+            return [None] * len(names)
+
+        def look(name: str) -> fuse.Entry | None:
+            try:
+                return self._look(join(folder, name), entries[name]) if name in entries else None
+            except (BootseerError, OSError):
+                return None  # who asks for it meets the error
+
+        return parallel(look, names)  # side by side: a small file is read, to see whether it is a pointer
+
+    def _look(self, path: str, entry: Entry) -> fuse.Entry:
+        """A reference to the node of what the storage tells of ``path``; a pointer that is known is not read again."""
+        raw = os.fsencode(path)
+        if (known := self._nodes.find(raw, entry.version)) is not None:
+            content, attr = known.content, self._attr_of(entry, known.attr.size, known.attr.blksize)
+        else:
+            found = of_entry(self._fs.backend, path, entry)
+            content = "" if found.is_dir else found.uuid or plain_identity(self._fs.backend, path, found.version)
+            attr = self._attr(found)
+        return fuse.Entry(self._nodes.enter(raw, content, "" if entry.is_dir else entry.version, attr), attr)
+
+    def forget(self, node: int, lookups: int) -> None:
+        self._nodes.forget(node, lookups)
+
+    def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
+        known = self._nodes[node]
+        if self._shared and not known.content:  # the root, and the folder that a process is in, are not looked up again
+            path = self._path(node)
+            with numbered(path):
+                known = self._nodes.change(node, attr=self._attr(self._fs.stat(path)))
+        return known.attr
+
+    def getxattr(self, node: int, name: str, ctx: fuse.Context) -> bytes:
+        if name.startswith("security."):  # the kernel asks by itself: it is not worth a request
+            raise refusal(errno.ENODATA)
+        check_xattr(name)
+        found = self._xattrs(node)
+        if name not in found:
+            raise refusal(errno.ENODATA)
+        return found[name]
+
+    def listxattr(self, node: int, ctx: fuse.Context) -> Iterable[str]:
+        found = self._xattrs(node)
+        return [name for name in found if ctx.uid == 0 or not name.startswith("trusted.")]
+
+    def _xattrs(self, node: int) -> Mapping[str, bytes]:
+        path = self._path(node)
+        with numbered(path):
+            return self._fs.backend.xattrs(path)
+
+    def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
+        path = self._path(node)
+        with numbered(path):
+            entries = self._list(path, 0)
+        return [
+            fuse.DirEntry(entry.name, fuse.ROOT, stat.S_IFDIR if entry.is_dir else stat.S_IFREG)
+            for entry in entries.values()
+        ]
+
+    def _list(self, path: str, age: float) -> dict[str, Entry]:
+        """The entries of a folder by name, as they were at most ``age`` seconds ago. Errors as of `Backend.list`."""
+        began, entries = self._listings.get(path, (0.0, {}))
+        now = time.monotonic()
+        if not began or now - began >= age:
+            entries = {entry.name: entry for entry in self._fs.backend.list(path) if not is_hidden(entry.name)}
+            with self._lock:
+                kept = {folder: listing for folder, listing in self._listings.items() if now - listing[0] < FRESH}
+                self._listings = {**kept, path: (now, entries)}
+        return entries
+
+    def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise refusal(errno.EROFS)
+        file = self._open(node)
+        with self._lock:
+            handle = next(self._next_handle)
+        self._hold(handle, node, file)
+        return handle
+
+    def _hold(self, handle: int, node: int, file: ChunkFile) -> ChunkFile:
+        """Have ``handle`` stand for ``file``, held in the node cache; or for what it does already."""
+        cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
+        with self._lock:
+            held = self._handles.get(handle, (node, None))[1] or file
+            self._handles[handle] = node, held
+            if cached is not None and held is file and handle not in self._cached:
+                self._cached[handle], cached = cached, None
+        if cached is not None:
+            cached.release()
+        return held
+
+    def backing(self, fh: int) -> int | None:
+        cached = self._cached.get(fh)
+        return cached.fd if cached is not None and cached.whole(_COMPARE_SECONDS) else None
+
+    def backed(self, node: int, backing: int) -> None:
+        if node not in self._nodes:
+            return
+        known = self._nodes.change(node, backing=backing)
+        if backing:
+            path, size = os.fsdecode(known.path), known.attr.size
+            before = self._expected.get(path)
+            for first, last in before if before and before[-1][1] <= size else ((0, size),):
+                self.accessed.add(path, size, first, last - first)
+
+    def backings(self) -> Mapping[int, int]:
+        return self._nodes.backings()
+
+    def _open(self, node: int) -> ChunkFile:
+        """The file of ``node``. ESTALE when another content is at its path."""
+        with self._lock:
+            file = next((file for other, file in self._handles.values() if other == node and file), None)
+        if file is not None:
+            return file
+        known, path = self._nodes[node], self._path(node)
+        with numbered(path):
+            file = self._fs.open(path)
+        if file.size != known.attr.size or file.identity != known.content:
+            file.close()
+            self._nodes.change(node, version="")
+            raise refusal(errno.ESTALE, path)  # the kernel looks the name up again
+        return file
+
+    def _reopen(self, fh: int, node: int) -> ChunkFile:
+        """The file of a handle that an earlier server gave out, or whose node has another content since."""
+        try:
+            file = self._open(node)
+        except OSError as exc:
+            _log.error("%s: what was open cannot be opened again: %s", self._path(node), exc)
+            raise refusal(errno.EIO, self._path(node)) from None
+        return self._hold(fh, node, file)
+
+    def _path(self, node: int) -> str:
+        return os.fsdecode(self._nodes[node].path)
+
+    def size(self, fh: int) -> int | None:
+        held = self._handles.get(fh)
+        return held[1].size if held and held[1] else None
+
+    def read(self, fh: int, offset: int, size: int, ctx: fuse.Context) -> fuse.ReadResult:
+        held = self._handles.get(fh)
+        file = (held[1] if held else None) or self._reopen(fh, ctx.node)
+        size = min(size, file.size - offset)
+        if size <= 0:
+            return b""
+        try:
+            with self.waited:
+                data = self._ahead.read(file, offset, size)
+        except BootseerError as exc:
+            _log.error("cannot read %s at %d: %s", file.path, offset, exc)
+            raise refusal(errno.EIO, file.path) from None
+        self.bytes_read += size
+        self.accessed.add(file.path, file.size, offset, size)
+        return data
+
+    def release(self, fh: int, ctx: fuse.Context) -> None:
+        # left to its own end: a thread that fetches ahead may still read from it
+        with self._lock:
+            self._handles.pop(fh, None)
+            cached = self._cached.pop(fh, None)
+        if cached is not None:
+            cached.release()
+
+    def _attr(self, found: FileStat) -> fuse.Attr:
+        told = Entry("", found.size, found.is_dir, found.mtime, permissions=found.permissions)
+        return self._attr_of(told, found.size, found.unit or 4096)
+
+    def _attr_of(self, entry: Entry, size: int, unit: int) -> fuse.Attr:
+        uid, gid, mode = (0, 0, 0o555 if entry.is_dir else 0o444)
+        if self._shared:
+            uid, gid, mode = entry.permissions[:3] if entry.permissions else (0, 0, 0)
+        mtime = int(entry.mtime * 1e9)
+        if entry.is_dir:
+            return fuse.Attr(stat.S_IFDIR | mode, nlink=2, mtime_ns=mtime, uid=uid, gid=gid)
+        return fuse.Attr(stat.S_IFREG | mode, size, mtime_ns=mtime, blksize=unit, uid=uid, gid=gid)

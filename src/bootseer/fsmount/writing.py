@@ -1,0 +1,280 @@
+"""A striped store as a file system that is written to, too (docs/reference/mount.md): names and attributes.
+
+Concurrency: ``_changing`` is taken before the lock of an `Unfinished`, and this before ``_lock``, which guards the
+tables and is never held during storage calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+
+from bootseer.backends.interface import exists, is_folder, join
+from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.fsmount.newversion import Writing
+from bootseer.fsmount.openfiles import OpenFiles
+from bootseer.fsmount.operations import check_xattr
+from bootseer.fsmount.refusals import numbered, refusal
+from bootseer.kernel import fuse
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.files import rights
+from bootseer.stripefs.files.namespace import Move
+from bootseer.stripefs.files.reader import read_pointer
+
+_log = logging.getLogger(__name__)
+_XATTR_BYTES = 16 << 10
+"""Of name and value of an extended attribute of an unfinished file: what HDFS takes unless its site says otherwise."""
+
+
+class WritableStripes(OpenFiles):
+    """`OpenFiles`, and changes of names and attributes."""
+
+    def statfs(self) -> fuse.Totals:
+        with numbered(""):
+            return fuse.Totals(*self._fs.backend.space())
+
+    def setattr(self, node: int, change: fuse.Change, ctx: fuse.Context) -> fuse.Attr:
+        self._refuse_others(ctx)
+        path = self._path(node)
+        with self._lock:
+            writing = self._writing.get(node)
+        if change.size is not None:
+            self._protect(path)
+            if change.fh is not None:
+                self._opened_here(change.fh)
+            if not self._truncate(node, change.size, change.fh or 0):
+                self._truncate_closed(node, change.size, ctx)
+        if not self._shared:
+            change = change._replace(uid=None, gid=None)  # the mounting user owns all that is shown
+        change = change._replace(size=None, fh=None)
+        if change != fuse.Change() and not (writing is not None and self._change_unfinished(writing, change)):
+            self._change_stored(node, path, change)
+        return self.getattr(node, ctx)
+
+    def setxattr(self, node: int, name: str, value: bytes, flags: int, ctx: fuse.Context) -> None:
+        self._change_xattr(node, name, value, flags, ctx)
+
+    def removexattr(self, node: int, name: str, ctx: fuse.Context) -> None:
+        self._change_xattr(node, name, None, os.XATTR_REPLACE, ctx)
+
+    def _change_xattr(self, node: int, name: str, value: bytes | None, flags: int, ctx: fuse.Context) -> None:
+        """Set or (None) remove an extended attribute; of an unfinished file when that is published."""
+        self._refuse_others(ctx)
+        check_xattr(name)
+        path, backend = self._path(node), self._fs.backend
+        if ctx.resent:  # a server before this one may have done it, and died
+            flags = 0
+        with self._lock:
+            writing = self._writing.get(node)
+        with numbered(path), writing.file.lock if writing is not None else contextlib.nullcontext():
+            if writing is not None and (writing.file.changed or writing.unlinked):
+                backend.xattrs(path.rpartition("/")[0])  # refused now, not at the close, where there are none
+                if value is not None and len(name) + len(value) > _XATTR_BYTES:
+                    raise refusal(errno.E2BIG, path)
+                if flags and (name in writing.new_xattrs(backend)) != (flags == os.XATTR_REPLACE):
+                    raise refusal(errno.ENODATA if flags == os.XATTR_REPLACE else errno.EEXIST, path)
+                writing.xattrs[name] = value
+            elif value is None:
+                if not ctx.resent or name in backend.xattrs(path):
+                    backend.remove_xattr(path, name)
+            else:
+                backend.set_xattr(path, name, value, flags)
+
+    def mkdir(self, parent: int, name: str, mode: int, ctx: fuse.Context) -> fuse.Entry:
+        self._refuse_others(ctx)
+        path = self._new(parent, name)
+        with self._changing, numbered(path):
+            self._protect(path)
+            try:
+                self._fs.stat(path)
+            except NotFoundError:
+                self._fs.backend.make_folder(path)
+            else:
+                if not ctx.resent:  # else a server before this one may have made it, and died
+                    raise refusal(errno.EEXIST, path)
+            if mode != 0o755:
+                self._fs.backend.change(path, mode=mode & 0o777)
+            self._listings = {}
+            return super().lookup(parent, name, ctx)
+
+    def unlink(self, parent: int, name: str, ctx: fuse.Context) -> None:
+        self._refuse_others(ctx)
+        path = self._old(parent, name)
+        with self._changing:
+            self._protect(path, removal=True)
+            with self._unpublished(path) as gone, numbered(path):
+                new = path in self._unfinished
+                try:
+                    self._fs.remove(path)
+                except NotFoundError:
+                    if not new and not ctx.resent:
+                        raise
+                gone()
+
+    def rmdir(self, parent: int, name: str, ctx: fuse.Context) -> None:
+        self._refuse_others(ctx)
+        path = self._old(parent, name)
+        with self._changing, numbered(path):
+            self._protect(path, removal=True)
+            if ctx.resent and not exists(self._fs.backend, path):
+                return
+            names = [entry.name for entry in self._fs.backend.list(path)]
+            if any(not commit.is_hidden(other) for other in names) or self._below(path):
+                raise refusal(errno.ENOTEMPTY, path)
+            try:
+                if layout.FOLDER in names:
+                    self._fs.backend.remove_empty_folder(join(path, layout.FOLDER))
+                self._fs.backend.remove_empty_folder(path)
+            except FileExistsError:
+                _log.warning("%s has stripes that no file names, or that somebody writes; see `bootseer fs gc`", path)
+                raise refusal(errno.ENOTEMPTY, path) from None
+            self._listings = {}
+
+    def rename(self, parent: int, name: str, to: int, to_name: str, ctx: fuse.Context, *, overwrite: bool) -> None:
+        self._refuse_others(ctx)
+        path, target = self._old(parent, name), self._new(to, to_name)
+        move = self._copied(path, target, ctx, overwrite=overwrite)
+        with contextlib.ExitStack() as stack, self._changing, numbered(path):
+            if move is not None:
+                stack.callback(move.abandon)
+            self._protect(path, removal=True)
+            self._protect(target)
+            with self._unpublished(target) as gone, self._unpublished(path, below=True):
+                if self._below(path):
+                    _log.warning("%s cannot be renamed: files in it are being written", path)
+                    raise refusal(errno.EBUSY, path)
+                with self._lock:
+                    node = self._unfinished.get(path, 0)
+                    taken = target in self._unfinished
+                if node and move is not None:
+                    _log.warning("%s is not renamed: it was written while it was copied to the other folder", path)
+                    raise refusal(errno.EBUSY, path)
+                if node:
+                    self._publish(node, self._writing[node])
+                if taken and not overwrite:
+                    raise refusal(errno.EEXIST, target)
+                try:
+                    if move is not None:
+                        move.finish()
+                    elif not self._renamed_before(path, target, ctx):
+                        self._fs.rename(path, target, overwrite=overwrite)
+                except NotWritableError:
+                    if not overwrite and exists(self._fs.backend, target):
+                        raise refusal(errno.EEXIST, target) from None
+                    if is_folder(self._fs.backend, target):
+                        raise refusal(errno.ENOTEMPTY, target) from None
+                    raise
+                gone()
+                self._moved(path, target)
+
+    def _copied(self, path: str, target: str, ctx: fuse.Context, *, overwrite: bool) -> Move | None:
+        """The copy of a striped file that moves to another folder, which takes its time: it holds nobody up but the
+        kernel's own changes of both folders. A signal to who asked for it ends it. None where no copy is needed."""
+
+        def check() -> None:
+            if ctx.interrupted:
+                raise refusal(errno.EINTR, path)
+
+        if path.rpartition("/")[0] == target.rpartition("/")[0]:
+            return None
+        with numbered(path):
+            self._protect(path, removal=True)
+            self._protect(target)
+            with self._lock:
+                node = self._unfinished.get(path, 0)
+                writing = self._writing.get(node)
+            if writing is not None:
+                self._publish(node, writing)
+            try:
+                move = self._fs.begin_move(path, target, overwrite=overwrite)
+            except NotFoundError:
+                return None  # as after a server before this one has done it
+            if move is not None:
+                try:
+                    move.copy(check)
+                except BaseException:
+                    move.abandon()
+                    raise
+            return move
+
+    def _renamed_before(self, path: str, target: str, ctx: fuse.Context) -> bool:
+        """Whether a server before this one did what is asked, and died before it could say so."""
+        backend = self._fs.backend
+        return ctx.resent and not exists(backend, path) and exists(backend, target)
+
+    def _old(self, parent: int, name: str) -> str:
+        path = join(self._path(parent), name)
+        if commit.is_hidden(name):
+            raise refusal(errno.ENOENT, path)
+        return path
+
+    def _truncate_closed(self, node: int, size: int, ctx: fuse.Context) -> None:
+        handle = self.open(node, os.O_WRONLY | (0 if size else os.O_TRUNC), ctx)
+        try:
+            self._truncate(node, size, handle)
+            self.fsync(handle, ctx)
+        finally:
+            self.release(handle, ctx)
+
+    def _change_unfinished(self, writing: Writing, change: fuse.Change) -> bool:
+        """Keep a change of attributes until the file is published; False when it is."""
+        with writing.file.lock:
+            if change.mode is not None:  # also of a version to come
+                writing.file.mode = change.mode
+            if not (writing.file.changed or writing.unlinked):
+                return False
+            given = {key: value for key, value in change._asdict().items() if value is not None}
+            writing.change = writing.change._replace(**given)
+            return True
+
+    def _change_stored(self, node: int, path: str, change: fuse.Change) -> None:
+        with numbered(path):
+            backend, pointer = self._fs.backend, None
+            if (change.mode, change.uid, change.gid) != (None, None, None) and self._nodes[node].content:
+                pointer = read_pointer(backend, path)
+            rights.change(backend, path, pointer, mode=change.mode, uid=change.uid, gid=change.gid)
+            if change.mtime_ns is not None:
+                backend.change(path, mtime_ns=change.mtime_ns)
+            # the content keeps its name: when a plain file has another by now, its next look-up makes a new node
+            self._nodes.change(node, attr=self._attr(self._fs.stat(path)), version="")
+            self._listings = {}
+
+    def _below(self, path: str) -> bool:
+        """Whether anything in the folder ``path`` is unfinished."""
+        with self._lock:
+            return any(other.startswith(f"{path}/") for other in self._unfinished)
+
+    @contextlib.contextmanager
+    def _unpublished(self, path: str, *, below: bool = False) -> Iterator[Callable[[], None]]:
+        """Nobody else publishes at ``path`` meanwhile (nor ``below`` it), nor what is open now after what this gives is
+        called."""
+        with self._lock:
+            found = [
+                writing
+                for writing in self._writing.values()
+                if writing.file.path == path or (below and writing.file.path.startswith(f"{path}/"))
+            ]
+
+        def gone() -> None:
+            for writing in found:
+                writing.unlinked = True
+            with self._lock:
+                self._unfinished.pop(path, None)
+                self._listings = {}
+
+        with contextlib.ExitStack() as stack:
+            for writing in found:
+                stack.enter_context(writing.file.lock)
+            yield gone
+
+    def _moved(self, path: str, target: str) -> None:
+        """Nodes at and below ``path`` are at ``target`` now. A plain file is looked up anew: its content has another
+        name there."""
+        for number in self._nodes.move(os.fsencode(path), os.fsencode(target)):
+            if (writing := self._writing.get(number)) is not None:
+                writing.file.path = self._path(number)
+        self._listings = {}

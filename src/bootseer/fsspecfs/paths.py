@@ -1,0 +1,230 @@
+"""Which striped store a file system of fsspec has, which path of it a URL names, and its errors as OSError.
+
+``bsx+hdfs://host:8020/ckpt/x`` is the striped file ``hdfs://host:8020/ckpt/x``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+from urllib.parse import urlsplit
+
+from fsspec import AbstractFileSystem
+from fsspec.utils import stringify_path
+
+from bootseer.backends.fsspec import FsspecBackend
+from bootseer.backends.interface import Backend
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    FullError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint.commit import is_hidden
+from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.open import open_backend
+from bootseer.stripefs.store import StripeFS
+from bootseer.stripefs.unmounted import Load
+
+PROTOCOL = "bsx"
+PREFIX = "bsx+"
+PROTOCOLS = (PROTOCOL, *(PREFIX + scheme for scheme in ("file", "hdfs", "memory", "s3", "gs", "az", "sftp")))
+"""The names under which pyproject.toml registers the file system."""
+
+
+class Location(NamedTuple):
+    """A file or folder as its storage and the absolute path in it: ("hdfs://host:8020", "/ckpt/x"), ("s3://", "/b/x").
+
+    The path is "/" for the storage itself, and has no slash at its end otherwise.
+    """
+
+    root: str
+    path: str
+
+    @property
+    def url(self) -> str:
+        """What `bootseer.stripefs.open.open_backend` understands."""
+        if self.root.endswith("://") and self.root != "file://":
+            return self.root + self.path.lstrip("/")
+        return self.root + self.path
+
+
+def absolute(path: str) -> str:
+    """One slash at the beginning, none at the end, none twice."""
+    return "/" + re.sub(r"/{2,}", "/", path).strip("/")
+
+
+def split(url: str) -> Location:
+    """``url`` is a local path or a URL, with or without ``bsx+``.
+
+    Raises ValueError for one that does not end with the path it names, ImportError when fsspec lacks a package.
+    """
+    url = url.removeprefix(PREFIX)
+    scheme, sep, rest = url.partition("://")
+    if not sep or scheme in ("file", "local"):
+        return Location("file://", os.path.abspath(rest if sep else url))
+    if scheme == "hdfs":
+        parts = urlsplit(url)
+        return Location(f"hdfs://{parts.netloc}", absolute(parts.path))
+    if scheme == "memory":
+        return Location("memory://", absolute(rest))
+    from fsspec import get_filesystem_class
+
+    key = cast(str, get_filesystem_class(scheme)._strip_protocol(url)).strip("/")
+    trimmed = url.rstrip("/")
+    if key and not trimmed.endswith(key):
+        raise ValueError(f"cannot tell store and path of {url!r} apart; pass url= and the options of {scheme}://")
+    root = trimmed[: len(trimmed) - len(key)].rstrip("/") if key else trimmed
+    return Location(f"{root}//" if root.endswith(":") else root, absolute(key))
+
+
+@contextlib.contextmanager
+def doing(path: str) -> Iterator[None]:
+    """Errors of the store, met at ``path``, as those of Python's own files."""
+    try:
+        yield
+    except BootseerError as exc:
+        raise os_error(exc, path) from exc
+
+
+def os_error(exc: BootseerError, path: str) -> Exception:
+    if isinstance(exc, ConfigError):
+        return ValueError(str(exc))
+    for kind, number in (
+        (NotFoundError, errno.ENOENT),
+        (NotWritableError, errno.EACCES),
+        (FullError, errno.ENOSPC),
+        (UnavailableError, errno.ETIMEDOUT),
+        (UnsupportedError, errno.EOPNOTSUPP),
+    ):
+        if isinstance(exc, kind):
+            return OSError(number, str(exc), path)  # Python picks the subclass
+    return OSError(errno.EIO, str(exc), path)
+
+
+_OWN = ("use_listings_cache", "listings_expiry_time", "max_paths", "asynchronous", "loop")
+"""Options of every file system of fsspec."""
+
+
+class StripePaths(AbstractFileSystem):  # type: ignore[misc]
+    """What `StripeFileSystem` knows of stores and paths.
+
+    The class has no store: it strips the storage from a URL. An instance also strips its own base folder, and refuses
+    the URL of another store, whose file of the same name would be read in its place.
+    """
+
+    protocol = PROTOCOLS
+    root_marker = "/"
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        width: int = layout.WIDTH,
+        unit: int = layout.UNIT,
+        fo: str = "",
+        target_protocol: str = "",
+        target_options: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> None:
+        super().__init__(**{name: options.pop(name) for name in _OWN if name in options})
+        layout.check_shape(width, unit)
+        self.width, self.unit = width, unit
+        self._make: Callable[[], Backend]
+        ours = target_protocol in ("file", "local", "hdfs")  # better than those of fsspec
+        if target_protocol and not ours:
+            self._location = Location(f"{target_protocol}://", absolute(fo))
+            self._make = lambda: FsspecBackend(fo, target_options, protocol=target_protocol)
+        else:
+            if ours:
+                host, port = (dict(target_options or {}).get(key) for key in ("host", "port"))
+                server = f"{host}:{port}" if port else str(host or "")
+                url = f"{target_protocol}://{server if target_protocol == 'hdfs' else ''}{absolute(fo)}"
+            if not url:
+                raise ValueError("no striped store: pass url=, or a URL such as bsx+hdfs://host:8020/path")
+            self._location = split(stringify_path(url))
+            if not self._location.root.startswith(("file://", "hdfs://")):
+                self._make = lambda: FsspecBackend(self._location.url, options)
+            elif options:
+                raise TypeError(f"a striped store over {self._location.root} has no option {', '.join(options)}")
+            else:
+                self._make = lambda: open_backend(self._location.url)
+        self.url = self._location.url
+        self.protocol = (PREFIX + self.url.partition("://")[0], PROTOCOL)
+        self._opened: dict[int, StripeFS] = {}  # by process
+        self._loads: dict[int, Load] = {}
+        self._strip_protocol = self._within  # type: ignore[method-assign]
+        with doing(self.url):
+            self.store  # noqa: B018  an option that nobody knows is an error here and not later
+
+    @property
+    def store(self) -> StripeFS:
+        """The striped store itself; another one in a forked child, which has none of its parent's connections."""
+        process = os.getpid()
+        if process not in self._opened:
+            self._opened.setdefault(process, StripeFS(self._make()))
+        return self._opened[process]
+
+    @property
+    def load(self) -> Load:
+        """All reads of this process."""
+        process = os.getpid()
+        if process not in self._loads:
+            self._loads.setdefault(process, Load(self.store.url, self.store.url, "fsspec"))
+        return self._loads[process]
+
+    def reader(self, path: str) -> ChunkFile:
+        """The file at ``path`` of the store, read by way of the node cache. Errors of `StripeFS.open`."""
+        return self.load.use(self.store.open(path))
+
+    @property
+    def fsid(self) -> str:
+        return PREFIX + self.url
+
+    @classmethod
+    def _strip_protocol(cls, path: object) -> Any:
+        if isinstance(path, list):
+            return [cls._strip_protocol(item) for item in path]
+        text = stringify_path(path)
+        if text.startswith(PREFIX) and "://" in text:
+            return split(text).path
+        return absolute(text.removeprefix(f"{PROTOCOL}://"))
+
+    def _within(self, path: object) -> Any:
+        if isinstance(path, list):
+            return [self._within(item) for item in path]
+        text = stringify_path(path)
+        if not (text.startswith(PREFIX) and "://" in text):
+            return type(self)._strip_protocol(text)
+        place, base = split(text), self._location.path.rstrip("/")
+        if place.root != self._location.root or not f"{place.path}/".startswith(f"{base}/"):
+            raise ValueError(f"{text} is not in the striped store {self.url}")
+        return absolute(place.path[len(base) :])
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str]:
+        if path.startswith(PREFIX) and "://" in path:
+            return {"url": split(path)._replace(path="/").url}
+        return {}
+
+    def unstrip_protocol(self, name: str) -> str:
+        inside = Location(self._location.root, absolute(f"{self._location.path}/{self._key(name)}"))
+        return PREFIX + inside.url
+
+    def _key(self, path: object) -> str:
+        """``path`` as `StripeFS` takes it."""
+        return cast(str, self._strip_protocol(path)).strip("/")
+
+    def _new_key(self, path: object) -> str:
+        key = self._key(path)
+        if any(is_hidden(part) for part in key.split("/")):
+            raise PermissionError(errno.EACCES, "the store keeps names like this for itself", f"/{key}")
+        return key

@@ -1,0 +1,120 @@
+"""What a store is: the interface, and what its keys may be."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bootseer.backends.interface import Source
+from bootseer.errors import ConfigError, NotFoundError
+
+if TYPE_CHECKING:
+    from bootseer.oci.spec import Descriptor
+
+
+class ObjectInfo(msgspec.Struct, frozen=True):
+    """Key and size in bytes of one stored object."""
+
+    key: str
+    size: int
+
+
+class Store(abc.ABC):
+    """Immutable objects under keys such as ``blobs/ab/abcd...``. Every method may be called from any thread.
+
+    Errors: `NotFoundError` (no such key), `NotWritableError`, `FullError`, `UnavailableError`.
+    """
+
+    url: str
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether of nodes that put one new key at one moment only one is told that it was first."""
+        return False
+
+    @property
+    def shown(self) -> str:
+        """The URL as messages and logs have it: without a login that may be in ``url``."""
+        return self.url
+
+    @abc.abstractmethod
+    def get(self, key: str) -> bytes:
+        """The whole object."""
+
+    @abc.abstractmethod
+    def open(self, key: str) -> Source:
+        """A reader for ranges of the object."""
+
+    @abc.abstractmethod
+    def stat(self, key: str) -> ObjectInfo: ...
+
+    @abc.abstractmethod
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        """Publish ``data`` (bytes, or the content of a local file) atomically.
+
+        Returns False, and changes nothing, when the key exists and ``overwrite`` is false (first publish wins).
+        """
+
+    def replace(self, key: str, data: bytes, *, old: bytes) -> bool:
+        """Publish ``data`` in place of ``old``. False, and nothing has changed, when the object is another one by now.
+
+        For a moment there is no such object, so that who is late by any time replaces nothing that another node has
+        published since. A store that is not `exclusive` replaces what is there when it is written.
+        """
+        try:
+            if self.get(key) != old:
+                return False
+            if self.exclusive:
+                self.delete(key)
+        except NotFoundError:
+            pass
+        return self.put(key, data, overwrite=not self.exclusive)
+
+    @abc.abstractmethod
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Objects below the folder ``prefix`` (recursively), in key order; half-published ones are unseen."""
+
+    def some(self, prefix: str) -> Iterator[ObjectInfo]:
+        """As `list`, in any order, for who needs a few: where each object costs a request, the others cost none."""
+        return self.list(prefix)
+
+    @abc.abstractmethod
+    def delete(self, key: str) -> None:
+        """Remove the object; no error when it is gone already."""
+
+    @contextlib.contextmanager
+    def batch(self, *, subject: Descriptor | None = None) -> Iterator[None]:
+        """Puts meanwhile belong together and to the image manifest ``subject``: a registry keeps them as one artifact.
+
+        Elsewhere nothing changes. In a registry others see the objects when the block ends; on an exception, never.
+        """
+        yield
+
+    def keep(self, key: str) -> None:  # noqa: B027 - most stores have nothing to do
+        """Inside `batch`: what is put needs the stored object ``key`` as well, so they should live and move together.
+
+        A registry lists it in the batch's artifact too; elsewhere nothing happens.
+        """
+
+    def replicate(self, key: str, copies: int) -> None:  # noqa: B027 - most stores have nothing to do
+        """Many nodes will read the object at once: have at least ``copies`` copies of it, where a store counts them."""
+
+    def exists(self, key: str) -> bool:
+        try:
+            self.stat(key)
+        except NotFoundError:
+            return False
+        return True
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` when it is a plain relative path; `ConfigError` for ``..``, empty parts, a leading slash."""
+    parts = key.split("/")
+    if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise ConfigError(f"bad store key {key!r}")
+    return key

@@ -1,0 +1,279 @@
+"""Leases: objects in a store by which nodes that start together agree on the one that does a piece of work.
+
+``leases/<name>/<number>`` says which node does it, and how that ended; the rules are in ``docs/internals/lease.md``.
+All is advisory: each wait is bounded, and any trouble means only that a node does the work without waiting. So whoever
+publishes a result must itself see to it that the first one wins (`Store.put`, `Store.replace`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from bootseer import faults
+from bootseer.errors import BootseerError, NotFoundError
+from bootseer.objects.base import Store
+from bootseer.profile import emit
+from bootseer.units import one_line
+
+log = logging.getLogger(__name__)
+
+FOLDER = "leases"
+WAIT = 1800.0
+"""Seconds that a node waits at most where nobody says how long."""
+RENEWAL = 3.0
+"""Seconds between two renewals."""
+DEAD = 15.0
+"""Seconds without a renewal after which the node counts as dead, and without an answer after which the store does."""
+POLL = 1.0
+"""Seconds between two looks at a lease."""
+FAILURES = 2
+"""After so many failures in a row nobody tries it any more who has waited for one of them."""
+_KEPT = 4
+"""Leases before a failed one, whose ends others may not have seen yet."""
+_JOIN = 60.0
+
+_Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z", max_length=1000)]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """The object. ``run`` is another one for each, ``count`` grows with each renewal."""
+
+    format: Literal["bootseer-lease"] = "bootseer-lease"
+    version: Literal[1] = 1
+    node: _Line
+    run: _Line
+    count: int = 0
+    state: Literal["held", "failed", "unshared"] = "held"
+    """``failed``: the work failed; ``unshared``: it did not, and its result cannot be published."""
+    failures: int = 0
+    """In a row, this one included."""
+    message: _Line = ""
+    """Of a failure, or why the result was not published; without secrets."""
+    code: Annotated[int, msgspec.Meta(ge=1, le=255)] = 1
+    """Exit code of a failure."""
+
+
+class Failure(NamedTuple):
+    """The last failure of the work on another node, with its exit code."""
+
+    node: str
+    message: str
+    code: int
+
+
+class Lead:
+    """This node does the work. A context manager; at its end the others look for the result, and one of them does the
+    work if there is none.
+
+    Concurrency: a thread renews the lease in between.
+    """
+
+    def __init__(self, store: Store, folder: str, number: int, node: str, failures: int) -> None:
+        self._store, self._folder, self._number = store, folder, number
+        self._lease = Lease(node=node, run=uuid.uuid4().hex, failures=failures)
+        self._end: Lease | None = None
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    def failed(self, message: str, code: int) -> None:
+        """The work failed: another node tries it, until it has failed `FAILURES` times."""
+        change = {"state": "failed", "failures": self._lease.failures + 1, "code": code if 0 < code < 256 else 1}
+        self._end = msgspec.structs.replace(self._lease, message=_line(message), **change)
+
+    def unshared(self, why: str) -> None:
+        """The result cannot be published: the other nodes each do the work, all at once."""
+        self._end = msgspec.structs.replace(self._lease, state="unshared", message=_line(why))
+
+    def take(self) -> bool:
+        """Make the object; False when another node did. Raises `BootseerError`, `OSError`."""
+        if not self._put(self._lease, overwrite=False):
+            return False
+        self._thread.start()
+        faults.point("lease.taken")
+        return True
+
+    def __enter__(self) -> Lead:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join(_JOIN)
+        if self._thread.is_alive():
+            log.warning("the store does not answer; the lease stays until others see that it is not renewed")
+            return
+        faults.point("lease.before-end")
+        try:
+            told = self._end is not None and self._told(self._end)
+            if not told:  # first: who waits is let go, and a store that does not answer holds us up once only
+                self._store.delete(_key(self._folder, self._number))
+            for number in _numbers(self._store, self._folder) if self._number else []:
+                if number < self._number - _KEPT * told:
+                    self._store.delete(_key(self._folder, number))
+        except (BootseerError, OSError) as error:
+            log.warning("the lease stays until others see that it is not renewed: %s", error)
+
+    def _told(self, end: Lease) -> bool:
+        try:
+            return self._put(end, overwrite=True)
+        except (BootseerError, OSError) as exc:  # a full store still lets us delete
+            log.warning("other nodes are not told that this one has %s: %s", end.state, exc)
+            return False
+
+    def _put(self, lease: Lease, *, overwrite: bool) -> bool:
+        return self._store.put(_key(self._folder, self._number), msgspec.json.encode(lease), overwrite=overwrite)
+
+    def _renew(self) -> None:
+        count = 0
+        while not self._ended.wait(RENEWAL):
+            count += 1
+            try:
+                self._put(msgspec.structs.replace(self._lease, count=count), overwrite=True)
+            except (BootseerError, OSError) as exc:
+                log.warning("cannot renew the lease; another node may do the same work: %s", exc)
+
+
+class Turn(NamedTuple):
+    """What came of `take_turn`. With a ``lead`` this node does the work inside it. With a ``failure`` it is not to be
+    done any more. With neither there is a result, or this node does the work by itself."""
+
+    lead: Lead | None = None
+    failure: Failure | None = None
+
+
+def take_turn(store: Store, name: str, *, work: str, seconds: float, settled: Callable[[], bool]) -> Turn:
+    """Become the one node that does a piece of work, or wait for the one that does, at most ``seconds``.
+
+    ``name`` is that of the work, a relative path of the store; ``work`` says it in log lines: ``converts IMAGE``.
+    ``settled`` looks whether there is a result, or another reason to go on without taking turns. It is called after
+    each wait and each time that this node could lead: what the caller knows from before may be old by then.
+    """
+    try:
+        if not store.exclusive:
+            log.info("store %s cannot make one of two writers lose: each node %s by itself", store.shown, work)
+            return Turn()
+        return _Contest(store, f"{FOLDER}/{name}", work, time.monotonic() + seconds, settled).run()
+    except (BootseerError, OSError) as exc:
+        log.warning("cannot agree with other nodes on the one that %s: %s; this node does", work, exc)
+        return Turn()
+
+
+class _Contest:
+    def __init__(self, store: Store, folder: str, work: str, until: float, settled: Callable[[], bool]) -> None:
+        self._store, self._folder, self._work = store, folder, work
+        self._until, self._settled, self._node = until, settled, _line(this_node())
+
+    def run(self) -> Turn:
+        # ``old``: what there was before this node came; when it has ended, it may be of an earlier start
+        number, failures, old = self._newest(), 0, True
+        while True:
+            if number >= 0:
+                end = self._watch(number, old)
+                if end == "late":
+                    return Turn()
+                if end == "gone":
+                    if self._settled() or time.monotonic() >= self._until:
+                        return Turn()
+                    time.sleep(POLL)  # a store may say for long that there is one, and that there is none
+                    number, old = self._newest(), True
+                    if number >= 0:
+                        continue
+                elif isinstance(end, Lease):
+                    log.warning("%s reports: %s", end.node, end.message)
+                    if end.state == "unshared":
+                        self._settled()  # perhaps because there is a result by now
+                        return Turn()
+                    failures = max(failures + 1, end.failures)
+                    if failures >= FAILURES:
+                        return Turn(failure=Failure(end.node, end.message, end.code))
+            number, old = number + 1, False
+            lead = Lead(self._store, self._folder, number, self._node, failures)
+            if not lead.take():
+                continue
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(lead)
+                if (newest := self._newest()) > number:  # an old listing, and that number was removed meanwhile
+                    number, old = newest, True
+                    continue
+                if self._settled():
+                    return Turn()
+                stack.pop_all()
+                return Turn(lead)
+
+    def _newest(self) -> int:
+        return max(_numbers(self._store, self._folder), default=-1)
+
+    def _watch(self, number: int, old: bool) -> Lease | Literal["gone", "dead", "late", "old"]:
+        """Wait for the end of a lease: what it says of itself, or that it is ``gone``, its node ``dead``, or this one
+        too ``late``; or that an ``old`` one had ended before. Raises what the store did, when it has not answered for
+        `DEAD` seconds."""
+        with contextlib.ExitStack() as shown:
+            seen, waiting, since = b"", False, time.monotonic()
+            answered, lease = since, None
+            while True:
+                now = time.monotonic()
+                try:
+                    data = self._store.get(_key(self._folder, number))
+                except NotFoundError:
+                    return "gone"
+                except (BootseerError, OSError) as exc:
+                    if now - answered >= DEAD:
+                        raise
+                    log.info("cannot see whether the lease is renewed: %s", exc)
+                    since = time.monotonic()  # its node may not reach the store either
+                else:
+                    answered = time.monotonic()
+                    if data != seen:
+                        seen, since, lease = data, answered, _decoded(data)
+                    if lease and lease.state != "held":
+                        return lease if waiting or not old else "old"
+                    if now - since >= DEAD:
+                        log.warning("%s %s and renews its lease no more", _who(lease), self._work)
+                        return "dead"
+                if now >= self._until:
+                    log.warning("%s still %s; waiting no longer", _who(lease), self._work)
+                    return "late"
+                if not waiting:
+                    waiting, left = True, self._until - now
+                    log.warning("waiting for %s, which %s, at most %.0f s", _who(lease), self._work, left)
+                    shown.enter_context(emit.span("wait", node=_who(lease), work=self._work))
+                time.sleep(min(POLL, max(0.0, self._until - now)))
+
+
+def this_node() -> str:
+    """This node's name, as other nodes are told it."""
+    return os.environ.get("BOOTSEER_NODE") or socket.gethostname()
+
+
+def _key(folder: str, number: int) -> str:
+    return f"{folder}/{number}"
+
+
+def _numbers(store: Store, folder: str) -> list[int]:
+    names = (info.key.removeprefix(f"{folder}/") for info in store.list(folder))
+    return [int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,8}", name)]
+
+
+def _who(lease: Lease | None) -> str:
+    return (lease and lease.node) or "another node"
+
+
+def _line(text: str) -> str:
+    return emit.redact("message", one_line(" ".join(text.split())))[:1000]
+
+
+def _decoded(data: bytes) -> Lease | None:
+    try:
+        return msgspec.json.decode(data, type=Lease)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,79 @@
+"""A store whose objects are files of a storage: a folder, HDFS, or whatever fsspec reaches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from bootseer.backends.interface import TEMPORARY, Backend, Source, clean
+from bootseer.errors import NotFoundError, NotWritableError, from_os_error
+from bootseer.objects.base import ObjectInfo, Store, check_key
+
+
+class ObjectStore(Store):
+    """Objects as files below ``url``, in ``backend``. The folder is made by the first publication.
+
+    Messages name the store as ``backend`` does: without the login that may be in ``url``.
+    """
+
+    def __init__(self, url: str, backend: Backend) -> None:
+        self.url, self._backend = url.rstrip("/") or url, backend
+
+    @property
+    def exclusive(self) -> bool:
+        return self._backend.exclusive
+
+    @property
+    def shown(self) -> str:
+        return self._backend.url
+
+    @contextlib.contextmanager
+    def _missing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (NotFoundError, NotWritableError) as exc:
+            # below a file there is nothing; a NameNode calls that a lack of permission, and only its text says which
+            if isinstance(exc, NotFoundError) or "is not a directory" in str(exc):
+                raise NotFoundError(f"no object {key} in store {self._backend.url}") from None
+            raise
+
+    def get(self, key: str) -> bytes:
+        with self.open(key) as reader:
+            return reader.read(0, reader.size)
+
+    def open(self, key: str) -> Source:
+        with self._missing(key):
+            return self._backend.open(check_key(key))
+
+    def stat(self, key: str) -> ObjectInfo:
+        with self._missing(key):
+            found = self._backend.stat(check_key(key))
+            if found.is_dir:
+                raise NotFoundError("it is a folder")
+            return ObjectInfo(key, found.size)
+
+    def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
+        doing = f"write {check_key(key)} to store {self._backend.url}"
+        try:
+            self._backend.put(key, data, overwrite=overwrite)
+        except FileExistsError:
+            if overwrite:
+                raise NotWritableError(f"cannot {doing}: a folder is in the way") from None
+            return False
+        except OSError as exc:
+            raise from_os_error(exc, doing) from exc
+        return True
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        found = self._backend.walk(clean(prefix))
+        yield from sorted(
+            (ObjectInfo(*item) for item in found if not item[0].rpartition("/")[2].startswith(TEMPORARY)),
+            key=lambda info: info.key,
+        )
+
+    def delete(self, key: str) -> None:
+        self._backend.delete(check_key(key))
+
+    def replicate(self, key: str, copies: int) -> None:
+        self._backend.replicate(check_key(key), copies)

@@ -1,6 +1,0 @@
-"""Striped files as a FUSE mount: `start` one in a process of its own, `find` one."""
-
-from bootseer.stripefs.mount.client import SERVER, FsMount, find, start
-from bootseer.stripefs.mount.record import LATEST, FsStatus
-
-__all__ = ["LATEST", "SERVER", "FsMount", "FsStatus", "find", "start"]

@@ -1,0 +1,382 @@
+"""Chunks of striped files kept on the node's disk, in the node cache that images use too (`bootseer.chunks`).
+
+A content is a cache folder, named after its chunk list; docs/internals/nodecache.md says what is kept and believed. A
+chunk is *sound* when this process fetched it or compared it with its checksum, once, and its bytes are on the disk for
+sure; only then may the kernel read it from the file. Until then each read checks it again.
+
+Concurrency: any thread may call anything. Who opened a `NodeFile` may use it until `NodeFile.release`; one thread
+syncs, and closes those that nobody uses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from blake3 import blake3
+
+from bootseer import faults
+from bootseer.chunks import bitmap, eviction
+from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
+from bootseer.chunks.chunklist import ChunkList
+from bootseer.chunks.eviction import Limits
+from bootseer.chunks.inventory import CHUNKS, ORIGIN
+from bootseer.chunks.locks import DATA
+from bootseer.errors import BootseerError, NotWritableError, UnavailableError
+from bootseer.stripefs.files.reader import ChunkFile, StripedFile
+
+_log = logging.getLogger(__name__)
+_SYNC_SECONDS = 2.0
+_PENDING = 256 << 20
+"""Bytes that wait for the writing thread at most."""
+_STEP = 256 << 20
+"""The limits are looked at again after so many bytes."""
+_CHECKERS = 4
+_TURN = 8
+"""Chunks of one file that a thread compares before it is the next file's turn."""
+
+
+class _Comparison:
+    """Of chunks with their checksums, by `_CHECKERS` threads in turns. ``ended``: nothing is left of it."""
+
+    def __init__(self, chunks: Sequence[int]) -> None:
+        self.left = iter(chunks)
+        self.threads = _CHECKERS
+        self.ended = threading.Event()
+
+
+class NodeFile:
+    """The cached chunks of one content, as `NodeCache.open` gives it."""
+
+    def __init__(self, cache: NodeCache, file: StripedFile, blocks: ReadyBlocks[ChunkList], fd: int) -> None:
+        self._cache, self._blocks, self.fd = cache, blocks, fd
+        self._own = blocks if isinstance(blocks, CacheFile) else None
+        self.path, self._map = file.path, blocks.map
+        self.users = 0
+        self._good = bytearray(blocks.map.count)  # compared with its checksum by this process
+        self._broken = False
+        self.comparison: _Comparison | None = None
+
+    def length_of(self, chunk: int) -> int:
+        return self._map.length_of(chunk)
+
+    def sound(self, first: int, last: int) -> bool:
+        """Whether the kernel may read the chunks ``first`` to ``last`` (exclusive) from ``fd``."""
+        durable = self._own.durable if self._own else self._blocks.ready
+        return self._good.find(b"\0", first, last) < 0 and durable.find(b"\0", first, last) < 0
+
+    def holds(self, chunk: int) -> bool:
+        """Whether ``chunk`` is there, right or not."""
+        return bool(self._blocks.ready[chunk])
+
+    def has(self, chunk: int) -> bool:
+        """Whether ``chunk`` is there; compares it when this process has not yet."""
+        return bool(self._blocks.ready[chunk]) and (bool(self._good[chunk]) or self.load(chunk) is not None)
+
+    def load(self, chunk: int) -> memoryview | None:
+        """The bytes of ``chunk``, compared with their checksum; None when they are not there, or not right."""
+        if not self._blocks.ready[chunk]:
+            return None
+        try:
+            data = memoryview(self._blocks.read(chunk * self._map.block_size, self._map.length_of(chunk)))
+        except OSError as exc:
+            return self._checked(chunk, exc)
+        return self._checked(chunk, data)
+
+    def readinto(self, chunk: int, view: memoryview) -> bool:
+        """`load` ``chunk`` into ``view``; False when it is not there, or not right: then ``view`` holds rubbish."""
+        if not self._blocks.ready[chunk]:
+            return False
+        try:
+            self._blocks.readinto(chunk * self._map.block_size, view)
+        except OSError as exc:
+            return self._checked(chunk, exc) is not None
+        return self._checked(chunk, view) is not None
+
+    def _checked(self, chunk: int, data: memoryview | OSError) -> memoryview | None:
+        """What was read of ``chunk``, if it has its checksum; else it is not there any more."""
+        if isinstance(data, OSError):
+            _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, data.strerror)
+        elif self._map.matches(chunk, data):
+            self._good[chunk] = 1
+            return data
+        self._good[chunk] = 0
+        _log.warning("%s: chunk %d in the node cache is damaged; it is fetched again", self.path, chunk)
+        if self._own:
+            self._own.drop(chunk)
+        else:
+            self._blocks.ready[chunk] = 0
+        return None
+
+    def whole(self, seconds: float) -> bool:
+        """Whether all of the file is `sound`. What this process has not compared yet is compared, on several cores;
+        when that takes longer than ``seconds`` it goes on, and the answer is no."""
+        if self._blocks.ready.find(b"\0") >= 0:
+            return False
+        if unknown := [chunk for chunk in range(self._map.count) if not self._good[chunk]]:
+            self._cache.compare(self, unknown).wait(seconds)
+        return self.sound(0, self._map.count)
+
+    def store(self, chunk: int, data: memoryview) -> bool:
+        """Keep a checked chunk; False (with one log line for a file) when the disk does not take it."""
+        if self._own is None or self._broken:
+            return False
+        try:
+            if not self._cache.allow(len(data), self._own.folder):
+                raise OSError(errno.ENOSPC, "the limits of the node cache leave no space")
+            self._write(self._own, chunk, data)
+        except OSError as exc:
+            self._broken = True
+            _log.warning("%s: not kept in the node cache any more: %s", self.path, exc.strerror)
+            return False
+        self._good[chunk] = 1
+        return True
+
+    def _write(self, own: CacheFile[ChunkList], chunk: int, data: memoryview) -> None:
+        try:
+            own.write(chunk, data)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._cache.free(own.folder):
+                raise
+            own.write(chunk, data)
+
+    def keep(self, chunk: int, data: memoryview) -> None:
+        """`store` it soon, unless too much waits for that already. ``data`` is not to change."""
+        if self._own is not None and not self._broken:
+            self._cache.later(self, chunk, lambda: data)
+
+    def keep_copy(self, chunk: int, data: Sequence[memoryview]) -> None:
+        """As `keep`, of a chunk that ``data`` makes up; it may change after the call."""
+        if self._own is not None and not self._broken and not self._blocks.ready[chunk]:
+            self._cache.later(self, chunk, lambda: memoryview(b"".join(data)))
+
+    def sync(self) -> None:
+        """Make what was stored sound; in a folder of another process, look what that has synced. One thread."""
+        if self._own is None:
+            with contextlib.suppress(OSError):
+                path = self._blocks.folder / "bitmap"
+                found = bitmap.read(path, bitmap.READY, _digest(self._map), self._map.count)
+                if found is not None:
+                    self._blocks.ready[:] = found
+            return
+        try:
+            self._own.sync()
+        except OSError as exc:
+            if not self._broken and not self._own.broken:  # that it lost data it says itself
+                _log.warning("%s: not kept in the node cache any more: %s", self.path, exc.strerror)
+            self._broken = True
+
+    def hold(self) -> NodeFile:
+        """One more user, besides the one who calls."""
+        self._cache.count(self, 1)
+        return self
+
+    def release(self) -> None:
+        self._cache.count(self, -1)
+
+    def close(self) -> None:
+        self._blocks.close()
+
+    def leave(self) -> None:
+        """In a forked child: the parent goes on."""
+        if self._own is not None:
+            self._own.leave()
+        else:
+            self._blocks.close()
+
+
+class NodeCache:
+    """The node cache in ``cache_dir``, a folder that only its owner can write to, for striped files."""
+
+    def __init__(self, cache_dir: Path, limits: Limits | None = None) -> None:
+        self._dir, self._limits = cache_dir, limits or Limits()
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._files: dict[str, NodeFile] = {}
+        self._allowed = self._pending = 0
+        self._full = False  # the last eviction did not help
+        self._closing = threading.Event()
+        self._checking = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="bootseer-cache-check")
+        self._used = threading.Event()  # a file is open
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="bootseer-cache-write")
+        self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
+        self._syncing.start()
+
+    def open(self, file: ChunkFile, origin: str = "") -> NodeFile | None:
+        """Use the cached chunks of ``file`` until `NodeFile.release`; None for a plain file, and (with a log line)
+        where the disk does not allow it. ``origin``: what the inventory calls it."""
+        if not isinstance(file, StripedFile):
+            return None
+        with self._opening:  # taking a folder may wait for others on the node
+            with self._lock:
+                found = self._files.get(file.identity)
+                if found is not None:
+                    found.users += 1
+                    return found
+            try:
+                made = self._made(file, origin)
+            except (OSError, BootseerError) as exc:
+                _log.warning("%s is not kept in the node cache: %s", file.path, exc)
+                return None
+            made.users = 1
+            with self._lock:
+                self._full = False
+                self._files[file.identity] = made
+                self._used.set()
+            return made
+
+    def find(self, identity: str) -> NodeFile | None:
+        """What somebody has open."""
+        return self._files.get(identity)
+
+    def _made(self, file: StripedFile, origin: str) -> NodeFile:
+        chunks = file.geometry.chunks
+        shape = ChunkList(bytes.fromhex(file.identity), file.size, file.unit, map(file.chunk_crc, range(chunks)))
+        digest = _digest(shape)
+        folder = self._dir / "blocks" / digest.hex()
+        try:
+            own = CacheFile.open(folder, shape, digest)
+        except (NotWritableError, UnavailableError) as exc:
+            _log.info("%s: %s; its chunks are read, and none added", file.path, exc.message)
+            fd = os.open(folder / DATA, os.O_RDONLY | os.O_CLOEXEC)
+            shared = NodeFile(self, file, ReadyBlocks(folder, fd, bytearray(chunks), shape), fd)
+            shared.sync()
+            return shared
+        try:
+            for name, raw in ((CHUNKS, shape.encode()), (ORIGIN, origin.encode(errors="replace"))):
+                path = folder / name
+                if not path.exists() or path.read_bytes() != raw:
+                    bitmap.replace(path, raw, f"stripefs.cache.{name}")
+        except BaseException:
+            own.close()
+            raise
+        return NodeFile(self, file, own, own.fileno())
+
+    def count(self, file: NodeFile, users: int) -> None:
+        with self._lock:
+            file.users += users
+
+    def allow(self, size: int, folder: Path) -> bool:
+        """Whether ``size`` bytes more may be written; makes room for them by eviction of what nobody uses."""
+        with self._lock:
+            if self._allowed >= size:
+                self._allowed -= size
+                return True
+        if not self._full:
+            eviction.make_room(self._dir, self._limits, coming=_STEP, keep=folder.name)
+        self._full = self._limits.excess(self._dir, _STEP) > 0
+        if self._full:  # as far as it goes, chunk by chunk
+            return self._limits.excess(self._dir, size) <= 0
+        with self._lock:
+            self._allowed = _STEP
+        return True
+
+    def free(self, folder: Path) -> bool:
+        """Have others give space back on a full disk."""
+        return eviction.free(self._dir, _STEP, keep=folder.name)
+
+    def later(self, file: NodeFile, chunk: int, data: Callable[[], memoryview]) -> None:
+        """Have the writing thread store ``data``, which is called only where not too much waits already."""
+        size = file.length_of(chunk)
+        with self._lock:
+            if self._closing.is_set() or self._pending + size > _PENDING:
+                return
+            self._pending += size
+            file.users += 1
+        try:
+            self._writing.submit(self._store, file, chunk, data())
+        except BaseException as exc:
+            self._written(file, size)
+            if not isinstance(exc, RuntimeError):  # of an interpreter that ends
+                raise
+
+    def _store(self, file: NodeFile, chunk: int, data: memoryview) -> None:
+        try:
+            file.store(chunk, data)
+        finally:
+            self._written(file, len(data))
+
+    def _written(self, file: NodeFile, size: int) -> None:
+        with self._lock:
+            self._pending -= size
+            file.users -= 1
+
+    def compare(self, file: NodeFile, chunks: Sequence[int]) -> threading.Event:
+        """Compare ``chunks`` of ``file``, or go on with what is being compared of it; set when that has ended."""
+        with self._lock:
+            if file.comparison is None:
+                file.comparison = _Comparison(chunks)
+                file.users += 1
+                if not self._closing.is_set():
+                    for _ in range(_CHECKERS):
+                        self._checking.submit(self._compare, file, file.comparison)
+            return file.comparison.ended
+
+    def _compare(self, file: NodeFile, comparison: _Comparison) -> None:
+        """One turn of a thread; the next one comes behind those of other files."""
+        more = False
+        try:
+            turn = list(itertools.islice(comparison.left, _TURN))
+            for chunk in turn:
+                faults.point("stripefs.cache.compare")
+                if not self._closing.is_set():
+                    file.has(chunk)
+            more = bool(turn)
+        finally:
+            with self._lock:
+                if more and not self._closing.is_set():
+                    self._checking.submit(self._compare, file, comparison)
+                else:
+                    comparison.threads -= 1
+                if not comparison.threads:
+                    file.comparison = None
+                    file.users -= 1
+                    comparison.ended.set()
+
+    def _sync(self) -> None:
+        while not self._closing.wait(_SYNC_SECONDS):
+            self.sync()
+            with self._lock:
+                if not self._files and not self._closing.is_set():
+                    self._used.clear()
+            self._used.wait()
+
+    def sync(self) -> None:
+        """Make what was stored survive a crash, and close what nobody uses."""
+        for identity, file in list(self._files.items()):
+            file.sync()
+            with self._opening:
+                with self._lock:
+                    if file.users or self._files.get(identity) is not file:
+                        continue
+                    del self._files[identity]
+                file.close()
+
+    def close(self) -> None:
+        """Write what waits, sync and close. Not while anybody reads."""
+        with self._lock:
+            self._closing.set()
+            self._used.set()
+        self._writing.shutdown(wait=True)
+        self._checking.shutdown(wait=True, cancel_futures=True)
+        self._syncing.join()
+        with self._lock:
+            files, self._files = self._files, {}
+        for file in files.values():
+            file.close()
+
+    def leave(self) -> None:
+        """In a forked child, which has none of the threads: keep no folder owned. It is of no use after that."""
+        for file in self._files.values():
+            file.leave()
+
+
+def _digest(shape: ChunkList) -> bytes:
+    return blake3(shape.encode()).digest()

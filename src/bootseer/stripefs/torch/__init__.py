@@ -1,1 +1,0 @@
-"""Checkpoints of torch in a striped store. The public names are those of `bootseer.torch`."""
