@@ -15,6 +15,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
+from support.waits import until
 
 VERSION = "3.4.2"
 # Hadoop's daemons and its client reflect on these packages, which Java 17 keeps closed
@@ -159,6 +160,15 @@ class Daemon:
     def signal(self, number: signal.Signals) -> None:
         if self.alive():
             os.killpg(self.pid, number)
+            if number == signal.SIGSTOP:  # its threads run on until each has seen it
+                until(self._stopped, 30, f"stop of {self.log.name}", step=0.005)
+
+    def _stopped(self) -> bool:
+        states = []
+        for path in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(FileNotFoundError):  # a thread that ended
+                states.append(path.read_text().rpartition(")")[2].split()[0])
+        return all(state in "TZX" for state in states)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""

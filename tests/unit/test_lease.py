@@ -89,6 +89,19 @@ class Clock:
         self.ticks(self.now - 1e6)
 
 
+def test_who_led_and_ended_between_two_looks_is_heard(store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def others(seconds: float) -> None:
+        if seconds == 2:
+            store.delete(f"leases/{NAME}/0")  # the first left without a result
+        if seconds == 4:
+            held(store, 0, state="unshared", message="a secret")  # the next led for less than a second
+
+    held(store, 0)
+    monkeypatch.setattr(lease, "POLL", 2.0)
+    monkeypatch.setattr(lease, "time", Clock(others))
+    assert turn(store) == Turn()
+
+
 def test_a_lease_that_is_renewed_is_waited_for_and_one_that_is_not_is_taken_over(
     store: FolderStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

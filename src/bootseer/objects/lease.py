@@ -185,7 +185,8 @@ class _Contest:
                     if self._settled() or time.monotonic() >= self._until:
                         return Turn()
                     time.sleep(POLL)  # a store may say for long that there is one, and that there is none
-                    number, old = self._newest(), True
+                    gone, number = number, self._newest()
+                    old = number < gone  # else somebody has led meanwhile, and perhaps ended already
                     if number >= 0:
                         continue
                 elif isinstance(end, Lease):
