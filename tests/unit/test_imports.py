@@ -99,6 +99,11 @@ def test_packages_import_each_other_in_one_direction() -> None:
         done |= free
 
 
+def test_the_two_fillers_do_not_know_each_other() -> None:
+    assert "stripefs" not in packages()["blocks"]
+    assert "blocks" not in packages()["stripefs"]
+
+
 @pytest.mark.parametrize("part", sorted(PARTS))
 def test_the_three_parts_do_not_know_each_other(part: str) -> None:
     assert not packages()[part] & (PARTS - {part})
