@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bootseer import faults
-from bootseer.backends.interface import FILE_MODE, XATTRS, Backend, Entry, Piece, Source, clean
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean
 from bootseer.backends.pool import read_each
 from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
 
@@ -250,25 +250,6 @@ class FolderBackend(Backend):
         if mtime_ns is not None:
             with self._found("change", path) as where:
                 os.utime(where, ns=(mtime_ns, mtime_ns))
-
-    @contextlib.contextmanager
-    def _attributes_of(self, path: str) -> Iterator[Path]:
-        try:
-            yield self._path(path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise NotFoundError(f"cannot look up {self._path(path)}: no such file or folder") from None
-
-    def xattrs(self, path: str) -> dict[str, bytes]:
-        with self._attributes_of(path) as where:
-            return {name: os.getxattr(where, name) for name in os.listxattr(where) if name.startswith(XATTRS)}
-
-    def set_xattr(self, path: str, name: str, value: bytes, flags: int = 0) -> None:
-        with self._attributes_of(path) as where:
-            os.setxattr(where, name, value, flags)
-
-    def remove_xattr(self, path: str, name: str) -> None:
-        with self._attributes_of(path) as where:
-            os.removexattr(where, name)
 
     def space(self) -> tuple[int, int]:
         with self._found("look up", "") as where:

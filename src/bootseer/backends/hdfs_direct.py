@@ -7,25 +7,22 @@ that is read directly, files that are erasure-coded or encrypted still go throug
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import grp
 import logging
-import os
 import pwd
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bootseer.backends.engine import engine
 from bootseer.backends.engine.transport import BlockFile
 from bootseer.backends.hdfs_native import NativeBackend, NativeSource
-from bootseer.backends.interface import FILE_MODE, XATTRS, Backend, Entry, Permissions, Piece, Sink, Source
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, Permissions, Piece, Sink, Source
 from bootseer.backends.pool import read_each
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError
+from bootseer.errors import DataError, NotFoundError, UnsupportedError
 from bootseer.hdfs import access
-from bootseer.hdfs.errors import xattr_errno
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.records import FileBlocks, FileStatus, Located
 
@@ -171,25 +168,6 @@ class HdfsBackend(NativeBackend):
                 self.say_native(self.full(path), str(exc))
         return super().create(path, mode=mode)
 
-    def xattrs(self, path: str) -> dict[str, bytes]:
-        if (namenode := self._namenode()) is None:
-            return super().xattrs(path)
-        with _numbered(path):
-            found = namenode.xattrs(self.full(path))
-        return {name: value for name, value in found.items() if name.startswith(XATTRS)}
-
-    def set_xattr(self, path: str, name: str, value: bytes, flags: int = 0) -> None:
-        if (namenode := self._namenode()) is None:
-            return super().set_xattr(path, name, value, flags)
-        with _numbered(path):
-            namenode.set_xattr(self.full(path), name, value, flags)
-
-    def remove_xattr(self, path: str, name: str) -> None:
-        if (namenode := self._namenode()) is None:
-            return super().remove_xattr(path, name)
-        with _numbered(path):
-            namenode.remove_xattr(self.full(path), name)
-
     def space(self) -> tuple[int, int]:
         namenode = self._namenode()
         return super().space() if namenode is None else namenode.space()
@@ -202,17 +180,6 @@ class HdfsBackend(NativeBackend):
 
     def _names(self) -> HdfsClient | NameNode:
         return self._namenode() or super()._names()
-
-
-@contextlib.contextmanager
-def _numbered(path: str) -> Iterator[None]:
-    """What a NameNode says of extended attributes, as numbers."""
-    try:
-        yield
-    except BootseerError as exc:
-        if number := xattr_errno(exc):
-            raise OSError(number, os.strerror(number), path) from None
-        raise
 
 
 def _entry(status: FileStatus) -> Entry:

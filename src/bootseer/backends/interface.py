@@ -11,7 +11,6 @@ import abc
 import builtins
 import contextlib
 import errno
-import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -33,7 +32,6 @@ PIECE = 4 << 20
 """One write call: long enough to keep a pipeline busy, short enough for the deadline of one call."""
 DEADLINE = 20.0
 """Seconds one read or write of at most a few MiB may take."""
-XATTRS = "user.", "trusted."
 """How names of extended attributes begin that storage keeps."""
 SLOWEST = 512 << 10
 """Bytes per second below which a longer transfer counts as hanging."""
@@ -261,19 +259,6 @@ class Backend(abc.ABC):
     def replicate(self, path: str, copies: int) -> None:  # noqa: B027 - most storage counts no copies
         """Have at least ``copies`` copies of the file, where the storage keeps several and lets one choose."""
 
-    def xattrs(self, path: str) -> dict[str, bytes]:
-        """The extended attributes of a file or folder whose names begin as `XATTRS`. This, `set_xattr` and
-        `remove_xattr` raise `OSError` with the number that setxattr(2) gives, EOPNOTSUPP where there are none."""
-        raise _no_xattrs(path)
-
-    def set_xattr(self, path: str, name: str, value: bytes, flags: int = 0) -> None:
-        """``flags``: as of setxattr(2), 0 to set it whether it is there or not."""
-        raise _no_xattrs(path)
-
-    def remove_xattr(self, path: str, name: str) -> None:
-        """ENODATA when it is not there."""
-        raise _no_xattrs(path)
-
     def space(self) -> tuple[int, int]:
         """Bytes that the storage has in all, and that are free; zeros where it does not tell."""
         return 0, 0
@@ -305,20 +290,6 @@ class Backend(abc.ABC):
 
     def end_writer(self, path: str) -> None:  # noqa: B027 - most storage knows no writers
         """Take the file away from a writer that has it open."""
-
-
-def _no_xattrs(path: str) -> OSError:
-    return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
-
-
-def kept_xattrs(backend: Backend, path: str) -> dict[str, bytes]:
-    """The extended attributes that a copy or a new version of ``path`` is to have; none where the storage has none."""
-    try:
-        return backend.xattrs(path)
-    except OSError as exc:
-        if exc.errno != errno.EOPNOTSUPP:
-            raise
-        return {}
 
 
 def _write(sink: Sink, data: bytes | Path) -> int:

@@ -6,8 +6,8 @@ import contextlib
 import logging
 import stat
 
-from bootseer.backends.interface import Backend, Entry, kept_xattrs
-from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.backends.interface import Backend, Entry
+from bootseer.errors import NotFoundError
 from bootseer.fsmount.unfinished import Unfinished
 from bootseer.kernel import fuse
 from bootseer.stripefs.files import rights
@@ -32,22 +32,11 @@ class Writing:
         self.killed = self.unlinked = False
         self.change = fuse.Change()
         """Attributes that the file gets when it is published."""
-        self.xattrs: dict[str, bytes | None] = {}
-        """Extended attributes that it gets then; None: that it loses."""
 
     def published(self) -> None:
         """What was to be changed is."""
-        self.change, self.xattrs = fuse.Change(), {}
+        self.change = fuse.Change()
         self.written.clear()
-
-    def new_xattrs(self, backend: Backend, *, stored: bool = True) -> dict[str, bytes]:
-        """The extended attributes that it is to have: those of the version that is ``stored``, and the changes."""
-        old: dict[str, bytes] = {}
-        if stored and not self.unlinked:
-            with contextlib.suppress(NotFoundError):
-                old = kept_xattrs(backend, self.file.path)
-        merged = {**old, **self.xattrs}
-        return {name: value for name, value in merged.items() if value is not None}
 
     def finish(
         self, backend: Backend, writer: StripeWriter, pointer: Pointer | None, attr: fuse.Attr
@@ -55,11 +44,6 @@ class Writing:
         """Give what ``writer`` is about to publish its attributes: those of the version before, and the changes.
         ``attr``: as the node shows them. Returns them as they are then, and its `Entry.version`."""
         change, temporary, old = self.change, writer.temporary, _stored(backend, writer)
-        for name, value in self.new_xattrs(backend, stored=old is not None).items():
-            try:
-                backend.set_xattr(temporary, name, value)
-            except NotWritableError as exc:  # as one that only HDFS's superuser may set: the bytes are worth more
-                _log.warning("%s is published without %s: %s", writer.path, name, exc)
         if change.mtime_ns is not None:
             backend.change(temporary, mtime_ns=change.mtime_ns)
         found = backend.stat(temporary)

@@ -17,7 +17,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bootseer.backends.interface import Entry, join
 from bootseer.errors import ConfigError
@@ -119,14 +119,6 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         mode = attr.mode if change.mode is None else stat.S_IFREG | change.mode
         mtime = attr.mtime_ns if change.mtime_ns is None else change.mtime_ns
         return attr._replace(size=writing.file.size, mode=mode, mtime_ns=mtime)
-
-    def _xattrs(self, node: int) -> Mapping[str, bytes]:
-        with self._lock:
-            writing = self._writing.get(node)
-        if writing is None or not (writing.file.changed or writing.unlinked):
-            return super()._xattrs(node)
-        with numbered(writing.file.path):
-            return writing.new_xattrs(self._fs.backend)
 
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE == os.O_RDONLY:

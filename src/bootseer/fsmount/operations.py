@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from bootseer.backends.interface import XATTRS, Entry, join
+from bootseer.backends.interface import Entry, join
 from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError
 from bootseer.fsmount.nodes import GENERATION_SHIFT, Gone, Known, Nodes
@@ -41,12 +41,6 @@ FRESH = 1.0
 """Seconds for which names, missing names and, on a mount that others may use, attributes are believed."""
 _COMPARE_SECONDS = 1.0
 """For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
-
-
-def check_xattr(name: str) -> None:
-    """EOPNOTSUPP for an extended attribute of a kind that is not kept."""
-    if not name.startswith(XATTRS):
-        raise refusal(errno.EOPNOTSUPP)
 
 
 class StripeOperations(fuse.Operations):
@@ -136,24 +130,6 @@ class StripeOperations(fuse.Operations):
             with numbered(path):
                 known = self._nodes.change(node, attr=self._attr(self._fs.stat(path)))
         return known.attr
-
-    def getxattr(self, node: int, name: str, ctx: fuse.Context) -> bytes:
-        if name.startswith("security."):  # the kernel asks by itself: it is not worth a request
-            raise refusal(errno.ENODATA)
-        check_xattr(name)
-        found = self._xattrs(node)
-        if name not in found:
-            raise refusal(errno.ENODATA)
-        return found[name]
-
-    def listxattr(self, node: int, ctx: fuse.Context) -> Iterable[str]:
-        found = self._xattrs(node)
-        return [name for name in found if ctx.uid == 0 or not name.startswith("trusted.")]
-
-    def _xattrs(self, node: int) -> Mapping[str, bytes]:
-        path = self._path(node)
-        with numbered(path):
-            return self._fs.backend.xattrs(path)
 
     def readdir(self, node: int, ctx: fuse.Context) -> Iterable[fuse.DirEntry]:
         path = self._path(node)

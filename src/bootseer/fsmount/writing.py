@@ -16,7 +16,6 @@ from bootseer.backends.interface import exists, is_folder, join
 from bootseer.errors import NotFoundError, NotWritableError
 from bootseer.fsmount.newversion import Writing
 from bootseer.fsmount.openfiles import OpenFiles
-from bootseer.fsmount.operations import check_xattr
 from bootseer.fsmount.refusals import numbered, refusal
 from bootseer.kernel import fuse
 from bootseer.stripefs import layout
@@ -26,8 +25,6 @@ from bootseer.stripefs.files.namespace import Move
 from bootseer.stripefs.files.reader import read_pointer
 
 _log = logging.getLogger(__name__)
-_XATTR_BYTES = 16 << 10
-"""Of name and value of an extended attribute of an unfinished file: what HDFS takes unless its site says otherwise."""
 
 
 class WritableStripes(OpenFiles):
@@ -54,35 +51,6 @@ class WritableStripes(OpenFiles):
         if change != fuse.Change() and not (writing is not None and self._change_unfinished(writing, change)):
             self._change_stored(node, path, change)
         return self.getattr(node, ctx)
-
-    def setxattr(self, node: int, name: str, value: bytes, flags: int, ctx: fuse.Context) -> None:
-        self._change_xattr(node, name, value, flags, ctx)
-
-    def removexattr(self, node: int, name: str, ctx: fuse.Context) -> None:
-        self._change_xattr(node, name, None, os.XATTR_REPLACE, ctx)
-
-    def _change_xattr(self, node: int, name: str, value: bytes | None, flags: int, ctx: fuse.Context) -> None:
-        """Set or (None) remove an extended attribute; of an unfinished file when that is published."""
-        self._refuse_others(ctx)
-        check_xattr(name)
-        path, backend = self._path(node), self._fs.backend
-        if ctx.resent:  # a server before this one may have done it, and died
-            flags = 0
-        with self._lock:
-            writing = self._writing.get(node)
-        with numbered(path), writing.file.lock if writing is not None else contextlib.nullcontext():
-            if writing is not None and (writing.file.changed or writing.unlinked):
-                backend.xattrs(path.rpartition("/")[0])  # refused now, not at the close, where there are none
-                if value is not None and len(name) + len(value) > _XATTR_BYTES:
-                    raise refusal(errno.E2BIG, path)
-                if flags and (name in writing.new_xattrs(backend)) != (flags == os.XATTR_REPLACE):
-                    raise refusal(errno.ENODATA if flags == os.XATTR_REPLACE else errno.EEXIST, path)
-                writing.xattrs[name] = value
-            elif value is None:
-                if not ctx.resent or name in backend.xattrs(path):
-                    backend.remove_xattr(path, name)
-            else:
-                backend.set_xattr(path, name, value, flags)
 
     def mkdir(self, parent: int, name: str, mode: int, ctx: fuse.Context) -> fuse.Entry:
         self._refuse_others(ctx)

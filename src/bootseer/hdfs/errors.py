@@ -6,7 +6,6 @@ text of its own error; texts of the NameNode carry a Java stack trace.
 
 from __future__ import annotations
 
-import errno
 import re
 
 from bootseer.errors import (
@@ -55,14 +54,6 @@ _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
     (r"UrlParse|InvalidArgument|InvalidPath|PathComponentTooLong", ConfigError, ""),
     (r"OSError|Connection|Timeout|DataTransfer|BlocksNotFound|NoAvailable|IOError", UnavailableError, REACH),
 )
-_XATTR_NUMBERS = (
-    ("already exists. The REPLACE flag", errno.EEXIST),
-    ("does not exist. The CREATE flag", errno.ENODATA),
-    ("No matching attributes found", errno.ENODATA),
-    ("XAttr is too big", errno.E2BIG),
-    ("would exceed limit", errno.ENOSPC),
-    ("XAttrs has been disabled", errno.EOPNOTSUPP),
-)
 _VAGUE = {"", "IOException", "RemoteException", "RetriableException", "IOError", "OperationFailed", "DataTransferError"}
 _NAMES = re.compile(r"""(?:\bhdfs:/)?/[^\s"',;]*|"[^"]*"|'[^']*'""")
 _PASSING = re.compile(r"SafeModeException|StandbyException|RetriableException|ObserverRetryOnActive|NotReplicatedYet")
@@ -109,12 +100,6 @@ def is_below_a_file(exc: BootseerError) -> bool:
     """Whether a NameNode refused a path because a part of it is a file. It tells ordinary users so as a denial."""
     said = exc.message if isinstance(exc, NotWritableError) else ""
     return said.endswith("(is not a directory)") or ": ParentNotDirectoryException " in said
-
-
-def xattr_errno(exc: BootseerError) -> int:
-    """What setxattr(2) calls the refusal of an extended attribute by a NameNode; 0 for any other error."""
-    said = exc.__cause__.text if isinstance(exc.__cause__, RemoteError) else ""
-    return next((number for text, number in _XATTR_NUMBERS if text in said), 0)
 
 
 def translate(exc: Exception, doing: str) -> BootseerError:

@@ -42,7 +42,6 @@ DEADLINE = 10.0
 _PROTOCOL = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
 _CREATE = 1
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
-_NAMESPACES = "user.", "trusted.", "security."
 """Of extended attributes, by their number."""
 _KEEP_DEFAULTS = 300.0
 
@@ -64,13 +63,6 @@ def login_user() -> tuple[str, str]:
             ) from None
     proxied = os.environ.get("HADOOP_PROXY_USER", "")
     return (proxied, user) if proxied else (user, "")
-
-
-def _xattr(name: str, value: bytes | None = None) -> wire.XAttr:
-    space = next((space for space in _NAMESPACES if name.startswith(space)), "")
-    if not space:
-        raise ConfigError(f"no attribute of HDFS is called {name}")
-    return wire.XAttr(namespace=_NAMESPACES.index(space), name=_text(name.removeprefix(space)), value=value)
 
 
 def _text(path: str) -> str:
@@ -192,23 +184,6 @@ class NameNode:
         """The modification time, in milliseconds since 1970; the time of access becomes the same."""
         request = wire.SetTimesRequest(src=_text(path), mtime=mtime_ms, atime=mtime_ms)
         self._call("setTimes", request, wire.Empty, f"change the time of {path}")
-
-    def xattrs(self, path: str) -> dict[str, bytes]:
-        """The extended attributes that this user may see, by their names."""
-        request = wire.GetXAttrsRequest(src=_text(path))
-        answer = wire.GetXAttrsResponse
-        found = self._call("getXAttrs", request, answer, f"look up attributes of {path}")
-        return {_NAMESPACES[one.namespace] + one.name: one.value for one in found.attributes if one.namespace < 3}
-
-    def set_xattr(self, path: str, name: str, value: bytes, flags: int) -> None:
-        """``flags``: as of setxattr(2). What refuses it: `bootseer.hdfs.errors.xattr_errno`."""
-        request = wire.SetXAttrRequest(src=_text(path), attribute=_xattr(name, value), flags=flags or 3)
-        self._call("setXAttr", request, wire.Empty, f"set {name} of {path}")
-
-    def remove_xattr(self, path: str, name: str) -> None:
-        """As `set_xattr`."""
-        request = wire.RemoveXAttrRequest(src=_text(path), attribute=_xattr(name))
-        self._call("removeXAttr", request, wire.Empty, f"remove {name} of {path}")
 
     # -- reading --------------------------------------------------------------------------------------------------
 

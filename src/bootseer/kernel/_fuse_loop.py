@@ -67,8 +67,6 @@ class Loop:
             wire.READDIRPLUS: self._readdirplus,
             wire.RELEASEDIR: self._releasedir,
             wire.STATFS: self._statfs,
-            wire.GETXATTR: self._getxattr,
-            wire.LISTXATTR: self._listxattr,
             wire.DESTROY: lambda ctx, body: b"",
         }
         if isinstance(operations, WritableOperations):
@@ -240,13 +238,6 @@ class Loop:
         unit = 4096
         return wire.STATFS_OUT.pack(size // unit, free // unit, free // unit, 0, 0, unit, 255, unit, 0, *[0] * 6)
 
-    def _getxattr(self, ctx: Context, body: memoryview) -> bytes:
-        name = os.fsdecode(bytes(body[wire.GETXATTR_IN.size :]).split(b"\0", 1)[0])
-        return _sized(self._ops.getxattr(ctx.node, name, ctx), body)
-
-    def _listxattr(self, ctx: Context, body: memoryview) -> bytes:
-        return _sized(b"".join(os.fsencode(name) + b"\0" for name in self._ops.listxattr(ctx.node, ctx)), body)
-
     def _open(self, ctx: Context, body: memoryview) -> bytes:
         flags, _ = wire.OPEN_IN.unpack_from(body)
         if flags & os.O_ACCMODE != os.O_RDONLY:
@@ -320,14 +311,6 @@ class Loop:
                 break
             parts.append(part)
         return parts
-
-
-def _sized(value: bytes, body: memoryview) -> bytes:
-    """The answer to who asks for ``value``, or, with no room for it, how large it is."""
-    room, _ = wire.GETXATTR_IN.unpack_from(body)
-    if room and room < len(value):
-        raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
-    return value if room else wire.GETXATTR_OUT.pack(len(value), 0)
 
 
 def _guard(action: Callable[..., None], *args: int) -> None:

@@ -8,7 +8,6 @@ MAJOR, MINOR_WANTED, MINOR_MIN = 7, 40, 31
 
 LOOKUP, FORGET, GETATTR = 1, 2, 3
 SETATTR, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK = 4, 6, 8, 9, 10, 11, 12, 13
-SETXATTR, GETXATTR, LISTXATTR, REMOVEXATTR = 21, 22, 23, 24
 WRITE, FSYNC, FLUSH, FSYNCDIR, CREATE, RENAME2 = 16, 20, 25, 30, 35, 45
 OPEN, READ, STATFS, RELEASE = 14, 15, 17, 18
 INIT, OPENDIR, READDIR, RELEASEDIR = 26, 27, 28, 29
@@ -56,9 +55,6 @@ INTERRUPT_IN = struct.Struct("=Q")
 CREATE_IN = struct.Struct("=IIII")  # flags mode umask open_flags; the name follows
 WRITE_IN = struct.Struct("=QQIIQII")  # fh offset size write_flags lock_owner flags padding; the bytes follow
 WRITE_OUT = struct.Struct("=II")  # size padding
-SETXATTR_IN = struct.Struct("=II")  # size flags; the name and the value follow
-GETXATTR_IN = struct.Struct("=II")  # size padding; the name follows, but for a LISTXATTR
-GETXATTR_OUT = struct.Struct("=II")  # size padding
 FH_IN = struct.Struct("=Q")  # of a FLUSH and an FSYNC; flags and a lock owner follow
 MKDIR_IN = struct.Struct("=II")  # mode umask; the name follows
 RENAME_IN = struct.Struct("=Q")  # newdir; both names follow

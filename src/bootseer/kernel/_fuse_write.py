@@ -49,12 +49,6 @@ def write_handlers(
     def setattr(ctx: Context, body: memoryview) -> bytes:
         return encode_attr(ctx.node, ops.setattr(ctx.node, _change(body), ctx))
 
-    def setxattr(ctx: Context, body: memoryview) -> bytes:
-        size, flags = wire.SETXATTR_IN.unpack_from(body)
-        name, _, value = bytes(body[wire.SETXATTR_IN.size :]).partition(b"\0")
-        ops.setxattr(ctx.node, os.fsdecode(name), value[:size], flags, ctx)
-        return b""
-
     def mkdir(ctx: Context, body: memoryview) -> bytes:
         mode, _ = wire.MKDIR_IN.unpack_from(body)
         name = _names(body[wire.MKDIR_IN.size :], 1)[0]
@@ -84,8 +78,6 @@ def write_handlers(
         wire.FSYNC: with_handle(ops.fsync),
         wire.FSYNCDIR: lambda ctx, body: b"",
         wire.SETATTR: setattr,
-        wire.SETXATTR: setxattr,
-        wire.REMOVEXATTR: with_name(ops.removexattr),
         wire.MKDIR: mkdir,
         wire.UNLINK: with_name(ops.unlink),
         wire.RMDIR: with_name(ops.rmdir),

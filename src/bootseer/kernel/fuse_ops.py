@@ -198,14 +198,6 @@ class Operations:
         """What servers before this one said with `backed`, where it is not over."""
         return {}
 
-    def getxattr(self, node: int, name: str, ctx: Context) -> bytes:
-        """The value of an extended attribute. ENODATA where it is not there."""
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))  # the kernel does not ask again
-
-    def listxattr(self, node: int, ctx: Context) -> Iterable[str]:
-        """Names of extended attributes."""
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
     def release(self, fh: int, ctx: Context) -> None:
         """The last user of ``fh`` closed it; its error goes nowhere."""
 
@@ -240,14 +232,6 @@ class WritableOperations(Operations):
     def setattr(self, node: int, change: Change, ctx: Context) -> Attr:
         """Change attributes; returns all of them as they are now."""
         raise NotImplementedError
-
-    def setxattr(self, node: int, name: str, value: bytes, flags: int, ctx: Context) -> None:
-        """``flags`` as of setxattr(2)."""
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    def removexattr(self, node: int, name: str, ctx: Context) -> None:
-        """Remove an extended attribute. ENODATA where it is not there."""
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     def mkdir(self, parent: int, name: str, mode: int, ctx: Context) -> Entry:
         raise NotImplementedError

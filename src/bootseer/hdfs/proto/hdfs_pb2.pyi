@@ -516,48 +516,6 @@ class SetTimesRequest(_message.Message):
     atime: int
     def __init__(self, src: _Optional[str] = ..., mtime: _Optional[int] = ..., atime: _Optional[int] = ...) -> None: ...
 
-class XAttr(_message.Message):
-    __slots__ = ("namespace", "name", "value")
-    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    namespace: int
-    name: str
-    value: bytes
-    def __init__(self, namespace: _Optional[int] = ..., name: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
-
-class SetXAttrRequest(_message.Message):
-    __slots__ = ("src", "attribute", "flags")
-    SRC_FIELD_NUMBER: _ClassVar[int]
-    ATTRIBUTE_FIELD_NUMBER: _ClassVar[int]
-    FLAGS_FIELD_NUMBER: _ClassVar[int]
-    src: str
-    attribute: XAttr
-    flags: int
-    def __init__(self, src: _Optional[str] = ..., attribute: _Optional[_Union[XAttr, _Mapping]] = ..., flags: _Optional[int] = ...) -> None: ...
-
-class GetXAttrsRequest(_message.Message):
-    __slots__ = ("src", "attributes")
-    SRC_FIELD_NUMBER: _ClassVar[int]
-    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
-    src: str
-    attributes: _containers.RepeatedCompositeFieldContainer[XAttr]
-    def __init__(self, src: _Optional[str] = ..., attributes: _Optional[_Iterable[_Union[XAttr, _Mapping]]] = ...) -> None: ...
-
-class GetXAttrsResponse(_message.Message):
-    __slots__ = ("attributes",)
-    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
-    attributes: _containers.RepeatedCompositeFieldContainer[XAttr]
-    def __init__(self, attributes: _Optional[_Iterable[_Union[XAttr, _Mapping]]] = ...) -> None: ...
-
-class RemoveXAttrRequest(_message.Message):
-    __slots__ = ("src", "attribute")
-    SRC_FIELD_NUMBER: _ClassVar[int]
-    ATTRIBUTE_FIELD_NUMBER: _ClassVar[int]
-    src: str
-    attribute: XAttr
-    def __init__(self, src: _Optional[str] = ..., attribute: _Optional[_Union[XAttr, _Mapping]] = ...) -> None: ...
-
 class FsStats(_message.Message):
     __slots__ = ("capacity", "used", "remaining")
     CAPACITY_FIELD_NUMBER: _ClassVar[int]

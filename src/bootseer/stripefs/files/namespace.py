@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 
 from bootseer import faults
-from bootseer.backends.interface import FILE_MODE, Backend, exists, is_folder, join, kept_xattrs, write_file
+from bootseer.backends.interface import FILE_MODE, Backend, exists, is_folder, join, write_file
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
@@ -192,8 +192,6 @@ class Move:
         """The copy gets those of the source."""
         backend, tmp = self._backend, self._writer.temporary
         found = backend.stat(self._src)
-        for name, value in kept_xattrs(backend, self._src).items():
-            backend.set_xattr(tmp, name, value)
         backend.change(tmp, mtime_ns=int(found.mtime * 1e9))
         if found.permissions is not None:
             rights.keep_owner(backend, self._dst, pointer, found.permissions, backend.stat(tmp).permissions, at=tmp)
