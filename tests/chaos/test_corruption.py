@@ -11,15 +11,17 @@ import random
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bootseer import oci
-from bootseer.blocks.check import Check, check
+from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.tree import ProfileKey, TreeMount
 from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.check import Check, check
 from bootseer.chunks.inventory import parts
 from bootseer.chunks.manifest import TreeManifest, tree_key
 from bootseer.errors import DataError
@@ -236,7 +238,7 @@ def test_a_damaged_data_file(small: Site, node_of: NodeOf, how: str) -> None:
         return found[-1]
 
     assert look().damaged
-    mended = look(repair=True, store=open_store(node.store_url))
+    mended = look(repair=True, fetch=partial(fetch_all, open_store(node.store_url), streams=4))
     assert mended.fetched == len(mended.bad) > 0
     assert not look().damaged
     assert read_all(small, node.mount()).errors == 0

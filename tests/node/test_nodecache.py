@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import check, tree
+from bootseer.blocks import tree
 from bootseer.blocks.tree import TreeMount
-from bootseer.chunks import eviction, inventory
+from bootseer.chunks import check, eviction, inventory
 from bootseer.chunks.inventory import Part
 from bootseer.config import Config
 from bootseer.kernel import mount as mounts

@@ -11,16 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from bootseer.blocks import check, offline
+from bootseer.blocks import offline
+from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.metadata import localize
 from bootseer.blocks.publish.tree import publish
-from bootseer.chunks import bitmap, eviction, inventory, locks
+from bootseer.chunks import bitmap, check, eviction, inventory, locks
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.chunks.eviction import Limits
 from bootseer.chunks.inventory import Part
@@ -409,7 +411,8 @@ def test_damaged_parts_are_listed_and_go_too(node: Node) -> None:
 
 def checked(node: Node, *, repair: bool = False, store: bool = False) -> list[check.Check]:
     found = sorted(inventory.parts(node.cache), key=lambda part: [node.trees.index(tree) for tree in part.trees])
-    return [check.check(node.cache, part, repair=repair, store=node.store if store else None) for part in found]
+    fetch = partial(fetch_all, node.store, streams=4) if store else None
+    return [check.check(node.cache, part, repair=repair, fetch=fetch) for part in found]
 
 
 @pytest.mark.parametrize("store", [False, True])

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks import check
-from bootseer.chunks import eviction, inventory
+from bootseer.chunks import check, eviction, inventory
 from bootseer.chunks.chunklist import ChunkList
 from bootseer.chunks.eviction import Limits
 from bootseer.chunks.inventory import Part

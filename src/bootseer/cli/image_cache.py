@@ -26,13 +26,14 @@ from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.units import one_line, parse_size, size_text
 
 if TYPE_CHECKING:
-    from bootseer.blocks.check import Check
+    from bootseer.chunks.check import Check
     from bootseer.chunks.eviction import Gone
     from bootseer.chunks.inventory import Part
 
 app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images and striped files on this node's disk")
 
 _PATIENCE = 30.0
+_STREAMS = 4
 _decimal = understood(partial(parse_size, kilo=1000))
 
 
@@ -110,20 +111,20 @@ def verify(
 
     With --repair and --store damaged blocks are fetched again at once. Mounted trees are checked, but not changed.
     """
-    from bootseer.blocks import check
-    from bootseer.chunks import inventory
+    from bootseer.blocks.fetch.prefetch import fetch_all
+    from bootseer.chunks import check, inventory
 
     cache = _cache()
     found = [part for part in inventory.parts(cache) if not tree or any(one.startswith(tree) for one in part.trees)]
     if tree and not found:
         raise NotFoundError(f"no tree {tree} is in the cache {cache}", hint="bootseer image cache ls lists them")
-    source = open_shared(store) if store and repair else None
+    fetch = partial(fetch_all, open_shared(store), streams=_STREAMS) if store and repair else None
     checks = []
     with Bars(quiet=as_json) as bars:
         for part in found:
             name = _name(part)
             progress = partial(bars.update, name)
-            checks.append(check.check(cache, part, repair=repair, store=source, progress=progress))
+            checks.append(check.check(cache, part, repair=repair, fetch=fetch, progress=progress))
     left = [one for one in checks if one.damaged]
     answer({"ok": not left, "trees": checks}, as_json, *(line for one in checks for line in _lines(one)))
     if left:

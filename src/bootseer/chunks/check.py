@@ -17,25 +17,24 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.chunks import bitmap, eviction, hashing
 from bootseer.chunks.blockmap import BlockMap, Blocks
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.chunks.inventory import Part, manifest_of, map_of, mount_points
 from bootseer.chunks.locks import DATA, maintain
 from bootseer.errors import FullError
-from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
+Fetch = Callable[[CacheFile[BlockMap], Sequence[int]], bool]
+"""Fetches blocks into an open cache file; False when it could not take one."""
 
 _PIECE = 1 << 20
 """Bytes that a thread checks at once."""
 _SLICE_SECONDS = 1.0
 _PAUSE = 0.02
 """Longer than who waits for a folder sleeps between two tries."""
-_STREAMS = 4
 
 
 class Check(msgspec.Struct, kw_only=True):
@@ -68,9 +67,9 @@ class Check(msgspec.Struct, kw_only=True):
 
 
 def check(
-    cache_dir: Path, part: Part, *, repair: bool = False, store: Store | None = None, progress: Progress | None = None
+    cache_dir: Path, part: Part, *, repair: bool = False, fetch: Fetch | None = None, progress: Progress | None = None
 ) -> Check:
-    """Check one part. ``repair``: bad blocks of what is not in use are dropped, and fetched again from ``store``.
+    """Check one part. ``repair``: bad blocks of what is not in use are dropped, and fetched again by ``fetch``.
 
     ``progress(done, total)`` counts bytes. Raises nothing for what is found, `OSError` when the folder cannot be
     opened, `BootseerError` when fetching again fails (the blocks are dropped then).
@@ -84,7 +83,7 @@ def check(
         folder = cache_dir / "blocks" / part.map
         _check_blocks(found, folder, blocks, [tree / "meta" for tree in folders], progress)
         if repair and found.bad:
-            _repair(found, folder, blocks, store)
+            _repair(found, folder, blocks, fetch)
     elif part.map:
         found.trouble = "no intact block map or chunk list of it is here"
     if repair:
@@ -165,7 +164,7 @@ def _slice(found: Check, pool: ThreadPoolExecutor, data: _Data, at: int) -> int:
     return at
 
 
-def _repair(found: Check, folder: Path, blocks: Blocks, store: Store | None) -> None:
+def _repair(found: Check, folder: Path, blocks: Blocks, fetch: Fetch | None) -> None:
     with maintain(folder) as owned:
         if owned is None:
             found.in_use = True
@@ -173,9 +172,9 @@ def _repair(found: Check, folder: Path, blocks: Blocks, store: Store | None) -> 
         eviction.drop_blocks(owned, blocks, found.bad)
         found.dropped = len(found.bad)
     found.in_use = False
-    if store is not None and isinstance(blocks, BlockMap):
+    if fetch is not None and isinstance(blocks, BlockMap):
         with CacheFile.open(folder, blocks, bytes.fromhex(folder.name)) as cache:
-            if not fetch_all(store, cache, found.bad, streams=_STREAMS):
+            if not fetch(cache, found.bad):
                 raise FullError(f"no space for blocks in {folder}", hint="free some space there")
             cache.sync()
         found.fetched = len(found.bad)
