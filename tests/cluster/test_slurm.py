@@ -26,7 +26,6 @@ from support.waits import until
 pytestmark = [pytest.mark.root, pytest.mark.registry, pytest.mark.slurm, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).parents[2] / "examples/slurm"
-DEPLOY = Path(__file__).parents[2] / "deploy/slurm"
 BOOTSEER = f"{sys.executable} -m bootseer.cli.main"
 JOBS = "/run/bootseer-slurm"
 
@@ -148,24 +147,6 @@ def test_a_job_runs_in_its_image_on_four_nodes(site: Site) -> None:
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), said
     home = site.slurm.home("alice")
     assert sorted(said.splitlines()) == [f"of the image yes 5001 {rank} {home}" for rank in range(4)]
-    site.clean()
-
-
-def test_the_option_of_a_plug_in(site: Site) -> None:
-    """It is in nobody's way who does not use it, and is as good as the comment."""
-    plugin = site.slurm.root / "spank_bootseer.so"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(DEPLOY / "spank_bootseer.c")], check=True)
-    stack = site.slurm.root / "etc/slurm/plugstack.conf"
-    stack.write_text(f"optional {plugin}\n")
-    try:
-        script = '$exec cat /marker || echo "none: $?"'
-        image = f"--bootseer={site.registry}/team/small:v1"
-        lazy, bare = (site.submit("alice", script, *option, comment="site=x") for option in ([image], []))
-        for job, said in ((lazy, "of the image"), (bare, "none: 66")):
-            site.slurm.ended(job)
-            site.says("alice", job, said)
-    finally:
-        stack.unlink()
     site.clean()
 
 

@@ -1,12 +1,8 @@
-"""What a job asks for in its comment: ``sbatch --comment=bootseer=REF``, beside whatever else a site puts there.
-
-Where a site has the plug-in of ``deploy/slurm``, ``--bootseer=REF`` says the same.
-"""
+"""What a job asks for in its comment: ``sbatch --comment=bootseer=REF``, beside whatever else a site puts there."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from bootseer.errors import ConfigError
@@ -16,23 +12,12 @@ _KNOWN = ("bootseer", "bootseer.job")
 _HINT = "write --comment=bootseer=HOST/NAME:TAG, and bootseer.job=NAME for a profile of its own"
 
 
-OPTION = "SPANK__SLURM_SPANK_OPTION_bootseer_bootseer"
-"""The variable of Prolog and Epilog with the value of ``--bootseer``."""
-
-
 class Wish(NamedTuple):
     """The image to mount."""
 
     reference: str
     job: str
     """The profile to prefetch by and to record into; empty: the image's default one."""
-
-
-def of_job(environ: Mapping[str, str]) -> str:
-    """The comment of the job that a Prolog with this environment is for, and what stands for one."""
-    words = [environ.get("SLURM_JOB_COMMENT", "")]
-    words += [f"bootseer={environ[OPTION]}"] if OPTION in environ else []
-    return " ".join(words)
 
 
 def concerns_us(comment: str) -> bool:

@@ -61,7 +61,7 @@ def _log_to(path: Path, who: str) -> None:
 
 def _prolog(argv: list[str]) -> None:
     seconds, began = map(float, argv)
-    if not comment.concerns_us(comment.of_job(os.environ)):
+    if not comment.concerns_us(os.environ.get("SLURM_JOB_COMMENT", "")):
         return
     attempt, user = Attempt.of(os.environ), int(os.environ["SLURM_JOB_UID"])
     made = jobfolder.make(attempt, user, began)
@@ -131,7 +131,7 @@ def _mount(argv: list[str]) -> None:
     (folder / jobfolder.LOCK).write_text(str(os.getpid()))
     signal.signal(signal.SIGTERM, _leave)
     try:
-        wish = comment.parse(comment.of_job(os.environ))
+        wish = comment.parse(os.environ["SLURM_JOB_COMMENT"])
         config = settings.load()
         jobfolder.show(folder, images.mount(wish, folder, int(os.environ["SLURM_JOB_UID"]), config))
     except BootseerError as exc:

@@ -15,7 +15,6 @@ import bootseer
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, doing
 from bootseer.folders import private_folder, trusted
 from bootseer.slurm import jobfolder
-from bootseer.slurm.comment import OPTION
 
 PREFIX = Path("/etc/bootseer/slurm")
 SECONDS = 60
@@ -39,7 +38,7 @@ timeout --foreground -s KILL {seconds} {python} -I -m bootseer.slurm.hooks {verb
 exit 0  # any other code drains the node
 """
 _WHEN = {
-    "prolog": f"case $SLURM_JOB_COMMENT${{{OPTION}+bootseer}} in *bootseer*) ;; *) exit 0 ;; esac",
+    "prolog": "case $SLURM_JOB_COMMENT in *bootseer*) ;; *) exit 0 ;; esac",
     "epilog": "[ -d /run/bootseer-slurm ] || exit 0",
 }
 _TASK = """\
