@@ -20,7 +20,7 @@ VARIANTS = {
 def main() -> None:
     variant = sys.argv.pop(1)
     from bootseer.cli import main as cli
-    from bootseer.launch import node
+    from bootseer.launch import turn
     from bootseer.launch.checkpoint import CheckpointStage
     from bootseer.stripefs.checkpoint import access
 
@@ -36,7 +36,7 @@ def main() -> None:
     if variant in (BESIDE, NEITHER):
         CheckpointStage.begin = both  # type: ignore[method-assign]
     if variant == STRICT:
-        node._TURN_SECONDS = node._HOT_SECONDS
+        turn.TURN_SECONDS = turn.HOT_SECONDS
     cli.main()
 
 

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bootseer.errors import ConfigError
+from bootseer.launch.attempt import join_attempt
 from bootseer.launch.identity import identify
-from bootseer.launch.node import _join_attempt
 
 
 def test_slurm_torchrun_and_kubernetes():
@@ -43,7 +43,7 @@ def test_what_names_a_file_is_a_name(variable, text):
 
 
 def starts(folder, *nodes):
-    return [_join_attempt(folder, identify("j", {"BOOTSEER_NODE": node})) for node in nodes]
+    return [join_attempt(folder, identify("j", {"BOOTSEER_NODE": node})) for node in nodes]
 
 
 def test_nodes_that_start_together_agree_on_the_attempt(tmp_path):
@@ -73,7 +73,7 @@ def test_a_link_to_nothing_in_the_place_of_a_nodes_events_is_no_reason_to_look_f
 def test_a_start_that_has_all_its_nodes_is_joined_by_none(tmp_path):
     def attempts(nodes):
         found = (identify(f"j{nodes}", {"BOOTSEER_NODE": f"n{i}", "BOOTSEER_NODES": nodes}) for i in range(4))
-        return [_join_attempt(tmp_path, one) for one in found]
+        return [join_attempt(tmp_path, one) for one in found]
 
     assert attempts("1") == ["0", "1", "2", "3"]
     assert attempts("2") == ["0", "0", "1", "1"]
@@ -98,7 +98,7 @@ def test_restarts_by_torchrun_are_cycles_of_one_attempt(tmp_path):
     found = identify("j", {**elastic, "BOOTSEER_CYCLE": "5", "BOOTSEER_NODE": "n1"})
     assert (found.cycle, found.environ(8)["BOOTSEER_CYCLE"]) == (7, "5")
     assert starts(tmp_path, "n1", "n1") == ["0", "1"]
-    assert _join_attempt(tmp_path, found) == "1"
+    assert join_attempt(tmp_path, found) == "1"
 
 
 def test_not_a_number():

@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,11 +21,13 @@ import msgspec
 from bootseer import env, fsmount, image, oci
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnsupportedError, from_os_error
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, from_os_error
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
 from bootseer.kernel import background, pressure
+from bootseer.launch.advice import advisory
+from bootseer.launch.attempt import join_attempt
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
@@ -35,6 +35,7 @@ from bootseer.launch.job import EnvTable, Job
 from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
 from bootseer.launch.ordinary import containerd_rootfs
 from bootseer.launch.ready import ReadyWatch
+from bootseer.launch.turn import until_hot
 from bootseer.node.client import in_daemon_cgroup
 from bootseer.objects import lease
 from bootseer.profile import emit
@@ -47,20 +48,6 @@ log = logging.getLogger(__name__)
 
 _PUBLICATION_DEADLINE = 120.0
 """Seconds a node is held after its training command has ended, for a snapshot that is not published yet."""
-
-_TOGETHER = 120.0
-"""Nodes that begin within these seconds of each other are of one start, where nobody has named it."""
-
-_HOT_SECONDS = 120.0
-"""A checkpoint of which nothing is recorded waits so long for the hot blocks of the image."""
-
-_TURN_SECONDS = 5.0
-"""One of which is known what the job reads waits only so long, so that a slow source of the image does not keep back a
-checkpoint that comes from another. ``bench/turn.py`` measures what waiting saves; no bench tells this time from others.
-"""
-
-_TELL_SECONDS = 2.0
-"""So often the profile hears how many of the image's hot blocks are here."""
 
 _CANCEL_SECONDS = 20.0
 """Seconds for a cancelled publication to stop reading what is then deleted."""
@@ -82,29 +69,6 @@ class Start(msgspec.Struct, kw_only=True):
     checkpoint: dict[str, object] = {}
 
 
-def _join_attempt(folder: Path, identity: Identity) -> str:
-    """The attempt that this start is part of, where nobody has named it: the newest one in ``folder`` if another node
-    joined it within `_TOGETHER`, this one has not, and not all nodes have, else a new one; a restart by torchrun is of
-    the newest one. Nodes that share ``folder`` agree on it."""
-    attempts, name = folder / identity.job, f"{identity.node}.jsonl"
-    attempts.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=attempts) as file:
-        now = os.fstat(file.fileno()).st_mtime  # by the clock of the folder's server, as all times of files there
-    while True:
-        found = [path.name.removeprefix("attempt-") for path in attempts.glob("attempt-*")]
-        newest = max((int(number) for number in found if number.isdecimal()), default=-1)
-        place = attempts / f"attempt-{newest}"
-        if identity.restarts and (place / name).is_file():
-            return place.name.removeprefix("attempt-")
-        full = identity.nodes and len(list(place.glob("*.jsonl"))) >= identity.nodes
-        if newest < 0 or abs(now - place.stat().st_mtime) > _TOGETHER or os.path.lexists(place / name) or full:
-            place = attempts / f"attempt-{newest + 1}"
-            place.mkdir(exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another start on this node was quicker
-            (place / name).touch(exist_ok=False)
-            return place.name.removeprefix("attempt-")
-
-
 def start(
     job: Job, *, config: Config, identity: Identity, events_dir: Path, on_ready: Callable[[Start], None] | None = None
 ) -> Start:
@@ -124,7 +88,7 @@ def start(
     gpus = given if isinstance(given, int) else (devices and devices.gpus) or 0
     try:
         if not identity.attempt:
-            identity = msgspec.structs.replace(identity, attempt=_join_attempt(events_dir, identity))
+            identity = msgspec.structs.replace(identity, attempt=join_attempt(events_dir, identity))
         # One file per node, so that a network folder can hold them all.
         events = events_dir / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
         events.parent.mkdir(parents=True, exist_ok=True)
@@ -191,11 +155,17 @@ class _Node:
         if self.checkpoint:
             self.stack.callback(self.checkpoint.close, self.events)
             self.checkpoint.begin()
-        self.stack.enter_context(self._until_hot())
+        waiting = until_hot(
+            self.mounted, self.checkpoint, self.image_span, lambda: self.record.ready_seconds is not None
+        )
+        self.stack.enter_context(waiting)
         if self.job.env:
             with self._stage("env") as span:
                 self.record.exit_code = self._env(self.container, self.job.env, span)
         return self.record.exit_code
+
+    def _is_ready(self) -> bool:
+        return self.record.ready_seconds is not None
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[str]:
@@ -280,46 +250,6 @@ class _Node:
         self.record.env = {"how": how, "reason": reason, "key": result.key, "seconds": result.timings}
         return result.exit_code
 
-    @contextlib.contextmanager
-    def _until_hot(self) -> Iterator[None]:
-        """Meanwhile a thread tells the profile how many of the image's hot blocks are here, and lets the checkpoint
-        flow as soon as they all are. The rest of the image waits until the job is ready.
-        """
-        over = threading.Event()
-
-        def wait() -> None:
-            checkpoint, told, began = self.checkpoint, -1, time.monotonic()
-            next_time = began + _TELL_SECONDS
-            patience = _TURN_SECONDS if checkpoint and checkpoint.recorded else _HOT_SECONDS
-            with _advisory("see whether the image's hot blocks are here"):
-                while self.mounted and self.record.ready_seconds is None:
-                    status, now = self.mounted.status(), time.monotonic()
-                    hot = _hot(status)
-                    due = now >= next_time or (hot and told >= 0)
-                    if status and status.hot_total and status.hot_ready != told and due:
-                        emit.annotate(self.image_span, hot_ready=status.hot_ready, hot_total=status.hot_total)
-                        told, next_time = status.hot_ready, now + _TELL_SECONDS
-                    pause = 0.2 if checkpoint and not os.geteuid() else 1.0  # the node daemon has a process for each
-                    if checkpoint and not hot and now >= began + patience:
-                        level = logging.INFO if checkpoint.recorded else logging.WARNING
-                        log.log(level, "the image's hot blocks are late: the checkpoint is fetched beside them")
-                        checkpoint.release()
-                        checkpoint = None
-                    if now >= began + _HOT_SECONDS:
-                        pause = 15.0  # perhaps no first step is ever told of
-                    if hot or over.wait(pause):
-                        break
-            if checkpoint:
-                checkpoint.release()
-
-        thread = threading.Thread(target=wait, name="until-hot", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
     def train(self, on_ready: Callable[[Start], None] | None) -> None:
         """Initialisation, then the training command until it ends."""
         container, began, pressed = self.container, time.monotonic(), pressure.totals()
@@ -332,7 +262,7 @@ class _Node:
             self.record.stages["init"] = round(now - began, 3)
             self._collect()
             if self.mounted:
-                with _advisory("tell the block server that the job is ready"):
+                with advisory("tell the block server that the job is ready"):
                     self.mounted.ready()
             if on_ready:
                 on_ready(self.record)
@@ -354,13 +284,13 @@ class _Node:
 
     def _keep_access(self) -> None:
         if self.checkpoint:
-            with _advisory("keep what was read of the checkpoint"):
+            with advisory("keep what was read of the checkpoint"):
                 self.checkpoint.ready(self.events)
 
     def _collect(self) -> None:
         """Note what the techniques moved, while their servers still run."""
         if self.mounted:
-            with _advisory("ask the block server what it moved"):
+            with advisory("ask the block server what it moved"):
                 status = self.mounted.status()
                 self.record.image.update(msgspec.to_builtins(status) or {})
                 if status and status.uptime <= time.monotonic() - self.began:  # else it has served others before
@@ -387,20 +317,6 @@ def _convert(ref: str, config: Config) -> None:
             ) from None
         key = Path(config.sign_key) if config.sign_key else None
         image.ensure(ref, config.store_url, work_dir=Path(config.cache_dir, "work"), sign_key=key, wait=lease.WAIT)
-
-
-def _hot(image: tree.TreeStatus | None) -> bool:
-    """Whether everything is here that earlier starts of the image read."""
-    return image is None or image.complete or (image.hot_known and image.hot_ready >= image.hot_total)
-
-
-@contextlib.contextmanager
-def _advisory(doing: str) -> Iterator[None]:
-    """The job runs whether this works or not: trouble is a log line."""
-    try:
-        yield
-    except BootseerError as exc:
-        log.warning("cannot %s: %s", doing, exc)
 
 
 @contextlib.contextmanager
