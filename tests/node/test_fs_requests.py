@@ -144,8 +144,7 @@ except NotWritableError:
 sys.stdin.readline()
 made.unmount()
 made = fsmount.start({str(store)!r}, made.mountpoint, writable=True)
-new = made.mountpoint / "d/new"
-new.parent.mkdir()
+new = made.mountpoint / "tmp"
 new.write_bytes(b"x" * (5 << 20))
 new.chmod(0o600)
 os.rename(new, made.mountpoint / "new")

@@ -261,6 +261,23 @@ def rename_over(site: Site) -> None:
 
 
 @row
+def rename_to_another_folder(site: Site) -> None:
+    (site.dir / "d").mkdir()
+    for content in (b"small", BIG):
+        (site.dir / "f").write_bytes(content)
+        refused(errno.EXDEV, lambda: os.rename(site.dir / "f", site.dir / "d/f"))
+        run(["mv", site.dir / "f", site.dir / "d/f"])
+        assert site.stored("d/f") == content
+        assert site.stored("f") is None
+    with open(site.dir / "new", "wb", buffering=0) as file:
+        file.write(b"x")
+        refused(errno.EXDEV, lambda: os.rename(site.dir / "new", site.dir / "d/new"))
+    (site.dir / "e").mkdir()
+    os.rename(site.dir / "d", site.dir / "e/d")
+    assert (site.dir / "e/d/f").read_bytes() == BIG
+
+
+@row
 def rename_unfinished(site: Site) -> None:
     with open(site.dir / "tmp", "wb", buffering=0) as file:
         file.write(b"abc")
@@ -336,7 +353,7 @@ def times(site: Site) -> None:
     os.utime(site.dir / "f", (1e9, 1e9))
     assert (site.dir / "f").stat().st_mtime == 1e9
     (site.dir / "d").mkdir()
-    os.rename(site.dir / "f", site.dir / "d/f")  # which copies it
+    site.fs.rename(f"{site.name}/f", f"{site.name}/d/f")  # which copies it
     assert site.fs.stat(f"{site.name}/d/f").mtime == 1e9
     with open(site.dir / "g", "wb", buffering=0) as file:
         file.write(b"x")
@@ -362,7 +379,7 @@ def modes(site: Site) -> None:
     (site.dir / "h").write_bytes(BIG)
     assert not told or site.fs.stat(f"{site.name}/h").permissions.kept == 0o640  # type: ignore[union-attr]
     (site.dir / "d").mkdir()
-    os.rename(site.dir / "h", site.dir / "d/h")  # which copies it
+    site.fs.rename(f"{site.name}/h", f"{site.name}/d/h")  # which copies it
     assert not told or site.fs.stat(f"{site.name}/d/h").permissions.kept == 0o640  # type: ignore[union-attr]
     os.chown(site.dir / "f", 12345, 12345)
 
@@ -381,7 +398,7 @@ def modes(site: Site) -> None:
             os.chmod(site.dir / "p/private", mode)
         assert stripes("p/") == ({mode} if told else set())
     (site.dir / "q").mkdir()
-    os.rename(site.dir / "p/private", site.dir / "q/private")  # which copies it
+    site.fs.rename(f"{site.name}/p/private", f"{site.name}/q/private")  # which copies it
     assert stripes("q/") == ({0o400} if told else set())
     (site.dir / "q/private").write_bytes(BIG)
     assert stripes("q/") == ({0o400} if told else set())
@@ -611,7 +628,7 @@ def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             path.write_bytes(content)
         path.write_bytes(BIG)
         (made.mountpoint / "d").mkdir()
-        os.rename(path, made.mountpoint / "d/g")
+        shutil.move(path, made.mountpoint / "d/g")
         os.chmod(made.mountpoint / "d/g", 0o600)
         with open(made.mountpoint / "d/g", "ab") as file:
             file.write(b"more")
@@ -706,7 +723,9 @@ def test_owners_on_a_mount_that_others_may_use() -> None:
         os.truncate(path, 5 << 20 | 4096)
         check("f")
         (made.mountpoint / "d").mkdir()
-        os.rename(path, made.mountpoint / "d/f")
+        os.rename(path, made.mountpoint / "e")
+        check("e")
+        fs.rename("e", "d/f")  # which copies it
         check("d/f")
         with open(made.mountpoint / "g", "wb", buffering=0) as file:
             file.write(BIG)
@@ -882,30 +901,6 @@ def test_a_full_disk_below_the_spool(narrow: Callable[..., Site], tmp_path: Path
         assert site.stored("g") is None
     finally:
         subprocess.run(["umount", "-l", cache], check=True)
-
-
-def test_a_long_move_to_another_folder(narrow: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds no other change of names back, and Ctrl-C ends it."""
-    monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.move.copy=sleep:8")
-    site = narrow(1 << 30)
-    for name in ("a", "b", "c"):
-        (site.dir / name).mkdir()
-    (site.dir / "a/f").write_bytes(BIG)
-    before = sorted(path for path, _ in site.fs.backend.walk("d"))
-    with subprocess.Popen(["mv", site.dir / "a/f", site.dir / "b/f"], stderr=subprocess.DEVNULL) as move:
-        time.sleep(0.5)
-        for number in range(12):  # more than there are threads for requests
-            (site.dir / "c/d").mkdir()
-            (site.dir / f"c/{number}").write_bytes(b"x")
-            os.rename(site.dir / f"c/{number}", site.dir / "c/x")
-            (site.dir / "c/x").unlink()
-            (site.dir / "c/d").rmdir()
-        assert move.poll() is None
-        move.send_signal(signal.SIGINT)
-        assert move.wait(60) == -signal.SIGINT
-    assert (site.dir / "a/f").read_bytes() == BIG
-    assert not (site.dir / "b/f").exists()
-    until(lambda: sorted(path for path, _ in site.fs.backend.walk("d")) == before, what="that nothing is left of it")
 
 
 def test_only_who_mounted_it_writes(tmp_path: Path) -> None:

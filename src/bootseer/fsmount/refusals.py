@@ -16,7 +16,6 @@ from bootseer.errors import (
     NotWritableError,
     UnsupportedError,
 )
-from bootseer.stripefs.files.namespace import WrittenMeanwhile
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ def numbered(path: str) -> Iterator[None]:
     except BootseerError as exc:
         _log.warning("%s: %s", path or "/", exc)
         for kind, code in (
-            (WrittenMeanwhile, errno.EBUSY),
             (NotWritableError, errno.EACCES),
             (FullError, errno.ENOSPC),
             (ConfigError, errno.EINVAL),

@@ -21,7 +21,6 @@ from bootseer.kernel import fuse
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
-from bootseer.stripefs.files.namespace import Move
 from bootseer.stripefs.files.reader import read_pointer
 
 _log = logging.getLogger(__name__)
@@ -105,12 +104,13 @@ class WritableStripes(OpenFiles):
     def rename(self, parent: int, name: str, to: int, to_name: str, ctx: fuse.Context, *, overwrite: bool) -> None:
         self._refuse_others(ctx)
         path, target = self._old(parent, name), self._new(to, to_name)
-        move = self._copied(path, target, ctx, overwrite=overwrite)
-        with contextlib.ExitStack() as stack, self._changing, numbered(path):
-            if move is not None:
-                stack.callback(move.abandon)
+        with self._changing, numbered(path):
             self._protect(path, removal=True)
             self._protect(target)
+            before = self._renamed_before(path, target, ctx)
+            moves = self._path(parent) != self._path(to)
+            if moves and not before and not is_folder(self._fs.backend, path):
+                raise refusal(errno.EXDEV, path)  # its stripes lie in its folder: mv(1) copies it
             with self._unpublished(target) as gone, self._unpublished(path, below=True):
                 if self._below(path):
                     _log.warning("%s cannot be renamed: files in it are being written", path)
@@ -118,17 +118,12 @@ class WritableStripes(OpenFiles):
                 with self._lock:
                     node = self._unfinished.get(path, 0)
                     taken = target in self._unfinished
-                if node and move is not None:
-                    _log.warning("%s is not renamed: it was written while it was copied to the other folder", path)
-                    raise refusal(errno.EBUSY, path)
                 if node:
                     self._publish(node, self._writing[node])
                 if taken and not overwrite:
                     raise refusal(errno.EEXIST, target)
                 try:
-                    if move is not None:
-                        move.finish()
-                    elif not self._renamed_before(path, target, ctx):
+                    if not before:
                         self._fs.rename(path, target, overwrite=overwrite)
                 except NotWritableError:
                     if not overwrite and exists(self._fs.backend, target):
@@ -138,36 +133,6 @@ class WritableStripes(OpenFiles):
                     raise
                 gone()
                 self._moved(path, target)
-
-    def _copied(self, path: str, target: str, ctx: fuse.Context, *, overwrite: bool) -> Move | None:
-        """The copy of a striped file that moves to another folder, which takes its time: it holds nobody up but the
-        kernel's own changes of both folders. A signal to who asked for it ends it. None where no copy is needed."""
-
-        def check() -> None:
-            if ctx.interrupted:
-                raise refusal(errno.EINTR, path)
-
-        if path.rpartition("/")[0] == target.rpartition("/")[0]:
-            return None
-        with numbered(path):
-            self._protect(path, removal=True)
-            self._protect(target)
-            with self._lock:
-                node = self._unfinished.get(path, 0)
-                writing = self._writing.get(node)
-            if writing is not None:
-                self._publish(node, writing)
-            try:
-                move = self._fs.begin_move(path, target, overwrite=overwrite)
-            except NotFoundError:
-                return None  # as after a server before this one has done it
-            if move is not None:
-                try:
-                    move.copy(check)
-                except BaseException:
-                    move.abandon()
-                    raise
-            return move
 
     def _renamed_before(self, path: str, target: str, ctx: fuse.Context) -> bool:
         """Whether a server before this one did what is asked, and died before it could say so."""

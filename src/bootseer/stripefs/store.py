@@ -320,13 +320,6 @@ class StripeFS:
             commit.refuse_inside(self.backend, dst)
         namespace.rename(self.backend, src, dst, overwrite=overwrite)
 
-    def begin_move(self, src: str, dst: str, *, overwrite: bool = True) -> namespace.Move | None:
-        """`rename` in two steps, where it is a copy; None where it is not. Errors as of `rename`."""
-        src, dst = clean(src), clean_new(dst)
-        commit.refuse_removal(self.backend, src)
-        commit.refuse_inside(self.backend, dst)
-        return namespace.begin_move(self.backend, src, dst, overwrite=overwrite)
-
     def fsck(self, path: str = "") -> Report:
         """Look for what is lost, damaged or garbage at or below ``path``; contents are not read. Changes nothing."""
         return fsck(self.backend, path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-from collections.abc import Callable
 
 from bootseer import faults
 from bootseer.backends.interface import FILE_MODE, Backend, exists, is_folder, join, write_file
@@ -102,12 +101,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         if is_folder(backend, dst):
             raise NotWritableError(f"cannot rename {src} to {dst}: that is a folder")
         if pointer is not None and src.rpartition("/")[0] != dst.rpartition("/")[0]:
-            move = Move(backend, src, dst, pointer, overwrite=overwrite)
-            try:
-                move.copy()
-                move.finish()
-            finally:
-                move.abandon()
+            _move(backend, src, dst, pointer, overwrite=overwrite)
             return
         replaced = _pointer(backend, dst) if overwrite else None
         if replaced is not None and replaced.uuid == (pointer and pointer.uuid):
@@ -130,83 +124,48 @@ def copy_open(file: ChunkFile, writer: StripeWriter) -> None:
         writer.write(piece)
 
 
-class WrittenMeanwhile(NotWritableError):
-    """What was to be moved is another version now, which stays."""
+def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
+    """Copy the striped file at ``src``, whose ``pointer`` is given, to ``dst`` in another folder, then remove it."""
+    if not overwrite and exists(backend, dst):
+        raise FileExistsError(dst)
+    written = NotWritableError(f"{src} was written while it was moved: that version stays", hint="run again")
 
+    def attributes(copied: Pointer | None) -> None:
+        """The copy gets those of the source."""
+        found, at = backend.stat(src), writer.temporary
+        backend.change(at, mtime_ns=int(found.mtime * 1e9))
+        if found.permissions is not None:
+            rights.keep_owner(backend, dst, copied, found.permissions, backend.stat(at).permissions, at=at)
+            if found.permissions.kept != writer.mode:
+                rights.change(backend, dst, copied, at=at, mode=found.permissions.kept)
+        if _pointer(backend, src) != pointer:
+            raise written
 
-class Move:
-    """The striped file at ``src``, whose ``pointer`` is given, on its way to ``dst`` in another folder: `copy`, which
-    takes its time, then `finish`; or `abandon`, which does nothing after that. Nothing is seen at ``dst`` before.
-
-    `FileExistsError` when ``dst`` exists and ``overwrite`` is off; `WrittenMeanwhile` when ``src`` was.
-    """
-
-    def __init__(self, backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: bool) -> None:
+    told = backend.stat(src).permissions
+    mode, width, unit = told.kept if told else FILE_MODE, pointer.width, pointer.unit
+    writer = StripeWriter(backend, dst, width=width, unit=unit, striped=True, mode=mode, before=attributes)
+    try:
+        try:
+            with open_file(backend, src) as file:
+                faults.point("stripefs.move.copy")
+                copy_open(file, writer)
+        except DataError:
+            if _pointer(backend, src) != pointer:
+                raise written from None
+            raise
         if not overwrite and exists(backend, dst):
             raise FileExistsError(dst)
-        self._backend, self._src, self._dst, self._pointer, self._overwrite = backend, src, dst, pointer, overwrite
-        self._written = WrittenMeanwhile(f"{src} was written while it was moved: that version stays", hint="run again")
-        told = backend.stat(src).permissions
-        self._writer = StripeWriter(
-            backend,
-            dst,
-            width=pointer.width,
-            unit=pointer.unit,
-            striped=True,
-            mode=told.kept if told else FILE_MODE,
-            before=self._attributes,
-        )
-
-    def copy(self, check: Callable[[], None] = lambda: None) -> None:
-        """``check`` is called every few MiB, to end it with an error."""
-        try:
-            with open_file(self._backend, self._src) as file:
-                refuse_unfinished(file)
-                for piece in in_order(file):
-                    faults.point("stripefs.move.copy")
-                    check()
-                    self._writer.write(piece)
-        except DataError:
-            if _pointer(self._backend, self._src) != self._pointer:
-                raise self._written from None
-            raise
-
-    def finish(self) -> None:
-        """Publish the copy, remove the source."""
-        if not self._overwrite and exists(self._backend, self._dst):
-            raise FileExistsError(self._dst)
-        self._writer.finish()
-        backend, tmp = self._backend, _temporary(self._src, self._pointer.uuid)
-        faults.point("stripefs.move.remove")
-        backend.rename(self._src, tmp, overwrite=True)
-        if _pointer(backend, tmp) != self._pointer:
-            with contextlib.suppress(FileExistsError):  # a still later one
-                backend.rename(tmp, self._src, overwrite=False)
-            raise self._written
-        _discard(backend, self._src, self._pointer)
-
-    def abandon(self) -> None:
-        self._writer.abandon()
-
-    def _attributes(self, pointer: Pointer | None) -> None:
-        """The copy gets those of the source."""
-        backend, tmp = self._backend, self._writer.temporary
-        found = backend.stat(self._src)
-        backend.change(tmp, mtime_ns=int(found.mtime * 1e9))
-        if found.permissions is not None:
-            rights.keep_owner(backend, self._dst, pointer, found.permissions, backend.stat(tmp).permissions, at=tmp)
-            if found.permissions.kept != self._writer.mode:
-                rights.change(backend, self._dst, pointer, at=tmp, mode=found.permissions.kept)
-        if _pointer(backend, self._src) != self._pointer:
-            raise self._written
-
-
-def begin_move(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> Move | None:
-    """What `rename` does of a striped file that changes its folder; None for anything else, which is one step."""
-    if src.rpartition("/")[0] == dst.rpartition("/")[0] or is_folder(backend, src):
-        return None
-    pointer = read_pointer(backend, src)
-    return Move(backend, src, dst, pointer, overwrite=overwrite) if pointer is not None else None
+        writer.finish()
+    finally:
+        writer.abandon()
+    tmp = _temporary(src, pointer.uuid)
+    faults.point("stripefs.move.remove")
+    backend.rename(src, tmp, overwrite=True)
+    if _pointer(backend, tmp) != pointer:
+        with contextlib.suppress(FileExistsError):  # a still later one
+            backend.rename(tmp, src, overwrite=False)
+        raise written
+    _discard(backend, src, pointer)
 
 
 def _pointer(backend: Backend, path: str) -> Pointer | None:
