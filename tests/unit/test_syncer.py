@@ -1,43 +1,27 @@
-"""When a fetcher persists what came, and that it lets the prefetch go first."""
+"""When what came is persisted, and that it lets the prefetch go first."""
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.serving import fetcher_process
+from bootseer.chunks import cachefile, keeping
+from bootseer.chunks.cachefile import CacheFile
+from bootseer.chunks.chunklist import ChunkList
 from support.waits import until
 
 
-class Cache:
-    """Counts its syncs; what ``fails`` holds is raised."""
-
-    def __init__(self) -> None:
-        self.folder = "cache"
-        self.tried = self.synced = 0
-        self.fails: OSError | None = None
-
-    def sync(self) -> None:
-        self.tried += 1
-        if self.fails is not None:
-            raise self.fails
-        self.synced += 1
-
-
 @contextmanager
-def syncing(cache: Cache, monkeypatch: pytest.MonkeyPatch, rest: float = 0.0) -> Iterator[None]:
+def syncing(sync: Callable[[], None], monkeypatch: pytest.MonkeyPatch, rest: float = 0.0) -> Iterator[None]:
     """The thread at work."""
-    monkeypatch.setattr(fetcher_process, "_SYNC_SECONDS", 0.01)
-    monkeypatch.setattr(fetcher_process, "_REST_SECONDS", rest)
+    monkeypatch.setattr(keeping, "_SYNC_SECONDS", 0.01)
     stop = threading.Event()
-    args: Any = (cache, time.monotonic(), stop)
-    thread = threading.Thread(target=fetcher_process.keep_synced, args=args)
+    thread = threading.Thread(target=keeping.keep_synced, args=(sync, stop), kwargs={"rest": rest})
     thread.start()
     try:
         yield
@@ -47,22 +31,29 @@ def syncing(cache: Cache, monkeypatch: pytest.MonkeyPatch, rest: float = 0.0) ->
 
 
 def test_it_rests_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Cache()
-    with syncing(cache, monkeypatch, rest=0.4):
+    synced: list[float] = []
+    with syncing(lambda: synced.append(time.monotonic()), monkeypatch, rest=0.4):
         time.sleep(0.2)
-        assert cache.synced == 0
-        until(lambda: cache.synced > 0)
+        assert not synced
+        until(lambda: len(synced) > 1)
 
 
 def test_trouble_is_told_once_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = Cache()
-    cache.fails = OSError(errno.ENOSPC, "No space left on device")
-    with syncing(cache, monkeypatch):
-        until(lambda: cache.tried > 5)
-        assert [record.message for record in caplog.records if record.name == fetcher_process.__name__] == [
-            "cannot persist the bitmap of block cache cache: [Errno 28] No space left on device"
-        ]
-        cache.fails = None
-        until(lambda: cache.synced > 0)
+    tried: list[bytes] = []
+    with CacheFile.open(tmp_path / "cache", ChunkList(bytes(16), 4096, 4096, [0]), bytes(32)) as cache:
+        cache.write(0, bytes(4096))
+        monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.bitmap=enospc")
+
+        def persist() -> None:
+            cache.persist()
+            tried.append(cache.durable)
+
+        with syncing(persist, monkeypatch):
+            until(lambda: len(tried) > 5)
+            (told,) = [record.message for record in caplog.records if record.name == cachefile.__name__]
+            assert told.startswith(f"cannot persist the bitmap of block cache {cache.folder}: [Errno 28] No space left")
+            assert cache.durable == b"\0"
+            monkeypatch.delenv("BOOTSEER_FAULTS")
+            until(lambda: cache.durable == b"\1")

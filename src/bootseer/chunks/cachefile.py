@@ -86,7 +86,7 @@ class CacheFile(ReadyBlocks[Map]):
         self._durable = bytes(blocks.count)
         """The ready bytes that the bitmap on disk has."""
         self._broke: Callable[[], None] = lambda: None
-        self.broken = False
+        self.broken = self._failing = False
 
     @classmethod
     def open(cls, folder: Path, blocks: Map, digest: bytes, *, ready: Ready | None = None) -> CacheFile[Map]:
@@ -248,6 +248,17 @@ class CacheFile(ReadyBlocks[Map]):
             bitmap.replace(self.folder / "bitmap", raw, "chunks.bitmap")
             self._durable = snapshot
 
+    def persist(self) -> None:
+        """`sync`, whose trouble is told in the log, once until it is over: what is not synced is fetched again after a
+        crash."""
+        try:
+            self.sync()
+            self._failing = False
+        except OSError as exc:
+            if not self._failing and not self.broken:
+                log.warning("cannot persist the bitmap of block cache %s: %s", self.folder, exc)
+            self._failing = True
+
     def _break(self, exc: OSError) -> None:
         self._broke()
         with self._lock:
@@ -271,10 +282,7 @@ class CacheFile(ReadyBlocks[Map]):
     def close(self) -> None:
         """Sync and give up ownership. Closing twice is allowed; a failed sync is logged (blocks are fetched again)."""
         if self._fd >= 0:
-            try:
-                self.sync()
-            except OSError as exc:
-                log.warning("cannot persist the bitmap of block cache %s: %s", self.folder, exc)
+            self.persist()
         super().close()
         if self._lock_fd >= 0:
             with contextlib.suppress(OSError):

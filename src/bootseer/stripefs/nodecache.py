@@ -18,6 +18,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from blake3 import blake3
@@ -28,16 +29,14 @@ from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
 from bootseer.chunks.chunklist import ChunkList
 from bootseer.chunks.eviction import Limits
 from bootseer.chunks.inventory import CHUNKS, ORIGIN
+from bootseer.chunks.keeping import STEP, Room, keep_synced, make_room
 from bootseer.chunks.locks import DATA
 from bootseer.errors import BootseerError, NotWritableError, UnavailableError
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 
 _log = logging.getLogger(__name__)
-_SYNC_SECONDS = 2.0
 _PENDING = 256 << 20
 """Bytes that wait for the writing thread at most."""
-_STEP = 256 << 20
-"""The limits are looked at again after so many bytes."""
 _CHECKERS = 4
 _TURN = 8
 """Chunks of one file that a thread compares before it is the next file's turn."""
@@ -61,6 +60,7 @@ class NodeFile:
         self.path, self._map = file.path, blocks.map
         self.users = 0
         self._good = bytearray(blocks.map.count)  # compared with its checksum by this process
+        self._room = Room(partial(make_room, blocks.folder))
         self._broken = False
         self.comparison: _Comparison | None = None
 
@@ -126,26 +126,18 @@ class NodeFile:
 
     def store(self, chunk: int, data: memoryview) -> bool:
         """Keep a checked chunk; False (with one log line for a file) when the disk does not take it."""
-        if self._own is None or self._broken:
+        if self._own is None or self._broken or self._own.broken:
             return False
         try:
             if not self._cache.allow(len(data), self._own.folder):
                 raise OSError(errno.ENOSPC, "the limits of the node cache leave no space")
-            self._write(self._own, chunk, data)
+            self._room.write(self._own, chunk, data)
         except OSError as exc:
             self._broken = True
             _log.warning("%s: not kept in the node cache any more: %s", self.path, exc.strerror)
             return False
         self._good[chunk] = 1
         return True
-
-    def _write(self, own: CacheFile[ChunkList], chunk: int, data: memoryview) -> None:
-        try:
-            own.write(chunk, data)
-        except OSError as exc:
-            if exc.errno not in (errno.ENOSPC, errno.EDQUOT) or not self._cache.free(own.folder):
-                raise
-            own.write(chunk, data)
 
     def keep(self, chunk: int, data: memoryview) -> None:
         """`store` it soon, unless too much waits for that already. ``data`` is not to change."""
@@ -166,12 +158,7 @@ class NodeFile:
                 if found is not None:
                     self._blocks.ready[:] = found
             return
-        try:
-            self._own.sync()
-        except OSError as exc:
-            if not self._broken and not self._own.broken:  # that it lost data it says itself
-                _log.warning("%s: not kept in the node cache any more: %s", self.path, exc.strerror)
-            self._broken = True
+        self._own.persist()
 
     def hold(self) -> NodeFile:
         """One more user, besides the one who calls."""
@@ -204,9 +191,11 @@ class NodeCache:
         self._full = False  # the last eviction did not help
         self._closing = threading.Event()
         self._checking = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="bootseer-cache-check")
-        self._used = threading.Event()  # a file is open
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="bootseer-cache-write")
-        self._syncing = threading.Thread(target=self._sync, name="bootseer-cache-sync", daemon=True)
+        self._syncing = threading.Thread(
+            target=keep_synced, args=(self.sync, self._closing), name="bootseer-cache-sync"
+        )
+        self._syncing.daemon = True
         self._syncing.start()
 
     def open(self, file: ChunkFile, origin: str = "") -> NodeFile | None:
@@ -229,7 +218,6 @@ class NodeCache:
             with self._lock:
                 self._full = False
                 self._files[file.identity] = made
-                self._used.set()
             return made
 
     def find(self, identity: str) -> NodeFile | None:
@@ -270,17 +258,13 @@ class NodeCache:
                 self._allowed -= size
                 return True
         if not self._full:
-            eviction.make_room(self._dir, self._limits, coming=_STEP, keep=folder.name)
-        self._full = self._limits.excess(self._dir, _STEP) > 0
+            eviction.make_room(self._dir, self._limits, coming=STEP, keep=folder.name)
+        self._full = self._limits.excess(self._dir, STEP) > 0
         if self._full:  # as far as it goes, chunk by chunk
             return self._limits.excess(self._dir, size) <= 0
         with self._lock:
-            self._allowed = _STEP
+            self._allowed = STEP
         return True
-
-    def free(self, folder: Path) -> bool:
-        """Have others give space back on a full disk."""
-        return eviction.free(self._dir, _STEP, keep=folder.name)
 
     def later(self, file: NodeFile, chunk: int, data: Callable[[], memoryview]) -> None:
         """Have the writing thread store ``data``, which is called only where not too much waits already."""
@@ -340,14 +324,6 @@ class NodeCache:
                     file.users -= 1
                     comparison.ended.set()
 
-    def _sync(self) -> None:
-        while not self._closing.wait(_SYNC_SECONDS):
-            self.sync()
-            with self._lock:
-                if not self._files and not self._closing.is_set():
-                    self._used.clear()
-            self._used.wait()
-
     def sync(self) -> None:
         """Make what was stored survive a crash, and close what nobody uses."""
         for identity, file in list(self._files.items()):
@@ -363,7 +339,6 @@ class NodeCache:
         """Write what waits, sync and close. Not while anybody reads."""
         with self._lock:
             self._closing.set()
-            self._used.set()
         self._writing.shutdown(wait=True)
         self._checking.shutdown(wait=True, cancel_futures=True)
         self._syncing.join()

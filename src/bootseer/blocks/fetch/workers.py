@@ -5,9 +5,6 @@ Nothing here takes the lock of the fetcher or is called under it.
 
 from __future__ import annotations
 
-import errno
-import logging
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -17,16 +14,14 @@ from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.frames import opened
 from bootseer.chunks.hashing import Buffer
+from bootseer.chunks.keeping import NO_SPACE, Room
 from bootseer.errors import BootseerError, DataError
-
-log = logging.getLogger(__name__)
 
 Came = tuple[int, bytes | None, BootseerError | None]
 """A block with what became of it: written to the cache, or only its bytes, or an error."""
 
 _CHUNK = 1 << 20
 """Uncompressed bytes verified and written before the readers of these blocks are told."""
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class BlockCache(Protocol):
@@ -43,10 +38,7 @@ class BlockCache(Protocol):
 
 class BlockWriter:
     """Writes blocks to ``cache``, for many threads. ``tell`` hears what became of each block, ``full`` that blocks
-    cannot be written any more.
-
-    ``make_room`` is called when the disk is full, by one thread at a time; it may take its time, and says whether there
-    is space now. After it has failed once it is not called again: what is in use stays in use.
+    cannot be written any more. ``make_room``: as of `bootseer.chunks.keeping.Room`.
     """
 
     def __init__(
@@ -59,9 +51,7 @@ class BlockWriter:
         self._cache = cache
         self._tell = tell
         self._full = full
-        self._make_room = make_room
-        self._rooms_made = 0
-        self._making_room = threading.Lock()
+        self._room = Room(make_room)
         self._chunk = max(1, _CHUNK >> cache.map.shift)
 
     def write_batch(self, batch: Batch, raw: bytes, first: set[int]) -> dict[int, DataError]:
@@ -89,28 +79,11 @@ class BlockWriter:
     def write(self, block: int, data: Buffer) -> list[Came]:
         """Write the verified bytes of ``block``, or of several from there on, or have them in memory for those who
         wait."""
-        made, size = self._rooms_made, self._cache.map.block_size
+        size = self._cache.map.block_size
         try:
-            try:
-                self._cache.write(block, data)
-            except OSError as exc:
-                if exc.errno not in _NO_SPACE or not self._has_room(made):
-                    raise
-                self._cache.write(block, data)
+            self._room.write(self._cache, block, data)
         except OSError as exc:
-            self._full("is full" if exc.errno in _NO_SPACE else f"cannot be written ({exc.strerror})")
+            self._full("is full" if exc.errno in NO_SPACE else f"cannot be written ({exc.strerror})")
             pieces = [bytes(data[at : at + size]) for at in range(0, len(data), size)]
             return [(block + at, piece, None) for at, piece in enumerate(pieces)]
         return [(one, None, None) for one in range(block, block + -(-len(data) // size))]
-
-    def _has_room(self, made: int) -> bool:
-        """Have space freed, unless another thread did since it had been ``made`` times. Whether there is space now."""
-        with self._making_room:
-            if self._rooms_made == made and self._make_room is not None:
-                try:
-                    self._rooms_made += self._make_room()
-                except Exception:
-                    log.exception("freeing space failed")
-                if self._rooms_made == made:
-                    self._make_room = None
-            return self._rooms_made > made

@@ -31,7 +31,7 @@ from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
 from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.blocks.serving.trace_publisher import TracePublisher
-from bootseer.chunks import eviction, inventory
+from bootseer.chunks import eviction, inventory, keeping
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError
@@ -40,13 +40,9 @@ from bootseer.objects import Store
 log = logging.getLogger(__name__)
 
 _TICK = 0.2
-_SYNC_SECONDS = 2.0
 _REST_SECONDS = 15.0
-"""From the start on: a prefetch has come by then; one that is longer is synced beside, as a crash would lose much."""
-_MAKE_ROOM = 256 << 20
-"""Bytes that other trees give back when the disk is full."""
-_ROOM_SECONDS = 5.0
-"""How long another process that frees space on the disk is waited for."""
+"""From the start on, in which nothing is synced: a prefetch has come by then; one that is longer is synced beside, as a
+crash would lose much."""
 _SEND_SECONDS = 1.0
 _PAUSE = 0.1
 _DETACHED_NAME = "bootseer-pack"
@@ -82,9 +78,7 @@ class FetcherProcess:
             streams=spec.config.fetch_streams,
             deadline=spec.config.demand_deadline,
             quiet=spec.config.fill_quiet,
-            make_room=partial(
-                eviction.free, Path(spec.cache_dir), _MAKE_ROOM, keep=tree.cache.name, patience=_ROOM_SECONDS
-            ),
+            make_room=partial(keeping.make_room, tree.cache),
             stats=counts[Count.FETCHED : Count.FETCHED + len(Fetched)],
         )
         if counts[Count.JOB_READY]:
@@ -109,7 +103,8 @@ class FetcherProcess:
     def run(self) -> None:
         """Serve until the end, leave nothing behind."""
         counts, key = self._shared.counts, self._key
-        sync = partial(keep_synced, self._cache, counts[Count.BEGAN_NS] / 1e9, self._stop)
+        rest = counts[Count.BEGAN_NS] / 1e9 + _REST_SECONDS - time.monotonic()
+        sync = partial(keeping.keep_synced, self._cache.persist, self._stop, rest=rest)
         threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in ((self._prefetch, "prefetch"), (sync, "sync"))
@@ -203,22 +198,6 @@ class FetcherProcess:
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan
-
-
-def keep_synced(cache: CacheFile[BlockMap], began: float, stop: threading.Event) -> None:
-    """Persist what ``cache`` gets until ``stop``, but not while the prefetch of a start that ``began`` (monotonic time)
-    comes: a write to a file that is being synced may wait for the disk, hundreds of milliseconds on ext4, and the
-    readers of what comes behind it wait, too (``scripts/bench engine``: write, write+sync)."""
-    failed = False
-    stop.wait(max(0.0, began + _REST_SECONDS - time.monotonic()))
-    while not stop.wait(_SYNC_SECONDS):
-        try:
-            cache.sync()
-            failed = False
-        except OSError as exc:
-            if not failed:
-                log.warning("cannot persist the bitmap of block cache %s: %s", cache.folder, exc)
-            failed = True
 
 
 class ReadRequests:

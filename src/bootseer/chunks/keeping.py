@@ -1,0 +1,77 @@
+"""Keeping what comes: blocks are written while the disk may be full, and made to survive a crash.
+
+On a full disk other folders of the node cache give space back, which one thread at a time waits for. After that has
+failed once it is not tried again for this folder: what is in use stays in use.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from bootseer.chunks import eviction
+from bootseer.chunks.hashing import Buffer
+
+log = logging.getLogger(__name__)
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+STEP = 256 << 20
+"""Bytes for which room is made at once."""
+PATIENCE = 5.0
+"""Seconds for which another process that frees space on the disk is waited for."""
+_SYNC_SECONDS = 2.0
+
+
+class Writable(Protocol):
+    """What blocks are written to: a `bootseer.chunks.cachefile.CacheFile`, or the files of a tree that is extracted."""
+
+    def write(self, block: int, data: Buffer) -> None: ...
+
+
+def make_room(folder: Path) -> bool:
+    """Have the folders of the node cache beside ``folder`` give space back; whether one did."""
+    return eviction.free(folder.parent.parent, STEP, keep=folder.name, patience=PATIENCE)
+
+
+class Room:
+    """Room on the disk for one folder, which ``make`` makes when it is full; None: nobody can. For many threads."""
+
+    def __init__(self, make: Callable[[], bool] | None) -> None:
+        self._make = make
+        self._made = 0
+        self._making = threading.Lock()
+
+    def write(self, cache: Writable, block: int, data: Buffer) -> None:
+        """``cache.write``, on a full disk once more after room was made. Raises `OSError`."""
+        made = self._made
+        try:
+            cache.write(block, data)
+        except OSError as exc:
+            if exc.errno not in NO_SPACE or not self._is_there(made):
+                raise
+            cache.write(block, data)
+
+    def _is_there(self, made: int) -> bool:
+        """Make room, unless another thread did since it had been ``made`` times. Whether there is room now."""
+        with self._making:
+            if self._made == made and self._make is not None:
+                try:
+                    self._made += self._make()
+                except Exception:
+                    log.exception("freeing space failed")
+                if self._made == made:
+                    self._make = None
+            return self._made > made
+
+
+def keep_synced(sync: Callable[[], None], stop: threading.Event, *, rest: float = 0.0) -> None:
+    """``sync`` again and again until ``stop``, at first after ``rest`` seconds: a write to a file that is being synced
+    may wait for the disk, hundreds of milliseconds on ext4, and so do the readers of what comes behind it
+    (``scripts/bench engine``: write, write+sync)."""
+    stop.wait(max(0.0, rest))
+    while not stop.wait(_SYNC_SECONDS):
+        sync()
