@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from _stripes_run import say
-from bootseer.backends.hdfs_direct import HdfsBackend
+from bootseer.backends.cluster import HdfsBackend
 from bootseer.backends.interface import FILE_MODE, Sink
 from bootseer.errors import BootseerError
 from bootseer.hdfs import client as hdfs

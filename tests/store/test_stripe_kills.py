@@ -30,7 +30,7 @@ import json, os, signal, sys
 from bootseer.errors import BootseerError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.copy import copy_tree
-import bootseer.backends.hdfs_direct, bootseer.backends.engine.engine, bootseer.hdfs.output, hdfs_native
+import bootseer.backends.cluster, bootseer.backends.engine.engine, bootseer.hdfs.output, hdfs_native
 
 def put(fs, path):
     with fs.create(path, striped=True, unit=4096, width=3) as out:

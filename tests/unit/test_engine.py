@@ -13,11 +13,12 @@ from crc32c import crc32c
 
 from bootseer.backends.engine.engine import Engine
 from bootseer.backends.engine.model import Tuning
+from bootseer.backends.hdfs_direct import DirectSource
 from bootseer.backends.interface import DEADLINE, Piece
 from bootseer.errors import BootseerError, DataError, UnavailableError
 from bootseer.hdfs.replica_errors import OwnLimit, UncheckedReplica
 from support.datanodes import FakeHdfs
-from support.waits import together
+from support.waits import together, until
 
 MB = 1 << 20
 UNIT = 256 << 10
@@ -502,3 +503,50 @@ def test_a_request_that_there_is_no_memory_for_is_an_error(hdfs, engine, monkeyp
     assert len(errors) == 1
     engine.read(wanted.pieces)
     assert wanted.right()
+
+
+CONTENT = os.urandom(9 * MB + 5)
+
+
+@pytest.fixture
+def source(hdfs, engine, monkeypatch) -> DirectSource:
+    """A plain file of 9 MB and a bit, in blocks of 4 MB, read through ``engine``."""
+    monkeypatch.setattr("bootseer.backends.engine.engine.shared", lambda: engine)
+    hdfs.put("f", CONTENT, AROUND, block_size=4 * MB)
+    source = DirectSource("hdfs://n:1", "f", hdfs.blocks("f"), None)
+    source.file = hdfs.open("f")
+    return source
+
+
+def test_a_long_read_comes_from_several_datanodes(hdfs, source):
+    for node in hdfs.nodes.values():
+        node.rate = 50 * MB
+    assert source.read(3, 3 * MB) == CONTENT[3 : 3 * MB + 3]
+    assert sum(served >= MB for served in hdfs.served.values()) >= 2
+
+
+def test_pieces_come_in_order_while_the_next_are_read(hdfs, engine, source):
+    lengths = [700_000] * 13
+    came = source.pieces(5, lengths)
+    first = next(came)
+    until(lambda: sum(hdfs.served.values()) >= 4 * 700_000, 5, "what nobody has asked for yet")
+    assert first + b"".join(came) == CONTENT[5 : 5 + sum(lengths)]
+    assert list(source.pieces(0, [])) == []
+    assert nothing_under_way(engine)
+
+
+def test_pieces_that_nobody_wants_any_more_are_not_read_on(hdfs, engine, source):
+    came = source.pieces(0, [MB] * 9)
+    next(came)
+    for node in hdfs.nodes.values():
+        node.frozen = True
+    assert len(next(came)) == MB  # of the first read
+    began = time.monotonic()
+    came.close()
+    assert time.monotonic() - began < 5
+    assert nothing_under_way(engine)
+
+
+def test_pieces_past_the_end_are_an_error(source):
+    with pytest.raises(DataError, match="f ends at"):
+        list(source.pieces(9 * MB, [6]))

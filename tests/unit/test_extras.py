@@ -21,7 +21,7 @@ sys.meta_path.insert(0, Blocked())
 EVERYTHING = """
 import bootseer
 for found in pkgutil.walk_packages(bootseer.__path__, "bootseer."):
-    extras = "bootseer.hdfs.", "bootseer.backends.hdfs_native", "bootseer.backends.hdfs_direct"
+    extras = "bootseer.hdfs.", "bootseer.backends.hdfs_", "bootseer.backends.cluster"
     extras += "bootseer.containerd.", "bootseer.csi.server", "bootseer.csi.proto", "bootseer.rpc.server"
     if not found.name.startswith(extras):
         importlib.import_module(found.name)

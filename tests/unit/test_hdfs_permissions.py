@@ -2,7 +2,7 @@
 
 import pytest
 
-from bootseer.backends.hdfs_direct import permissions
+from bootseer.backends.hdfs_rights import permissions
 from bootseer.hdfs.records import FileStatus
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.backends.hdfs_direct import permissions
+from bootseer.backends.hdfs_rights import permissions
 from bootseer.errors import ConfigError
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode, FileBlocks, FileStatus, Located

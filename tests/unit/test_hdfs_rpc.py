@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.backends.hdfs_native import NativeBackend
+from bootseer.backends.cluster import HdfsBackend
 from bootseer.errors import (
     BootseerError,
     ConfigError,
@@ -676,9 +676,9 @@ def test_names_that_are_not_utf8_are_listed_but_cannot_be_asked_for():
     ],
 )
 def test_a_file_that_somebody_writes_is_open_also_when_that_is_this_process(monkeypatch, java, text, open_):
-    def create(self: NativeBackend, path: str) -> None:
+    def create(self: HdfsBackend, path: str) -> None:
         said = f"failed to CREATE_FILE /a for client 10.0.0.1 {text}"
         raise remote(RemoteError(f"org.apache.hadoop.{java}", said), "create /a on hdfs://n:1")
 
-    monkeypatch.setattr(NativeBackend, "create", create)
-    assert NativeBackend("hdfs://n:1").is_open("a") is open_
+    monkeypatch.setattr(HdfsBackend, "create", create)
+    assert HdfsBackend("hdfs://n:1").is_open("a") is open_

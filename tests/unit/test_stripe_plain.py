@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.backends import hdfs_direct as hdfs
+from bootseer.backends.cluster import HdfsBackend
 from bootseer.backends.engine.transport import BlockFile
+from bootseer.backends.hdfs_direct import DirectSource
 from bootseer.backends.hdfs_native import READERS
 from bootseer.backends.interface import Backend, Source
 from bootseer.errors import DataError, NotWritableError
@@ -166,7 +167,7 @@ def test_a_file_in_hdfs_knows_that_it_is_being_written():
     length = 5
     block = Located(Block("p", 1, 1, length), 0, (DataNode("u", "h", 1),), Token())
     for unfinished in (False, True):
-        source = hdfs.DirectSource(BlockFile(None, "/f", FileBlocks(length, (block,), unfinished)), None, None)
+        source = DirectSource("hdfs://n:1", "/f", FileBlocks(length, (block,), unfinished), None)
         assert (source.unfinished, source.size) == (unfinished, length)
     with pytest.raises(DataError, match="hold 5 bytes, not 6"):
         BlockFile(None, "/f", FileBlocks(length + 1, (block,), True))
@@ -214,7 +215,7 @@ def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
 
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     monkeypatch.setattr("bootseer.hdfs.client.connect", lambda url: client)
-    store = StripeFS(hdfs.HdfsBackend("hdfs://n:1/base"))
+    store = StripeFS(HdfsBackend("hdfs://n:1/base"))
     with pytest.raises(DataError, match="replaced while it was read"):
         read()
     assert set(seen) <= {b"a"}
@@ -224,7 +225,7 @@ def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
     client = Client()
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
     monkeypatch.setattr("bootseer.hdfs.client.connect", lambda url: client)
-    with StripeFS(hdfs.HdfsBackend("hdfs://n:1/base")).open("f") as file:
+    with StripeFS(HdfsBackend("hdfs://n:1/base")).open("f") as file:
         assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
     assert client.opened == 1 + READERS
 

@@ -32,7 +32,6 @@ PIECE = 4 << 20
 """One write call: long enough to keep a pipeline busy, short enough for the deadline of one call."""
 DEADLINE = 20.0
 """Seconds one read or write of at most a few MiB may take."""
-"""How names of extended attributes begin that storage keeps."""
 SLOWEST = 512 << 10
 """Bytes per second below which a longer transfer counts as hanging."""
 

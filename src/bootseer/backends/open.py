@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bootseer.backends.folder import FolderBackend
 from bootseer.backends.interface import Backend
-from bootseer.errors import extra
+from bootseer.errors import ConfigError, extra
 
 
 def open_storage(url: str) -> Backend:
@@ -17,9 +17,20 @@ def open_storage(url: str) -> Backend:
         return FolderBackend(Path(os.path.abspath(rest if sep else url)))
     if scheme == "hdfs":
         with extra("hdfs", "HDFS"):
-            from bootseer.backends.hdfs_native import NativeBackend
+            from bootseer.backends.cluster import HdfsBackend
 
-        return NativeBackend(url)
+        return HdfsBackend(url)
     from bootseer.backends.fsspec import FsspecBackend
 
     return FsspecBackend(url)
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """A file's URL as (URL of its folder, name): ``hdfs://n:8020/a/b`` is (``hdfs://n:8020/a``, ``b``)."""
+    scheme, sep, rest = url.rpartition("://")
+    if not sep:
+        rest = os.path.abspath(rest)
+    parent, slash, name = rest.rstrip("/").rpartition("/")
+    if not slash or not name:
+        raise ConfigError(f"{url!r} names no file")
+    return f"{scheme}{sep}{parent or ('/' if scheme in ('', 'file') else '')}", name

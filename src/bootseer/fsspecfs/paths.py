@@ -18,6 +18,7 @@ from fsspec.utils import stringify_path
 
 from bootseer.backends.fsspec import FsspecBackend
 from bootseer.backends.interface import Backend
+from bootseer.backends.open import open_storage
 from bootseer.errors import (
     BootseerError,
     ConfigError,
@@ -30,7 +31,6 @@ from bootseer.errors import (
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.reader import ChunkFile
-from bootseer.stripefs.open import open_backend
 from bootseer.stripefs.store import StripeFS
 from bootseer.stripefs.unmounted import Load
 
@@ -51,7 +51,7 @@ class Location(NamedTuple):
 
     @property
     def url(self) -> str:
-        """What `bootseer.stripefs.open.open_backend` understands."""
+        """What `bootseer.backends.open.open_storage` understands."""
         if self.root.endswith("://") and self.root != "file://":
             return self.root + self.path.lstrip("/")
         return self.root + self.path
@@ -156,7 +156,7 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
             elif options:
                 raise TypeError(f"a striped store over {self._location.root} has no option {', '.join(options)}")
             else:
-                self._make = lambda: open_backend(self._location.url)
+                self._make = lambda: open_storage(self._location.url)
         self.url = self._location.url
         self.protocol = (PREFIX + self.url.partition("://")[0], PROTOCOL)
         self._opened: dict[int, StripeFS] = {}  # by process

@@ -42,7 +42,6 @@ DEADLINE = 10.0
 _PROTOCOL = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
 _CREATE = 1
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
-"""Of extended attributes, by their number."""
 _KEEP_DEFAULTS = 300.0
 
 _known: dict[tuple[str, str, str], NameNode] = {}
@@ -184,6 +183,11 @@ class NameNode:
         """The modification time, in milliseconds since 1970; the time of access becomes the same."""
         request = wire.SetTimesRequest(src=_text(path), mtime=mtime_ms, atime=mtime_ms)
         self._call("setTimes", request, wire.Empty, f"change the time of {path}")
+
+    def set_replication(self, path: str, replication: int) -> None:
+        """Have that many replicas of each block; the NameNode makes or removes replicas later."""
+        request = wire.SetReplicationRequest(src=_text(path), replication=replication)
+        self._call("setReplication", request, wire.Result, f"change the replication of {path}")
 
     # -- reading --------------------------------------------------------------------------------------------------
 

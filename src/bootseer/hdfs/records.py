@@ -46,6 +46,11 @@ class FileStatus:
     mode: int = 0
     acl: bool = False
 
+    @property
+    def version(self) -> str:
+        """Tells a file from one that replaced it, or that it was before a change."""
+        return f"{self.file_id}-{self.size}-{self.mtime_ms}"
+
     @classmethod
     def of(cls, message: wire.FileStatus, path: str) -> FileStatus:
         return cls(

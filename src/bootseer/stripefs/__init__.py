@@ -3,6 +3,7 @@
 The format is described in docs/internals/stripe.md.
 """
 
+from bootseer.backends.open import split_url
 from bootseer.stripefs.checkpoint.claim import Save
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
@@ -11,7 +12,6 @@ from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.maintenance.check import Finding, Report
 from bootseer.stripefs.maintenance.collect import Removal
 from bootseer.stripefs.maintenance.repair import Repair
-from bootseer.stripefs.open import split_url
 from bootseer.stripefs.store import StripeFS, open_fs
 
 __all__ = [

@@ -12,8 +12,9 @@ from stat import S_ISREG
 from blake3 import blake3
 
 from bootseer.backends.interface import FILE_MODE, Backend, Entry, clean, exists, join
+from bootseer.backends.open import open_storage
 from bootseer.backends.pool import parallel
-from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
+from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, doing, from_os_error
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin
@@ -29,7 +30,6 @@ from bootseer.stripefs.maintenance.check import Report, fsck
 from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
 from bootseer.stripefs.maintenance.repair import Repair, repair
 from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost
-from bootseer.stripefs.open import open_backend
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
@@ -368,4 +368,6 @@ class StripeFS:
 
 def open_fs(url: str) -> StripeFS:
     """The striped store at ``url``: a path, ``file://...`` or ``hdfs://...``. Touches no storage yet."""
-    return StripeFS(open_backend(url))
+    if not url:
+        raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
+    return StripeFS(open_storage(url))

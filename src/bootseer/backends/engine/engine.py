@@ -80,33 +80,17 @@ class Engine:
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         """Fill and check all ``pieces``. The promises of `bootseer.backends.interface.Backend.read_many`."""
-        split: list[Callable[[], None]] = []
-        spans = [span for file, piece in pieces for span in file.spans(piece, split)]
-        if not spans:
-            return
-        request = Request(spans, next((piece.name or file.path for file, piece in pieces), ""))
-        done = threading.Event()
+        reading = Reading(self, pieces)
         try:
-            # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler:
-            # a worker takes the request from here, and what is lost below the watcher makes up for.
-            self._inbox.append((request, done))
-            self._kick()
-            while not done.wait(1.0):
-                self._kick()
-        except BaseException as exc:
-            self._give_up(request, done, exc)
-            raise
+            reading.wait()
         finally:
-            for span in spans:  # a hedge that lost may still be under way, with the span, but without this memory
-                views(span).parts.clear()
-        if (error := request.error or wrong(split)) is not None:
-            let_go(error)
-            request.error = None
-            try:
-                raise error
-            finally:
-                # its traceback holds this frame, and that the caller's memory: not in a circle, nor by the pieces
-                del error, request, spans, split, pieces
+            del reading, pieces  # the traceback of an error holds this frame, and that the caller's memory
+
+    def begin(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> Reading:
+        """As `read`, for a caller that waits later: its `Reading.wait` must follow, or `Reading.leave`."""
+        reading = Reading(self, pieces)
+        reading.begin()
+        return reading
 
     def _kick(self) -> None:
         """See to it that a worker looks at the inbox, and that the watcher watches."""
@@ -329,6 +313,59 @@ class Engine:
                 file.relocate(fresh)
                 self._know(file.places)
             self.scheduler.relocated(file, error, time.monotonic())
+
+
+class Reading:
+    """One call of a reader: begun, and waited for or left, by one thread."""
+
+    def __init__(self, engine: Engine, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
+        self._engine = engine
+        self._split: list[Callable[[], None]] = []
+        self._spans = [span for file, piece in pieces for span in file.spans(piece, self._split)]
+        self._request = Request(self._spans, next((piece.name or file.path for file, piece in pieces), ""))
+        self._begun, self._done = False, threading.Event()
+
+    def begin(self) -> None:
+        # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler: a
+        # worker takes the request from here, and what is lost below the watcher makes up for.
+        self._begun = True
+        if self._spans:
+            self._engine._inbox.append((self._request, self._done))
+            self._engine._kick()
+        else:
+            self._done.set()
+
+    def wait(self) -> None:
+        """Until all is there and right, or raise; it is begun here where it was not."""
+        try:
+            if not self._begun:
+                self.begin()
+            while not self._done.wait(1.0):
+                self._engine._kick()
+        except BaseException as exc:
+            self._engine._give_up(self._request, self._done, exc)
+            raise
+        finally:
+            self._forget()
+        if (error := self._request.error or wrong(self._split)) is not None:
+            let_go(error)
+            self._request.error = None
+            self._split.clear()
+            try:
+                raise error
+            finally:
+                del error  # its traceback holds this frame: not in a circle
+
+    def leave(self) -> None:
+        """Nobody wants it any more. Returns when nothing touches the caller's memory."""
+        if self._begun and not self._done.is_set():
+            self._engine._give_up(self._request, self._done, UnavailableError("nobody waits for it"))
+        self._forget()
+
+    def _forget(self) -> None:
+        for span in self._spans:  # a hedge that lost may still be under way, with the span, but without this memory
+            views(span).parts.clear()
+        self._spans = []
 
 
 _engine: Engine | None = None

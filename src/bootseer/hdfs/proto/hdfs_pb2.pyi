@@ -364,6 +364,14 @@ class CreateResponse(_message.Message):
     status: FileStatus
     def __init__(self, status: _Optional[_Union[FileStatus, _Mapping]] = ...) -> None: ...
 
+class SetReplicationRequest(_message.Message):
+    __slots__ = ("src", "replication")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    REPLICATION_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    replication: int
+    def __init__(self, src: _Optional[str] = ..., replication: _Optional[int] = ...) -> None: ...
+
 class AddBlockRequest(_message.Message):
     __slots__ = ("src", "client", "previous", "exclude", "file_id", "favoured", "flags")
     SRC_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,241 @@
+"""Storage on an HDFS cluster: names are the NameNode's matter, bytes come and go *directly* or *natively*.
+
+`bootseer.hdfs.access` decides which, per cluster, at the first operation and for the life of the backend: a cluster
+with Kerberos or wire encryption is asked and read through ``hdfs-native``. In a cluster that is read directly, files
+that are erasure-coded or encrypted still go through ``hdfs-native``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from bootseer.backends.hdfs_direct import DirectSource, read_directly
+from bootseer.backends.hdfs_native import NativeSource, still_written
+from bootseer.backends.hdfs_rights import group_name, permissions, user_name
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Sink, Source, clean
+from bootseer.backends.pool import read_each
+from bootseer.errors import (
+    BootseerError,
+    DataError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    UnsupportedError,
+)
+from bootseer.hdfs import access
+from bootseer.hdfs import client as hdfs
+from bootseer.hdfs.namenode import NameNode
+
+if TYPE_CHECKING:
+    from bootseer.hdfs.client import HdfsClient
+    from bootseer.hdfs.placement import Placement
+    from bootseer.hdfs.records import FileBlocks, FileStatus
+
+_log = logging.getLogger(__name__)
+
+_OPEN_TRIES = 5
+
+
+class HdfsBackend(Backend):
+    """Files below the folder that ``url`` names. Nothing touches the network before the first operation."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._base = hdfs.split(url)[1].rstrip("/")
+        self._native = hdfs.connect(url)
+        self._access: access.Access | None = None
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+
+    @property
+    def access(self) -> access.Access:
+        """How the cluster is reached, and why."""
+        if self._access is None:
+            found = access.choose(self.url)
+            with self._lock:
+                self._access = self._access or found
+        return self._access
+
+    def _direct(self) -> NameNode | None:
+        """The NameNode, where the cluster is reached directly."""
+        return NameNode.connect(self.url) if self.access.kind == "direct" else None
+
+    def _names(self) -> HdfsClient | NameNode:
+        """What tells and changes the names of files and folders."""
+        return self._direct() or self._native
+
+    def full(self, path: str) -> str:
+        """``path`` as HDFS knows it."""
+        return f"{self._base}/{path}" if path else self._base or "/"
+
+    def whole(self) -> tuple[Backend, str]:
+        base = clean(self._base)
+        if not base:
+            return self, ""
+        whole = HdfsBackend(hdfs.split(self.url)[0])
+        whole._access = self._access  # a cluster is asked once how it is reached
+        return whole, base
+
+    def space(self) -> tuple[int, int]:
+        namenode = self._direct()
+        return (0, 0) if namenode is None else namenode.space()
+
+    # -- names ------------------------------------------------------------------------------------------------------
+
+    def _status(self, path: str) -> FileStatus:
+        names, full = self._names(), self.full(path)
+        if (status := names.info(full)) is None:
+            raise NotFoundError(f"cannot look up {full} on {names.url}: no such file or folder")
+        return status
+
+    def stat(self, path: str) -> Entry:
+        return _entry(self._status(path))
+
+    def list(self, path: str) -> builtins.list[Entry]:
+        names, full = self._names(), self.full(path)
+        found = names.list(full)
+        if [status.path for status in found if not status.is_dir] == [full]:
+            raise NotFoundError(f"cannot list {full} on {names.url}: it is a file")
+        return sorted(map(_entry, found))
+
+    def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
+        self._names().rename(self.full(src), self.full(dst), overwrite=overwrite)
+
+    def delete(self, path: str) -> None:
+        self._names().delete(self.full(path), recursive=False)
+
+    def make_folder(self, path: str) -> None:
+        self._names().mkdirs(self.full(path))
+
+    def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
+        self._names().delete(self.full(path), recursive=True)
+
+    def remove_empty_folder(self, path: str) -> None:
+        try:
+            self.delete(path)
+        except NotWritableError:
+            if self.list(path):
+                raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path) from None
+            raise
+
+    def change(
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        uid: int | None = None,
+        gid: int | None = None,
+        owner: tuple[str, str] | None = None,
+        mtime_ns: int | None = None,
+    ) -> None:
+        full, names = self.full(path), self._names()
+        if owner is not None:
+            names.set_owner(full, *owner)
+        if uid is not None or gid is not None:
+            names.set_owner(full, user_name(uid), group_name(gid))
+        if mode is not None:
+            names.set_permission(full, mode)
+        if mtime_ns is not None:
+            names.set_times(full, mtime_ns // 1_000_000)
+
+    def replicate(self, path: str, copies: int) -> None:
+        if self._status(path).replication < copies:
+            self._names().set_replication(self.full(path), copies)
+
+    # -- bytes ------------------------------------------------------------------------------------------------------
+
+    def open(self, path: str, *, pinned: bool = False) -> Source:
+        full = self.full(path)
+        look = (lambda: self._status(path).version) if pinned else None
+        if (namenode := self._direct()) is None:
+            source = NativeSource(self._native, full, look)
+            if pinned:
+                if (unfinished := still_written(self._native, full, source.size)) is None:
+                    self._say_native(full, "whether a file like this is still being written cannot be told")
+                source.unfinished = unfinished is True
+            return source
+        for _ in range(_OPEN_TRIES):
+            status = self._status(path) if pinned else None
+            blocks = namenode.blocks(full)
+            if why := _only_native(blocks):
+                self._say_native(full, why)
+                return NativeSource(self._native, full, look, unfinished=blocks.under_construction)
+            if status is None or status == self._status(path):
+                return DirectSource(self.url, full, blocks, status)
+        raise DataError(f"{full} changes all the time", hint="wait until its writer has finished")
+
+    def read_many(self, pieces: Sequence[Piece]) -> None:
+        read_directly(pieces)
+        read_each([piece for piece in pieces if not isinstance(piece.source, DirectSource)])
+
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
+        full = self.full(path)
+        if (namenode := self._direct()) is not None:
+            from bootseer.hdfs.output import FileOutput
+
+            try:
+                return FileOutput(namenode, full, placement=placement, mode=mode)
+            except UnsupportedError as exc:
+                self._say_native(full, str(exc))
+        return self._native.create(full, mode=mode)
+
+    def _say_native(self, full: str, why: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            _log.info("%s goes through hdfs-native: %s (said once)", full, why)
+
+    # -- writers ----------------------------------------------------------------------------------------------------
+
+    def is_open(self, path: str) -> bool:
+        # asked by trying to make it: the NameNode then says whether the lease is alive, and ends it when it is not
+        try:
+            sink = self.create(path)
+        except FileExistsError as exc:
+            return _is_leased(str(exc))
+        except UnavailableError as exc:
+            if "RecoveryInProgress" in str(exc):
+                return True
+            raise
+        except BootseerError as exc:
+            if _is_leased(str(exc)):
+                return True
+            raise
+        sink.abandon()  # it was gone
+        return False
+
+    def may_be_open(self, path: str) -> str:
+        if (namenode := self._direct()) is None:
+            return "it may be open: only a run that removes can tell"
+        try:
+            blocks = namenode.blocks(self.full(path))
+        except NotFoundError:
+            return ""
+        return "it may be open: its writer has not closed it" if blocks.under_construction else ""
+
+    def end_writer(self, path: str) -> None:
+        _log.info("taking the lease of %s from its writer", self.full(path))
+        if (namenode := self._direct()) is not None:
+            namenode.recover_lease(self.full(path))
+
+
+def _entry(status: FileStatus) -> Entry:
+    """``hdfs-native`` does not tell owners."""
+    name, rights = status.path.rpartition("/")[2], permissions(status) if status.owner else None
+    return Entry(name, status.size, status.is_dir, status.mtime_ms / 1000, status.version, rights)
+
+
+def _only_native(blocks: FileBlocks) -> str:
+    """Why a file cannot be read directly, "" when it can."""
+    if blocks.erasure:
+        return f"it is erasure-coded ({blocks.erasure})"
+    return "it is encrypted" if blocks.encrypted else ""
+
+
+def _is_leased(message: str) -> bool:
+    return "AlreadyBeingCreated" in message or "lease is currently owned" in message
