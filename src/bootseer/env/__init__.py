@@ -4,7 +4,8 @@
 """
 
 from bootseer.env.publication import Publication
+from bootseer.env.result import EnvResult
 from bootseer.env.spec import EnvSpec, Outcome, Target, resolve_in
-from bootseer.env.stage import EnvResult, run
+from bootseer.env.stage import run
 
 __all__ = ["EnvResult", "EnvSpec", "Outcome", "Publication", "Target", "resolve_in", "run"]
