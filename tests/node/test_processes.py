@@ -22,12 +22,12 @@ import pytest
 from bootseer import erofs
 from bootseer.blocks import tree
 from bootseer.blocks.serving import client
-from bootseer.blocks.serving.protocol import Request
 from bootseer.blocks.tree import TreeMount
 from bootseer.config import Config
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.objects.folder import FolderStore
+from bootseer.served.client import await_exit
 from support.node import alive, kill_group
 from support.waits import until
 
@@ -260,7 +260,7 @@ def test_reads_that_a_dead_server_took_are_answered_by_the_next(node: Node) -> N
 
 
 def test_a_lingering_server_serves_the_next_mount(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.serving.client._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.served.client._BUSY_SECONDS", 0.2)
     made = node.mount(slow=False)
     pid = made.status().pid
     with open(made.target / "f05", "rb") as file:
@@ -577,7 +577,7 @@ def test_a_tree_that_is_complete_is_mounted_without_a_server(node: Node) -> None
 def test_a_detached_mount_in_use_keeps_its_server(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bootseer.blocks.serving.client._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.served.client._BUSY_SECONDS", 0.2)
     made = node.mount(slow=False)
     pid = made.status().pid
     with open(made.target / "f05", "rb") as file:
@@ -630,7 +630,7 @@ def test_a_stopped_supervisor_is_waited_for_and_not_killed(node: Node) -> None:
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(UnavailableError, match="does not answer"):
-            client.ask(folder, Request("status"), timeout=0.5)
+            client.ask(folder, "status", timeout=0.5)
         assert read(made.target / "f00") == node.want("f00")
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -646,7 +646,7 @@ def test_a_stopped_server_that_nobody_needs_is_killed(node: Node) -> None:
     pids = (status.pid, status.server_pid, status.fetcher_pid)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    client.await_exit(folder, 0.2)
+    await_exit(folder, 0.2)
     until(lambda: not any(map(alive, pids)))
     client.clear(folder)
 
@@ -654,7 +654,7 @@ def test_a_stopped_server_that_nobody_needs_is_killed(node: Node) -> None:
 def test_the_successor_of_a_lingering_supervisor_ends_with_the_last_user(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bootseer.blocks.serving.client._BUSY_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.served.client._BUSY_SECONDS", 0.2)
     made = node.mount(slow=False)
     pid = made.status().pid
     with open(made.target / "f05", "rb") as file:

@@ -1,4 +1,4 @@
-"""Asking a block server: one that is slow is not a dead one."""
+"""Asking a server: one that is slow is not a dead one."""
 
 from __future__ import annotations
 
@@ -17,19 +17,12 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks import tree
-from bootseer.blocks.serving import client
-from bootseer.blocks.serving.control_server import ControlServer
-from bootseer.blocks.serving.protocol import (
-    LOCK,
-    SOCKET,
-    SPEC,
-    GoneError,
-    Request,
-    ServerSpec,
-    StoppingError,
-    TreeStatus,
-)
+from bootseer.blocks.serving.client import join_or_start
+from bootseer.blocks.serving.protocol import ServerSpec, TreeStatus
 from bootseer.errors import BootseerError, FullError, NotFoundError, UnavailableError
+from bootseer.served import client
+from bootseer.served.control import ControlServer
+from bootseer.served.protocol import LOCK, SOCKET, SPEC, GoneError, Request, StoppingError
 
 STATUS = TreeStatus(id="a", digest="a", pid=1, targets=["/t"])
 
@@ -46,7 +39,7 @@ def silent(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """`stopped`; callers are patient for a second only."""
     ask = client.ask
     monkeypatch.setattr(client, "_ATTEMPT_SECONDS", 0.3)
-    monkeypatch.setattr(client, "ask", lambda where, request, timeout=1.0: ask(where, request, timeout=min(timeout, 1)))
+    monkeypatch.setattr(client, "ask", lambda *args, timeout=1.0: ask(*args, timeout=min(timeout, 1)))
     return stopped
 
 
@@ -87,11 +80,11 @@ def test_nobody_there_is_known_at_once(folder: Path, tmp_path: Path) -> None:
     began = time.monotonic()
     for where in (folder, tmp_path / "none"):
         with pytest.raises(GoneError):
-            client.ask(where, Request("status"))
+            client.ask(where, Request("status"), TreeStatus)
     ControlServer(folder).close()
     assert (folder / SOCKET).exists()
     with pytest.raises(GoneError):
-        client.ask(folder, Request("status"))
+        client.ask(folder, Request("status"), TreeStatus)
     assert time.monotonic() - began < 3
 
 
@@ -105,7 +98,7 @@ def test_a_slow_answer_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPat
         return STATUS
 
     with serving(folder, slow):
-        assert client.ask(folder, Request("status")) == STATUS
+        assert client.ask(folder, Request("status"), TreeStatus) == STATUS
 
 
 def test_errors_come_over_as_what_they_are(folder: Path) -> None:
@@ -113,7 +106,7 @@ def test_errors_come_over_as_what_they_are(folder: Path) -> None:
         raise FullError("no space")
 
     with serving(folder, fail), pytest.raises(FullError, match="no space"):
-        client.ask(folder, Request("status"))
+        client.ask(folder, Request("status"), TreeStatus)
 
 
 def test_a_server_that_ends_is_waited_for(folder: Path) -> None:
@@ -125,23 +118,23 @@ def test_a_server_that_ends_is_waited_for(folder: Path) -> None:
         return STATUS
 
     with serving(folder, stopping):
-        assert client.ask(folder, Request("status")) == STATUS
+        assert client.ask(folder, Request("status"), TreeStatus) == STATUS
 
 
 def test_a_client_that_says_nothing_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.serving.control_server._PEER_SECONDS", 0.2)
+    monkeypatch.setattr("bootseer.served.control._PEER_SECONDS", 0.2)
     with serving(folder, lambda request: STATUS), socket.socket(socket.AF_UNIX) as quiet:
         fd = os.open(folder, os.O_PATH)
         quiet.connect(f"/proc/self/fd/{fd}/{SOCKET}")
         os.close(fd)
-        assert client.ask(folder, Request("status")) == STATUS
+        assert client.ask(folder, Request("status"), TreeStatus) == STATUS
 
 
 def test_a_silent_server_is_left_alone(silent: Path, tmp_path: Path) -> None:
     spec = ServerSpec(id="a", store_url="", digest="a", cache_dir="", target="/u")
     state = tmp_path / "state"
     with pytest.raises(UnavailableError, match="does not answer") as caught:
-        client.join_or_start(silent, spec, ["/bin/cat"])
+        join_or_start(silent, spec, ["/bin/cat"])
     assert not isinstance(caught.value, GoneError)
     with pytest.raises(UnavailableError, match="does not answer"):
         tree.attach("/t", state)
@@ -219,6 +212,6 @@ def test_who_has_given_up_is_not_heard(folder: Path) -> None:
 
 def test_a_file_of_somebody_else_is_an_error_in_one_line(folder: Path) -> None:
     (folder / "mine").touch()
-    with pytest.raises(BootseerError, match="remove the state of a block server"):
-        client.clear(folder)
+    with pytest.raises(BootseerError, match="remove the state of a server"):
+        client.remove(folder)
     assert (folder / "mine").exists()

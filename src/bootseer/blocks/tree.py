@@ -24,7 +24,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving import client
 from bootseer.blocks.serving.client import SERVER
 from bootseer.blocks.serving.mount_readahead import note_mount
-from bootseer.blocks.serving.protocol import FUSE_FOLDER, SPEC, GoneError, Request, ServerSpec, TreeStatus
+from bootseer.blocks.serving.protocol import FUSE_FOLDER, ServerSpec, TreeStatus
 from bootseer.chunks.locks import DATA
 from bootseer.chunks.manifest import TreeRef
 from bootseer.config import Config
@@ -33,6 +33,8 @@ from bootseer.folders import private_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.objects import Store, open_store
+from bootseer.served.client import PATIENCE, await_exit, locked, unmount
+from bootseer.served.protocol import SPEC, GoneError
 
 if TYPE_CHECKING:
     from bootseer.blocks.offline import extract, prefetch
@@ -73,11 +75,11 @@ class TreeMount:
 
     def status(self) -> TreeStatus:
         """Counters of the block server. Raises `UnavailableError` when it is gone."""
-        return client.ask(self._folder, Request("status"))
+        return client.ask(self._folder, "status")
 
     def ready(self) -> None:
         """The job is ready: recording stops and its trace is published, the rest is filled without hesitation."""
-        client.ask(self._folder, Request("ready"))
+        client.ask(self._folder, "ready")
 
     def unmount(self, *, timeout: float = _EXIT_SECONDS) -> None:
         """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice.
@@ -86,10 +88,10 @@ class TreeMount:
         has not ended after ``timeout`` is killed. Both leave a log line. Raises `UnavailableError` when the server
         lives but does not answer: call it again later.
         """
-        with client.locked(self._folder):
+        with locked(self._folder):
             with contextlib.suppress(BootseerError):  # then the target is in use for a moment, which is waited for
-                client.ask(self._folder, Request("still", str(self.target)), timeout=_STILL_SECONDS)
-            client.unmount_target(self.target)
+                client.ask(self._folder, "still", self.target, timeout=_STILL_SECONDS)
+            unmount(self.target)
             self._leave(timeout)
 
     def _leave(self, timeout: float) -> None:
@@ -97,7 +99,7 @@ class TreeMount:
         if not self._folder.exists():
             return
         try:
-            left = client.ask(self._folder, Request("remove", str(self.target)))
+            left = client.ask(self._folder, "remove", self.target)
         except GoneError as exc:  # any other error says that it lives, and others may use it
             log.warning("%s; cleaning up after it", exc)
         else:
@@ -106,7 +108,7 @@ class TreeMount:
             if left.lingering:
                 log.warning("tree %s is still in use somewhere; its server stays until that ends", self.id)
                 return
-            client.await_exit(self._folder, timeout)
+            await_exit(self._folder, timeout)
         client.clear(self._folder)
 
 
@@ -142,7 +144,7 @@ def mount(
         tree = localize_manifest(store, digest, cache_dir)
         meta = beside.submit(localize_meta, store, tree)
         localize_map(store, tree)  # the server finds it on the disk
-        with client.locked(folder):
+        with locked(folder):
             if mounts.is_mounted(target):
                 raise BootseerError(
                     f"cannot mount tree {id} on {target}: something is mounted there", hint="unmount it"
@@ -214,11 +216,11 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
     base = Path(os.path.abspath(state_dir)) / "trees"
     target = mounts.real(what)
     folders = sorted(base.glob("*/")) if base.is_dir() else []
-    for patience in (_ASK_SECONDS, client.PATIENCE):  # those that do not answer are waited for last
+    for patience in (_ASK_SECONDS, PATIENCE):  # those that do not answer are waited for last
         silent: dict[Path, BootseerError] = {}
         for folder in folders:
             try:
-                status = client.ask(folder, Request("status"), timeout=patience)
+                status = client.ask(folder, "status", timeout=patience)
             except BootseerError as exc:
                 if not isinstance(exc, GoneError):
                     silent[folder] = exc

@@ -27,12 +27,17 @@ def lock(fd: int, patience: float = 0.0) -> bool:
 @contextlib.contextmanager
 def locked(path: Path, flags: int = os.O_RDWR, patience: float = 0.0) -> Iterator[bool]:
     """Open ``path`` with ``flags``, take its exclusive flock, hold it inside. False: somebody else has it for all of
-    ``patience`` seconds. Raises `OSError`."""
-    fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-    try:
-        yield lock(fd, patience)
-    finally:
-        os.close(fd)
+    ``patience`` seconds. A file that its holder has removed is opened anew. Raises `OSError`."""
+    until = time.monotonic() + patience
+    while True:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            alone = lock(fd, until - time.monotonic())
+            if not alone or is_at(fd, path):
+                yield alone
+                return
+        finally:
+            os.close(fd)
 
 
 def is_at(fd: int, path: Path) -> bool:

@@ -15,10 +15,10 @@ import os
 from pathlib import Path
 
 from bootseer import image
-from bootseer.blocks.serving.client import unmount_target
 from bootseer.errors import NotFoundError, doing
 from bootseer.kernel import mount as mounts
 from bootseer.node.access import User
+from bootseer.served.client import unmount
 
 _PRIVATE, _ROOT, _CLOSED, _TREE = "private", "root", "closed", "tree"
 _SAFE = mounts.MS_NOSUID | mounts.MS_NODEV
@@ -61,11 +61,11 @@ def remove(place: Path, state_dir: Path, *, killed: bool) -> None:
     tree = tree_of(place)
     if killed:
         image.sweep(state_dir)
-    unmount_target(root_of(place))
+    unmount(root_of(place))
     with contextlib.suppress(NotFoundError):
         image.attach(tree, state_dir).unmount()
-    unmount_target(tree)
-    unmount_target(place / _PRIVATE)
+    unmount(tree)
+    unmount(place / _PRIVATE)
     for folder in (place / _PRIVATE, tree, tree.parent, place):
         with doing(f"remove the folder {folder}"), contextlib.suppress(FileNotFoundError):
             os.rmdir(folder)

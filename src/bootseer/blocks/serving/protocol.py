@@ -1,7 +1,13 @@
-"""What a block server is told, what it says of itself, and the names of the files through which it is reached.
+"""What a block server is told, and what it says of itself.
 
-A server's state folder is ``<state_dir>/trees/<id>/``, mode 0700. Requests and replies are one JSON line each over the
-Unix socket in it.
+Its state folder is ``<state_dir>/trees/<id>/``. Each of its requests is answered with a `TreeStatus`:
+
+| request | |
+|---|---|
+| ``status`` | |
+| ``ready`` | the job is ready |
+| ``add``, ``remove`` | of the mount ``target`` |
+| ``still`` | use no file of the mount ``target`` any more: it is about to be unmounted |
 """
 
 from __future__ import annotations
@@ -9,14 +15,8 @@ from __future__ import annotations
 import msgspec
 
 from bootseer.config import Config
-from bootseer.errors import BootseerError, UnavailableError
 
-SPEC = "spec.json"
 FUSE_FOLDER = "fuse"
-SOCKET = "control.sock"
-LOCK = "server.lock"
-"""Locked (flock) while a process of the server lives; its text is the server's process group."""
-MAX_LINE = 1 << 16
 
 
 class ServerSpec(msgspec.Struct, kw_only=True):
@@ -29,14 +29,6 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     target: str
     profile: str | None = None
     config: Config = msgspec.field(default_factory=Config)
-
-
-class Request(msgspec.Struct):
-    """``do``: ``status``, ``ready``, ``add`` or ``remove`` (of the mount ``target``), ``still`` (use no file of that
-    mount any more: it is about to be unmounted)."""
-
-    do: str
-    target: str = ""
 
 
 class FetcherStatus(msgspec.Struct):
@@ -110,19 +102,3 @@ class TreeStatus(FetcherStatus, kw_only=True):
     read_ahead_bytes: int = 0
     """Of the mount, read before the job. Neither that nor what the job then finds there is among `reads`."""
     uptime: float = 0.0
-
-
-class Reply(msgspec.Struct):
-    status: TreeStatus | None = None
-    error: str = ""
-    code: int = BootseerError.exit_code
-    stopping: bool = False
-    """The server ends: ask again, soon nobody will answer."""
-
-
-class GoneError(UnavailableError):
-    """Nobody listens any more: the server ended or died."""
-
-
-class StoppingError(BootseerError):
-    """This server is about to end."""

@@ -22,15 +22,12 @@ import msgspec
 from bootseer.blocks.fetch.fetcher import Fetched
 from bootseer.blocks.metadata import LocalTree, localize
 from bootseer.blocks.serving import client, fuse_server, mount_readahead
-from bootseer.blocks.serving.control_server import ControlServer
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
 from bootseer.blocks.serving.ipc import Channel, Finish
 from bootseer.blocks.serving.protocol import (
     FUSE_FOLDER,
     FetcherStatus,
-    Request,
     ServerSpec,
-    StoppingError,
     TreeStatus,
 )
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
@@ -41,6 +38,10 @@ from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import fuse, mount
 from bootseer.kernel.child import BEAT_SECONDS, Child, Watch, keep_beating
 from bootseer.objects import Store
+from bootseer.served.client import remove_unwatched
+from bootseer.served.control import ControlServer
+from bootseer.served.entry import Begun
+from bootseer.served.protocol import Request, StoppingError
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Inherited(NamedTuple):
     """What outlives each process of a server: every one of them has it by fork."""
 
     spec: ServerSpec
-    folder: Path
+    begun: Begun
     store_for: Callable[[str], Store]
     tree: LocalTree
     shared: SharedMemory
@@ -75,16 +76,11 @@ class Inherited(NamedTuple):
     """FUSE server's end, which the supervisor only sends `Finish` through, and the fetcher's end."""
     device: fuse.Device | None
     """None: every block was here from the beginning, and no FUSE is needed."""
-    lock: int
-    """Descriptor of the locked `protocol.LOCK`: while it is open somewhere, the server lives."""
 
 
-def start(
-    spec: ServerSpec, folder: Path, store_for: Callable[[str], Store], lock: int, answer: Callable[[str], object]
-) -> Supervisor:
+def start(spec: ServerSpec, begun: Begun, store_for: Callable[[str], Store]) -> Supervisor:
     """Open the node's copy of the tree, mount FUSE unless every block is here, start the processes; returns when the
-    tree may be mounted. ``lock``: see `Inherited`; ``answer("")`` closes, in a child, what only this process answers
-    on.
+    tree may be mounted.
 
     Raises `UnavailableError` (another server owns the cache), `DataError`, `FullError`, `UnsupportedError` (no FUSE).
     """
@@ -97,11 +93,12 @@ def start(
     cache = CacheFile.open(tree.cache, blocks, tree.map_digest, ready=shared.ready)
     device = None
     try:
-        control = ControlServer(folder)
+        control = ControlServer(begun.folder)
         if not cache.complete:
-            device = fuse_server.mount(folder / FUSE_FOLDER)
-        inherited = Inherited(spec, folder, store_for, tree, shared, cache, control, Channel.pair(), device, lock)
-        supervisor = Supervisor(inherited, [spec.target], answer)
+            (begun.folder / FUSE_FOLDER).mkdir(mode=0o700)
+            device = fuse_server.mount(begun.folder / FUSE_FOLDER)
+        inherited = Inherited(spec, begun, store_for, tree, shared, cache, control, Channel.pair(), device)
+        supervisor = Supervisor(inherited, [spec.target])
         supervisor.begin()
     except BaseException:
         if device is not None:
@@ -116,11 +113,8 @@ def start(
 class Supervisor:
     """Supervises one served tree whose mounts are ``targets``: `begin`, then `run` until it is over."""
 
-    def __init__(
-        self, inherited: Inherited, targets: list[str], answer: Callable[[str], object] = lambda text: None
-    ) -> None:
+    def __init__(self, inherited: Inherited, targets: list[str]) -> None:
         self._inherited = inherited
-        self._answer = answer
         self._spec = inherited.spec
         self._counts = inherited.shared.counts
         self._device = inherited.device
@@ -184,7 +178,7 @@ class Supervisor:
         else:
             os.close(self._inherited.cache.lock_fd)  # the next mount waits for no more than this
         if not self._targets:
-            client.clear_unwatched(self._inherited.folder)
+            remove_unwatched(self._inherited.begun.folder, *client.MORE)
         return 0
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -204,7 +198,7 @@ class Supervisor:
         if self._leaving and time.monotonic() >= self._next_try:
             self._leave()
         if self._device is not None and self._inherited.shared.ready.find(b"\0") < 0:
-            mount_readahead.widen(self._inherited.folder)
+            mount_readahead.widen(self._inherited.begun.folder)
         self._end_silent()
         self._restart()
         return False
@@ -276,7 +270,7 @@ class Supervisor:
         self._watch_server.restart()
 
     def _in_child(self) -> None:
-        self._answer("")
+        self._inherited.begun.answer.forget()
         for number in _SIGNALS:  # signals to the process group are the supervisor's business
             signal.signal(number, signal.SIG_IGN)
         for child in (self._fetcher, self._server):
@@ -296,7 +290,7 @@ class Supervisor:
         keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
         FetcherProcess(
             kept.spec, kept.tree, kept.store_for(kept.spec.store_url), kept.shared, kept.cache, kept.reads[1],
-            detach=lambda: os.close(kept.lock),
+            detach=lambda: os.close(kept.begun.lock),
         ).run()  # fmt: skip
         return 0
 

@@ -1,5 +1,5 @@
-"""The control socket of a block server: one JSON line each way per connection, answered by the supervisor's own
-loop."""
+"""The control socket of a server: one JSON line each way per connection, answered by the loop of one of its
+processes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.blocks.serving.protocol import MAX_LINE, SOCKET, Reply, Request, StoppingError, TreeStatus
 from bootseer.errors import BootseerError
+from bootseer.served.protocol import MAX_REQUEST, SOCKET, Reply, Request, failure
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _PEER_SECONDS = 2.0
 
 
 class ControlServer:
-    """Listens in ``folder``. It survives a fork: whoever supervises accepts."""
+    """Listens in ``folder``. It survives a fork: any process of the server may answer."""
 
     def __init__(self, folder: Path) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -43,7 +43,7 @@ class ControlServer:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def answer(self, handle: Callable[[Request], TreeStatus]) -> None:
+    def answer(self, handle: Callable[[Request], object]) -> None:
         """Answer who has connected, if anybody, with what ``handle`` says. Never raises for what a client does."""
         with contextlib.suppress(BlockingIOError):
             peer, _ = self._sock.accept()
@@ -51,7 +51,7 @@ class ControlServer:
                 try:
                     peer.settimeout(_PEER_SECONDS)
                     with peer.makefile("rb") as lines:
-                        line = lines.readline(MAX_LINE)
+                        line = lines.readline(MAX_REQUEST)
                     if not _hung_up(peer):  # else it has given up, and told its user so
                         peer.sendall(msgspec.json.encode(_reply(line, handle)) + b"\n")
                 except OSError as exc:
@@ -67,13 +67,10 @@ def _hung_up(peer: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
-def _reply(line: bytes, handle: Callable[[Request], TreeStatus]) -> Reply:
+def _reply(line: bytes, handle: Callable[[Request], object]) -> Reply:
     try:
-        return Reply(status=handle(msgspec.json.decode(line, type=Request)))
-    except BootseerError as exc:
-        return Reply(error=str(exc), code=exc.exit_code, stopping=isinstance(exc, StoppingError))
-    except msgspec.MsgspecError as exc:
-        return Reply(error=str(exc))
+        return Reply(msgspec.Raw(msgspec.json.encode(handle(msgspec.json.decode(line, type=Request)))))
     except Exception as exc:
-        log.exception("control request failed")
-        return Reply(error=repr(exc))
+        if not isinstance(exc, BootseerError | msgspec.MsgspecError):
+            log.exception("control request failed")
+        return failure(exc)
