@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from comparison.comparison import Demo
+    from bench.comparison.comparison import Demo
 
 
 def demo(
@@ -36,10 +36,10 @@ def demo(
     """
     from rich.console import Console
 
+    from bench.comparison.comparison import Demo
+    from bench.comparison.recipe import RECIPES
     from bootseer import config
     from bootseer.errors import ConfigError, DataError
-    from comparison.comparison import Demo
-    from comparison.recipe import RECIPES
 
     if job not in RECIPES:
         raise ConfigError(f"--job {job} is none of {', '.join(RECIPES)}")

@@ -17,6 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.comparison import starts
+from bench.comparison.ingredients import Ingredients
+from bench.comparison.recipe import Recipe
+from bench.comparison.site import containerd, file_server
 from bootseer import report, stripefs
 from bootseer.demo import tree, workplace
 from bootseer.demo.programs import BOOTSEER, run
@@ -24,10 +28,6 @@ from bootseer.demo.starts import Measured, read_all, same_losses
 from bootseer.errors import PrivilegeError
 from bootseer.launch.job import Job
 from bootseer.objects import open_store
-from comparison import starts
-from comparison.ingredients import Ingredients
-from comparison.recipe import Recipe
-from comparison.site import containerd, file_server
 from support.hadoop import HadoopCluster
 from support.netns import Node, ShapedNetwork
 from support.registry import DockerRegistry, without_tls

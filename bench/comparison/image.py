@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.comparison.recipe import Recipe
 from bootseer import oci
 from bootseer.demo.image import compile_bytecode
 from bootseer.demo.programs import run
 from bootseer.errors import UnsupportedError
-from comparison.recipe import Recipe
 from support.layouts import LayerDir, write_layout
 
 _PIP = "pip==26.3"

@@ -14,13 +14,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.comparison import image, index
+from bench.comparison.recipe import Recipe
 from bootseer.demo.image import compile_bytecode
 from bootseer.demo.ingredients import make
 from bootseer.demo.programs import run
 from bootseer.demo.starts import losses
 from bootseer.errors import FullError
-from comparison import image, index
-from comparison.recipe import Recipe
 from support.layouts import push
 from support.registry import DockerRegistry
 

@@ -28,8 +28,9 @@ def cache() -> Path:
 
 
 def argv(cache: Path, here: Path) -> list[str]:
-    return [sys.executable, "-m", "comparison", "--job", "small", "--rounds", "1", "--cache", str(cache), "--subnet",
-            "10.79.0.0/24", "--out", str(here / "report.json"), "--results", str(here / "results")]  # fmt: skip
+    parts = ["--job", "small", "--rounds", "1", "--cache", str(cache), "--subnet", "10.79.0.0/24"]
+    results = ["--out", str(here / "report.json"), "--results", str(here / "results")]
+    return [sys.executable, "-m", "bench.comparison", *parts, *results]
 
 
 def left_over(cache: Path) -> list[str]:

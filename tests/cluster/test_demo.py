@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.comparison import image
 from bootseer.demo import workplace
-from comparison import image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]

@@ -1,56 +1,52 @@
 """What benchmarks take away from the product is there: a part that was renamed is to be noticed here."""
 
-import sys
-from pathlib import Path
+import importlib.util
+import random
 
 import pytest
 
+from bench import page
+from bench.__main__ import BENCHMARKS, ROOT, listing
+from bench.checkpoint import checkpoint, once
+from bench.checkpoint import figures as checkpoint_figures
+from bench.cluster import figures as cluster_figures
+from bench.cluster import scenario
+from bench.image import ablated
+from bench.stripes import runner, scheduler_cases, scheduler_parts
 from bootseer.config import Config
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.report import Report, Run
 
-BENCH = Path(__file__).parents[2] / "bench"
 
-
-@pytest.fixture
-def bench(monkeypatch):
-    """Imports modules of bench/ by name, and forgets them."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    yield __import__
-    for name in [n for n, m in sys.modules.items() if str(getattr(m, "__file__", None)).startswith(f"{BENCH}/")]:
-        del sys.modules[name]
-
-
-def test_every_part_of_ablate(bench, monkeypatch):
-    for part in bench("_ablated").PARTS:
+def test_every_part_of_ablate(monkeypatch):
+    for part in ablated.PARTS:
         assert part.patch or part.settings
         assert all(hasattr(Config(), name.removeprefix("BOOTSEER_").lower()) for name in {*part.settings, *part.both})
         if part.patch:
             monkeypatch.setattr(f"{part.patch.module}.{part.patch.name}", part.patch.value)
 
 
-def test_every_part_of_the_scheduler(bench):
-    cases = {case.name: case for case in bench("_scheduler_cases").CASES}
-    for part in bench("_scheduler_parts").PARTS:
+def test_every_part_of_the_scheduler():
+    cases = {case.name: case for case in scheduler_cases.CASES}
+    for part in scheduler_parts.PARTS:
         with part.taken_away():
-            assert cases["quick"].seconds(bench("random").Random(1)) > 0
+            assert cases["quick"].seconds(random.Random(1)) > 0
 
 
-def test_every_part_of_shared_reads(bench):
+def test_every_part_of_shared_reads():
     from bootseer.torch import shared_read
 
-    once = bench("_checkpoint_once")
     assert shared_read._READS > 1
-    assert bench("checkpoint").GiB // 4 // once.RANKS > shared_read.BUCKET  # also of the quick form
+    assert checkpoint.GiB // 4 // once.RANKS > shared_read.BUCKET  # also of the quick form
     report = Report(name="checkpoint")
     seconds = {once.ONCE: 9.0, once.ONE_READ: 10.0, once.ONE_BUCKET: 12.0}
     report.runs += [Run(variant=name, n=1, seconds=took) for name, took in seconds.items()]
     said = []
-    bench("_checkpoint_figures").compute(report, said.append)
+    checkpoint_figures.compute(report, said.append)
     assert {figure.name: figure.value for figure in report.figures} == {"gain_two_reads": 10.0, "gain_buckets": 25.0}
 
 
-def test_figures_of_checkpoint(bench):
+def test_figures_of_checkpoint():
     report = Report(name="checkpoint")
     speeds = {"local:mount": 5000.0, "local:pyfuse3": 2000.0, "capped:torch-load": 200.0,
               "capped:torch-hdfs-native": 50.0, "capped:torch-mount-hdfs-native": 40.0}  # fmt: skip
@@ -63,7 +59,7 @@ def test_figures_of_checkpoint(bench):
         report.runs += [Run(variant=name, n=n, seconds=n * took) for name, took in seconds.items()]
     report.runs.append(Run(variant="capped:save-mount", n=1, failed="could not run: no --rw"))
     said = []
-    bench("_checkpoint_figures").compute(report, said.append)
+    checkpoint_figures.compute(report, said.append)
     found = {figure.name: (figure.value, figure.met) for figure in report.figures}
     assert found == {
         "mount_sequential_gbs": (10.4858, True),
@@ -75,20 +71,19 @@ def test_figures_of_checkpoint(bench):
     assert any("capped:save-mount" in line for line in said)
 
 
-def test_a_variant_that_cannot_run_is_listed_once(bench, tmp_path):
+def test_a_variant_that_cannot_run_is_listed_once(tmp_path):
     (tmp_path / "content").write_bytes(b"content")
     report = Report(name="checkpoint")
-    runner = bench("_stripes_run").LocalRunner(report, "local", tmp_path / "content")
+    local = runner.LocalRunner(report, "local", tmp_path / "content")
 
     def missing():
         raise UnsupportedError("could not run: no such option")
 
-    assert [runner.record("mount", missing) for _ in range(3)] == [None] * 3
+    assert [local.record("mount", missing) for _ in range(3)] == [None] * 3
     assert report.runs == [Run(variant="local:mount", n=1, failed="could not run: no such option")]
 
 
-def test_scenarios_of_cluster(bench, tmp_path):
-    scenario = bench("_cluster_scenario")
+def test_scenarios_of_cluster(tmp_path):
     names = scenario.names()
     assert names[0] == "cold"
     assert {name: scenario.load(name).name for name in names} == {name: name for name in names}
@@ -103,7 +98,7 @@ def test_scenarios_of_cluster(bench, tmp_path):
         scenario.load("warm")
 
 
-def test_figures_of_cluster(bench):
+def test_figures_of_cluster():
     report = Report(name="cluster")
 
     def add(variant, seconds, n=1, *, nodes=(), links=0.0, requests=0, ran=0, registry=0):
@@ -123,7 +118,7 @@ def test_figures_of_cluster(bench):
     add("alone:again", 10.0)
     add("mirror:again", 40.0, registry=50)
     said = []
-    bench("_cluster_figures").compute(report, said.append)
+    cluster_figures.compute(report, said.append)
     assert {figure.name: (figure.value, figure.met) for figure in report.figures} == {
         "overhead_vs_ordinary": (0.1, True),
         "again_vs_bound": (1.25, True),
@@ -139,10 +134,13 @@ def test_figures_of_cluster(bench):
     assert "no figure overhead_vs_strongest" in said
 
 
-def test_the_page_names_the_nodes_of_a_cluster(bench):
+def test_the_page_names_the_nodes_of_a_cluster():
     report = {"name": "cluster", "argv": ["--nodes", "16", "--rate", "50", "--out", "x.json"]}
-    assert bench("_page").command(report) == "scripts/bench cluster --nodes 16 --rate 50 --out report.json"
-    assert (
-        bench("_page").command({"name": "cluster-quick", "argv": []})
-        == "scripts/bench cluster --quick --out report.json"
-    )
+    assert page.command(report) == "scripts/bench cluster --nodes 16 --rate 50 --out report.json"
+    assert page.command({"name": "cluster-quick", "argv": []}) == "scripts/bench cluster --quick --out report.json"
+
+
+def test_the_list_names_every_benchmark_and_a_result_of_it():
+    results = {path.stem.partition("-")[0] for path in (ROOT / "bench/results").glob("*.json")}
+    assert set(BENCHMARKS) <= results
+    assert all(f"  {name} " in listing() and importlib.util.find_spec(one.module) for name, one in BENCHMARKS.items())

@@ -271,4 +271,4 @@ def test_it_costs_at_most_15_ms_of_import_and_20_us_an_event(file):
     ]
     importing, event = (min(column) for column in zip(*runs, strict=True))  # CPU time: others may be busy
     assert importing <= 15
-    assert event <= 40  # bench/emit.py holds the target of 20 on a quiet machine; a shared one must not fail the suite
+    assert event <= 40  # bench emit holds the target of 20 on a quiet machine; a shared one must not fail the suite

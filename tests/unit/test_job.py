@@ -4,10 +4,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench.comparison import starts
 from bootseer.demo.starts import to_toml
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.launch import job
-from comparison import starts
 
 PAGE = Path(__file__).parents[2] / "docs/reference/job-file.md"
 SMALL = """

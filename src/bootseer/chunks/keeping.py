@@ -70,8 +70,7 @@ class Room:
 
 def keep_synced(sync: Callable[[], None], stop: threading.Event, *, rest: float = 0.0) -> None:
     """``sync`` again and again until ``stop``, at first after ``rest`` seconds: a write to a file that is being synced
-    may wait for the disk, hundreds of milliseconds on ext4, and so do the readers of what comes behind it
-    (``scripts/bench engine``: write, write+sync)."""
+    may wait for the disk, hundreds of milliseconds on ext4, and so do the readers of what comes behind it."""
     stop.wait(max(0.0, rest))
     while not stop.wait(_SYNC_SECONDS):
         sync()

@@ -1,7 +1,7 @@
 """HDFS checksums: one CRC per chunk of a block, checked for a whole packet of chunks at once.
 
 HDFS keeps a CRC-32 or CRC-32C for every ``bytes_per`` bytes, by default 512. One call per chunk costs more than the
-CRC itself: 0.7 to 0.9 GiB/s where the CRC alone does 20 to 40 (``bench/datanode.py checksums``). But CRCs are linear:
+CRC itself: 0.7 to 0.9 GiB/s where the CRC alone does 20 to 40. But CRCs are linear:
 the CRC of a packet follows from those of its chunks, and to put them together is again a CRC, of a message that is zero
 except for each chunk's CRC where the next chunk begins. Hence two calls per packet, at 5 to 6 GiB/s.
 

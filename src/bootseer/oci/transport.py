@@ -1,7 +1,7 @@
 """HTTP/1.1 for registries: a pool of kept connections over `http.client`, with deadlines judged by progress.
 
 Why not a library: a cold start makes a thousand range requests, and one of 1 MiB takes 0.8 times the CPU here that it
-takes with urllib3 (``bench/registry_client.py``, by turns); none of those we know judges a transfer by its progress.
+takes with urllib3 (measured by turns); none of those we know judges a transfer by its progress.
 
 Concurrency: any thread may call `Transport.request`; a connection belongs to one answer until that is closed. No
 threads of its own. Waits: ``CONNECT`` seconds to connect; afterwards every 16 KiB (or the end of what is sent or

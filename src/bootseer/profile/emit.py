@@ -7,7 +7,7 @@ travels on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_
 ``TRACEPARENT``. Restarts that torchrun counts are added to the cycle.
 
 Concurrency: safe from threads and after fork; an event is one ``open``/``write``/``close`` with ``O_APPEND``: no lock,
-and no descriptor that the host program could close and reuse. Measured by ``bench/emit.py``.
+and no descriptor that the host program could close and reuse. Measured by ``scripts/bench emit``.
 """
 
 from __future__ import annotations

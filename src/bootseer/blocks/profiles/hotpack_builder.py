@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 _FRAME = 1 << 20
 """Bytes of blocks: neighbours in time are of one kind, often of one file. What this and the level save, and what they
-cost: ``bench/hotpack.py``, and the table in ``docs/internals/hotpack.md``."""
+cost: the table in ``docs/internals/hotpack.md``."""
 _LEVEL = 12
 _QUICK_LEVEL = 3
 """Once somebody waits for the end."""

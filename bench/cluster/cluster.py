@@ -1,0 +1,295 @@
+"""Starts of one job on many nodes of an emulated cluster: ordinary, with the strongest other tools, with bootseer.
+
+    scripts/bench cluster [--nodes 8] [--scenario NAME|FILE]... [--rate MBIT] [--runs 3] [--quick] [--out report.json]
+
+Each node is a network and a mount namespace with a link of its own rate, a node cache, state and a containerd;
+registry, package index and four DataNodes have such links, too. A start is over when the last node has ended its first
+step; its overhead is the seconds until then minus those of ``local``, the same start on the same nodes with image,
+environment and checkpoint already on them. The bound of a start is the larger of ``local`` and what the links need.
+``cpu_seconds`` are of the whole machine: where they come near cores x seconds, the cores and not the links decide.
+
+``ordinary``: containerd pulls, pip installs, Hadoop's client copies. ``strongest``: nydus with a prefetch table (or
+containerd where it is not built), uv with a full cache that all nodes share at no cost, hdfs-native. ``first`` and
+``again``: bootseer, knowing nothing of the job and after it has started before. Scenarios are files of bench/scenarios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+
+from bench.cluster import figures as cluster_figures
+from bench.cluster import scenario, started
+from bench.cluster.scenario import Scenario
+from bench.cluster.site import RECIPE, Cluster, cache
+from bench.common import figures, invocation
+from bench.comparison import starts as jobs
+from bench.comparison.image import uv
+from bench.comparison.ingredients import Ingredients
+from bootseer.demo import starts, workplace
+from bootseer.demo.ingredients import SETTINGS
+from bootseer.demo.programs import BOOTSEER, run
+from bootseer.demo.starts import Measured
+from bootseer.errors import BootseerError, DataError, PrivilegeError
+from bootseer.launch.job import Job, MountTable
+from bootseer.objects import open_store
+from bootseer.report import Report, Run, new
+
+STRICT = (*started.STARTED, started.STRICT)
+MIX = (sys.executable, "-m", "bench.cluster.mix")
+_SETTLE_SECONDS = 300.0
+_OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
+"""Begins the command line of a node: what it mounts is not in the containers of others, which would keep it in use."""
+_BEFORE = Scenario(about="A start that is not measured")
+_STAGES = ("image", "env", "init")
+_UV_CACHE = "/opt/uv-cache"
+
+
+class Fleet:
+    """The starts of one bench with one kind of store; `scenario` adds its runs to the report."""
+
+    def __init__(self, cluster: Cluster, work: Path, report: Report, rounds: int, way: str) -> None:
+        self.cluster, self.work, self.report, self.rounds, self.way = cluster, work, report, rounds, way
+        self.site = msgspec.structs.replace(cluster.site, store=cluster.store(way))
+        self._known = False
+        self._there: set[str] = set()
+        """Whose nodes have what their start before has left on them."""
+
+    def scenario(self, scenario: Scenario) -> None:
+        for number in range(1, self.rounds + 1):
+            for variant in scenario.variants if number % 2 else reversed(scenario.variants):
+                self._note(variant, scenario, number)
+                if variant == "ordinary":  # containerd has the image now
+                    self._note("local", scenario, number)
+
+    def _note(self, variant: str, scenario: Scenario, number: int) -> None:
+        try:
+            self._prepare(variant, scenario)
+            made = self._fleet(variant, scenario)
+        except BootseerError as exc:
+            made = Run(variant=variant, n=number, failed=str(exc))
+        made.variant, made.n = f"{scenario.name}:{variant}", number
+        self.report.runs.append(made)
+        took = made.failed or f"{made.seconds} s, {made.details['cpu_seconds']} CPU seconds"
+        invocation.say(f"{made.variant} {number}: {took}")
+
+    def _prepare(self, variant: str, scenario: Scenario) -> None:
+        """The starts that come before: one that makes the job known, and one whose nodes keep what it leaves there."""
+        if variant in ("again", "strict") and not self._known:
+            self._fleet("first", _BEFORE)
+        if variant == "local" and "ordinary" not in self._there:  # its image is containerd's
+            self._fleet("ordinary", _BEFORE)
+        if variant != "local" and scenario.kept != "none" and _way(variant) not in self._there:
+            self._fleet(variant, _BEFORE)
+
+    def _fleet(self, variant: str, scenario: Scenario) -> Run:
+        """One start on all nodes at once."""
+        if variant == "first":
+            self._known = False
+            self._forget()
+        nodes = range(1 if scenario.alone else len(self.cluster.nodes))
+        empty = {"none": nodes, "all but one": nodes[1:2], "all": nodes[:0]}[scenario.kept]
+        for node in empty if variant != "local" else ():
+            self._clean(variant, node)
+        os.sync()
+        program = {"strongest": MIX, "strict": STRICT}.get(variant, BOOTSEER)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch("bootseer.demo.starts.BOOTSEER", program))
+            stack.enter_context(self.cluster.slow_node(scenario.slow_node))
+            stack.enter_context(self.cluster.hadoop.slowed(0, scenario.slow_datanode))
+            stack.enter_context(self.cluster.busy_registry(scenario.registry_readers))
+            pool = stack.enter_context(ThreadPoolExecutor(len(nodes)))
+            before, cpu = self.cluster.moved(), _cpu_seconds()
+            done = list(pool.map(lambda node: self._start(variant, scenario, node), nodes))
+            used = _cpu_seconds() - cpu
+            moved = {name: count - before[name] for name, count in self.cluster.moved().items()}
+        workplace.await_end(self.work / self.way / _way(variant), _SETTLE_SECONDS)
+        self._there.add(_way(variant))
+        self._known |= variant == "first"
+        wanted = self.cluster.parts.reference_losses()
+        if not all(starts.same_losses(wanted, one.losses) for one in done):
+            raise DataError(f"{variant}: a node's losses are not those of the run that wrote the checkpoint")
+        return self._run(scenario, done, moved, used)
+
+    def _start(self, variant: str, scenario: Scenario, number: int) -> Measured:
+        node = self.cluster.nodes[number]
+        site = msgspec.structs.replace(self.site, containerd=self.cluster.containerds[number])
+        parts = self.cluster.parts
+        if variant == "local":
+            job = jobs.job_file(site, local_env=parts.job_env, local_checkpoint=parts.checkpoint)
+        else:
+            job = jobs.job_file(site)
+        if variant == "strongest":
+            job = self._with_uv(job)
+        environ = {
+            **SETTINGS,
+            "BOOTSEER_STORE": site.store,
+            "BOOTSEER_HDFS_CLIENT": site.hdfs_client,
+            "BOOTSEER_REGISTRY_MIRRORS": self.cluster.mirrors(self.way),
+            "BOOTSEER_NODES": str(1 if scenario.alone else len(self.cluster.nodes)),
+            "BOOTSEER_NODE_RANK": str(number),
+            "BOOTSEER_CYCLE": "1" if scenario.cycle == "hot" else "0",
+            "CLUSTER_NYDUS": self.cluster.nydus if variant == "strongest" else "",
+        }
+        return starts.run(
+            "start",
+            job,
+            self._place(variant, number),
+            environ=environ,
+            received=node.bytes_received,
+            without="" if _way(variant) == "bootseer" else "all",
+            node=node.name,
+            prefix=node.argv(_OWN_MOUNTS),
+        )
+
+    def _with_uv(self, job: Job) -> Job:
+        assert job.env is not None
+        command = ["/opt/uv", "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--cache-dir", _UV_CACHE,
+                   "--link-mode", "copy", "--index-url", self.cluster.site.index_url, "--target", jobs.JOB_ENV,
+                   "--requirement", "/job/requirements.txt"]  # fmt: skip
+        shared = [
+            MountTable(source=uv(), target="/opt/uv"),
+            MountTable(source=str(self.work / "uv-cache"), target=_UV_CACHE, readonly=False),
+        ]
+        return msgspec.structs.replace(job, env=msgspec.structs.replace(job.env, command=command), mounts=shared)
+
+    def fill_uv(self) -> None:
+        """Fill the cache that uv shares."""
+        target, index = self.work / "uv-target", self.cluster.site.index_url
+        run([uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--cache-dir",
+             str(self.work / "uv-cache"), "--index-url", index, "--target", str(target), "--requirement",
+             str(RECIPE.job / "requirements.txt")])  # fmt: skip
+        shutil.rmtree(target)
+
+    def _run(self, scenario: Scenario, done: list[Measured], moved: dict[str, int], cpu: float) -> Run:
+        hot = scenario.cycle == "hot"
+        seconds = [one.seconds - (one.record.stages["image"] if hot else 0.0) for one in done]
+        ran = sum(str(one.record.env.get("how", "")).startswith("ran") for one in done)
+        ready = [one.bytes_ready for one in done]
+        hot_bytes = max(int(str(one.record.image.get("bytes_hot", 0))) for one in done)
+        return Run(
+            variant="",
+            n=0,
+            seconds=round(max(seconds), 3),
+            bytes={name: moved[name] for name in ("registry", "mirror", "index", "datanodes")},
+            stages={
+                name: round(max(one.record.stages.get(name, 0.0) for one in done), 3)
+                for name in ("image", "env", "init")
+            },
+            details={
+                "nodes": [round(one, 3) for one in seconds],
+                "cpu_seconds": round(cpu, 1),
+                "links_seconds": round(self.cluster.bound(moved, ready), 3),
+                "node_bytes": max(ready),
+                "hot_bytes": hot_bytes,
+                "setup_runs": ran,
+                "index_requests": moved["index_requests"],
+                "strongest": self.cluster.strongest,
+            },
+        )
+
+    def _forget(self) -> None:
+        store = open_store(self.site.store)
+        for prefix in ("profiles/", "env/"):
+            for entry in list(store.list(prefix)):
+                store.delete(entry.key)
+
+    def _place(self, variant: str, node: int) -> Path:
+        return self.work / self.way / _way(variant) / f"n{node}"
+
+    def _clean(self, variant: str, node: int) -> None:
+        """The node has nothing of an earlier start of ``variant``."""
+        shutil.rmtree(self._place(variant, node), ignore_errors=True)
+        if variant == "ordinary" or (variant == "strongest" and not self.cluster.nydus):
+            ctr, ref = ["ctr", "--address", self.cluster.containerds[node], "images"], self.cluster.site.ref
+            if ref in run([*ctr, "list", "--quiet"]).split():
+                run([*ctr, "rm", "--sync", ref])
+
+
+def _way(variant: str) -> str:
+    """Starts of these share what is on the nodes."""
+    return "bootseer" if variant in ("first", "again", "strict") else variant
+
+
+def _cpu_seconds() -> float:
+    user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")
+
+
+def _bench(options: argparse.Namespace) -> None:
+    scenarios = [scenario.load(name) for name in options.scenario]
+    if os.geteuid() != 0:
+        raise PrivilegeError("the bench mounts file systems and makes network namespaces", hint="run it with sudo")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    report = new("cluster-quick" if options.quick else "cluster")
+    place = cache()
+    place.mkdir(parents=True, exist_ok=True)
+    with workplace.only_one(place):
+        workplace.sweep(place)
+        parts = Ingredients(RECIPE, place)
+        parts.prepare(invocation.say)
+        work = workplace.make(place)
+        began = time.monotonic()
+        try:
+            prefix = workplace.prefix(place)
+            with Cluster(
+                parts, work, prefix, options.subnet, nodes=options.nodes, rate=options.rate, say=invocation.say
+            ) as cluster:
+                invocation.say(f"{options.nodes} nodes, {options.rate:g} Mbit/s each; strongest: {cluster.strongest}")
+                fleets = {
+                    way: Fleet(cluster, work, report, options.runs, way)
+                    for way in dict.fromkeys(scenario.store for scenario in scenarios)
+                }
+                next(iter(fleets.values())).fill_uv()
+                for scenario in scenarios:
+                    invocation.say(f"{scenario.name}: {scenario.about}")
+                    fleets[scenario.store].scenario(scenario)
+                    _write(report, options)  # what is measured stays, whatever comes
+        finally:
+            workplace.remove(work)
+        invocation.say(f"{time.monotonic() - began:.0f} s")
+    figures.show(report)
+    if options.json:
+        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+
+
+def _write(report: Report, options: argparse.Namespace) -> None:
+    cluster_figures.compute(report, invocation.say)
+    if options.out:
+        report.write(options.out)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="cold only, on three nodes, once")
+    parser.add_argument("--nodes", type=int, help="of the job (default 8, quick 3)")
+    parser.add_argument("--runs", type=int, help="rounds (default 3, quick 1)")
+    parser.add_argument("--scenario", action="append", metavar="NAME|FILE", help="default: all, quick: cold")
+    parser.add_argument("--rate", type=float, help="of each link, Mbit/s (default 50, quick 100)")
+    parser.add_argument("--subnet", default="10.86.0.0/24", help="a /24 network that is free on this machine")
+    parser.add_argument("--json", action="store_true", help="print the report on standard output, too")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    options.nodes = options.nodes or (3 if options.quick else 8)
+    options.runs = options.runs or (1 if options.quick else 3)
+    options.rate = options.rate or (100.0 if options.quick else 50.0)
+    options.scenario = options.scenario or (["cold"] if options.quick else scenario.names())
+    if not 2 <= options.nodes <= 64:
+        parser.error("--nodes is none of 2 to 64")
+    return options
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.ERROR)
+    sys.exit(invocation.main(_bench, _options()))

@@ -1,0 +1,216 @@
+"""The data centre of bench/cluster: nodes, registry, package index and DataNodes, each behind a link of its own.
+
+The links have a limit in both directions. The NameNode answers without one: it moves no data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from bench.common import peers
+from bench.comparison import site as servers
+from bench.comparison.ingredients import Ingredients
+from bench.comparison.recipe import Recipe
+from bench.comparison.starts import Site, job_file
+from bench.image import parts as image_parts
+from bootseer import oci, stripefs
+from bootseer.demo.programs import BOOTSEER, run
+from bootseer.demo.starts import read_all
+from bootseer.errors import BootseerError, UnsupportedError
+from bootseer.image import runtime
+from support.netns import Node
+from support.registry import DockerRegistry, without_tls
+from support.registrycache import RegistryCache
+from support.service import service
+from support.shapedhdfs import ShapedHadoop
+
+RECIPE = Recipe(
+    name="cluster",
+    job=Path(__file__).parent / "cluster_job",
+    packages=("numpy", "sympy", "scipy==1.17.1", "scikit-learn==1.9.1", "pandas==3.1.1"),
+    disk_gib=12.0,
+)
+DATANODES = 4
+Say = Callable[[str], None]
+_MBIT = 1e6 / 8
+_NYDUS = "bench/nydus"
+_UNLIMITED = 20_000
+_READER = """
+import sys, urllib.request
+while True:
+    with urllib.request.urlopen(sys.argv[1]) as answer:
+        while answer.read(1 << 20):
+            pass
+"""
+
+
+def cache() -> Path:
+    """Where image, index and checkpoint are kept."""
+    return peers.cache_dir() / "bench/cluster"
+
+
+class Cluster:
+    """Context manager: everything runs, the image is converted and the checkpoint stored in both forms.
+
+    ``rate``: of each link in Mbit/s. ``nodes`` are the job's; ``containerds`` their sockets.
+    """
+
+    def __init__(
+        self, parts: Ingredients, work: Path, prefix: str, subnet: str, nodes: int, rate: float, say: Say
+    ) -> None:
+        self.parts, self.work, self.rate, self.say = parts, work, rate, say
+        self.hadoop = ShapedHadoop(
+            work / "hdfs", prefix, subnet, datanodes=DATANODES, mib_per_s=rate * _MBIT / 2**20, clients=nodes + 4
+        )
+        *self.nodes, self._registry, self._mirror, self._index, self._others = self.hadoop.network.clients
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Cluster:
+        with self._stack as stack:
+            self._start(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _start(self, stack: contextlib.ExitStack) -> None:
+        parts = self.parts
+        stack.enter_context(self.hadoop)
+        for node in self.hadoop.network.nodes:
+            node.limit(_UNLIMITED)  # until all is prepared
+        registry = DockerRegistry(
+            host=self._registry.address, root=self._registry_root(), prefix=self._registry.argv([])
+        )
+        stack.enter_context(registry)
+        mirror = RegistryCache(registry.address, host=self._mirror.address, prefix=self._mirror.argv([]))
+        stack.enter_context(mirror)
+        stack.enter_context(without_tls(registry.address, mirror.address))
+        self.registry, self.mirror = registry.address, mirror.address
+        for wheel in parts.index.glob("wheels/*.whl"):  # uv wants the page of a project to list no other's files
+            project = self.work / "index/simple" / wheel.name.partition("-")[0].lower().replace("_", "-")
+            project.mkdir(parents=True, exist_ok=True)
+            (project / wheel.name).symlink_to(wheel)
+        index = servers.file_server(self.work / "index", self._index.address, self.work, self._index.argv([]))
+        address = stack.enter_context(index)
+        self.containerds = [
+            str(stack.enter_context(servers.containerd(self.work / f"ctr{i}", node.argv([]), self.work)))
+            for i, node in enumerate(self.nodes)
+        ]
+        hdfs = self.hadoop.cluster
+        hdfs.fs_shell(["-mkdir", "-p", "/plain"])
+        hdfs.fs_shell(["-put", str(parts.checkpoint), "/plain/checkpoint"])
+        fs = stripefs.open_fs(f"{hdfs.url}/striped")
+        for file in sorted(parts.checkpoint.iterdir()):
+            fs.put(file, f"checkpoint/{file.name}")
+        fs.commit("checkpoint")
+        self.site = Site(
+            ref=f"{registry.address}/{parts.repository}:1",
+            index_url=f"{address}/simple",
+            index_host=self._index.address,
+            store=f"{hdfs.url}/bootseer",
+            striped=f"{hdfs.url}/striped/checkpoint",
+            plain=f"{hdfs.url}/plain/checkpoint",
+            hdfs_client=shlex.join(hdfs.shell_argv([])),
+            containerd="",
+        )
+        for store in (self.site.store, self.store("registry")):
+            run([*BOOTSEER, "image", "convert", self.site.ref, "--store", store, "--json"])
+        self.nydus = self._nydus()
+        for folder in (parts.registry, parts.index, parts.job_env, parts.checkpoint):
+            read_all(folder)  # servers are warm
+        for node in (*self.nodes, *self.hadoop.network.nodes, self._registry, self._mirror, self._index):
+            node.limit(self.rate)
+
+    def store(self, way: str) -> str:
+        """URL of the store of a scenario whose ``store`` is ``way``."""
+        return self.site.store if way == "hdfs" else f"registry://{self.registry}/store"
+
+    def mirrors(self, way: str) -> str:
+        """Setting of the nodes in such a scenario."""
+        return f"{self.registry}={self.mirror}" if way == "mirror" else ""
+
+    def _registry_root(self) -> Path:
+        """Hard links to the kept registry, so that what is pushed here goes with the work folder."""
+        root = self.work / "registry"
+        shutil.copytree(self.parts.registry, root, copy_function=os.link)
+        return root
+
+    def _nydus(self) -> str:
+        """What `peers.Nydus` is to be given; empty where it is not built."""
+        folder = self.work / "nydus-image"
+        folder.mkdir()
+        try:
+            peers.program("nydusd")
+            build = image_parts.NydusImage(folder, self.site.ref, f"{self.registry}/{_NYDUS}:1", self._job, self.say)
+            build.make()
+        except UnsupportedError:
+            return ""
+        options = {
+            "registry": self.registry,
+            "repository": _NYDUS,
+            "bootstrap": str(build.bootstrap),
+            "prefetch": "yes",
+        }
+        return json.dumps(options)
+
+    def _job(self, root: Path, config: oci.ImageConfig, state: Path) -> None:
+        """The job with everything local, in a root file system."""
+        job = job_file(self.site, local_env=self.parts.job_env, local_checkpoint=self.parts.checkpoint)
+        binds = [runtime.Bind(one.source, one.target, True) for one in job.mounts]
+        if code := runtime.run(root, config, job.job.command, env=job.job.env, mounts=binds, state_dir=state):
+            raise BootseerError(f"the job ended with code {code}")
+
+    @property
+    def strongest(self) -> str:
+        """What the strongest mix is made of."""
+        return f"{'nydus' if self.nydus else 'containerd (nydus is not built)'}, uv, hdfs-native"
+
+    def moved(self) -> dict[str, int]:
+        """Bytes that have left the servers so far, and requests that the index has answered."""
+        return {
+            "registry": self._registry.bytes_sent(),
+            "mirror": self._mirror.bytes_sent(),
+            "mirrored": self._mirror.bytes_received(),
+            "index": self._index.bytes_sent(),
+            "datanodes": sum(node.bytes_sent() for node in self.hadoop.network.nodes),
+            "index_requests": (self.work / "index.log").read_bytes().count(b'"GET '),
+        }
+
+    def bound(self, moved: dict[str, int], ready: list[int]) -> float:
+        """Seconds that the links need at least. ``ready``: what each node had received at its first step; what did not
+        come from registry, mirror or index came from the DataNodes."""
+        direct = moved["registry"] - moved["mirrored"]
+        stored = max(0, sum(ready) - direct - moved["mirror"] - moved["index"]) / DATANODES
+        return max(*ready, moved["registry"], moved["mirror"], moved["index"], stored) / (self.rate * _MBIT)
+
+    @contextlib.contextmanager
+    def slow_node(self, share: float) -> Iterator[None]:
+        """The link of the first node carries ``share`` of what it should."""
+        self._limit(self.nodes[0], share)
+        try:
+            yield
+        finally:
+            self._limit(self.nodes[0], 1.0)
+
+    @contextlib.contextmanager
+    def busy_registry(self, readers: int) -> Iterator[None]:
+        """So many clients that are none of the job's read the largest blob of the registry again and again."""
+        blobs = (self.parts.registry / "docker/registry/v2/blobs/sha256").glob("*/*/data")
+        digest = max(blobs, key=lambda path: path.stat().st_size).parent.name
+        url = f"http://{self.registry}/v2/{self.parts.repository}/blobs/sha256:{digest}"
+        with contextlib.ExitStack() as stack:
+            for number in range(readers):
+                argv = self._others.argv([sys.executable, "-c", _READER, url])
+                stack.enter_context(service(argv, self.work / f"reader{number}.log"))
+            yield
+
+    def _limit(self, node: Node, share: float) -> None:
+        node.limit(self.rate * share)

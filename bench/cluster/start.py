@@ -1,0 +1,142 @@
+"""What the order of a start's bytes is worth: its checkpoint recorded or whole, after the image's hot blocks or beside.
+
+    scripts/bench start [--quick] [--runs N] [--unread MB] [--rate MBIT] [--out report.json]
+
+The starts are those of ``bootseer demo`` on a cold node: a container image, an environment and a checkpoint come over
+one link (300 Mbit/s). What the job reads of the checkpoint is made larger (``--read``, 128 MB more). Beside it the
+checkpoint has a file that it does not read, as the optimizer's moments are for who evaluates or fine-tunes
+(``--unread``, 96 MB). One start goes before and is recorded.
+Then, in each round and alternating order, one start of each kind that `started` names. A gain is the percentage of the
+time to the first step that a part saves, the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+import numpy
+from safetensors.numpy import load_file, save_file
+
+from bench.cluster.started import BESIDE, EVERYTHING, IN_TURN, NEITHER, STARTED, VARIANTS
+from bench.common import figures, invocation
+from bootseer import stripefs
+from bootseer.demo import comparison, starts, workplace
+from bootseer.demo.ingredients import SETTINGS, STATE
+from bootseer.demo.site import Link, Site
+from bootseer.launch.job import Job
+from bootseer.report import Report, Run
+
+GAINS = {
+    "gain_record": (IN_TURN, EVERYTHING, ">= 5"),
+    "gain_turn": (IN_TURN, BESIDE, ">= 5"),
+    "gain_turn_without_record": (EVERYTHING, NEITHER, ">= 5"),
+}
+"""The variant with a part of the product, the one without, and the target."""
+
+
+class Starts(comparison.Demo):
+    """The demo's site and job, started in rounds; ``document`` grows by the runs."""
+
+    def __init__(self, cache: Path, options: argparse.Namespace, document: Report) -> None:
+        super().__init__(cache, rate_mbit=options.rate, say=invocation.say)
+        self.options, self.document = options, document
+
+    def _compare(self, work: Path) -> None:
+        parts = self.ingredients
+        for folder in (parts.site, parts.rootfs, parts.job_env):
+            starts.read_all(folder)
+        shutil.copytree(parts.site, work / "site", copy_function=os.link)
+        fs = stripefs.open_fs(str(work / "site/striped"))
+        state = load_file(parts.checkpoint / STATE)
+        state["more"] = numpy.frombuffer(os.urandom(self.options.read * 1_000_000), numpy.uint8)
+        save_file(state, work / STATE)
+        fs.put(work / STATE, f"run/step-1/{STATE}")
+        with fs.create("run/step-1/optimizer.bin") as out:
+            for _ in range(self.options.unread):
+                out.write(os.urandom(1_000_000))
+        fs.commit("run/step-1")
+        with Site(work / "site", parts.index, work) as site:
+            self._once("record", IN_TURN, 0, site, work)
+            for number in range(1, self.options.runs + 1):
+                for variant in VARIANTS if number % 2 else reversed(VARIANTS):
+                    self.document.runs.append(self._once(variant, variant, number, site, work))
+
+    def _once(self, name: str, variant: str, number: int, site: Site, work: Path) -> Run:
+        link = Link(self.rate_mbit)
+        with mock.patch("bootseer.demo.starts.BOOTSEER", (*STARTED, variant)), site.reached(link):
+            done = starts.run(
+                "start",  # one name of the job: its starts share what they record
+                _job(site),
+                work,
+                environ={**SETTINGS, "BOOTSEER_STORE": str(site.store)},
+                received=lambda: link.bytes,
+            )
+            workplace.await_end(work, 180.0)
+        invocation.say(f"{name} {number}: {done.seconds:.2f} s, {done.bytes_ready / 1e6:.0f} MB until the first step")
+        details = {"checkpoint": done.record.checkpoint}
+        bytes_moved = {"link": done.bytes_ready, "link_total": done.bytes_total}
+        for place in ("cache", "state"):
+            shutil.rmtree(work / f"{place}-start", ignore_errors=True)
+        return Run(
+            variant=variant,
+            n=number,
+            seconds=done.seconds,
+            bytes=bytes_moved,
+            details=details,
+            stages=done.record.stages,
+        )
+
+
+def _job(site: Site) -> Job:
+    job = comparison._job(site)
+    assert job.checkpoint is not None
+    table = msgspec.structs.replace(job.checkpoint, url=f"{site.shared}/striped/run/step-1")
+    return msgspec.structs.replace(job, checkpoint=table)
+
+
+def compute(document: Report) -> None:
+    """Replace the figures of ``document``."""
+    document.figures.clear()
+    for name, (ours, other, target) in GAINS.items():
+        if gains := [100 * (1 - ratio) for ratio in figures.paired(document.runs, ours, other)]:
+            gain = round(statistics.median(gains), 1)
+            document.figure(name, gain, unit="%", target=target, n=len(gains), of="median")
+
+
+def _run(options: argparse.Namespace) -> None:
+    document = invocation.document("start", options)
+    cache = workplace.claim(
+        Path(os.environ.get("BOOTSEER_DEV_CACHE", Path.home() / ".cache/bootseer-dev")) / "bench/start"
+    )
+    Starts(cache, options, document).run()
+    compute(document)
+    figures.show(document)
+    if options.out:
+        document.write(options.out)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--runs", type=int, help="rounds (default 5, quick 2)")
+    parser.add_argument(
+        "--read", type=int, default=128, help="MB of the checkpoint that the job reads beside its state"
+    )
+    parser.add_argument("--unread", type=int, default=96, help="MB of the checkpoint that the job does not read")
+    parser.add_argument("--rate", type=float, default=300.0, help="of the link, Mbit/s")
+    parser.add_argument("--append", action="store_true", help="add to the report that is there")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    options.runs = options.runs or (2 if options.quick else 5)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(invocation.main(_run, _options()))

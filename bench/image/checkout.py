@@ -1,0 +1,54 @@
+"""Whose code a start runs: that of this checkout, or of another one to compare it with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.image.node import Order
+from bootseer.errors import NotFoundError
+
+BEFORE = "@before"
+"""Ends the names of variants that run from the other checkout."""
+
+
+class Checkout:
+    """The checkout at ``root``, with its own interpreter where it has one.
+
+    ``suffix`` keeps what its starts record apart: it ends the names of variants, profiles, caches and of the store.
+    """
+
+    def __init__(self, root: Path, suffix: str = "") -> None:
+        self.root, self.suffix = root.absolute(), suffix
+        # Checkouts of before have it as a script.
+        node, script = self.root / "bench/image/node.py", self.root / "bench/_node.py"
+        if not node.exists() and not script.exists():
+            raise NotFoundError(f"{self.root} is no checkout of this project", hint="see git worktree add")
+        self._node = ["-m", "bench.image.node"] if node.exists() else [str(script)]
+        own = self.root / ".venv/bin/python"
+        self._python = str(own) if suffix and own.exists() else sys.executable
+
+    @property
+    def commit(self) -> str:
+        """As git describes it."""
+        argv = ["git", "-C", str(self.root), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+
+    def argv(self, order: Order) -> list[str]:
+        """The command of one start."""
+        words: dict[str, Any] = msgspec.to_builtins(order)
+        # Checkouts of when there were two drivers want to be told which; later ones leave the word unread.
+        words["driver"] = "fuse"
+        return [self._python, *self._node, msgspec.json.encode(words).decode()]
+
+    def environ(self) -> dict[str, str]:
+        """With the packages of this checkout before any that the interpreter has installed."""
+        return {**os.environ, "PYTHONPATH": f"{self.root}/src:{self.root}"}
+
+
+HERE = Checkout(Path(__file__).parents[2])

@@ -1,0 +1,293 @@
+"""One start on the node, as a process of its own inside the node's network: `Order` in, `Outcome` out, both JSON.
+
+    nsenter --net=... python -m bench.image.node ORDER
+
+The clock runs from the moment a start is asked for (this process and its imports are there, the page cache is empty) to
+the job's line ``ready``; what the link moved and the processors did is taken at that moment too. Everything the start
+needs lies below ``Order.work``, which must be empty; nothing stays mounted or running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench.common import peers
+from bootseer import config as settings
+from bootseer import image, oci
+from bootseer.blocks import tree
+from bootseer.errors import BootseerError
+from bootseer.image.record import ImageRecord
+from bootseer.kernel import mount as mounts
+
+_RECORDED_SECONDS = 15.0
+_PACK_SECONDS = 300.0
+
+
+class Order(msgspec.Struct, kw_only=True):
+    """What to start and how. ``how``: ``local``, ``lazy`` ``containerd`` or ``nydus``."""
+
+    how: str
+    work: str
+    link: str
+    """Host's end of the node's link."""
+    command: list[str]
+    ref: str
+    record: str
+    """File with the `ImageRecord`."""
+    store: str = ""
+    job: str | None = None
+    """Profile to prefetch by and record into; None: neither."""
+    environ: dict[str, str] = {}
+    """Settings of this start: ``BOOTSEER_...``."""
+    settle: bool = False
+    """Whether to wait for the hot pack to be made from the recording."""
+    cache: str = ""
+    """Node cache to use (default: an empty one below ``work``)."""
+    server: list[str] = []
+    """The command that serves (default: the product's own)."""
+    options: dict[str, str] = {}
+    """What a peer needs to know; or where a local tree's ``meta`` and ``data`` are, and whether the page cache is to be
+    ``warm`` (not empty)."""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """What came of it. Times in seconds, bytes as the link counted them; ``cpu``: busy seconds of the whole machine."""
+
+    seconds: float
+    link_bytes: int
+    cpu: float
+    stages: dict[str, float] = {}
+    details: dict[str, Any] = {}
+
+
+class Clock:
+    """From `start` to the first line ``ready`` on standard output, which it stands in for while it is open."""
+
+    def __init__(self, link: str) -> None:
+        self._counter = Path("/sys/class/net", link, "statistics/tx_bytes")
+        self._at: tuple[float, int, float] | None = None
+        self.stages: dict[str, float] = {}
+
+    def __enter__(self) -> Clock:
+        sys.stdout.flush()
+        self._stdout = os.dup(1)
+        self._reading, writing = os.pipe()
+        os.dup2(writing, 1)
+        os.close(writing)
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        os.dup2(self._stdout, 1)
+        os.close(self._stdout)
+        self._thread.join(10)
+
+    def start(self, *, warm: bool = False) -> None:
+        """Empty the page cache, or leave it ``warm``, then begin."""
+        os.sync()
+        if not warm:
+            Path("/proc/sys/vm/drop_caches").write_text("3\n")
+        self._began = self._now()
+
+    def lap(self, stage: str) -> None:
+        """Note how long everything so far took."""
+        self.stages[stage] = round(time.monotonic() - self._began[0], 3)
+
+    def outcome(self, details: dict[str, Any]) -> Outcome:
+        if self._at is None:
+            raise BootseerError("the job never said that it is ready")
+        seconds, link, cpu = (after - before for after, before in zip(self._at, self._began, strict=True))
+        return Outcome(
+            seconds=round(seconds, 3), link_bytes=int(link), cpu=round(cpu, 2), stages=self.stages, details=details
+        )
+
+    def _now(self) -> tuple[float, int, float]:
+        user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
+        cpu = (user + nice + system) / os.sysconf("SC_CLK_TCK")
+        return time.monotonic(), int(self._counter.read_text()), cpu
+
+    def _watch(self) -> None:
+        with open(self._reading, errors="replace") as lines:
+            for line in lines:
+                if line.strip() == "ready" and self._at is None:
+                    self._at = self._now()
+
+
+@contextlib.contextmanager
+def overlay(lower: Path, work: Path) -> Iterator[Path]:
+    """A writable overlay on ``lower``."""
+    target, upper, inner = work / "rootfs", work / "upper", work / "inner"
+    for folder in (target, upper, inner):
+        folder.mkdir()
+    mounts.mount_overlay([lower], target, upper=upper, work=inner)
+    try:
+        yield target
+    finally:
+        mounts.unmount(target)
+
+
+def run_job(rootfs: Path, order: Order, config: oci.ImageConfig) -> None:
+    """The job in a container on ``rootfs``, by the runtime that all variants but containerd's own use."""
+    if code := image.runtime.run(rootfs, config, order.command, state_dir=Path(order.work, "state")):
+        raise BootseerError(f"the job ended with code {code}")
+
+
+def local(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """Plain EROFS over data that is all on this node."""
+    warm = bool(order.options.get("warm"))
+    if warm:
+        with _local(order) as rootfs, _silence():
+            run_job(rootfs, order, record.config)
+    clock.start(warm=warm)
+    with _local(order) as rootfs:
+        clock.lap("mounted")
+        run_job(rootfs, order, record.config)
+    return {}
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nobody hears what the job says on standard output."""
+    heard = os.dup(1)
+    try:
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), 1)
+        yield
+    finally:
+        os.dup2(heard, 1)
+        os.close(heard)
+
+
+@contextlib.contextmanager
+def _local(order: Order) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=order.work) as folder:
+        lower = Path(folder, "lower")
+        lower.mkdir()
+        mounts.mount_erofs(Path(order.options["meta"]), Path(order.options["data"]), lower)
+        try:
+            with overlay(lower, Path(folder)) as rootfs:
+                yield rootfs
+        finally:
+            mounts.unmount(lower)
+
+
+def lazy(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """Ours: with ``job`` as ``bootseer image run`` does it, without one on demand."""
+    work = Path(order.work)
+    config = settings.load(
+        {
+            "BOOTSEER_CACHE_DIR": order.cache or str(work / "cache"),
+            "BOOTSEER_STATE_DIR": str(work / "state"),
+            "BOOTSEER_STORE": order.store,
+            **order.environ,
+        }
+    )
+    server = tuple(order.server) or tree.SERVER
+    with contextlib.ExitStack() as undo:
+        mounted: image.ImageMount | tree.TreeMount
+        clock.start()
+        if order.job is not None:
+            mounted = image.mount(
+                order.ref, work / "rootfs", store_url=order.store, config=config, job=order.job, server=server
+            )
+            undo.callback(mounted.unmount)
+            rootfs = mounted.rootfs
+        else:
+            mounted = tree.mount(
+                order.store, record.tree, work / "lower", cache_dir=Path(config.cache_dir),
+                state_dir=Path(config.state_dir), profile=None, config=config, server=server,
+            )  # fmt: skip
+            undo.callback(mounted.unmount)
+            rootfs = undo.enter_context(overlay(work / "lower", work))
+        clock.lap("mounted")
+        run_job(rootfs, order, record.config)
+        status = mounted.status()
+        after = _recorded(mounted, pack=order.settle) if order.job is not None else status
+    said: dict[str, Any] = msgspec.to_builtins(status)
+    if status.bytes_hot and not order.cache and not status.read_ahead_bytes:
+        said["waste"] = round(after.hot_unused_bytes / status.bytes_hot, 4)
+    said |= {"recording": after.recording, "new_hot_pack": after.hot_pack if order.settle else ""}
+    return {key: value for key, value in said.items() if key not in ("id", "digest", "targets") and "pid" not in key}
+
+
+def _recorded(mounted: image.ImageMount | tree.TreeMount, *, pack: bool) -> tree.TreeStatus:
+    """Say that the job is ready; the status when the trace is published, and the hot ``pack`` made, or after a while.
+
+    A real job goes on for hours, with its node at leisure to make the pack; this one has ended already.
+    """
+    mounted.ready()
+    end = time.monotonic() + (_PACK_SECONDS if pack else _RECORDED_SECONDS)
+    while time.monotonic() < end:
+        status = mounted.status()
+        if status.recording not in ("recording", "publishing") and not (pack and status.hot_pack in ("", "being made")):
+            break
+        time.sleep(0.1)
+    return status
+
+
+def probe(order: Order) -> None:
+    """What is found out once per boot and kept is not part of a start: a working container runtime."""
+    state = Path(order.work, "state")
+    known = Path(order.work).parent / "probes"
+    known.mkdir(exist_ok=True)
+    image.runtime.find(known)
+    state.mkdir()
+    for record in known.glob("*.json"):
+        shutil.copy(record, state)
+
+
+def main() -> int:
+    order = msgspec.json.decode(sys.argv[1], type=Order)
+    record = msgspec.json.decode(Path(order.record).read_bytes(), type=ImageRecord)
+    ways: dict[str, Callable[[Order, ImageRecord, Clock], dict[str, Any]]] = {
+        "local": local, "lazy": lazy, "containerd": containerd, "nydus": nydus
+    }  # fmt: skip
+    probe(order)
+    try:
+        with Clock(order.link) as clock:
+            details = ways[order.how](order, record, clock)
+        print(msgspec.json.encode(clock.outcome(details)).decode(), flush=True)
+    except BootseerError as exc:
+        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def containerd(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """containerd pulls, unpacks and runs, with its own shim."""
+    work = Path(order.work)
+    with peers.containerd(work / "containerd") as ctr:
+        clock.start()
+        peers.call([*ctr, "images", "pull", "--plain-http", order.ref])
+        clock.lap("pulled")
+        peers.call([*ctr, "run", "--rm", "--net-host", order.ref, "bench", *order.command], show=True)
+    return {}
+
+
+def nydus(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """nydusd serves the image by FUSE; overlay and runtime are those of our own variants."""
+    work = Path(order.work)
+    with contextlib.ExitStack() as undo:
+        lower = peers.Nydus(work, **order.options)
+        clock.start()
+        undo.enter_context(lower)
+        rootfs = undo.enter_context(overlay(lower.target, work))
+        clock.lap("mounted")
+        run_job(rootfs, order, record.config)
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

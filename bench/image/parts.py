@@ -1,0 +1,168 @@
+"""What bench/image needs before any run, made once and kept below the development cache: the image and its nydus twin.
+
+Below ``<cache>/bench/<recipe>/``: ``registry`` (a docker-registry's folder with the image and nydus's data blob),
+``bootstrap`` (nydus's metadata) and a stamp for each, written when the part is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench.common import peers
+from bench.comparison import image as builder
+from bench.comparison.recipe import Recipe
+from bootseer import image as images
+from bootseer import oci
+from bootseer.errors import BootseerError, FullError
+from bootseer.oci import spec
+from bootseer.oci.registry import Registry
+from support.layouts import push
+from support.registry import DockerRegistry
+
+Say = Callable[[str], None]
+REPOSITORY = "bench/image"
+NYDUS = "bench/nydus"
+_JOB = Path(__file__).parent / "job"
+
+TORCH = Recipe(
+    name="torch",
+    job=_JOB,
+    packages=(
+        "torch", "numpy", "safetensors", "transformers==5.23.0", "tokenizers==0.23.3", "torchvision==0.29.2",
+        "accelerate==1.15.0", "datasets==5.2.0", "peft==0.21.2", "bitsandbytes==0.50.2", "tensorboard==2.21.0",
+        "opencv-python-headless==5.0.0.93", "nvidia-cuda-nvcc==13.5.37",
+    ),
+    disk_gib=38.0,
+)  # fmt: skip
+SMALL = Recipe(
+    name="small",
+    job=_JOB,
+    packages=("numpy", "sympy", "networkx", "scipy==1.17.1", "scikit-learn==1.9.1", "pandas==3.1.1"),
+    disk_gib=5.0,
+)
+
+
+class Parts:
+    """The parts for ``recipe`` and where they are."""
+
+    def __init__(self, recipe: Recipe, say: Say) -> None:
+        self.recipe, self.say = recipe, say
+        self.folder = peers.cache_dir() / "bench" / recipe.name
+        self.registry = self.folder / "registry"
+        self.bootstrap = self.folder / "bootstrap"
+        self.command = ["python3", "/job/start.py", recipe.name]
+
+    def prepare(self, *, nydus: bool) -> None:
+        """Make what is missing, nydus's twin only when wanted. Raises `BootseerError`."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        key = builder.key(self.recipe)
+        if not _is(self.folder / "image.key", key):
+            self._need(self.recipe.disk_gib)
+            for name in ("image.key", "nydus.key"):
+                (self.folder / name).unlink(missing_ok=True)
+            self._image()
+            (self.folder / "image.key").write_text(key)
+        if nydus and not _is(self.folder / "nydus.key", f"{key} {peers.NYDUS}"):
+            self._need(self.recipe.disk_gib / 2)
+            (self.folder / "nydus.key").unlink(missing_ok=True)
+            self._nydus()
+            (self.folder / "nydus.key").write_text(f"{key} {peers.NYDUS}")
+
+    def blob_id(self) -> str:
+        """Digest (hex) of nydus's data blob."""
+        return (self.folder / "blob").read_text()
+
+    def _need(self, gib: float) -> None:
+        free = shutil.disk_usage(self.folder).free / 2**30
+        if free < gib:
+            raise FullError(f"only {free:.0f} GiB free at {self.folder}, {gib:.0f} are needed for the bench's image")
+
+    def _image(self) -> None:
+        work = self.folder / "build"
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(self.registry, ignore_errors=True)
+        try:
+            layout = builder.build(self.recipe, work, lambda part: self.say(f"image {self.recipe.name}: {part}"))
+            self.say(f"image {self.recipe.name}: push to the registry")
+            with DockerRegistry(root=self.registry) as registry:
+                push(f"oci:{layout}:demo", f"{registry.address}/{REPOSITORY}:1")
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+    def _nydus(self) -> None:
+        with DockerRegistry(root=self.registry) as registry:
+            ref, target = (f"{registry.address}/{name}:1" for name in (REPOSITORY, NYDUS))
+            job = partial(_run, self.command)
+            twin = NydusImage(self.folder, ref, target, job, lambda line: self.say(f"nydus {self.recipe.name}: {line}"))
+            (self.folder / "blob").write_text(twin.make())
+
+
+class NydusImage:
+    """Nydus's form of the image ``ref``, its data blob pushed to ``target`` and its ``bootstrap`` in ``folder``.
+
+    ``job`` runs the job in a root file system, with a folder for state: the files that it opens are prefetched.
+    """
+
+    def __init__(
+        self, folder: Path, ref: str, target: str, job: Callable[[Path, oci.ImageConfig, Path], None], say: Say
+    ) -> None:
+        self.folder, self.ref, self.target, self.job, self.say = folder, ref, target, job, say
+        self.bootstrap = folder / "bootstrap"
+
+    def make(self) -> str:
+        """Unpack the image, run the job once to see which files it opens, build nydus's image, push its blob; returns
+        the blob's digest (hex)."""
+        work = self.folder / "nydus-build"
+        shutil.rmtree(work, ignore_errors=True)
+        root = work / "root"
+        root.mkdir(parents=True)
+        try:
+            self.say("unpack")
+            with oci.open_image(self.ref) as opened:
+                oci.unpack(opened, root)
+                config = opened.config
+            self.say("the files the job opens")
+            opens = opened_files(root, lambda: self.job(root, config, work))
+            (self.folder / "opened").write_text("\n".join(opens) + "\n")
+            self.say(f"nydus-image create, prefetching {len(opens)} files")
+            blob = work / "blob"
+            argv = [str(peers.program("nydus-image")), "create", "--log-level", "warn", "--prefetch-policy", "fs",
+                    "--bootstrap", str(self.bootstrap), "--blob", str(blob), str(root)]  # fmt: skip
+            done = subprocess.run(argv, input="\n".join(opens), text=True, capture_output=True, timeout=1800)
+            if done.returncode:
+                raise BootseerError(f"nydus-image failed: {(done.stderr or done.stdout).strip()[-300:]}")
+            with open(blob, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            item = spec.Descriptor(spec.LAYER, f"sha256:{digest}", blob.stat().st_size)
+            with Registry(oci.Reference.parse(self.target)) as target:
+                target.put_blob(item, blob)
+            return digest
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def opened_files(root: Path, run: Callable[[], None]) -> list[str]:
+    """Regular files below ``root`` that ``run`` reads, as paths of the image; seen by their access times (relatime)."""
+    files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
+    for path in files:
+        os.utime(path, ns=(0, path.stat().st_mtime_ns))
+    run()
+    found = sorted(f"/{path.relative_to(root)}" for path in files if path.exists() and path.stat().st_atime_ns)
+    if not found:
+        raise BootseerError(f"{root} is mounted without access times", hint="put BOOTSEER_DEV_CACHE on another disk")
+    return found
+
+
+def _run(command: list[str], root: Path, config: oci.ImageConfig, state: Path) -> None:
+    if code := images.runtime.run(root, config, command, state_dir=state):
+        raise BootseerError(f"the bench's job ended with code {code}")
+
+
+def _is(stamp: Path, key: str) -> bool:
+    return stamp.exists() and stamp.read_text() == key

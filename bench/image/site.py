@@ -1,0 +1,99 @@
+"""The data centre of the image benches: a registry and a store behind one shaped link, and a longer way to both."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.image import parts as image_parts
+from bootseer.demo import workplace
+from bootseer.errors import BootseerError, FullError, PrivilegeError, UnsupportedError
+from support.hadoop import HadoopCluster
+from support.latency import LatencyProxy
+from support.netns import Node, ShapedNetwork
+from support.registry import DockerRegistry, without_tls
+
+PREFIX, SUBNET = "bsimg", "10.78.0.0/24"
+STORES = ("registry", "hdfs")
+
+
+class Site:
+    """Addresses as the node sees them. ``far``: through the proxy that adds ``rtt`` seconds."""
+
+    def __init__(self, node: Node, near: str, far: str, hdfs: str) -> None:
+        self.node, self._near, self._far, self._hdfs = node, near, far, hdfs
+
+    def registry(self, far: bool = False) -> str:
+        return self._far if far else self._near
+
+    def ref(self, far: bool = False) -> str:
+        """The image."""
+        return f"{self.registry(far)}/{image_parts.REPOSITORY}:1"
+
+    def store(self, far: bool = False, suffix: str = "") -> str:
+        """URL of the store with the converted image, or of another one whose name ends in ``suffix``. Raises
+        `UnsupportedError` where it cannot be reached through the proxy."""
+        if self._hdfs and far:
+            raise UnsupportedError("the store cannot be reached through the latency proxy")
+        if self._hdfs:
+            return f"{self._hdfs}{suffix}"
+        return f"registry+http://{self.registry(far)}/{image_parts.REPOSITORY}{suffix}"
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add what the image benches have in common."""
+    parser.add_argument("--rate", type=float, default=1000, help="Mbit/s of the link")
+    parser.add_argument("--rtt", type=float, default=0.01, help="seconds of the -10ms variants' round trip")
+    parser.add_argument("--store", choices=STORES, default="registry", help="where converted images go")
+    parser.add_argument("--append", action="store_true", help="add to the runs of the report that is there")
+    parser.add_argument("--out", type=Path)
+
+
+@contextlib.contextmanager
+def prepared(
+    parts: image_parts.Parts, given: argparse.Namespace, *, nydus: bool = False
+) -> Iterator[tuple[Path, Site]]:
+    """The parts, made where they are missing; then a work folder and the site. One bench at a time: they share names
+    of network devices."""
+    if os.geteuid() != 0:
+        raise PrivilegeError("the bench mounts file systems and makes network namespaces", hint="run it with sudo")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    parts.folder.mkdir(parents=True, exist_ok=True)
+    with workplace.only_one(parts.folder.parent):
+        workplace.sweep(parts.folder)
+        try:
+            parts.prepare(nydus=nydus)
+        except BootseerError as exc:
+            if not nydus or isinstance(exc, FullError):
+                raise
+            parts.say(f"no nydus: {exc}")
+            parts.prepare(nydus=False)
+        work = workplace.make(parts.folder)
+        try:
+            with site(parts, work, rate_mbit=given.rate, rtt=given.rtt, store=given.store) as made:
+                yield work, made
+        finally:
+            workplace.remove(work)
+
+
+@contextlib.contextmanager
+def site(parts: image_parts.Parts, work: Path, *, rate_mbit: float, rtt: float, store: str) -> Iterator[Site]:
+    """Start everything; the registry works on hard links to the cached one, so what a bench adds goes with ``work``."""
+    root = work / "registry"
+    shutil.copytree(parts.registry, root, copy_function=os.link)
+    with contextlib.ExitStack() as stack:
+        network = stack.enter_context(ShapedNetwork(PREFIX, rate_mbit=rate_mbit, subnet=SUBNET))
+        registry = stack.enter_context(DockerRegistry(host=network.host, root=root))
+        proxy = stack.enter_context(LatencyProxy(registry.address, rtt=rtt, host=network.host))
+        stack.enter_context(without_tls(registry.address, proxy.address))
+        hdfs = ""
+        if store == "hdfs":
+            # one replica: all DataNodes share this machine's disk
+            cluster = HadoopCluster(work / "hdfs", bind=network.host, settings={"dfs.replication": "1"})
+            hdfs = f"{stack.enter_context(cluster).url}/bootseer"
+        yield Site(network.nodes[0], registry.address, proxy.address, hdfs)

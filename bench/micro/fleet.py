@@ -1,0 +1,214 @@
+"""The profiler at the size of a fleet: a job of 10,000 nodes with 8 ranks each, and 30,000 start-ups.
+
+    scripts/bench fleet [--quick] [--rounds 3] [--out report.json]
+
+``ingest`` reads the events of the job (20 spans a rank), ``page`` analyses them and makes the HTML page, ``fleet``
+looks at the kept rows of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``jobs``,
+``job`` and ``served-fleet`` are pages of `bootseer profile serve` over all of that, from request to last byte, without
+the first request of each. The server analyses a large start-up when it reads its events, before anybody asks.
+``flags`` analyses start-ups of 64 nodes with noise (lognormal, sigma 0.1), half of them with one planted straggler
+(twice the median): ``false_flags`` is the share of start-ups in which another node was named, ``found`` that of
+planted ones that were. --quick: a tenth of the nodes, start-ups and noisy ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bootseer import report
+from bootseer.profile.index import key
+
+STAGES = ("import", "dist_init", "model_init", "checkpoint_load", "first_step")
+SPANS = 20
+RANKS = 8
+INGEST = "import sys; from bootseer.profile import events; print(len(events.read(sys.argv[1]).spans))"
+PAGE = """
+import sys, time
+from bootseer.profile import events, page
+log = events.read(sys.argv[1])
+began = time.perf_counter()
+made = page.html(log).encode()
+print(time.perf_counter() - began, len(made))
+"""
+FLEET = """
+import sys, time
+began = time.perf_counter()
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from bootseer.profile import fleet
+assert fleet.analyse([Path(sys.argv[1])]).total.starts
+print(time.perf_counter() - began)
+"""
+
+
+def job(path: Path, nodes: int) -> None:
+    """Events of a job: per node image and env, per rank the five stages, each but the last with three details."""
+    rng, span = random.Random(1), 0
+    with path.open("w") as out:
+
+        def write(node: str, stage: str, begin: float, end: float, rank: int | None, parent: str = "") -> str:
+            nonlocal span
+            span += 1
+            common = f'"span":"{span:016x}","job":"big","node":"{node}","gpus":{RANKS}'
+            if rank is not None:
+                common += f',"rank":{rank}'
+            above = f',"parent":"{parent}"' if parent else ""
+            out.write(f'{{"bootseer":2,"ev":"begin",{common},"stage":"{stage}"{above},"wall":{int(begin * 1e9)}}}\n')
+            out.write(f'{{"bootseer":2,"ev":"end",{common},"wall":{int(end * 1e9)}}}\n')
+            return f"{span:016x}"
+
+        for number in range(nodes):
+            node, at = f"n{number:05}", 1_750_000_000.0
+            for stage in ("image", "env"):
+                write(node, stage, at, at + 10 + rng.random(), None)
+                at += 12
+            for local in range(RANKS):
+                rank, begin = number * RANKS + local, at
+                for stage in STAGES:
+                    took = 4 + rng.random()
+                    mine = write(node, stage, begin, begin + took, rank)
+                    if stage != STAGES[-1]:
+                        for part in range((SPANS - len(STAGES)) // (len(STAGES) - 1)):
+                            write(node, f"part-{part}", begin + part, begin + part + 0.5, rank, mine)
+                    begin += 6
+
+
+def starts(path: Path, count: int) -> None:
+    """Kept rows of start-ups of 3,000 jobs."""
+    from bootseer.profile import starts as kept
+
+    rng = random.Random(2)
+    events = path.with_suffix(".jsonl")
+    with events.open("w") as out:
+        for number in range(count):
+            begin = 1_750_000_000 + number * 600
+            for node in ("n1", "n2"):
+                at = float(begin)
+                for stage in ("image", "env", "first_step"):
+                    common = f'"span":"{number}-{node}-{stage}","job":"j{number % 3000}","attempt":"{number}"'
+                    common += f',"node":"{node}"'
+                    took = 5 + rng.expovariate(0.1)
+                    for kind, when in (("begin", at), ("end", at + took)):
+                        extra = f',"stage":"{stage}"' if kind == "begin" else ""
+                        out.write(f'{{"bootseer":2,"ev":"{kind}",{common},"gpus":8{extra},"wall":{int(when * 1e9)}}}\n')
+                    at += took
+    kept.compact([events], path)
+    events.unlink()
+
+
+def flags(count: int) -> tuple[float, float]:
+    """Share of start-ups in which a node was named that was none, and of planted stragglers that were named."""
+    from bootseer.profile import analysis, events
+
+    rng, wrong, planted, found = random.Random(3), 0, 0, 0
+    for number in range(count):
+        slow = "n7" if number % 2 else ""
+        lines = []
+        for node in (f"n{n}" for n in range(64)):
+            took = 30 * rng.lognormvariate(0, 0.1) * (2 if node == slow else 1)
+            for stage, begin, end in (("env", 0.0, took), ("first_step", 100.0, 105.0)):
+                common = {"bootseer": 2, "span": f"{node}{stage}", "node": node, "job": "j"}
+                lines.append({**common, "ev": "begin", "stage": stage, "wall": int((begin + 1e9) * 1e9)})
+                lines.append({**common, "ev": "end", "wall": int((end + 1e9) * 1e9)})
+        log = events.parse(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+        named = {node for stage in analysis.analyse(log).stages for node in stage.stragglers}
+        wrong += bool(named - {slow})
+        planted += bool(slow)
+        found += slow in named if slow else 0
+    return wrong / count, found / planted
+
+
+def pages(kept: Path, events: Path, rounds: int) -> list[report.Run]:
+    """The pages of a server, asked for ``rounds`` times."""
+    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", str(kept), str(events)]
+    job = key(("big", "0", 0))
+    made = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        address = server.stderr.readline().split()[-1]
+        for variant, path in (("jobs", ""), ("job", f"job/{job}"), ("served-fleet", "fleet")):
+            for n in range(rounds + 1):
+                began = time.perf_counter()
+                with urllib.request.urlopen(address + path, timeout=60) as answer:
+                    size = len(answer.read())
+                if n:
+                    seconds = time.perf_counter() - began
+                    made.append(report.Run(variant=variant, n=n, seconds=seconds, details={"bytes": size}))
+        server.terminate()
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    tenth = 10 if args.quick else 1
+    made = report.new("fleet")
+    with tempfile.TemporaryDirectory(prefix="bootseer-fleet-", dir=args.work) as folder:
+        events, kept = Path(folder) / "job.jsonl", Path(folder) / "starts.parquet"
+        job(events, 10_000 // tenth)
+        starts(kept, 30_000 // tenth)
+        for n in range(1, args.rounds + 1):
+            for variant, code, file in (("ingest", INGEST, events), ("page", PAGE, events), ("fleet", FLEET, kept)):
+                made.runs.append(_run(variant, n, code, file))
+        made.runs += pages(kept, events, max(args.rounds, 5))
+    began = time.perf_counter()
+    wrong, found = flags(1000 // tenth)
+    took = time.perf_counter() - began
+    made.runs.append(report.Run(variant="flags", n=1, seconds=took, details={"false": wrong, "found": found}))
+    figures: list[tuple[str, str, str, Callable[[report.Run], Any], str]] = [
+        ("ingest_10k_nodes_s", "ingest", "s", lambda run: run.seconds, "<= 30"),
+        ("ingest_10k_nodes_mb", "ingest", "MB", lambda run: run.details["rss"], "<= 500"),
+        ("job_page_s", "job", "s", lambda run: run.seconds, "<= 1"),
+        ("job_page_mb", "job", "MB", lambda run: run.details["bytes"] / 1e6, "<= 1"),
+        ("html_export_s", "page", "s", lambda run: run.seconds, "<= 1"),
+        ("fleet_page_s", "fleet", "s", lambda run: run.seconds, "<= 2"),
+        ("served_fleet_page_s", "served-fleet", "s", lambda run: run.seconds, "<= 2"),
+        ("jobs_page_ms", "jobs", "ms", lambda run: 1000 * (run.seconds or 0.0), "<= 200"),
+        ("false_flags", "flags", "%", lambda run: 100 * run.details["false"], "<= 1"),
+        ("planted_found", "flags", "%", lambda run: 100 * run.details["found"], ">= 99"),
+    ]
+    for name, variant, unit, value, target in figures:
+        values = [value(run) for run in made.runs if run.variant == variant]
+        of: report.Statistic = "median" if len(values) > 1 else "single"
+        figure = made.figure(name, statistics.median(values), unit=unit, target=target, n=len(values), of=of)
+        print(f"{figure.name}: {figure.value:g} {figure.unit} (target {figure.target})")
+    if args.out:
+        made.write(args.out)
+
+
+def _run(variant: str, n: int, code: str, file: Path) -> report.Run:
+    """``seconds`` are the first that it prints, or those of the process; ``rss`` in MB."""
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    said = [float(word) for word in process.stdout.read().split()]
+    _pid, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - began
+    if process.returncode:
+        raise SystemExit(f"{variant} failed")
+    return report.Run(
+        variant=variant, n=n, seconds=seconds if variant == "ingest" else said[0],
+        details={"rss": usage.ru_maxrss / 1000, "said": said},
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The part of bench/stripefs with limited links: 4 DataNodes, and a fifth from the moment erasure coding needs it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from msgspec import structs
+
+from bench.stripes.client import Answer
+from bench.stripes.collide import FIRST, FOLDER, PLAIN, STRIPED, Collision
+from bench.stripes.faults import Faults
+from bench.stripes.runner import Runner
+from bootseer.errors import BootseerError
+from bootseer.hdfs import client as hdfs
+from bootseer.report import Report
+from support.replicas import Replicas
+from support.shapedhdfs import ShapedHadoop
+
+CAP = 60.0
+"""MiB/s of each DataNode's link, in each direction."""
+POLICY = "RS-3-2-1024k"
+FIFTH = 4
+SLOWED = "/slowed"
+PARTS = ("writes", "scan", "reads", "placement")
+AWAY, BESIDE = 0, 1
+"""Clients: in a rack of its own, and in the rack of the DataNode on which replicas collide."""
+
+
+class Capped:
+    """``rounds``: how often each variant runs; ``scan``: widths and units (bytes) to try, and reads of each.
+
+    ``brief``: Hadoop's client only where no other client is the baseline.
+    """
+
+    def __init__(
+        self,
+        work: Path,
+        report: Report,
+        content: Path,
+        small: Path,
+        *,
+        rounds: int,
+        scan: tuple[list[int], list[int], int],
+        brief: bool = False,
+    ) -> None:
+        self._site = ShapedHadoop(
+            work / "hdfs",
+            "bsfs",
+            "10.78.0.0/24",
+            datanodes=5,
+            mib_per_s=CAP,
+            clients=2,
+            beside={BESIDE: FIRST},
+            settings={"dfs.replication": "2"},
+            later={FIFTH},
+        )
+        self._report, self._content, self._small = report, content, small
+        self._rounds, self._scan_of, self._brief = rounds, scan, brief
+        self._places = [node.argv([]) for node in self._site.network.clients]
+        self._collision = Collision(self._site.cluster)
+
+    def run(self, parts: Collection[str]) -> None:
+        """``parts``: those of `PARTS` to run."""
+        with self._site:
+            self._runner = Runner(self._report, "capped", self._site.cluster, self._content, self._places[AWAY])
+            if "writes" in parts or "reads" in parts:
+                if "writes" in parts:
+                    self._writes(2, self._rounds)
+                else:
+                    self._writes(2, 1, slowed=False)  # of one run there is no median
+            if "scan" in parts:
+                self._scan()
+            if "reads" in parts:
+                self._collision.write(self._content.read_bytes())
+            if "placement" in parts:
+                self._placement()
+            if "writes" in parts:
+                self._site.cluster.restart_namenode(settings={"dfs.replication": "1"})
+                self._writes(1, self._rounds)
+            if "reads" in parts:
+                self._reads()
+
+    # -- writes ---------------------------------------------------------------------------------------------------
+
+    def _writes(self, replication: int, rounds: int, *, slowed: bool = True) -> None:
+        """Every way writes the content, round by round; the last files of replication 2 stay, to be read."""
+        run, folder = self._runner, f"/r{replication}"
+        suffix = "" if replication == 1 else "-replicated"
+        stock = replication == 1 or not self._brief
+        faults = Faults(self._site, run, run.written("striped", SLOWED, "striped", replication=replication))
+        healthy: list[float] = []
+        for n in range(rounds):
+            run.record(f"write-hdfs-native{suffix}", lambda: self._write("native", folder, "plain", replication))
+            if stock:
+                run.record(f"write-hadoop-client{suffix}", lambda: run.stock_write(f"{folder}/stock", replication))
+            took = run.record(f"write-striped{suffix}", lambda: self._write("striped", folder, "striped", replication))
+            healthy += [] if took is None else [took]
+            if replication == 1 or not slowed or not healthy:
+                continue  # a DataNode that has the only replica of a block must be waited for
+            for name, disturbed in (("write-slow", faults.slowed), ("write-frozen", faults.frozen)):
+                if disturbed(name, n % FIFTH, statistics.median(healthy) / 3) is not None:
+                    run.check(run.task("striped", SLOWED, "striped"))
+                    run.remove(SLOWED)
+            self._site.cluster.wait_live(FIFTH)
+        for path in (f"{folder}/plain", *([f"{folder}/stock"] if stock else []), *self._stripes(folder)):
+            self._expect_replication(path, replication)
+        run.check(run.task("striped", folder, "striped"))
+        run.remove(folder if replication == 1 else f"{folder}/stock")
+
+    def _placement(self) -> None:
+        """Writes of replication 2 with and without what a client says of DataNodes, by turns; see `WITHOUT`."""
+        run, folder = self._runner, "/placement"
+        task = run.written("striped", folder, "striped", replication=2)
+        healthy: list[float] = []
+        for n in range(self._rounds):
+            for without in ("", "wish") if n % 2 else ("wish", ""):
+                name = f"write-without-{without}" if without else "write-with-wish"
+                took = run.record(name, lambda without=without: run.client(structs.replace(task, without=without)))  # type: ignore[misc]
+                healthy += [] if took is None else [took]
+            for without in ("", "slow") if n % 2 else ("slow", ""):
+                name = f"slow-write-without-{without}" if without else "slow-write-with-slow"
+                slow = Faults(self._site, run, structs.replace(task, without=without))
+                slow.slowed(name, n % FIFTH, statistics.median(healthy or [2.0]) / 3)
+        run.check(run.task("striped", folder, "striped"))
+        run.remove(folder)
+
+    def _write(self, way: str, folder: str, path: str, replication: int) -> Answer:
+        return self._runner.client(self._runner.written(way, folder, path, replication=replication))
+
+    def _stripes(self, folder: str) -> list[str]:
+        return [entry.path for entry in hdfs.connect(self._site.cluster.url).list(f"{folder}/.bsx")]
+
+    def _expect_replication(self, path: str, replication: int) -> None:
+        for block in Replicas(self._site.cluster).blocks(path, replicas=replication):
+            if len(block.holders) != replication:
+                raise BootseerError(f"{path} has {len(block.holders)} replicas of a block, not {replication}")
+
+    # -- reads ----------------------------------------------------------------------------------------------------
+
+    def _reads(self) -> None:
+        cluster, run = self._site.cluster, self._runner
+        cluster.restart(FIFTH)
+        cluster.wait_live(5)
+        cluster.web.make_erasure_coded("/coded", POLICY)
+        run.stock_write("/coded/plain", 1)
+        healthy: list[float] = []
+        faults = Faults(self._site, run, run.task("striped", "/r2", "striped"))
+        plain: dict[str, Callable[[], Answer]] = {
+            "hadoop-client": lambda: run.stock_read("/r2/plain"),
+            "hdfs-native": lambda: run.client(run.task("native", "/r2", "plain")),
+            "erasure-coded-hadoop-client": lambda: run.stock_read("/coded/plain"),
+            "erasure-coded-hdfs-native": lambda: run.client(run.task("native", "/coded", "plain")),
+            "colliding-hdfs-native": lambda: self._collided("native", PLAIN),
+        }
+        if self._brief:
+            del plain["erasure-coded-hadoop-client"]
+        for n in range(self._rounds):
+            for variant, measure in plain.items():
+                run.record(variant, measure)
+            run.record("colliding-striped", lambda: self._collided("striped", STRIPED))
+            for _ in range(2):
+                took = run.record("striped", lambda: run.client(run.task("striped", "/r2", "striped")))
+                healthy += [] if took is None else [took]
+            faults.round(n, statistics.median(healthy) if healthy else 2.0)
+
+    def _collided(self, way: str, path: str) -> Answer:
+        """A read of a colliding file beside the DataNode that is named first, with what each DataNode sent for it."""
+        run, place = self._runner, self._places[BESIDE]
+        first = run.client(run.task("first-holders", FOLDER, STRIPED), prefix=place).note
+        details = self._collision.look(first)
+        before = self._sent()
+        answer = run.client(run.task(way, FOLDER, path), prefix=place)
+        details["sent_mib"] = [round((after - b) / 2**20) for after, b in zip(self._sent(), before, strict=True)]
+        answer.details = details
+        return answer
+
+    def _sent(self) -> list[int]:
+        """Bytes that each of the first 4 DataNodes has sent."""
+        return [node.bytes_sent() for node in self._site.network.nodes[:FIFTH]]
+
+    def _scan(self) -> None:
+        """Widths and units, each written anew and read some times, while replication is 2."""
+        widths, units, reads = self._scan_of
+        run = Runner(self._report, "capped", self._site.cluster, self._small, self._places[AWAY])
+        for unit in units:
+            for width in widths:
+                name, shape = f"scan-{width}x{unit >> 10}KiB", {"width": width, "unit": unit}
+                task = run.written("striped", "/scan", "striped", **shape)
+                run.record(f"{name}-write", lambda task=task: run.client(task), **shape)  # type: ignore[misc]
+                for _ in range(reads):
+                    run.record(name, lambda: run.client(run.task("striped", "/scan", "striped")), **shape)
+                run.remove("/scan")

@@ -1,0 +1,124 @@
+"""Files whose blocks all have a replica on one DataNode, and the other replicas on the others in turn.
+
+A client beside that DataNode is told of it first for every block. HDFS places blocks at random, so these are written
+with the DataNodes named (the NameNode's favoured nodes), and looked at again before each run that reads them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+
+from bench.stripes.runner import say
+from bootseer.backends.cluster import HdfsBackend
+from bootseer.backends.interface import FILE_MODE, Sink
+from bootseer.errors import BootseerError
+from bootseer.hdfs import client as hdfs
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.output import FileOutput
+from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.records import DataNode
+from bootseer.stripefs import StripeFS
+from support.hadoop import HadoopCluster
+from support.replicas import Replicas
+
+FOLDER, PLAIN, STRIPED = "/collide", "plain", "striped"
+FIRST, OTHERS = 0, (1, 2, 3)
+"""DataNodes: who has a replica of every block, and who have the second ones."""
+_STOCK_CHECKSUM = 512
+"""Bytes for each checksum, as Hadoop's own clients write: the plain file is the vanilla one."""
+_TRIES, _HEARTBEAT = 5, 3.5
+"""A NameNode passes over a DataNode that had twice the work of the others at its last heartbeat (every 3 s)."""
+
+
+class Chosen(Placement):
+    """Every new block on ``first`` and the next of ``others``."""
+
+    def __init__(self, first: DataNode, others: Iterator[DataNode]) -> None:
+        super().__init__()
+        self._both = first, others
+
+    def wish(self, file: int, namenode: NameNode, replicas: int) -> list[DataNode]:
+        return [self._both[0], next(self._both[1])]
+
+
+class _Backend(HdfsBackend):
+    """Stripe ``i`` goes to ``nodes[0]`` and to one of the rest in turn."""
+
+    def __init__(self, url: str, nodes: Sequence[DataNode]) -> None:
+        super().__init__(url)
+        self._nodes = nodes
+
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
+        if placement is not None:  # a stripe
+            first, *others = self._nodes
+            stripe = int(path.rpartition(".")[2])
+            placement = Chosen(first, itertools.repeat(others[stripe % len(others)]))
+        return super().create(path, placement=placement, mode=mode)
+
+
+class Collision:
+    """The colliding files of ``cluster``, whose default replication is 2."""
+
+    def __init__(self, cluster: HadoopCluster) -> None:
+        self._cluster, self._replicas = cluster, Replicas(cluster)
+
+    def write(self, content: bytes) -> None:
+        """Both files; says it when HDFS has put one elsewhere again and again."""
+        for name, write in ((PLAIN, self._write_plain), (STRIPED, self._write_striped)):
+            for attempt in range(1, _TRIES + 1):
+                write(content)
+                if not (why := misplaced(name, self._holders(name))):
+                    break
+                say(f"{FOLDER}/{name} does not collide, attempt {attempt} of {_TRIES}: {why}")
+                time.sleep(_HEARTBEAT)
+
+    def _nodes(self) -> list[DataNode]:
+        live = {node.address: node for node in NameNode.connect(self._cluster.url).live_nodes()}
+        return [live[self._cluster.addresses[index]] for index in (FIRST, *OTHERS)]
+
+    def _write_plain(self, content: bytes) -> None:
+        first, *others = self._nodes()
+        namenode, path = NameNode.connect(self._cluster.url), f"{FOLDER}/{PLAIN}"
+        namenode.delete(path)
+        placement = Chosen(first, itertools.cycle(others))
+        with FileOutput(namenode, path, bytes_per_checksum=_STOCK_CHECKSUM, placement=placement) as out:
+            out.write(content)
+
+    def _write_striped(self, content: bytes) -> None:
+        fs = StripeFS(_Backend(f"{self._cluster.url}{FOLDER}", self._nodes()))
+        with fs.create(STRIPED, striped=True) as out:
+            out.write(content)
+
+    def _holders(self, name: str) -> list[list[int]]:
+        """The DataNodes of each block."""
+        paths = [f"{FOLDER}/{PLAIN}"]
+        if name == STRIPED:
+            paths = [entry.path for entry in hdfs.connect(self._cluster.url).list(f"{FOLDER}/.bsx")]
+        return [self._replicas.holders(b) for path in paths for b in self._replicas.blocks(path, replicas=2)]
+
+    def look(self, named_first: str) -> dict[str, object]:
+        """What a report says of the stripes. ``named_first``: note of a ``first-holders`` client beside the DataNode.
+
+        Raises `BootseerError` when the files do not lie as they should: a figure would be one of something else.
+        """
+        for name in (PLAIN, STRIPED):
+            if why := misplaced(name, holders := self._holders(name)):
+                raise BootseerError(f"{FOLDER}/{name} does not collide as it should: {why}")
+        if named_first != (wanted := f"{self._cluster.addresses[FIRST]} for {len(holders)} of {len(holders)} blocks"):
+            raise BootseerError(f"the NameNode names {named_first} first, not {wanted}")
+        return {"named_first": named_first, "replicas_on": len({index for block in holders for index in block})}
+
+
+def misplaced(name: str, blocks: Sequence[Sequence[int]]) -> str:
+    """What is wrong with where the blocks of a file are, "" when nothing is; ``blocks``: the DataNodes of each.
+
+    The links of the DataNodes that have replicas of the stripes bound a read of them, so these must be all.
+    """
+    on, wanted = sorted({index for block in blocks for index in block}), [FIRST, *OTHERS]
+    if missing := sum(FIRST not in block for block in blocks):
+        return f"{missing} of {len(blocks)} blocks have no replica on DataNode {FIRST}"
+    if name == STRIPED and on != wanted:
+        return f"its replicas are on DataNodes {on}, not on {wanted}"
+    return ""

@@ -1,0 +1,57 @@
+"""Striped files on HDFS against one HDFS file: reads, writes, with slow, frozen and dead DataNodes, and without limits.
+
+    scripts/bench stripefs [--quick] [--rounds N] [--work DIR] [--out report.json] [--plot FILE.svg] [--parts LIST]
+
+Needs root and Hadoop's jars. NameNode and DataNodes are a JVM each; each DataNode is in a network namespace whose link
+carries 60 MiB/s in each direction (``capped``), then the same on loopback without limits (``free``). Every run is a
+process of its own (``client``); variants take turns, so that a slow minute hits all of them; every byte that
+is read is compared with what was written, after the clock has stopped. ``docs/howto/bench-stripefs.md`` says the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from bench.common import stripes_plot
+from bench.stripes import figures as stripes_figures
+from bench.stripes import free
+from bench.stripes.capped import CAP, PARTS, Capped
+from bench.stripes.runner import arguments, session
+
+KiB, MiB = 1 << 10, 1 << 20
+
+
+def _content(path: Path, size: int) -> Path:
+    with open(path, "wb") as file:
+        for _ in range(size // MiB):
+            file.write(os.urandom(MiB))
+    return path
+
+
+def main() -> int:
+    parser = arguments(
+        "stripefs", __doc__ or "", (*PARTS, "free"), "96 MiB instead of 320, 3 rounds instead of 5, small scan"
+    )
+    parser.add_argument("--plot", type=Path, help="draw the scan of widths and units as SVG")
+    options = parser.parse_args()
+    with session("stripefs", options, stripes_figures.compute) as (work, out, parts, rounds):
+        content = _content(work / "content", (96 if options.quick else 320) * MiB)
+        small = _content(work / "small", (64 if options.quick else 256) * MiB)
+        widths, units, reads = [1, 2, 4, 8, 16], [256 * KiB, MiB, 4 * MiB, 16 * MiB], 3
+        if options.quick:
+            widths, units, reads = [1, 4, 16], [MiB, 16 * MiB], 1
+        if set(parts) & set(PARTS):
+            Capped(work, out, content, small, rounds=rounds, scan=(widths, units, reads), brief=options.quick).run(
+                parts
+            )
+        if "free" in parts:
+            free.run(work, out, content, rounds=rounds)
+    if options.plot:
+        options.plot.write_text(stripes_plot.scan(out.runs, 4 * CAP))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
