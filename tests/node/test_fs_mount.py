@@ -57,7 +57,7 @@ def mounted(fs, tmp_path, config) -> Iterator[FsMount]:
 
 def test_names_sizes_and_contents(mounted, fs):
     folder = mounted.mountpoint / "step-1"
-    assert sorted(os.listdir(mounted.mountpoint)) == ["LATEST", "step-1"]
+    assert sorted(os.listdir(mounted.mountpoint)) == ["step-1"]
     assert sorted(os.listdir(folder)) == ["COMMIT", "config.json", "plain.bin", "state.pt"]
     assert (folder / "state.pt").stat().st_size == len(DATA)
     assert (folder / "state.pt").read_bytes() == DATA

@@ -116,8 +116,7 @@ def test_a_folder_as_a_checkpoint(run):
     again = run("put", "ck", "run/step-1", "--commit")
     assert (again.code, "has a COMMIT already" in again.error) == (73, True)
     run("put", "ck", "other/step-1")
-    assert len(run("commit", "other/step-1", "--no-hint", "--json").json["files"]) == 2
-    assert not Path("other/LATEST").exists()
+    assert len(run("commit", "other/step-1", "--json").json["files"]) == 2
 
 
 def test_copies_have_stripes_of_their_own(run):
@@ -403,7 +402,7 @@ def test_what_would_break_a_checkpoint_is_refused(run):
     assert run("verify", "kept").code == 0
     assert run("latest", "run").out.strip().endswith("/run/step-1")
     assert [run("rm", "-r", f"{url}").code for url in ("run/step-1", "kept/step-2")] == [0, 0]
-    assert not [path for path in Path().rglob("*") if path.name in ("COMMIT", "LATEST")]
+    assert not [path for path in Path().rglob("*") if path.name == "COMMIT"]
 
 
 def test_checks_of_a_part_of_a_checkpoint_know_its_commit(run):

@@ -122,17 +122,17 @@ def test_folders_where_nothing_renames_without_replacing(tmp_path, rename):
 
 def test_a_folder_goes_though_another_removes_its_manifest_meanwhile(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
-    for name in ("COMMIT", "LATEST", "a"):
+    for name in ("COMMIT", "a"):
         (tmp_path / "run" / name).write_bytes(b"x")
     real = os.unlink
 
     def unlink(path, **flags):
-        if str(path).endswith(("COMMIT", "LATEST")) and not flags:
+        if str(path).endswith("COMMIT") and not flags:
             real(path)
         real(path, **flags)
 
     monkeypatch.setattr(os, "unlink", unlink)
-    FolderBackend(tmp_path).remove_folder("run", first=("COMMIT", "LATEST"))
+    FolderBackend(tmp_path).remove_folder("run", first=("COMMIT",))
     assert os.listdir(tmp_path) == []
 
 

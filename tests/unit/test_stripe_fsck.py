@@ -56,7 +56,7 @@ def test_a_sound_store_has_no_findings(fs):
         out.write(b"x")
     fs.commit("run/step-1")
     report = fs.fsck()
-    assert (report.folders, report.files, report.findings) == (3, 4, ())
+    assert (report.folders, report.files, report.findings) == (3, 3, ())
     assert fs.fsck("run/step-1/state").findings == ()
     assert fs.gc(age=0) == []
     with pytest.raises(NotFoundError):
@@ -259,30 +259,17 @@ def test_copies_and_renamed_files(fs):
     assert list(local(fs, ".bsx").iterdir()) == []
 
 
-def test_manifests_and_the_hint(fs):
+def test_manifests(fs):
     for step in (1, 2):
         write(fs, f"run/step-{step}/a")
         write(fs, f"run/step-{step}/b")
         fs.commit(f"run/step-{step}")
     write(fs, "run/step-2/a")
     fs.remove("run/step-2/b", force=True)
-    assert kinds(fs, "error") == ["wrong-latest", "commit-other-file", "commit-lacks-file"]
-    (made,) = fs.repair(fs.fsck())
-    assert made.done == "it names step-1 now"
+    assert kinds(fs, "error") == ["commit-other-file", "commit-lacks-file"]
+    assert fs.repair(fs.fsck()) == []
     flip(local(fs, "run/step-1/COMMIT"), 50)
-    flip(local(fs, "run/LATEST"), 30)
-    assert {"damaged-commit", "wrong-latest"} <= set(kinds(fs, "error"))
-
-
-def test_a_file_of_another_kind_named_latest_is_left_alone(fs, caplog):
-    (local(fs, "run")).mkdir(parents=True)
-    local(fs, "run/LATEST").write_text("step-7\n")
-    write(fs, "run/step-1/a")
-    fs.commit("run/step-1")
-    assert "LATEST was not updated" in caplog.text
-    assert local(fs, "run/LATEST").read_text() == "step-7\n"
-    assert fs.fsck().findings == ()
-    assert fs.latest("run") == "run/step-1"
+    assert "damaged-commit" in kinds(fs, "error")
 
 
 def test_a_name_that_is_not_ours_is_kept(fs):

@@ -8,14 +8,13 @@ from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, DataError
 from bootseer.stripefs import layout, open_fs
-from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "stripe"
 UUID = bytes(range(16))
 HEADER = Header(UUID, 2, 4, 1 << 20, 7)
 NAMED = Header(UUID, 2, 4, 1 << 20, 7, "größe-état.pt")
-LATEST = newest.Latest(checkpoint="step-200", created=1750000000.5)
 FOOTER = Footer(UUID, 2, 3 << 20, 11 << 20, (1, 0xFFFFFFFF, 0x12345678))
 POINTER = Pointer(
     uuid=UUID.hex(),
@@ -100,7 +99,7 @@ def test_pointer_round_trip(size, footers, pages, epoch):
     assert layout.decode_pointer(encoded, "x") == pointer
 
 
-@pytest.mark.parametrize("name", ["header", "named", "footer", "pointer", "commit", "latest"])
+@pytest.mark.parametrize("name", ["header", "named", "footer", "pointer", "commit"])
 def test_every_flipped_byte_and_every_truncation_is_seen(name):
     encoded, decode = {
         "header": (layout.encode_header(HEADER)[:60], lambda data: layout.decode_header(data.ljust(4096, b"\0"), "x")),
@@ -109,7 +108,6 @@ def test_every_flipped_byte_and_every_truncation_is_seen(name):
             layout.encode_header(NAMED)[: 64 + len(NAMED.name.encode()) + 4],
             lambda data: layout.decode_header(data.ljust(4096, b"\0"), "x"),
         ),
-        "latest": (newest.encode(LATEST), lambda data: newest.decode(data, "x")),
         "footer": (layout.encode_footer(FOOTER)[0], lambda data: layout.decode_footer(data, "x")),
         "pointer": (layout.encode_pointer(POINTER), lambda data: layout.decode_pointer(data, "x")),
         "commit": (commit.encode(COMMIT), lambda data: commit.decode(data, "x")),
@@ -131,7 +129,6 @@ def test_every_flipped_byte_and_every_truncation_is_seen(name):
     [
         ("header", layout.encode_header(HEADER)),
         ("named-header", layout.encode_header(NAMED)),
-        ("latest", newest.encode(LATEST)),
         ("footer", layout.encode_footer(FOOTER)[0]),
         ("pointer", layout.encode_pointer(POINTER)),
         ("commit", commit.encode(COMMIT)),
@@ -146,27 +143,20 @@ def test_golden_files(name, encoded):
 def test_golden_files_decode():
     assert layout.decode_header((GOLDEN / "header-1").read_bytes(), "x") == HEADER
     assert layout.decode_header((GOLDEN / "named-header-1").read_bytes(), "x") == NAMED
-    assert newest.decode((GOLDEN / "latest-1").read_bytes(), "x") == LATEST
     assert layout.decode_footer((GOLDEN / "footer-1").read_bytes(), "x")[0] == FOOTER
     assert layout.decode_pointer((GOLDEN / "pointer-1").read_bytes(), "x") == POINTER
     assert commit.decode((GOLDEN / "commit-1").read_bytes(), "x") == COMMIT
 
 
 def test_the_golden_store_is_read_and_sound():
-    """A whole store as this version wrote it: a striped file, a small one, COMMIT, LATEST and a claim."""
+    """A whole store as this version wrote it: a striped file, a small one, COMMIT and a claim."""
     fs = open_fs(str(GOLDEN / "store-1"))
     assert fs.latest("run") == "run/step-1"
     with fs.open("run/step-1/state.pt") as file:
         assert file.read(0, file.size) == bytes(i * 7 % 251 for i in range(10_000))
     assert [file.path for file in fs.checkpoint("run/step-1").files] == ["config.json", "state.pt"]
-    assert len(fs.verify()) == 4
+    assert len(fs.verify()) == 3
     assert fs.fsck().findings == ()
-
-
-@pytest.mark.parametrize("checkpoint", ["", "..", "a/b", "a\0"])
-def test_a_hint_that_names_no_folder_is_damaged(checkpoint):
-    with pytest.raises(DataError, match="is damaged"):
-        newest.decode(newest.encode(newest.Latest(checkpoint=checkpoint, created=0.0)), "x")
 
 
 def test_a_later_format_says_so():

@@ -1,4 +1,4 @@
-"""What a COMMIT names stays, whoever removes or renames; a whole checkpoint goes and moves, and LATEST with it."""
+"""What a COMMIT names stays, whoever removes or renames; a whole checkpoint goes and moves."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from bootseer.backends.interface import Backend, join
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.fsspecfs.filesystem import StripeFileSystem
 from bootseer.stripefs import StripeFS, open_fs
-from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.copy import copy_tree
 
 
@@ -45,11 +45,6 @@ def names(fs: StripeFS, folder: str = "") -> list[str]:
         return [path for path, _ in commit.walk(fs.backend, folder)]
     except NotFoundError:  # an object store has no empty folder
         return []
-
-
-def hint(fs: StripeFS, folder: str = "") -> str | None:
-    found = newest.read(fs.backend, folder)
-    return found and found.checkpoint
 
 
 NAMED = ("step-1/a", "step-1/conf", "step-1/sub/b", "step-1/sub", "step-1/COMMIT")
@@ -152,16 +147,15 @@ def test_a_checkpoint_in_a_checkpoint_is_named_by_the_outer_one(fs):
     assert names(fs) == []
 
 
-def test_a_whole_checkpoint_goes_and_latest_names_the_one_before(fs):
+def test_a_whole_checkpoint_goes(fs):
     for number in (1, 2, 3):
         checkpoint(fs, f"step-{number}")
     fs.remove_tree("step-3")
-    assert (hint(fs), fs.latest()) == ("step-2", "step-2")
-    fs.remove_tree("step-1")
-    assert hint(fs) == "step-2"
+    assert fs.latest() == "step-2"
     assert not fs.fsck().errors
-    fs.remove_tree("step-2")
-    assert (hint(fs), names(fs)) == (None, [])
+    for number in (1, 2):
+        fs.remove_tree(f"step-{number}")
+    assert names(fs) == []
 
 
 @pytest.mark.parametrize("folder", ["step-2", "all"])
@@ -174,16 +168,14 @@ def test_a_removal_that_dies_leaves_no_commit_that_names_missing_files(fs, monke
     monkeypatch.delenv("BOOTSEER_FAULTS")
     left = everything(fs.backend)
     assert [path for path in left if path.endswith("/a") and "step-1/" not in path]
-    assert {path for path in left if path.endswith(("COMMIT", "LATEST"))} == {
-        "LATEST",
+    assert {path for path in left if path.endswith("COMMIT")} == {
         "step-1/COMMIT",
         *({"step-2/COMMIT"} if folder == "all" else {f"all/{name}" for name in MANIFESTS}),
     }
-    now = "step-2" if folder == "all" else "step-1"
-    assert (hint(fs), fs.latest()) == (now, now)
+    assert fs.latest() == ("step-2" if folder == "all" else "step-1")
 
 
-MANIFESTS = ("LATEST", "step-3/COMMIT", "step-4/COMMIT")
+MANIFESTS = ("step-3/COMMIT", "step-4/COMMIT")
 
 
 def everything(backend: Backend, folder: str = "") -> list[str]:
@@ -208,20 +200,14 @@ def test_a_link_to_a_checkpoint_elsewhere_is_removed_alone(tmp_path):
     other.verify("step-9")
 
 
-def test_a_whole_checkpoint_moves_and_latest_follows(tmp_path):
+def test_a_whole_checkpoint_moves(tmp_path):
     fs = open_fs(str(tmp_path / "run"))
     for number in (1, 2, 3):
         checkpoint(fs, f"a/step-{number}")
     fs.rename("a/step-3", "b/step-3")
-    assert (hint(fs, "a"), hint(fs, "b")) == ("step-2", "step-3")
-    fs.rename("a/step-1", "b/step-1")  # an earlier one does not take the hint
-    assert (hint(fs, "a"), hint(fs, "b")) == ("step-2", "step-3")
-    fs.rename("b/step-3", "b/bad-0")
-    assert (hint(fs, "b"), fs.latest("b")) == ("step-1", "b/step-1")
-    fs.rename("a/step-2", "a/kept-7")
-    assert hint(fs, "a") == "kept-7"
-    fs.rename("a/kept-7", "step-7")
-    assert (hint(fs, "a"), hint(fs)) == (None, "step-7")
+    assert (fs.latest("a"), fs.latest("b")) == ("a/step-2", "b/step-3")
+    fs.rename("a/step-2", "step-2")
+    assert (fs.latest("a"), fs.latest()) == ("a/step-1", "step-2")
     fs.verify("")
     assert not fs.fsck().errors
 
@@ -268,7 +254,7 @@ def test_fsspec_moves_a_whole_checkpoint(url):
     there.mv("step-2", "old/step-2", recursive=True)
     there.store.verify("old/step-2")
     there.store.checkpoint("old/step-2")
-    assert (hint(there.store), hint(there.store, "old")) == ("step-1", "step-2")
+    assert (there.store.latest(), there.store.latest("old")) == ("step-1", "old/step-2")
     assert "step-2/a" not in names(there.store)
     for number in (3, 4):
         checkpoint(there.store, f"run/step-{number}")
@@ -318,40 +304,6 @@ def test_a_store_whose_credentials_end_at_its_prefix_still_works(memory, monkeyp
     assert sum("above the URL given may not be looked at" in record.message for record in caplog.records) == 1
 
 
-@pytest.mark.parametrize("what", ["LATEST", "COMMIT"])
-def test_a_hint_that_may_not_be_read_keeps_nothing_from_its_place(tmp_path, monkeypatch, what):
-    fs = open_fs(str(tmp_path))
-    checkpoint(fs, "run/step-1")
-    moved: list[str] = []
-    for name in ("stat", "rename"):
-        real = getattr(fs.backend, name)
-
-        def asked(path, *more, name=name, real=real, **flags):
-            if name == "rename":
-                moved.append(path)
-            elif path.endswith(what) and (moved or what == "LATEST"):
-                raise NotWritableError(f"cannot look up {path}: permission denied")
-            return real(path, *more, **flags)
-
-        monkeypatch.setattr(fs.backend, name, asked)
-    fs.rename("run/step-1", "run/step-2", force=True)
-    assert moved[0] == "run/step-1"
-    assert (tmp_path / "run/step-2/COMMIT").is_file()
-    fs.remove_tree("run/step-2", force=True)
-    assert not (tmp_path / "run/step-2").exists()
-
-
-@pytest.mark.parametrize("others", [True, False])
-def test_when_all_of_a_store_goes_that_is_a_checkpoint_latest_beside_it_names_another(url, others):
-    above = open_fs(f"{url}/run")
-    if others:
-        checkpoint(above, "step-1")
-    checkpoint(above, "step-2")
-    StripeFileSystem(url=f"{url}/run/step-2").rm("/", recursive=True)
-    assert names(above, "step-2") == []
-    assert hint(above) == ("step-1" if others else None)
-
-
 def test_the_root_of_an_object_store_is_the_bucket(monkeypatch):
     made = FsspecBackend("s3://bucket/run/x", {"anon": True})
     monkeypatch.setattr(FsspecBackend, "call", lambda self, doing, function, seconds=0: function(self._filesystem()[0]))
@@ -387,7 +339,7 @@ def test_fsspec_does_not_commit_a_copy_that_leaves_out_a_folder(url):
         there.copy("step-1/*", "step-9/")
     assert "step-9/a" in names(there.store)
     assert "step-9/COMMIT" not in names(there.store)
-    assert (hint(there.store), there.store.latest()) == ("step-1", "step-1")
+    assert there.store.latest() == "step-1"
 
 
 @pytest.mark.parametrize("how", ["copy_tree", "resumed", "fsspec", "base"])

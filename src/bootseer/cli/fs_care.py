@@ -26,7 +26,7 @@ def fsck(
     Exit code 65 when errors are left.
 
     --repair rebuilds a lost or damaged pointer when all of its stripes are whole (after reading and checking every
-    byte), undoes a gc that was broken off, and lets LATEST name the newest complete checkpoint.
+    byte), and undoes a gc that was broken off.
     """
     from bootseer.errors import DataError
 

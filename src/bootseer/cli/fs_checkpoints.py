@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from bootseer.cli._fs import CHECKPOINTS, Url, files_text, place, progress
@@ -17,7 +15,6 @@ def register(app: typer.Typer) -> None:
 
 def commit(
     url: Url,
-    hint: Annotated[bool, typer.Option("--hint/--no-hint", help="Let LATEST beside the folder name it")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Publish the folder at URL as a complete checkpoint. The first commit wins.
@@ -25,7 +22,7 @@ def commit(
     Writes into the folder that are under way are ended.
     """
     fs, path = place(url)
-    made = fs.commit(path, hint=hint)
+    made = fs.commit(path)
     answer(made, as_json, f"{url}: {files_text(len(made.files), made.size)} committed")
 
 

@@ -16,7 +16,6 @@ from bootseer.units import one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bootseer.stripefs import StripeFS
     from bootseer.stripefs.copy import Copied
 
 Shape = Annotated[int, typer.Option(metavar="N", help="Stripe width of the copies", show_default="as the source")]
@@ -95,19 +94,18 @@ def get(
 ) -> None:
     """Copy a file (or folder) from the store, every byte checked; a file appears whole or not at all."""
     from bootseer.errors import NotWritableError, from_os_error
-    from bootseer.stripefs.checkpoint import newest
-    from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
+    from bootseer.stripefs.checkpoint.commit import is_manifest
 
     fs, path = place(url)
     folder = fs.stat(path).is_dir
     copied: list[dict[str, object]] = []
     size = 0
     names = fs.files(path)
+    manifests = {name for name in names if folder and is_manifest(fs.backend, name)}
+    for name in manifests:
+        fs.checkpoint(name.rpartition("/")[0])  # else a file that is missing would not be missed
     for name in names:
-        if name.rpartition("/")[2] == COMMIT and folder and _is_ours(fs, name):
-            fs.checkpoint(name.rpartition("/")[0])  # else a file that is missing would not be missed
-    for name in names:
-        if folder and name.rpartition("/")[2] in (COMMIT, newest.NAME) and _is_ours(fs, name):
+        if name in manifests:
             continue  # it speaks of the stored form, which the copy has not
         last = name.rpartition("/")[2]
         target = (
@@ -126,13 +124,6 @@ def get(
         copied.append({"path": str(target), "size": got})
         size += got
     answer({"url": url, "files": copied}, as_json, f"{local}: {files_text(len(copied), size)} copied")
-
-
-def _is_ours(fs: StripeFS, name: str) -> bool:
-    """Whether a file named COMMIT or LATEST is the store's own and not a user's."""
-    from bootseer.backends.interface import read_all
-
-    return read_all(fs.backend, name, limit=64).startswith((b"bootseer checkpoint ", b"bootseer latest "))
 
 
 def cp(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import msgspec
 
 from bootseer import faults
-from bootseer.backends.interface import FILE_MODE, Permissions, exists, join, read_all
+from bootseer.backends.interface import FILE_MODE, Permissions, exists, join
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
-from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import in_order
@@ -173,9 +173,7 @@ def copy_tree(
         _clear(dst, {of_copy(folder): folder in checkpoints for folder in folders}, options)
     done: list[Copied] = []
     for name in names:
-        last = name.rpartition("/")[2]
-        hint = last == newest.NAME and newest.is_hint(read_all(src.backend, name, limit=64))
-        if last != commit.NAME and not hint:
+        if name.rpartition("/")[2] != commit.NAME:
             done.append(one(name, of_copy(name)))
     if not in_place:
         for folder in sorted(checkpoints, key=lambda folder: (-len(folder), folder)):  # those in others before them

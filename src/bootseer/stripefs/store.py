@@ -223,19 +223,17 @@ class StripeFS:
         self,
         path: str,
         *,
-        hint: bool = True,
         before: Callable[[Commit], None] | None = None,
         only: Collection[str] | None = None,
     ) -> Commit:
         """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins.
 
-        Writes into it that are under way are ended. ``hint``: let LATEST in the folder above name it. ``before`` and
-        ``only``: as in `Save.publish`.
+        Writes into it that are under way are ended. ``before`` and ``only``: as in `Save.publish`.
         """
         path = clean(path)
         if not self.stat(path).is_dir:
             raise NotFoundError(f"{path} is a file, a checkpoint is a folder")
-        return begin(self.backend, path).publish(hint=hint, before=before, only=only)
+        return begin(self.backend, path).publish(before=before, only=only)
 
     def refuse_committed(self, path: str) -> None:
         """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one: writing there would break it.
@@ -300,7 +298,7 @@ class StripeFS:
         namespace.remove_tree(self.backend, path)
 
     def remove_all(self) -> None:
-        """Remove what is in the store; its folder stays. COMMIT goes first, and LATEST beside it names another then.
+        """Remove what is in the store; its folder stays. COMMIT goes first.
 
         `NotWritableError` for a part of a checkpoint with COMMIT.
         """

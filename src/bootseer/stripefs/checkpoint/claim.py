@@ -18,7 +18,7 @@ from bootseer import faults
 from bootseer.backends.interface import Backend, Entry, Sink, clean, exists, holds, join, read_all
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, doing
 from bootseer.stripefs import layout
-from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import PlainFile, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.writer import StripeWriter
@@ -89,7 +89,7 @@ class Save:
     def _shown(self) -> str:
         return self.folder or self._backend.url
 
-    def commit(self, *, hint: bool = True, before: Callable[[Commit], None] | None = None) -> Commit:
+    def commit(self, *, before: Callable[[Commit], None] | None = None) -> Commit:
         """End this save, and the writes of it that are under way, and publish the manifest of the folder.
 
         What an earlier save left there and this one did not replace is not listed, where the storage tells one version
@@ -118,16 +118,15 @@ class Save:
             now = _listed(self._backend, self.folder)
             # without a version another file may look the same
             only = {path for path, entry in now.items() if left.get(path) != entry or not entry.version}
-        return self._closed.publish(hint=hint, before=before, only=only)
+        return self._closed.publish(before=before, only=only)
 
     def publish(
         self,
         *,
-        hint: bool = True,
         before: Callable[[Commit], None] | None = None,
         only: Collection[str] | None = None,
     ) -> Commit:
-        """Publish the manifest of everything in the folder, and with ``hint`` let LATEST beside the folder name it.
+        """Publish the manifest of everything in the folder.
 
         ``before`` is called with the manifest; when it raises, nothing is published. ``only``: the paths to list; the
         log names the others. The digest of a striped file is the one its writer computed; plain files are read. Raises
@@ -149,17 +148,12 @@ class Save:
             )
         with doing(f"commit {self._shown}"):
             self._publish(commit.encode(made))
-        if hint and self.folder:
-            parent, _, name = self.folder.rpartition("/")
-            newest.update_hint(self._backend, parent, complete=name)
         return made
 
     def _files(self, found: Mapping[str, Entry], only: Collection[str] | None) -> Iterator[CommittedFile]:
         lost = functools.cache(functools.partial(lost_sets, self._backend))
-        for path, entry in sorted(found.items()):
+        for path in sorted(found):
             full = join(self.folder, clean_new(path))
-            if entry.name == newest.NAME and newest.is_hint(read_all(self._backend, full, limit=64)):
-                continue  # it changes whenever a checkpoint beside it is committed
             if only is not None and path not in only:
                 _log.warning("%s was not written by this save: COMMIT does not list it", full)
                 continue

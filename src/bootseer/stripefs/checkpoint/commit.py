@@ -24,7 +24,7 @@ _OURS = b"bootseer checkpoint "
 _BODY = b'{"created":'
 _LIMIT = 256 << 20
 _TEMPORARY = re.compile(
-    rf"{re.escape(layout.TEMPORARY)}(?:LATEST\.|bench-)?[0-9a-f]{{32}}(?:{re.escape(layout.ENDED)})*", re.ASCII
+    rf"{re.escape(layout.TEMPORARY)}(?:bench-)?[0-9a-f]{{32}}(?:{re.escape(layout.ENDED)})*", re.ASCII
 )
 
 

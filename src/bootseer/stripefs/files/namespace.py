@@ -14,7 +14,7 @@ from bootseer import faults
 from bootseer.backends.interface import FILE_MODE, Backend, exists, is_folder, join, write_file
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import layout
-from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
@@ -23,8 +23,6 @@ from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)
-MANIFESTS = (commit.NAME, newest.NAME)
-"""What says that other files are there, so it goes before them."""
 
 
 def remove(backend: Backend, path: str) -> None:
@@ -42,34 +40,25 @@ def remove(backend: Backend, path: str) -> None:
 def remove_tree(backend: Backend, path: str) -> None:
     """Remove a folder with everything in it; it vanishes in one step (in an object store, which has none: in many).
 
-    First COMMIT goes, then LATEST beside it names another, then the files go: no COMMIT ever names files that are gone.
+    COMMIT goes before the files: none ever names files that are gone.
     """
-    tmp, committed = _temporary(path, uuid.uuid4().hex), _is_checkpoint(backend, path)
+    tmp = _temporary(path, uuid.uuid4().hex)
     try:
         backend.rename(path, tmp, overwrite=False)
     except UnsupportedError:
         tmp = path
         backend.delete(join(path, commit.NAME))
-    if committed:
-        newest.update_hint(backend, path.rpartition("/")[0])
     faults.point("stripefs.remove.tree")
-    backend.remove_folder(tmp, first=MANIFESTS)
+    backend.remove_folder(tmp, first=(commit.NAME,))
 
 
 def remove_all(backend: Backend) -> None:
-    """Remove what is in the store; its folder stays. LATEST beside a checkpoint names another then."""
-    store, base = backend.whole()
-    committed = bool(base) and _is_checkpoint(store, base)
+    """Remove what is in the store, COMMIT first; its folder stays."""
     entries = [entry for entry in backend.list("") if not commit.is_hidden(entry.name)]
-    for entry in entries:
-        if entry.name in MANIFESTS and not entry.is_dir:
-            remove(backend, entry.name)
-    if committed:
-        newest.update_hint(store, base.rpartition("/")[0])
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: entry.name != commit.NAME):
         if entry.is_dir:
             remove_tree(backend, entry.name)
-        elif entry.name not in MANIFESTS:
+        else:
             remove(backend, entry.name)
 
 
@@ -77,7 +66,6 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
     """Give a file or a folder another name. A folder is never put over another.
 
     Atomic, except for a striped file that moves to another folder: it is copied there, and removed here afterwards.
-    When a checkpoint moves, LATEST in both folders names the newest afterwards.
     Raises `NotFoundError`, `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
     """
     if src == dst:
@@ -90,12 +78,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         if parent and not exists(backend, parent):
             backend.make_folder(parent)
         if folder:
-            committed = _is_checkpoint(backend, src)
             backend.rename(src, dst, overwrite=False)
-            faults.point("stripefs.rename.tree")
-            if committed:
-                for changed in dict.fromkeys((src.rpartition("/")[0], parent)):
-                    newest.update_hint(backend, changed)
             return
         pointer = read_pointer(backend, src)
         if is_folder(backend, dst):
@@ -177,13 +160,6 @@ def _pointer(backend: Backend, path: str) -> Pointer | None:
     except DataError as exc:
         _log.warning("%s; its stripes are left in place", exc.message)
         return None
-
-
-def _is_checkpoint(backend: Backend, path: str) -> bool:
-    try:
-        return exists(backend, join(path, commit.NAME))
-    except NotWritableError:  # it may not be looked at
-        return True
 
 
 def _discard(backend: Backend, path: str, pointer: Pointer, *, replaced: bool = False) -> None:

@@ -17,7 +17,7 @@ from bootseer.backends.interface import Backend, clean, join, read_all
 from bootseer.backends.pool import parallel
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.stripefs import layout
-from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.layout import Pointer
@@ -181,8 +181,6 @@ class _Check:
         yield from self._temporaries(folder, unsure)
         for path, entry in folder.unknown.items():
             yield _finding("unknown-file", path, "hidden by its name, and not made by bootseer", size=entry.size)
-        if newest.NAME in folder.entries:
-            yield from self._latest(folder)
 
     def _sets(self, folder: Folder) -> dict[str, Pointer | str]:
         """The sets of stripes that no pointer names: the pointer that each had, or why it is not whole."""
@@ -321,19 +319,3 @@ class _Check:
         if not stripe.belongs(pointer, index):
             return _finding("foreign-stripe", path, f"{name} is not stripe {index} of it", pointer.uuid)
         return None
-
-    # -- LATEST ---------------------------------------------------------------------------------------------------
-
-    def _latest(self, folder: Folder) -> Iterator[Finding]:
-        said = damage = ""
-        try:
-            if (hint := newest.read(self._backend, folder.path)) is None:
-                return
-            said = hint.checkpoint
-        except DataError as exc:
-            damage = exc.message
-        name = newest.name_of_newest(self._backend, folder.path)
-        if damage or said != name:
-            detail = damage or f"it names {said}, the newest complete checkpoint is {name or 'none'}"
-            repair = f"let it name {name}" if name else ""
-            yield _finding("wrong-latest", join(folder.path, newest.NAME), detail, repair=repair)

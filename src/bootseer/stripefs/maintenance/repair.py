@@ -1,4 +1,4 @@
-"""What fsck can mend without guessing: pointers whose stripes are whole, stripes of a broken-off collection, LATEST."""
+"""What fsck can mend without guessing: pointers whose stripes are whole, stripes of a broken-off collection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bootseer import faults
 from bootseer.backends.interface import Backend, exists, join, read_all
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.stripefs import layout
-from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import namespace, rights
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, Report
@@ -51,8 +51,6 @@ def repair(backend: Backend, report: Report) -> list[Repair]:
 def _mend(backend: Backend, finding: Finding) -> str:
     path = finding.path
     parent, _, name = path.rpartition("/")
-    if finding.kind == "wrong-latest":
-        return f"it names {newest.write_hint(backend, parent)} now"
     text = _text(backend, path)  # before the look that says that it is damaged
     folder = scan.folder(backend, parent)
     pointer = folder.pointers.get(name)
