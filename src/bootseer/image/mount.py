@@ -24,7 +24,7 @@ from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
 from bootseer.folders import adopted, clear, enterable, is_owned, owned_folder, private_folder, release, remove, trusted
-from bootseer.image import runtime
+from bootseer.image import bundle
 from bootseer.image.lookup import resolve
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import background
@@ -216,7 +216,7 @@ def sweep(state_dir: Path, seconds: float = SWEEP_SECONDS) -> None:
     What takes longer than ``seconds``, as with a server that does not answer, goes on in the background.
     """
     state_dir, until = trusted(state_dir), time.monotonic() + seconds
-    end_left(state_dir.glob("containers/[!.]*"), runtime.delete, until)
+    end_left(state_dir.glob("containers/[!.]*"), bundle.delete, until)
 
     def end_mounts(folder: Path) -> None:
         unmount_in(folder, state_dir)
