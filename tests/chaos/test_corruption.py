@@ -218,7 +218,7 @@ def test_a_data_file_cut_short(small: Site, node_of: NodeOf) -> None:
 @each_way
 def test_a_damaged_data_file(small: Site, node_of: NodeOf, how: str) -> None:
     """Ready blocks are believed, as hashing them at each start would cost what the cache saves: a disk that lies is
-    found by ``image cache verify``, and mended by its ``--repair``."""
+    found by ``cache verify``, and mended by its ``--repair``."""
     node = node_of(small)
     read = files_of(small.reference)
     made = node.mount()

@@ -585,21 +585,24 @@ def test_the_command_line_names_the_file(node: Node) -> None:
 
     def cli(*args: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "bootseer.cli.main", "env", *args],
+            [sys.executable, "-m", "bootseer.cli.main", *args],
             cwd=node.work, env=environ, capture_output=True, text=True, check=True, timeout=60,
         )  # fmt: skip
 
     command = ("--target", "env", "--", "sh", "s.sh")
-    assert "env: ran-and-published" in cli("run", *command).stderr
-    assert "already in place" in cli("run", *command).stderr
-    told = cli("explain", *command).stdout
+    assert "env: ran-and-published" in cli("env", "run", *command).stderr
+    assert "already in place" in cli("env", "run", *command).stderr
+    told = cli("env", "run", "-n", *command).stdout
     assert f"same    {node.work}/r.txt" in told
     node.write("r.txt", "torch==2.6\n")
-    told = cli("explain", *command).stdout
+    told = cli("env", "run", "-n", *command).stdout
     assert f"changed {node.work}/r.txt" in told
     assert f"missed because {node.work}/r.txt, which the command reads, changed" in told
-    assert f"missed because {node.work}/r.txt, which the command reads, changed" in cli("run", *command).stderr
+    assert f"missed because {node.work}/r.txt, which the command reads, changed" in cli("env", "run", *command).stderr
     assert (node.target / "made").read_text() == "torch==2.6\n"
-    names = re.findall(r"\b[0-9a-f]{12}/[0-9a-f]{8}\b", cli("ls").stdout)
+    names = re.findall(r"\b[0-9a-f]{12}/[0-9a-f]{8}\b", cli("store", "ls").stdout)
     assert len(names) == 2
-    assert f"{node.work}/r.txt, which the command reads, changed" in cli("diff", *names).stdout
+    assert (
+        f"{node.work}/r.txt, which the command reads, changed"
+        in cli("env", "inspect", names[0], "--against", names[1]).stdout
+    )

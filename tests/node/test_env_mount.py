@@ -489,9 +489,9 @@ def test_pip_upgrades_a_virtual_environment(one: Node, two: Node, tmp_path: Path
 # -- the command line -----------------------------------------------------------------------------------------------
 
 
-def cli(node: Node, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def cli(node: Node, verb: str, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "bootseer.cli.main", "env", *args],
+        [sys.executable, "-m", "bootseer.cli.main", *verb.split(), *args],
         env=node.environ,
         cwd=node.host.parent,
         capture_output=True,
@@ -508,33 +508,33 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
     node.host.parent.mkdir(parents=True)
     script = node.host.parent / "setup.sh"
     script.write_text("echo working; echo made > env/made\n")
-    run = ("run", "--target", "env", "--key-env", "HOME")
-    first = cli(node, *run, "--", "sh", "setup.sh")
+    run = ("--target", "env", "--key-env", "HOME")
+    first = cli(node, "env run", *run, "--", "sh", "setup.sh")
     assert first.stdout == "working\n"
     assert "env: ran-and-published (missed because no snapshot of these targets exists yet)" in first.stderr
-    answer = msgspec.json.decode(cli(node, *run, "--json", "--", "sh", "setup.sh").stdout)
+    answer = msgspec.json.decode(cli(node, "env run", *run, "--json", "--", "sh", "setup.sh").stdout)
     assert answer["reason"] == "already in place on this node"
-    assert "unmounted" in cli(node, "unmount", "env").stdout
+    assert "unmounted" in cli(node, "env unmount", "env").stdout
     assert not (node.host / "made").exists()
-    answer = msgspec.json.decode(cli(node, *run, "--json", "--", "sh", "setup.sh").stdout)
+    answer = msgspec.json.decode(cli(node, "env run", *run, "--json", "--", "sh", "setup.sh").stdout)
     assert (answer["outcome"], answer["exit_code"]) == ("restored-mount", 0)
     assert (node.host / "made").read_text() == "made\n"
-    cli(node, "unmount", "--all")
+    cli(node, "env unmount", "--all")
 
     script.write_text("echo working; echo other > env/made; echo more > env/more\n")
-    told = cli(node, "explain", "--target", "env", "--key-env", "HOME", "--", "sh", "setup.sh").stdout
+    told = cli(node, "env run", "--dry-run", "--target", "env", "--key-env", "HOME", "--", "sh", "setup.sh").stdout
     assert "missed because setup.sh changed" in told
-    cli(node, *run, "--restore", "unpack", "--", "sh", "setup.sh")
+    cli(node, "env run", *run, "--restore", "unpack", "--", "sh", "setup.sh")
     assert not mounts.is_mounted(node.host)
-    listed = msgspec.json.decode(cli(node, "ls", "--json").stdout)
+    listed = msgspec.json.decode(cli(node, "store ls", "--json").stdout)["environments"]
     assert len(listed) == 2
     new, old = (item["key"] for item in sorted(listed, key=lambda item: -item["entries"]))
-    assert "good" in cli(node, "verify", new[:10]).stdout
-    told = cli(node, "diff", old, new).stdout
+    assert "entries are good" in cli(node, "env inspect", new[:10], "--verify").stdout
+    told = cli(node, "env inspect", new, "--against", old).stdout
     assert "+ 0/more" in told
     assert "~ 0/made" in told
-    assert msgspec.json.decode(cli(node, "inspect", new, "--files", "--json").stdout)["key"] == new
-    shown = cli(node, "ls").stdout.splitlines()
+    assert msgspec.json.decode(cli(node, "env inspect", new, "--files", "--json").stdout)["key"] == new
+    shown = cli(node, "store ls").stdout.splitlines()
     rows = [line for line in shown if line.strip()[:12] in (old[:12], new[:12])]
     assert len(rows) == 2
     assert all(str(node.host) in row for row in rows)
@@ -543,17 +543,17 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "text"),
     [
-        (("run", "--target", "env", "--", "sh", "-c", "exit 9"), 9, "nothing is published"),
-        (("run", "--target", "env", "--", "no-such-command"), 127, "no such command"),
-        (("run", "--target", "env", "--", "./broken"), 126, "Exec format error"),
-        (("run", "--target", "/", "--", "true"), 78, "not a plain absolute path"),
-        (("run", "--target", "env", "--key-file", "nope", "--", "true"), 78, "cannot read key file"),
-        (("run", "--target", "env", "--max-age", "soon", "--", "true"), 2, "is not an age"),
-        (("run", "--target", "env", "--restore", "magic", "--", "true"), 78, "unknown"),
-        (("inspect", "abc"), 66, "no snapshot abc"),
-        (("inspect", "../x"), 78, "not a snapshot key"),
-        (("unmount",), 78, "no target is named"),
-        (("unmount", "env"), 66, "nothing of bootseer is mounted"),
+        (("env run", "--target", "env", "--", "sh", "-c", "exit 9"), 9, "nothing is published"),
+        (("env run", "--target", "env", "--", "no-such-command"), 127, "no such command"),
+        (("env run", "--target", "env", "--", "./broken"), 126, "Exec format error"),
+        (("env run", "--target", "/", "--", "true"), 78, "not a plain absolute path"),
+        (("env run", "--target", "env", "--key-file", "nope", "--", "true"), 78, "cannot read key file"),
+        (("env run", "--target", "env", "--max-age", "soon", "--", "true"), 2, "is not an age"),
+        (("env run", "--target", "env", "--restore", "magic", "--", "true"), 78, "unknown"),
+        (("env inspect", "abc"), 66, "no snapshot abc"),
+        (("env inspect", "../x"), 78, "not a snapshot key"),
+        (("env unmount",), 78, "no target is named"),
+        (("env unmount", "env"), 66, "nothing of bootseer is mounted"),
     ],
 )
 def test_exit_codes(node: Node, args: tuple[str, ...], code: int, text: str) -> None:
@@ -572,7 +572,7 @@ def test_verify_finds_a_flipped_bit(node: Node) -> None:
     data = bytearray(blob.read_bytes())
     data[len(data) // 2] ^= 1
     blob.write_bytes(bytes(data))
-    done = cli(node, "verify", key, check=False)
+    done = cli(node, "env inspect", key, "--verify", check=False)
     assert done.returncode == 65, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -580,25 +580,25 @@ def test_verify_finds_a_flipped_bit(node: Node) -> None:
 def test_removing_snapshots(node: Node) -> None:
     first, second = (node.run(fill_plain, salt=salt).key for salt in ("1", "2"))
     assert len(list(node.store.glob("env/lists/*"))) == 2
-    removed = cli(node, "rm", first[:10]).stdout
+    removed = cli(node, "env rm", first[:10]).stdout
     assert removed == f"removed snapshot {first[:12]}\n"
     left = [path.name for path in (node.store / "env").rglob("*") if path.is_file()]
     assert len(left) == 3
     assert not [name for name in left if first in name]
     assert (node.host / "pkg" / "data").exists(), "what is mounted goes on"
-    assert "no snapshot" in cli(node, "rm", first[:10], check=False).stderr
-    assert cli(node, "gc", "--age", "1h").stdout == ""
+    assert "no snapshot" in cli(node, "env rm", first[:10], check=False).stderr
+    assert cli(node, "store gc", "--age", "1h").stdout == ""
     (name,) = node.store.glob("env/snapshots/*/*.json")
     found = manifest.decode(name.read_bytes(), f"{second}/{name.stem}")
     name.write_bytes(msgspec.structs.replace(found, created=found.created - 7200).encode())
-    assert cli(node, "gc", "--age", "1h", "--dry-run").stdout == f"would remove snapshot {second[:12]}\n"
-    assert cli(node, "gc", "--age", "1h").stdout == f"removed snapshot {second[:12]}\n"
+    assert cli(node, "store gc", "--age", "1h", "--dry-run").stdout == f"would remove snapshot {second[:12]}\n"
+    assert cli(node, "store gc", "--age", "1h").stdout == f"removed snapshot {second[:12]}\n"
     assert not list(node.store.glob("env/snapshots/*/*.json"))
     node.release()
     node.run(fill_plain, salt="1")
     (name,) = node.store.glob("env/snapshots/*/*.json")
     name.write_bytes(b"damaged")
-    cli(node, "rm", first)
+    cli(node, "env rm", first)
     assert node.run(fill_plain, salt="2").outcome is Outcome.RAN_AND_PUBLISHED
 
 
@@ -607,7 +607,7 @@ def test_a_snapshot_that_verifies_is_used_again(one: Node, two: Node) -> None:
     found = snapshots.load(FolderStore(one.store), key)
     cache = Path(two.config.cache_dir)
     quarantine.put(cache, quarantine.mark_of(found), "its node had a bad disk")
-    cli(two, "verify", key)
+    cli(two, "env inspect", "--verify", key)
     assert quarantine.reason(cache, quarantine.mark_of(found)) == ""
     assert two.run(fill_plain).reason == "hit"
 
@@ -616,13 +616,13 @@ def test_gc_removes_what_a_killed_run_left(one: Node, other: Callable[..., Other
     job = other(prefix=("unshare", "-m", "--propagation", "private"))
     (area,) = Path(one.config.cache_dir, "env").iterdir()
     os.utime(area / "boot", (0, 0))
-    cli(one, "gc")
+    cli(one, "clean")
     assert area.exists()
     job.process.kill()
     job.process.wait(60)
     until = time.monotonic() + 20
     while area.exists() and time.monotonic() < until:
-        cli(one, "gc")
+        cli(one, "clean")
     assert not area.exists()
 
 
@@ -975,7 +975,7 @@ def test_two_pods_with_the_same_folders_leave_each_other_alone(one: Node, other:
         assert len((one.host / "pkg" / "data").read_bytes()) == 100_000
         assert area.exists()
         assert job.ask("read") == "the job's"
-    cli(one, "unmount", "--all")
+    cli(one, "env unmount", "--all")
     assert not mounts.is_mounted(one.host)
     assert job.ask("read") == "the job's"
     assert [path.name for path in area.parent.iterdir()] == [area.name]
@@ -1038,7 +1038,7 @@ def test_a_target_may_have_another_name(one: Node, tmp_path: Path) -> None:
     other_name = (Target("/opt/env", str(tmp_path / "link")),)
     with open(one.host / "pkg" / "data", "rb"), pytest.raises(NotWritableError, match="files open in"):
         one.run(fill_plain, targets=other_name, salt="other")
-    cli(one, "unmount", str(tmp_path / "link"))
+    cli(one, "env unmount", str(tmp_path / "link"))
     assert not mounts.is_mounted(one.host)
 
 
@@ -1051,19 +1051,19 @@ def test_the_script_that_ran_it_uses_it(one: Node) -> None:
     ) as job:
         assert job.stdout
         assert job.stdout.readline() == "ready\n"
-        done = cli(one, "run", "--target", str(one.host), "--", "true", check=False)
+        done = cli(one, "env run", "--target", str(one.host), "--", "true", check=False)
         assert done.returncode == 73
         assert f"process {job.pid} (sh) uses" in done.stderr
-        done = cli(one, "unmount", "--all", check=False)
+        done = cli(one, "env unmount", "--all", check=False)
         assert done.returncode == 73
         assert "still in use" in done.stderr
         assert job.communicate("\n", timeout=20)[0] == "1\n"
-    assert "unmounted" in cli(one, "unmount", "--all").stdout
+    assert "unmounted" in cli(one, "env unmount", "--all").stdout
 
 
 def test_release_by_force(one: Node, other: Callable[..., Other]) -> None:
     other()
-    cli(one, "unmount", str(one.host), "--force")
+    cli(one, "env unmount", str(one.host), "--force")
     assert not mounts.is_mounted(one.host)
 
 

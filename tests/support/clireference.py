@@ -20,15 +20,14 @@ HEAD = """# Command line
 All verbs have `--help`.
 
 - **Verbs mean the same in every group.** `ls` lists, `inspect` tells of one thing, `rm` removes what is named, `gc`
-  removes what is left over, `unmount` ends a mount.
-- **`--json`** prints one JSON document on stdout and nothing else. `ls`, `ps` and other verbs that tell of any number
+  makes room, `unmount` ends a mount.
+- **`--json`** prints one JSON document on stdout and nothing else. `ls` and other verbs that tell of any number
   of things print a list of objects; all other verbs print one object. Sizes are in bytes, times in seconds (a point in
   time: since 1970). Verbs that check say `"ok"`; verbs that remove say `"dry_run"` and `"removed"`, a list of objects.
 - **`--dry-run`, `-n`** says what would be removed and changes nothing. **`--limit N`** prints at most N rows.
   **`--store URL`** names the store in place of the settings.
 - Messages go to stderr. A failure is one line there and an [exit code](exit-codes.md).
-- `eval "$(bootseer completion bash)"` completes verbs and options, also for zsh and fish.
-- A verb or an option that was renamed works for one more version, with a line that says the new name.
+- `bootseer --install-completion` has the shell complete verbs and options.
 """
 
 

@@ -27,7 +27,7 @@ from bootseer.chunks.cachefile import CacheFile
 from bootseer.chunks.eviction import Limits
 from bootseer.chunks.inventory import Part
 from bootseer.chunks.locks import Hold, maintain
-from bootseer.cli.image import app
+from bootseer.cli.cache import app
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.objects.folder import FolderStore
 
@@ -92,7 +92,7 @@ class Node:
 
     def call(self, *args: str, **environ: str) -> str:
         environ = {"BOOTSEER_CACHE_DIR": str(self.cache), **environ}
-        done = CliRunner().invoke(app, ["cache", *args], env=environ, catch_exceptions=True)
+        done = CliRunner().invoke(app, args, env=environ, catch_exceptions=True)
         if done.exception is not None:
             raise done.exception
         return done.stdout

@@ -1,19 +1,19 @@
-"""What the verbs share: options, settings with what the options change, tables, JSON, progress bars, old names."""
+"""What the verbs share: groups, options, settings with what the options change, tables, JSON, progress bars."""
 
 from __future__ import annotations
 
-import functools
+import difflib
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperGroup
 
 from bootseer import config as node_settings
 from bootseer.errors import ConfigError
@@ -69,43 +69,40 @@ COMMAND_LAST = {"allow_interspersed_args": False}
 """For verbs that run a command: from its first word on, all options are its own."""
 
 
-class Renamed(TyperCommand):
-    """A verb some of whose options had other names in the version before: ``old`` name -> name."""
-
-    old: dict[str, str] = {}  # noqa: RUF012
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for place, arg in enumerate(args):
-            name, sign, value = arg.partition("=")
-            if name in self.old:
-                old_name(name, self.old[name])
-                args[place] = self.old[name] + sign + value
-        return super().parse_args(ctx, args)
+_MEANT = {"ps": "image status", "gc": "clean", "cat": "image extract", "list": "store ls", "show": "profile show"}
+"""Word that is typed first -> a verb that has another name."""
 
 
-def old_options(**old: str) -> type[TyperCommand]:
-    """The class of a verb whose options ``max_nodes="--limit"`` and so on were renamed."""
-    return type("Renamed", (Renamed,), {"old": {_dashed(name): new for name, new in old.items()}})
+class Group(TyperGroup):
+    """Verbs; for a word that is none, one line says which verbs of other groups may be meant."""
+
+    whole: Callable[[], typer.Typer]
+    """The command line with all groups; `main` sets it."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] in self.commands or args[0].startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        from typer.main import get_command
+
+        word, group = args[0], ctx.command_path
+        near = [f"{group} {name}" for name in difflib.get_close_matches(word, self.commands)]
+        meant = [f"bootseer {_MEANT[word]}"] if word in _MEANT else []
+        found = dict.fromkeys([*near, *meant, *_named(get_command(Group.whole()), word, "bootseer")])
+        hint = f"did you mean {', '.join(found)}?" if found else f"{group} --help lists them"
+        raise mistake(f"{group} has no verb {word!r}; {hint}")
 
 
-def old_verb(app: typer.Typer, old: str, new: str, verb: Callable[..., None]) -> None:
-    """Keep the name ``old`` for one version: hidden, and with a notice. ``new`` is said whole: ``env unmount``."""
-
-    @functools.wraps(verb)
-    def noticed(*args: object, **options: object) -> None:
-        old_name(f"{new.rpartition(' ')[0]} {old}".strip(), new)
-        verb(*args, **options)
-
-    app.command(old, hidden=True)(noticed)
+def _named(command: Any, word: str, name: str) -> Iterator[str]:
+    for verb, inner in getattr(command, "commands", {}).items():
+        if verb == word:
+            yield f"{name} {verb}"
+        yield from _named(inner, word, f"{name} {verb}")
 
 
-def _dashed(name: str) -> str:
-    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
-
-
-def old_name(old: str, new: str) -> None:
-    """Say once that ``old`` was renamed."""
-    notice(f"`{old}` is now `{new}`: the next version does not know the old name")
+def mistake(text: str) -> typer.Exit:
+    """A mistake in the command line, told in one line."""
+    typer.echo(f"bootseer: {one_line(text)}", err=True)
+    return typer.Exit(2)
 
 
 def notice(text: str) -> None:

@@ -102,5 +102,4 @@ def _show(run: Demo, console: Console) -> None:
     program = sys.argv[0] if os.access(sys.argv[0], os.X_OK) else "bootseer"
     say("\nwhat to look at next, as root:")
     say(f"  {program} profile show {kept}/events")
-    say(f"  {program} image ls --store {kept}/store")
-    say(f"  {program} env ls --store {kept}/store")
+    say(f"  {program} store ls --store {kept}/store")

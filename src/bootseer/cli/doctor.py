@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, print_json
+from bootseer.cli._shared import AsJson, answer_table, print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -14,12 +15,25 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Only show each setting in use, and where it comes from")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Try what a fast start needs on this machine, and say what is missing, what that costs and how to get it.
+
+    Settings come from a variable BOOTSEER_NAME, from the file that --config or BOOTSEER_CONFIG names
+    (/etc/bootseer.toml), or are defaults. Passwords in URLs are not shown.
 
     Exit code 0: the fast way works. 77: it lacks only privileges. 71: something else essential is missing, named in the
     last line.
+
+    Example: bootseer --config site.toml doctor --settings
     """
+    if settings:
+        _settings(as_json)
+        return
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -28,12 +42,11 @@ def doctor(as_json: AsJson = False) -> None:
     from bootseer.doctor import examine
     from bootseer.kernel import mount
 
-    settings = config.load()
     mount.private_namespace()  # so that even a kill of this command leaves no mount behind
     console, errors = Console(), Console(stderr=True)
 
     with errors.status("examining this machine") as status:
-        report = examine(settings, progress=lambda check: status.update(f"{check.name}: {check.status}"))
+        report = examine(config.load(), progress=lambda check: status.update(f"{check.name}: {check.status}"))
 
     if as_json:
         print_json(report.as_json())
@@ -58,3 +71,16 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         console.print("\nThe fast way works here", highlight=False, markup=False)
     raise typer.Exit(report.exit_code)
+
+
+def _settings(as_json: bool) -> None:
+    from bootseer import config
+
+    found, sources = config.trace()
+    values = {name: config.shown(getattr(found, name)) for name in found.__struct_fields__}
+    if not found.store:
+        values["store"], sources["store"] = config.shown(found.store_url), "default (in cache_dir)"
+    told = [{"name": name, "value": value, "source": sources[name]} for name, value in values.items()]
+    rows = [(name, json.dumps(value), sources[name]) for name, value in values.items()]
+    columns = ("setting", "value", "from")
+    answer_table(told, as_json, columns, rows, columns, "")

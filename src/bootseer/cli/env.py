@@ -11,12 +11,11 @@ from bootseer.cli._shared import (
     COMMAND_LAST,
     AsJson,
     DryRun,
-    Limit,
+    Group,
     StoreUrl,
     age_value,
     answer,
-    answer_table,
-    old_name,
+    mistake,
     open_shared,
     print_json,
     print_table,
@@ -26,83 +25,88 @@ from bootseer.cli._shared import (
 from bootseer.units import size_text
 
 if TYPE_CHECKING:
+    from bootseer.config import Config
     from bootseer.env import EnvResult, EnvSpec
     from bootseer.env.manifest import SnapshotManifest
     from bootseer.objects import Store
 
 app = typer.Typer(
-    no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"
+    cls=Group, no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"
 )
 
 _UNMOUNT_SECONDS = 60.0
 """How long an unmount waits for an `env run` on the same target."""
 
-Targets = Annotated[list[str], typer.Option("--target", help="Directory the command fills (repeatable)")]
-KeyFiles = Annotated[list[str], typer.Option("--key-file", help="File whose content decides the result")]
-KeyEnv = Annotated[list[str], typer.Option("--key-env", help="Variable whose value decides the result")]
-Salt = Annotated[str, typer.Option(help="Any text; another salt is another key")]
-MaxAge = Annotated[
-    float | None,
-    typer.Option(
-        parser=age_value, metavar="AGE", help="Use no snapshot that is older: 12h, 7d; for unpinned requirements"
-    ),
-]
-Restore = Annotated[str, typer.Option(help="auto, mount or unpack")]
-Python = Annotated[str, typer.Option(help="Interpreter the environment is for; else python3 on PATH")]
-Command = Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")]
-Key = Annotated[str, typer.Argument(help="Key, or its first digits")]
+Key = Annotated[str, typer.Argument(help="Key, or its first digits; `bootseer store ls` prints them")]
 
 
 @app.command(context_settings=COMMAND_LAST)
 def run(
-    command: Command,
-    target: Targets,
-    key_file: KeyFiles = [],  # noqa: B006
-    key_env: KeyEnv = [],  # noqa: B006
-    salt: Salt = "",
-    max_age: MaxAge = None,
-    store: StoreUrl = "",
-    restore: Restore = "auto",
-    python: Python = "",
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
+    target: Annotated[list[str], typer.Option("--target", help="Directory the command fills (repeatable)")] = [],  # noqa: B006
+    key_file: Annotated[list[str], typer.Option("--key-file", help="File whose content decides the result")] = [],  # noqa: B006
+    key_env: Annotated[list[str], typer.Option("--key-env", help="Variable whose value decides the result")] = [],  # noqa: B006
+    salt: Annotated[str, typer.Option(help="Any text; another salt is another key")] = "",
+    max_age: Annotated[
+        float | None,
+        typer.Option(
+            parser=age_value, metavar="AGE", help="Use no snapshot that is older: 12h, 7d; for unpinned requirements"
+        ),
+    ] = None,
+    restore: Annotated[str, typer.Option(help="auto, mount or unpack")] = "auto",
+    python: Annotated[str, typer.Option(help="Interpreter the environment is for; else python3 on PATH")] = "",
     wait: Annotated[float, typer.Option(help="Most seconds to wait for another node that runs the command")] = 1800.0,
     snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Use and make snapshots")] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Only say whether there is a snapshot of it, and why not")
+    ] = False,
+    store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
     """Restore the command's result, or run it and publish what it made. The exit code is the command's.
 
+    With --dry-run nothing is changed: it prints what the key is made of, and whether it is a hit here and now.
+
     Example: bootseer env run --target /opt/env pip install --target /opt/env -r requirements.txt
     """
-    from bootseer import env
+    import os
 
-    spec = _spec(command, target, key_file, key_env, salt, max_age, restore, python, snapshot, wait)
+    from bootseer import env
+    from bootseer.errors import ConfigError
+
+    if not target:
+        raise mistake(f"name the folder that the command fills: bootseer env run --target DIR {shlex.join(command)}")
+    if restore not in ("auto", "mount", "unpack"):
+        raise ConfigError(f"--restore {restore} is unknown", hint="use auto, mount or unpack")
+    spec = env.EnvSpec(
+        targets=tuple(env.Target(os.path.abspath(item)) for item in target),
+        command=tuple(command),
+        key_files=tuple(key_file),
+        key_env=tuple(key_env),
+        salt=salt,
+        max_age=max_age,
+        python=python,
+        restore=restore,  # type: ignore[arg-type]
+        caller=os.getppid(),
+        snapshot=snapshot,
+        wait=wait,
+    )
     config = settings(store)
+    if dry_run:
+        _explain(spec, config, as_json)
+        return
     result = env.run(spec, lambda: _execute(command, quiet=as_json), store_url=config.store_url, config=config)
     _print_result(result, as_json)
     raise typer.Exit(result.exit_code)
 
 
-@app.command(context_settings=COMMAND_LAST)
-def explain(
-    command: Command,
-    target: Targets,
-    key_file: KeyFiles = [],  # noqa: B006
-    key_env: KeyEnv = [],  # noqa: B006
-    salt: Salt = "",
-    max_age: MaxAge = None,
-    store: StoreUrl = "",
-    restore: Restore = "auto",
-    python: Python = "",
-    as_json: AsJson = False,
-) -> None:
-    """Print the key document, whether it is a hit here and now, and why not. Changes nothing."""
+def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:
     import msgspec
 
     from bootseer.env import capture, key, lookup
     from bootseer.env.inputs import compared
 
-    spec = _spec(command, target, key_file, key_env, salt, max_age, restore, python, True, 0.0)
     spec.check()
-    config = settings(store)
     document = key.build(spec)
     unpacking = not capture.may_mount(spec)
     look = lookup.look(spec, document, config.store_url, config, unpacking=unpacking)
@@ -126,78 +130,59 @@ def explain(
 
 
 @app.command()
-def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
-    """List the snapshots in the store, newest first."""
-    from bootseer.env import snapshots
-
-    shared = open_shared(store)
-    found = snapshots.everything(shared)[: limit or None]
-    columns = ("key", "made", "by", "size", "stored", "entries", "took", "targets")
-    rows = [
-        (
-            item.shown,
-            time_text(item.created),
-            item.node,
-            size_text(item.size),
-            size_text(item.stored),
-            str(item.entries),
-            f"{item.seconds:.1f} s",
-            " ".join(item.document.targets),
-        )
-        for item in found
-    ]
-    brief = [_brief(item) for item in found]
-    empty = f"no snapshot is in store {shared.shown} yet: bootseer env run makes them"
-    answer_table(brief, as_json, columns, rows, ("key", "made", "by", "targets"), empty)
-
-
-@app.command()
 def inspect(
     key: Key,
-    store: StoreUrl = "",
     files: Annotated[bool, typer.Option("--files", help="List its files too")] = False,
+    against: Annotated[
+        str, typer.Option("--against", metavar="KEY", help="Say in which inputs and files the snapshot KEY differs")
+    ] = "",
+    verify: Annotated[bool, typer.Option("--verify", help="Fetch all of it and check every block and file")] = False,
+    store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a snapshot: who made it, from what, and with --files what is in it. --json prints the whole manifest."""
+    """Show a snapshot: who made it, from what, and on request what is in it. --json prints the whole manifest.
+
+    With --verify the exit code is 65 when it is damaged. A good one that was in quarantine on this node is used again.
+    """
     import msgspec
 
     from bootseer.env import snapshots
 
+    if against and (files or verify):
+        raise typer.BadParameter("--against is alone")
     shared = open_shared(store)
     found = snapshots.load(shared, key)
+    if against:
+        _compare(shared, found, snapshots.load(shared, against), as_json)
+        return
+    count = _verify(shared, found) if verify else 0
     entries = [[e.kind, oct(e.mode), e.size, e.path] for e in snapshots.entries(shared, found)] if files else []
     if as_json:
-        print_json(msgspec.to_builtins(found) | ({"files": entries} if files else {}))
+        more = ({"files": entries} if files else {}) | ({"ok": True} if verify else {})
+        print_json(msgspec.to_builtins(found) | more)
         return
     made = f"{time_text(found.created)} by {found.node} in {found.seconds:.1f} s"
     typer.echo(f"snapshot {found.name}\n  made     {made}\n  command  {shlex.join(found.document.command)}")
     typer.echo(f"  targets  {' '.join(found.document.targets)}")
     typer.echo(f"  size     {size_text(found.size)} in {found.entries} entries, {size_text(found.stored)} stored")
+    if verify:
+        typer.echo(f"  checked  all {count} entries are good")
     if files:
         rows = [(str(kind), str(mode), str(size), str(path)) for kind, mode, size, path in entries]
         print_table("", ("kind", "mode", "size", "path"), rows, left=("kind", "path"))
 
 
-@app.command()
-def diff(first: Key, second: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Say in which inputs and in which files two snapshots differ."""
+def _compare(shared: Store, new: SnapshotManifest, old: SnapshotManifest, as_json: bool) -> None:
     from bootseer.env import snapshots
     from bootseer.env.explain import changes, entry_changes, input_changes
 
-    shared = open_shared(store)
-    old, new = (snapshots.load(shared, key) for key in (first, second))
     inputs = changes(old.document, new.document) + input_changes(old.inputs, new.inputs)
     entries = entry_changes(snapshots.entries(shared, old), snapshots.entries(shared, new))
     lines = [*inputs, *(f"{sign} {path}" for sign, path in entries)]
     answer({"inputs": inputs, "files": entries}, as_json, *lines)
 
 
-@app.command()
-def verify(key: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Fetch a whole snapshot and check every block and every file of it.
-
-    Exit code 65 when it is damaged. A good one that was in quarantine on this node is used again.
-    """
+def _verify(shared: Store, found: SnapshotManifest) -> int:
     import tempfile
     from pathlib import Path
 
@@ -205,15 +190,12 @@ def verify(key: Key, store: StoreUrl = "", as_json: AsJson = False) -> None:
 
     from bootseer.env import quarantine, snapshots
 
-    shared = open_shared(store)
-    found = snapshots.load(shared, key)
     base = Path(settings().cache_dir)
     base.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status(f"verifying {found.key[:12]}"), tempfile.TemporaryDirectory(dir=base) as work:
         count = snapshots.verify(shared, found, Path(work))
     quarantine.lift(base, quarantine.mark_of(found))
-    line = f"snapshot {found.key[:12]} is good: {count} entries"
-    answer({"ok": True, "key": found.key, "entries": count, "size": found.size}, as_json, line)
+    return count
 
 
 @app.command()
@@ -230,42 +212,15 @@ def rm(
     from bootseer.env import snapshots
 
     shared = open_shared(store)
-    _remove(shared, [snapshots.resolve(shared, key) for key in keys], dry_run, as_json)
-
-
-@app.command()
-def gc(
-    age: Annotated[
-        float | None,
-        typer.Option(parser=age_value, metavar="AGE", help="Remove snapshots from the store that are older: 30d"),
-    ] = None,
-    dry_run: DryRun = False,
-    store: StoreUrl = "",
-    as_json: AsJson = False,
-) -> None:
-    """Remove what killed runs and earlier boots left on this node; with --age also old snapshots, as env rm does.
-
-    Example: bootseer env gc --age 30d --dry-run
-    """
-    import time
-
-    from bootseer.env import overlay, snapshots
-
+    names = [snapshots.resolve(shared, key) for key in keys]
     if not dry_run:
-        overlay.sweep(settings(store))
-    shared = open_shared(store)
-    limit = time.time() - age if age is not None else 0.0
-    found = snapshots.everything(shared) if age is not None else []
-    _remove(shared, [one.name for one in found if one.created < limit], dry_run, as_json)
+        snapshots.remove(shared, names)
+    removed_snapshots(names, dry_run, as_json)
 
 
-def _remove(shared: Store, keys: list[str], dry_run: bool, as_json: bool) -> None:
-    from bootseer.env import snapshots
-
-    if not dry_run:
-        snapshots.remove(shared, keys)
-    lines = [f"{'would remove' if dry_run else 'removed'} snapshot {key[:12]}" for key in keys]
-    answer({"dry_run": dry_run, "removed": [{"key": key} for key in keys]}, as_json, *lines)
+def removed_snapshots(names: list[str], dry_run: bool, as_json: bool) -> None:
+    lines = [f"{'would remove' if dry_run else 'removed'} snapshot {name[:12]}" for name in names]
+    answer({"dry_run": dry_run, "removed": [{"key": name} for name in names]}, as_json, *lines)
 
 
 @app.command()
@@ -309,51 +264,6 @@ def unmount(
         raise NotWritableError(f"still in use: {', '.join(left)}", hint="end that, or unmount it with --force")
 
 
-@app.command(hidden=True)
-def release(
-    target: Annotated[list[str], typer.Option("--target")] = [],  # noqa: B006
-    everything: Annotated[bool, typer.Option("--all")] = False,
-    force: Annotated[bool, typer.Option("--force")] = False,
-) -> None:
-    """The old name of `bootseer env unmount`, until the next version."""
-    old_name("env release --target DIR", "env unmount DIR")
-    unmount(target, everything, force)
-
-
-def _spec(
-    command: list[str],
-    targets: list[str],
-    key_files: list[str],
-    key_env: list[str],
-    salt: str,
-    max_age: float | None,
-    restore: str,
-    python: str,
-    snapshot: bool,
-    wait: float,
-) -> EnvSpec:
-    import os
-
-    from bootseer.env import EnvSpec, Target
-    from bootseer.errors import ConfigError
-
-    if restore not in ("auto", "mount", "unpack"):
-        raise ConfigError(f"--restore {restore} is unknown", hint="use auto, mount or unpack")
-    return EnvSpec(
-        targets=tuple(Target(os.path.abspath(item)) for item in targets),
-        command=tuple(command),
-        key_files=tuple(key_files),
-        key_env=tuple(key_env),
-        salt=salt,
-        max_age=max_age,
-        python=python,
-        restore=restore,  # type: ignore[arg-type]
-        caller=os.getppid(),
-        snapshot=snapshot,
-        wait=wait,
-    )
-
-
 def _execute(command: list[str], *, quiet: bool) -> int:
     """Run the command in the foreground; with JSON output its stdout goes to stderr."""
     import subprocess
@@ -368,21 +278,6 @@ def _execute(command: list[str], *, quiet: bool) -> int:
         typer.echo(f"bootseer: cannot run {command[0]}: {exc.strerror}", err=True)
         return 126
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
-
-
-def _brief(item: SnapshotManifest) -> dict[str, object]:
-    return {
-        "key": item.key,
-        "name": item.name,
-        "created": item.created,
-        "node": item.node,
-        "size": item.size,
-        "stored": item.stored,
-        "entries": item.entries,
-        "seconds": item.seconds,
-        "targets": item.document.targets,
-        "command": item.document.command,
-    }
 
 
 def _print_result(result: EnvResult, as_json: bool) -> None:

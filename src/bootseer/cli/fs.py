@@ -5,8 +5,10 @@ from __future__ import annotations
 import typer
 
 from bootseer.cli import fs_care, fs_checkpoints, fs_explain, fs_files, fs_mount
+from bootseer.cli._shared import Group
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="Striped files and checkpoints in a folder, on HDFS or any fsspec store.\n\n"
     "A file is spread over several storage files, so that a read has the bandwidth of many DataNodes. It appears whole "

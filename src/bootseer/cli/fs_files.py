@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from bootseer.cli._fs import FILES, Unit, Url, Width, files_text, inside, place, place_both, progress, row, size_value
-from bootseer.cli._shared import AsJson, Bars, DryRun, answer, old_verb, print_json
+from bootseer.cli._shared import AsJson, Bars, DryRun, answer, print_json
 from bootseer.units import one_line
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ Moved = Annotated[bool, typer.Option("--force", help="Also out of or into a chec
 def register(app: typer.Typer) -> None:
     for verb in (put, get, cp, import_, ls, inspect, mv, rm):
         app.command(verb.__name__.rstrip("_"), rich_help_panel=FILES)(verb)
-    old_verb(app, "stat", "fs inspect", inspect)
 
 
 def put(

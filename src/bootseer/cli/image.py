@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli import image_cache, image_look, image_mount, image_profile
+from bootseer.cli import image_look, image_mount, image_profile
 from bootseer.cli._shared import (
     COMMAND_LAST,
     AsJson,
     Bars,
     DryRun,
+    Group,
     JobName,
     PlainHttp,
     Ref,
@@ -26,7 +27,6 @@ from bootseer.cli._shared import (
     answer,
     answer_table,
     count_text,
-    old_name,
     settings,
     volume_parts,
 )
@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     from bootseer.image.runtime import Bind
     from bootseer.node.userimage import UserImage
 
-app = typer.Typer(no_args_is_help=True, help="Container images that start before they have arrived")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Container images that start before they have arrived")
 image_look.register(app)
 image_mount.register(app)
 app.add_typer(image_profile.app, name="profile")
-app.add_typer(image_cache.app, name="cache")
 
 
 @app.command()
@@ -210,7 +209,7 @@ def run(
 def ps(as_json: AsJson = False) -> None:
     """List containers, starts and mounted images of this node; `stale` is what killed processes left.
 
-    The next start ends what is stale. So does `bootseer image gc`.
+    The next start ends what is stale. So does `bootseer clean`.
     """
     found = _inventory(settings())
     columns = ("kind", "id", "state", "image or command", "folder")
@@ -220,8 +219,9 @@ def ps(as_json: AsJson = False) -> None:
 
 @app.command()
 def rm(
-    refs: Annotated[list[str] | None, typer.Argument(metavar="REF...", help="Converted images")] = None,
-    stale: Annotated[bool, typer.Option("--stale", hidden=True)] = False,
+    refs: Annotated[
+        list[str], typer.Argument(metavar="REF...", help="Converted images; `bootseer store ls` lists them")
+    ],
     dry_run: DryRun = False,
     store: StoreUrl = "",
     plain_http: PlainHttp = None,
@@ -233,12 +233,6 @@ def rm(
     """
     from bootseer import image
 
-    if stale:  # until the next version
-        old_name("image rm --stale", "image gc")
-        gc(dry_run, as_json)
-        return
-    if not refs:
-        raise ConfigError("no image is named to remove", hint="name one; bootseer image ls lists them")
     config = settings(store)
     found = [image.resolve(ref, config.store_url, plain_http=plain_http, config=config) for ref in refs]
     if not dry_run:
@@ -246,25 +240,6 @@ def rm(
     done = "would remove" if dry_run else "removed"
     lines = [f"{done} {one_line(record.reference)} ({record.image[7:19]})" for record in found]
     answer({"dry_run": dry_run, "removed": found}, as_json, *lines)
-
-
-@app.command()
-def gc(dry_run: DryRun = False, as_json: AsJson = False) -> None:
-    """End and remove the containers, starts and mounts that killed processes left on this node."""
-    from bootseer.image.inventory import STALE
-
-    config = settings()
-    before = [item for item in _inventory(config) if item.state == STALE]
-    left: set[str] = set()
-    if not dry_run:
-        sweep(config, 120.0)
-        left = {item.id for item in _inventory(config) if item.state == STALE}
-    gone = [item for item in before if item.id not in left]
-    done = "would end" if dry_run else "ended"
-    lines = [f"{done} {item.kind} {item.id}: {item.folder}" for item in gone] or ["nothing was left over"]
-    answer({"dry_run": dry_run, "removed": gone}, as_json, *lines)
-    if left:
-        raise BootseerError(f"{count_text(len(left), 'item is', 'items are')} still stale", hint="run it again later")
 
 
 def _inventory(config: Config) -> list[Item]:

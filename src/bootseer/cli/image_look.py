@@ -22,13 +22,11 @@ from bootseer.cli._shared import (
     StoreUrl,
     VerifyKey,
     answer,
-    answer_table,
-    open_shared,
     print_json,
     settings,
 )
 from bootseer.errors import BootseerError, NotFoundError
-from bootseer.units import one_line, size_text
+from bootseer.units import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,17 +52,14 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(
-    ref: Annotated[str, typer.Argument(metavar="[REF]", help="List this image's files (default: list images)")] = "",
+    ref: Ref,
     path: Annotated[str, typer.Argument(metavar="[PATH]", help="File or folder in the image")] = "/",
     recursive: Annotated[bool, typer.Option("--recursive", "-R", help="Everything below PATH too")] = False,
     store: StoreUrl = "",
     plain_http: PlainHttp = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the converted images of a store, or the files of one of them without mounting it."""
-    if not ref:
-        _list_images(store, as_json)
-        return
+    """List the files of a converted image without mounting it. `bootseer store ls` lists images."""
     with opened(ref, store, plain_http) as tree:
         reader = tree.reader
         where, top = _find(reader, path)
@@ -148,20 +143,6 @@ def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
     config = settings(store)
     record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
     return look(open_store(config.store_url), record.tree, Path(config.cache_dir))
-
-
-def _list_images(store: str, as_json: bool) -> None:
-    from bootseer import image
-
-    shared = open_shared(store)
-    records = list(image.records(shared))
-    rows = [
-        (one.image[7:19], one.platform, size_text(one.tree_bytes), size_text(one.stored_bytes), one.reference)
-        for one in records
-    ]
-    columns = ("image", "platform", "size", "stored", "converted from")
-    empty = f"no image is in store {shared.shown} yet: bootseer image convert REF puts one there"
-    answer_table(records, as_json, columns, rows, ("image", "platform", "converted from"), empty)
 
 
 def _find(reader: Reader, path: str) -> tuple[bytes, Inode]:

@@ -10,12 +10,12 @@ import typer
 from bootseer.cli import _profile_text as text
 from bootseer.cli._shared import (
     AsJson,
+    Group,
     Limit,
     PlainHttp,
     Ref,
     StoreUrl,
     count_text,
-    old_options,
     open_shared,
     print_json,
     print_table,
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from bootseer.blocks.profiles.explain import Recorded
     from bootseer.blocks.serving.protocol import TreeStatus
 
-app = typer.Typer(no_args_is_help=True, help="What earlier starts of an image touched")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="What earlier starts of an image touched")
 
 Job = Annotated[str, typer.Option("--job", metavar="NAME", help="Only starts of this job (default: all)")]
 TraceName = Annotated[str, typer.Option("--trace", metavar="DIGEST", help="This start (default: the newest)")]
 Selector = Annotated[str, typer.Argument(metavar="REF[#JOB|#TRACE]", help="All starts of REF, a job's, or one")]
 
 
-@app.command(cls=old_options(n="--limit"))
+@app.command()
 def show(
     ref: Ref,
     job: Job = "",
@@ -86,7 +86,7 @@ def show(
         text.print_processes(found, limit)
 
 
-@app.command(cls=old_options(n="--limit"))
+@app.command()
 def diff(
     a: Selector,
     b: Selector,
@@ -121,7 +121,7 @@ def diff(
         print_table("what differs", ("only A", "only B", "both", "file"), rows, left=("file",))
 
 
-@app.command(cls=old_options(n="--limit", run="--trace"))
+@app.command()
 def explain(
     ref: Ref,
     job: Job = "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -9,18 +10,32 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bootseer import __version__
+from bootseer.cli._shared import Group
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.units import one_line
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_GROUPS = ("profile", "image", "env", "fs", "node", "slurm", "containerd", "csi", "config")
-_VERBS = (*_GROUPS, "run", "exec", "doctor", "demo", "completion")
+_PANELS = {
+    "Start here": ("doctor", "demo"),
+    "Jobs": ("run", "exec", "profile"),
+    "What a start reads": ("image", "env", "fs", "store"),
+    "This node": ("cache", "clean", "node", "slurm", "containerd", "csi"),
+}
+"""Panel of the help -> groups and verbs, in the order of use."""
+_VERBS = {verb: panel for panel, verbs in _PANELS.items() for verb in verbs}
+
+
+class _Root(Group):
+    """The verbs and groups in the order of use, whichever are groups."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [verb for verb in _VERBS if verb in self.commands]
 
 
 def _version(value: bool) -> None:
@@ -50,24 +65,28 @@ def assemble(verb: str = "") -> typer.Typer:
     app = typer.Typer(
         name="bootseer",
         help="Cut and explain the start-up time of large training jobs",
+        cls=_Root,
         no_args_is_help=True,
-        add_completion=False,  # `bootseer completion SHELL`: typer's options guess the shell
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
         callback=_root,
     )
     for name in [verb] if verb in _VERBS else _VERBS:
         module = importlib.import_module(f"bootseer.cli.{name}")
-        if name in _GROUPS:
-            app.add_typer(module.app, name=name)
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name, rich_help_panel=_VERBS[name])
         else:
             module.register(app)
+            app.registered_commands[-1].rich_help_panel = _VERBS[name]
     return app
+
+
+Group.whole = staticmethod(assemble)
 
 
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
-    carry_out(assemble(_verb(sys.argv[1:])))
+    carry_out(functools.partial(assemble(_verb(sys.argv[1:])), prog_name="bootseer"))
 
 
 def _verb(words: Sequence[str]) -> str:

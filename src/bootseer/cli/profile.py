@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli import profile_fleet, profile_import, profile_serve
-from bootseer.cli._shared import COMMAND_LAST, AsJson, Limit, old_options, print_json, understood
+from bootseer.cli._shared import COMMAND_LAST, AsJson, Group, Limit, print_json, understood
 from bootseer.cli.profile_fleet import given_paths
 from bootseer.cli.profile_import import write_out
 from bootseer.errors import ConfigError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bootseer.profile.events import EventLog, Identity
 
 log = logging.getLogger(__name__)
-app = typer.Typer(no_args_is_help=True, help="Where a start-up's time went")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="Where a start-up's time went")
 profile_fleet.register(app)
 profile_import.register(app)
 profile_serve.register(app)
@@ -34,7 +34,7 @@ Attempt = Annotated[str | None, typer.Option("--attempt", help="This attempt; de
 Cycle = Annotated[int | None, typer.Option("--cycle", help="This cycle; default: the last")]
 
 
-@app.command(cls=old_options(max_nodes="--limit"))
+@app.command()
 def show(
     events: Events = None,
     job: JobName = None,

@@ -59,7 +59,7 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 def manifest_key(name: str) -> str:
     """Where the manifest called ``name`` (`SnapshotManifest.name`) is in the store. Raises `ConfigError`."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is not a snapshot", hint="bootseer env ls prints keys")
+        raise ConfigError(f"{name!r} is not a snapshot", hint="bootseer store ls prints keys")
     return f"{FOLDER}/{name}.json"
 
 

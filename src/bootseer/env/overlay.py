@@ -14,7 +14,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -330,20 +330,26 @@ class Group:
         if not self.area.exists():
             self._record_file.unlink(missing_ok=True)
 
+    @property
+    def left(self) -> bool:
+        """Whether processes that ended left it, or an earlier boot."""
+        if self.record.boot != mounts.boot_id():
+            return True
+        if self.here:
+            return not self.mounted and not users.alive(self.record.users)
+        try:
+            age = time.time() - (self.area / "boot").stat().st_mtime
+        except FileNotFoundError:  # of a pod with another cache
+            return False
+        return age >= _MAKING_SECONDS and self._free()
+
     def clear(self) -> None:
-        """Delete it if it is left of processes that ended, or of an earlier boot."""
-        if self.record.boot == mounts.boot_id():
-            if self.here:
-                if not self.mounted and not users.alive(self.record.users):
-                    self.take_down()
-                return
-            try:
-                age = time.time() - (self.area / "boot").stat().st_mtime
-            except FileNotFoundError:  # of a pod with another cache
-                return
-            if age < _MAKING_SECONDS or not self._free():
-                return
-        self._delete()
+        """Delete it if it is left."""
+        if self.left:
+            if self.here and self.record.boot == mounts.boot_id():
+                self.take_down()
+            else:
+                self._delete()
 
 
 def new_group(
@@ -388,6 +394,19 @@ def groups_on(hosts: Sequence[Path], state_dir: Path, caller: int) -> list[Group
     return [group for group in groups(state_dir, caller)[::-1] if real & {mounts.real(host) for host in group.mounted}]
 
 
+def left_areas(config: Config) -> list[Path]:
+    """The folders that `sweep` would remove."""
+    areas = [group.area for group in _recorded(Path(config.state_dir), users.users()) if group.left]
+    return list(dict.fromkeys([*_of_earlier_boots(config), *areas]))
+
+
+def _of_earlier_boots(config: Config) -> Iterator[Path]:
+    for folder in trusted(Path(config.cache_dir)).glob("env/*"):
+        with contextlib.suppress(OSError):
+            if (folder / "boot").read_text() != mounts.boot_id():
+                yield folder
+
+
 def _recorded(state_dir: Path, mine: list[str]) -> list[Group]:
     base = trusted(state_dir)
     out: list[tuple[int, Group]] = []
@@ -407,12 +426,7 @@ def _read(path: Path) -> GroupRecord:
 
 def sweep(config: Config) -> None:
     """Remove what earlier boots left, and processes that ended: no mount uses it."""
-    for folder in trusted(Path(config.cache_dir)).glob("env/*"):
-        try:
-            if (folder / "boot").read_text() == mounts.boot_id():
-                continue
-        except OSError:
-            continue
+    for folder in _of_earlier_boots(config):
         discard_tree(folder)
     for group in _recorded(Path(config.state_dir), users.users()):
         try:

@@ -36,12 +36,12 @@ def resolve(store: Store, start: str) -> str:
     Raises `NotFoundError` for none, `ConfigError` for several, `UnavailableError`.
     """
     if not re.fullmatch(r"[0-9a-f]{1,64}(/[0-9a-f]{0,64})?", start):
-        raise ConfigError(f"{start!r} is not a snapshot key", hint="bootseer env ls prints keys")
+        raise ConfigError(f"{start!r} is not a snapshot key", hint="bootseer store ls prints keys")
     key, _, inputs = start.partition("/")
     listed = names(store, key if len(key) == 64 else "")
     found = [name for name in listed if name.startswith(key) and name.partition("/")[2].startswith(inputs)]
     if not found:
-        raise NotFoundError(f"no snapshot {start} in store {store.shown}", hint="bootseer env ls prints keys")
+        raise NotFoundError(f"no snapshot {start} in store {store.shown}", hint="bootseer store ls prints keys")
     if len(found) > 1:
         raise ConfigError(f"{len(found)} snapshots begin with {start}", hint="give more digits of KEY/INPUTS")
     return found[0]
@@ -56,6 +56,15 @@ def everything(store: Store) -> list[SnapshotManifest]:
         except (ConfigError, DataError, NotFoundError) as exc:
             log.warning("%s", exc)
     return sorted(found, key=lambda item: -item.created)
+
+
+def summary(found: SnapshotManifest) -> dict[str, object]:
+    """What ``--json`` says of one of many."""
+    names = ("key", "name", "created", "node", "size", "stored", "entries", "seconds")
+    return {name: getattr(found, name) for name in names} | {
+        "targets": found.document.targets,
+        "command": found.document.command,
+    }
 
 
 def remove(store: Store, names: Iterable[str]) -> None:

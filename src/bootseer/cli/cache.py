@@ -1,4 +1,4 @@
-"""``bootseer image cache``: what images left on this node's disk, giving it back, checking it."""
+"""``bootseer cache``: the chunks of images, environments and striped files on this node's disk."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bootseer.cli._shared import (
     AsJson,
     Bars,
     DryRun,
+    Group,
     StoreUrl,
     answer,
     count_text,
@@ -30,7 +31,11 @@ if TYPE_CHECKING:
     from bootseer.chunks.eviction import Gone
     from bootseer.chunks.inventory import Part
 
-app = typer.Typer(no_args_is_help=True, help="The node cache: blocks of images and striped files on this node's disk")
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    help="The node cache: what of images, environments and striped files is on this node's disk",
+)
 
 _PATIENCE = 30.0
 _STREAMS = 4
@@ -69,7 +74,7 @@ def gc(
 
     Without --to or --all only what the limits in the settings ask for (cache_limit, cache_keep_free).
 
-    Example: bootseer image cache gc --to 50G --dry-run
+    Example: bootseer cache gc --to 50G --dry-run
     """
     from bootseer.chunks import eviction, inventory
 
@@ -117,7 +122,7 @@ def verify(
     cache = _cache()
     found = [part for part in inventory.parts(cache) if not tree or any(one.startswith(tree) for one in part.trees)]
     if tree and not found:
-        raise NotFoundError(f"no tree {tree} is in the cache {cache}", hint="bootseer image cache ls lists them")
+        raise NotFoundError(f"no tree {tree} is in the cache {cache}", hint="bootseer cache ls lists them")
     fetch = partial(fetch_all, open_shared(store), streams=_STREAMS) if store and repair else None
     checks = []
     with Bars(quiet=as_json) as bars:
