@@ -166,7 +166,7 @@ def _load(task: Task) -> Result:
     import torch.distributed as dist
 
     from bootseer import torch as checkpoints
-    from bootseer.stripefs import unmounted
+    from bootseer.stripefs import local
 
     module: Any = checkpoints
     reports, plain = list[SharedReadReport](), module.read_shared
@@ -177,7 +177,7 @@ def _load(task: Task) -> Result:
 
     module.read_shared = noted
     state: Any = checkpoints.load(f"{task.url}/{task.load}", group=dist.group.WORLD)
-    unmounted._end()  # what the end of the process does, which no rank comes to
+    local._end()  # what the end of the process does, which no rank comes to
     return Result(right=True, report=reports[0], loaded=float(state["w"].double().sum()))
 
 

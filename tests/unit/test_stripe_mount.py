@@ -43,14 +43,16 @@ def test_what_a_server_before_had_open_is_read_from_the_node_cache_until_it_is_c
     data = random.Random(1).randbytes(5 * UNIT)
     with fs.create("f", width=2, unit=UNIT, striped=True) as out:
         out.write(data)
-    ahead = ReadAhead(cache)
+    ahead = ReadAhead()
     told: dict[int, Known] = {}
     before = StripeOperations(fs, ahead, cache=cache, tell=lambda node: told.update({node.number: cast(Known, node)}))
     node = before.lookup(fuse.ROOT, "f", CONTEXT).node
     ops = StripeOperations(fs, ahead, cache=cache, known=list(told.values()), generation=1)
     asks = fuse.Context(1, node, 0)
     other = ops.open(node, 0, CONTEXT)
-    ahead.prefetch(fs.open("f"), 0, 5)
+    with fs.open("f") as file:
+        file.attach(cache.open(file))
+        ahead.prefetch(file, 0, 5)
     cache.sync()
     found = ops.read(77, UNIT, 100, asks)
     assert isinstance(found, tuple)

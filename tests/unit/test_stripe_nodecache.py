@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -48,15 +48,19 @@ class Reader:
 
     def __init__(self, cache: NodeCache, file: ChunkFile, cached: NodeFile | None) -> None:
         self.cache, self.file, self.cached = cache, file, cached
-        self.ahead = ReadAhead(cache, memory=8 << 20)
+        self.ahead = ReadAhead(memory=8 << 20)
         self.fetched: list[int] = []
-        real = file.read_chunks
+        if cached is None:
+            return
+        real = cached.fill
 
-        def read_chunks(first: int, parts: list[memoryview]) -> None:
-            self.fetched += range(first, first + len(parts))
-            real(first, parts)
+        def fill(wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
+            missing = real(wanted)
+            self.fetched += missing
+            return missing
 
-        file.read_chunks = read_chunks  # type: ignore[method-assign, assignment]
+        cached.fill = fill  # type: ignore[method-assign]
+        file.attach(cached)
 
     def read(self, offset: int = 0, size: int = 0) -> bytes:
         size = size or self.file.size - offset
@@ -71,7 +75,7 @@ class Reader:
     @property
     def sound(self) -> list[int]:
         assert self.cached is not None
-        return [chunk for chunk in range(self.file.geometry.chunks) if self.cached.sound(chunk, chunk + 1)]
+        return [chunk for chunk in range(self.file.geometry.chunks) if self.cached.fd_of(chunk, chunk + 1) is not None]
 
 
 @contextlib.contextmanager
@@ -119,7 +123,7 @@ def test_a_later_mount_reads_what_an_earlier_one_fetched_from_the_disk(fs, folde
             one.ahead.prefetch(one.file, 0, one.file.geometry.chunks)
     with reader(fs, folder) as two:
         assert two.cached is not None
-        assert two.cached.whole(60)
+        assert two.cached.fd_of_all(60) is not None
         assert two.read() == DATA
         assert two.fetched == []
     assert part(folder).blocks_ready == part(folder).blocks_total == 41
@@ -131,7 +135,7 @@ def test_only_what_was_read_is_kept_and_only_once_fetched(fs, folder, monkeypatc
         one.read(20 * UNIT + 5, 10)
         one.kept()
         assert one.sound == [20]
-        assert not one.cached.whole(60)
+        assert one.cached.fd_of_all(60) is None
         assert isinstance(one.ahead.read(one.file, 20 * UNIT, UNIT), tuple), "the kernel copies it from the file"
         assert one.fetched == [20]
 
@@ -169,8 +173,8 @@ def test_files_that_nobody_uses_are_closed(fs, folder):
         one.cache.sync()
         again = one.cache.open(one.file)
         assert again is one.cached
-        again.release()
-        one.cached.release()
+        again.close()
+        one.cached.close()
         assert part(folder).in_use
         one.cache.sync()
         assert not part(folder).in_use
@@ -187,11 +191,11 @@ def test_damage_on_the_nodes_disk_is_fetched_again(fs, folder, ask, caplog):
     damage(folder, 5)
     with reader(fs, folder) as one:
         if ask == "whole":
-            assert not one.cached.whole(60), "the kernel would read it"
+            assert one.cached.fd_of_all(60) is None, "the kernel would read it"
         assert one.read() == DATA
         assert one.fetched == [5]
         one.kept()
-        assert one.cached.whole(60)
+        assert one.cached.fd_of_all(60) is not None
     assert caplog.text.count("chunk 5 in the node cache is damaged") == 1
     with reader(fs, folder) as two:
         assert two.read() == DATA
@@ -256,7 +260,7 @@ def test_a_writer_that_is_killed_leaves_right_bytes(fs, folder, point):
     with reader(fs, folder) as one:
         assert one.read() == DATA
         one.kept()
-        assert one.cached.whole(60)
+        assert one.cached.fd_of_all(60) is not None
     assert check.check(folder, part(folder)).checked == 41
 
 
@@ -362,9 +366,9 @@ def test_two_mounts_share_what_the_first_has_synced(fs, folder, caplog):
         assert one.read() == DATA
         one.kept()
         two.cache.sync()
-        assert two.cached.whole(60)
+        assert two.cached.fd_of_all(60) is not None
         assert "is in use by process" in caplog.text
-        one.cached.release()
+        one.cached.close()
         one.cache.sync()  # closed there
         assert eviction.collect(folder, 1 << 40).gone == [], "the other still reads it"
         assert two.read() == DATA

@@ -38,7 +38,7 @@ def place(fs: StripeFS, name: str, data: bytes, time: int = TIME) -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_files_of_equal_size_and_time_do_not_share_a_cache(fs, tmp_path, disk):
     cache = NodeCache(tmp_path / "cache") if disk else None
-    loader = ReadAhead(cache, memory=8 << 20)
+    loader = ReadAhead(memory=8 << 20)
     try:
         for name in ("a", "b"):
             place(fs, name, name.encode() * SIZE)
@@ -93,7 +93,7 @@ def test_a_file_opened_again_is_the_same_version(fs, time):
 
 def test_a_mount_opens_only_what_it_looked_up(fs):
     place(fs, "f", b"a" * SIZE)
-    loader = ReadAhead(None, memory=1 << 20)
+    loader = ReadAhead(memory=1 << 20)
     operations = StripeOperations(fs, loader)
     try:
         old = operations.lookup(1, "f", None)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bootseer.errors import DataError
 from bootseer.stripefs import open_fs
+from bootseer.stripefs.files import flight
 from bootseer.stripefs.files import readahead as loader_module
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
 from bootseer.stripefs.nodecache import NodeCache
@@ -39,81 +40,84 @@ def counted(file, monkeypatch) -> list[tuple[int, int]]:
 
     def read_chunks(first, parts):
         calls.append((first * file.unit, sum(map(len, parts))))
-        real(first, parts)
+        return real(first, parts)
 
     monkeypatch.setattr(file, "read_chunks", read_chunks)
     return calls
 
 
-@pytest.fixture(params=["memory", "disk"])
-def loader(request, tmp_path, fs):
-    cache = NodeCache(tmp_path / "cache") if request.param == "disk" else None
-    made = ReadAhead(cache, memory=8 << 20)
-    if cache:
-        with fs.open("f") as file:
-            assert cache.open(file) is not None
+@pytest.fixture
+def loader():
+    made = ReadAhead(memory=8 << 20)
     yield made
     made.close()
+
+
+@pytest.fixture(params=["memory", "disk"])
+def file(request, tmp_path, fs, loader):
+    """It, open, perhaps with a node cache."""
+    cache = NodeCache(tmp_path / "cache") if request.param == "disk" else None
+    with fs.open("f") as opened:
+        if cache:
+            opened.attach(cache.open(opened))
+        yield opened
+        loader.close()
     if cache:
         cache.close()
 
 
-def test_any_range_is_right(fs, loader):
-    with fs.open("f") as file:
-        for step in range(200):
-            offset = (step * 104729) % len(DATA)
-            size = min((step * 7919) % (3 * UNIT) + 1, len(DATA) - offset)
-            assert get(loader, file, offset, size) == DATA[offset : offset + size]
+def test_any_range_is_right(file, loader):
+    for step in range(200):
+        offset = (step * 104729) % len(DATA)
+        size = min((step * 7919) % (3 * UNIT) + 1, len(DATA) - offset)
+        assert get(loader, file, offset, size) == DATA[offset : offset + size]
 
 
-def test_a_file_read_in_order_is_fetched_once_and_ahead(fs, loader, monkeypatch):
-    with fs.open("f") as file:
-        calls = counted(file, monkeypatch)
-        for offset in range(0, len(DATA), 16384):
-            size = min(16384, len(DATA) - offset)
-            assert get(loader, file, offset, size) == DATA[offset : offset + size]
-        assert sum(length for _, length in calls) == len(DATA)
-        assert loader.ahead > len(DATA) // 2
-        loader.close()
+def test_a_file_read_in_order_is_fetched_once_and_ahead(file, loader, monkeypatch):
+    calls = counted(file, monkeypatch)
+    for offset in range(0, len(DATA), 16384):
+        size = min(16384, len(DATA) - offset)
+        assert get(loader, file, offset, size) == DATA[offset : offset + size]
+    assert sum(length for _, length in calls) == len(DATA)
+    assert loader.ahead > len(DATA) // 2
+    loader.close()
 
 
-def test_readers_of_one_chunk_share_one_fetch(fs, loader, monkeypatch):
-    with fs.open("f") as file:
-        calls: list[int] = []
-        real = file.read_chunks
+def test_readers_of_one_chunk_share_one_fetch(file, loader, monkeypatch):
+    calls: list[int] = []
+    real = file.read_chunks
 
-        def slow(first, parts):
-            calls.append(first)
-            time.sleep(0.1)
-            real(first, parts)
+    def slow(first, parts):
+        calls.append(first)
+        time.sleep(0.1)
+        return real(first, parts)
 
-        monkeypatch.setattr(file, "read_chunks", slow)
-        monkeypatch.setattr(loader, "_plan", lambda *args: None)
-        assert together(lambda number: get(loader, file, 100, 50), range(8)) == [DATA[100:150]] * 8
-        assert calls == [0]
+    monkeypatch.setattr(file, "read_chunks", slow)
+    monkeypatch.setattr(loader, "_plan", lambda *args: None)
+    assert together(lambda number: get(loader, file, 100, 50), range(8)) == [DATA[100:150]] * 8
+    assert calls == [0]
 
 
-def test_an_error_reaches_every_reader_and_the_next_read_tries_again(fs, loader, monkeypatch):
-    with fs.open("f") as file:
-        real, broken = file.read_chunks, threading.Event()
-        broken.set()
+def test_an_error_reaches_every_reader_and_the_next_read_tries_again(file, loader, monkeypatch):
+    real, broken = file.read_chunks, threading.Event()
+    broken.set()
 
-        def read_chunks(first, parts):
-            if broken.is_set():
-                time.sleep(0.05)
-                raise DataError("chunk 0 of f is damaged")
-            real(first, parts)
+    def read_chunks(first, parts):
+        if broken.is_set():
+            time.sleep(0.05)
+            raise DataError("chunk 0 of f is damaged")
+        return real(first, parts)
 
-        monkeypatch.setattr(file, "read_chunks", read_chunks)
-        monkeypatch.setattr(loader, "_plan", lambda *args: None)
+    monkeypatch.setattr(file, "read_chunks", read_chunks)
+    monkeypatch.setattr(loader, "_plan", lambda *args: None)
 
-        def reader(number: int) -> None:
-            with pytest.raises(DataError):
-                get(loader, file, 0, 10)
+    def reader(number: int) -> None:
+        with pytest.raises(DataError):
+            get(loader, file, 0, 10)
 
-        together(reader, range(4))
-        broken.clear()
-        assert get(loader, file, 0, 10) == DATA[:10]
+    together(reader, range(4))
+    broken.clear()
+    assert get(loader, file, 0, 10) == DATA[:10]
 
 
 def test_memory_stays_below_its_budget(fs, monkeypatch):
@@ -143,15 +147,15 @@ def test_what_is_dropped_is_free(fs):
 def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
     from bootseer.errors import UnavailableError
 
-    monkeypatch.setattr(loader_module, "_WAIT", 0.2)
-    monkeypatch.setattr(loader_module, "SLOWEST", 1 << 40, raising=False)
+    monkeypatch.setattr(flight, "_WAIT", 0.2)
+    monkeypatch.setattr(flight, "SLOWEST", 1 << 40)
     loader, release = ReadAhead(), threading.Event()
     with fs.open("f") as file:
         real = file.read_chunks
 
         def stuck(first, parts):
             release.wait(10)
-            real(first, parts)
+            return real(first, parts)
 
         monkeypatch.setattr(file, "read_chunks", stuck)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
@@ -168,10 +172,10 @@ def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
 @pytest.mark.parametrize("held", [False, True], ids=["one run", "two runs"])
 def test_a_reader_waits_as_long_as_the_fetch_gets_on(fs, monkeypatch, held):
     """A large unit over a slow link is no failure; nor is a run that is behind another one of its flight."""
-    monkeypatch.setattr(loader_module, "_WAIT", 0.3)
+    monkeypatch.setattr(flight, "_WAIT", 0.3)
     loader = ReadAhead()
     with fs.open("f") as file:
-        monkeypatch.setattr(loader_module, "SLOWEST", file.unit if not held else 1 << 40, raising=False)
+        monkeypatch.setattr(flight, "SLOWEST", file.unit if not held else 1 << 40)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
         if held:
             get(loader, file, file.unit, 10)  # chunk 1 is there: 0 and 2 are two runs
@@ -180,7 +184,7 @@ def test_a_reader_waits_as_long_as_the_fetch_gets_on(fs, monkeypatch, held):
         def slow(first, parts):
             began.set()
             time.sleep(0.25 if held else 0.6)
-            real(first, parts)
+            return real(first, parts)
 
         monkeypatch.setattr(file, "read_chunks", slow)
         first = threading.Thread(target=lambda: loader.read(file, 0, 3 * file.unit))
@@ -205,7 +209,7 @@ def test_a_reader_does_not_wait_for_chunks_behind_its_own(fs, monkeypatch):
                 time.sleep(0.3)  # so that the reader below waits for this run
             else:
                 assert release.wait(10)
-            real(first, parts)
+            return real(first, parts)
 
         monkeypatch.setattr(file, "read_chunks", stuck)
         first = threading.Thread(target=lambda: loader.read(file, 0, 3 * file.unit))
@@ -220,7 +224,7 @@ def test_a_reader_does_not_wait_for_chunks_behind_its_own(fs, monkeypatch):
 
 
 def test_files_read_long_ago_are_forgotten(fs, monkeypatch):
-    monkeypatch.setattr(loader_module, "_FILES", 4, raising=False)
+    monkeypatch.setattr(loader_module, "_FILES", 4)
     loader = ReadAhead(memory=8 << 20)
     try:
         for number in range(20):

@@ -38,7 +38,7 @@ def test_what_is_stored_is_read_on_after_an_append_that_failed(tmp_path, monkeyp
         out.write(b"b" * 5000)
     base = fs.open("f")
     file = Unfinished(fs, "f", spools := Spools(tmp_path, 100), width=2, unit=4096, base=base)
-    ahead = ReadAhead(None)
+    ahead = ReadAhead()
     try:
         with monkeypatch.context() as full:
             full.setattr(type(fs), "create", no_room)

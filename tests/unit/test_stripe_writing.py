@@ -22,7 +22,7 @@ from support.modes import KeepsModes
 def ops(tmp_path) -> Iterator[WritableStripes]:
     fs = open_fs(str(tmp_path / "store"))
     fs.backend.make_folder("")
-    ahead = ReadAhead(None)
+    ahead = ReadAhead()
     made = WritableStripes(fs, ahead, Spools(tmp_path))
     yield made
     made.close()
@@ -122,7 +122,7 @@ def test_a_file_that_is_written_and_closed_while_it_is_renamed_is_at_its_new_nam
 
 def test_a_file_that_is_made_private_while_it_is_open_has_private_stripes_from_then_on(tmp_path):
     backend = KeepsModes(tmp_path)
-    ahead = ReadAhead(None)
+    ahead = ReadAhead()
     ops = WritableStripes(StripeFS(backend), ahead, Spools(tmp_path), width=2)
     node, handle = put(ops, "f", b"x")
     ops.fsync(handle, asks())

@@ -29,10 +29,10 @@ from bootseer.kernel import fuse
 from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess, Ranges
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.files.reader import ChunkFile, plain_identity
+from bootseer.stripefs.files.reader import NOWHERE, ChunkFile, plain_identity
 from bootseer.stripefs.files.stat import FileStat, of_entry
 from bootseer.stripefs.loads import Waited
-from bootseer.stripefs.nodecache import NodeCache, NodeFile
+from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,6 @@ class StripeOperations(fuse.Operations):
         self._nodes = Nodes(root, known=known, tell=tell, generation=generation)
         self._handles: dict[int, tuple[int, ChunkFile | None]] = {}
         """By file handle: node, and open file; None where that is to be opened at the next read."""
-        self._cached: dict[int, NodeFile] = {}  # by file handle
         self._next_handle = itertools.count((generation << GENERATION_SHIFT) + 1)
         self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
         self.bytes_read = self.bytes_written = 0
@@ -161,20 +160,17 @@ class StripeOperations(fuse.Operations):
         return handle
 
     def _hold(self, handle: int, node: int, file: ChunkFile) -> ChunkFile:
-        """Have ``handle`` stand for ``file``, held in the node cache; or for what it does already."""
-        cached = self._cache.open(file, join(self._fs.url, self._path(node))) if self._cache else None
+        """Have ``handle`` stand for ``file``, read by way of the node cache; or for what it does already."""
         with self._lock:
             held = self._handles.get(handle, (node, None))[1] or file
             self._handles[handle] = node, held
-            if cached is not None and held is file and handle not in self._cached:
-                self._cached[handle], cached = cached, None
-        if cached is not None:
-            cached.release()
+        if self._cache is not None and held.local is NOWHERE:
+            held.attach(self._cache.open(held, join(self._fs.url, self._path(node))) or NOWHERE)
         return held
 
     def backing(self, fh: int) -> int | None:
-        cached = self._cached.get(fh)
-        return cached.fd if cached is not None and cached.whole(_COMPARE_SECONDS) else None
+        _, file = self._handles.get(fh, (0, None))
+        return file.local.fd_of_all(_COMPARE_SECONDS) if file is not None else None
 
     def backed(self, node: int, backing: int) -> None:
         if node not in self._nodes:
@@ -237,12 +233,13 @@ class StripeOperations(fuse.Operations):
         return data
 
     def release(self, fh: int, ctx: fuse.Context) -> None:
-        # left to its own end: a thread that fetches ahead may still read from it
         with self._lock:
-            self._handles.pop(fh, None)
-            cached = self._cached.pop(fh, None)
-        if cached is not None:
-            cached.release()
+            _, file = self._handles.pop(fh, (0, None))
+            held = any(file is other for _, other in self._handles.values())
+        if (
+            file is not None and not held
+        ):  # the rest is left to its own end: a thread that fetches ahead may still read from it
+            file.attach(NOWHERE)
 
     def _attr(self, found: FileStat) -> fuse.Attr:
         told = Entry("", found.size, found.is_dir, found.mtime, permissions=found.permissions)

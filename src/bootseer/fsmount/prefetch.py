@@ -22,7 +22,7 @@ from bootseer.fsmount.record import LATEST, State
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.access import FileAccess, Ranges, counterparts
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.files.reader import NOWHERE, ChunkFile
 from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
 
@@ -82,14 +82,16 @@ class Prefetch:
             self._await_release()
             with ThreadPoolExecutor(2, thread_name_prefix="bootseer-prefetch") as pool:
                 for file, parts in pieces:
-                    # open until the mount ends: what was asked for is not evicted, nor compared again
-                    cached = self._cache.open(file, join(self._fs.url, file.path)) if self._cache else None
-                    if cached is None:
+                    if self._cache is not None:
+                        file.attach(self._cache.open(file, join(self._fs.url, file.path)) or NOWHERE)
+                    if file.local is NOWHERE:
                         fits = self._memory // 2 // file.unit
                         self.done += sum(_bytes(file, piece) for piece in parts if piece[1] > fits)
                         parts = [piece for piece in parts if piece[1] <= fits]
                     for count in pool.map(partial(self._pull_piece, file), parts):
                         self.done += count
+                    # stays open there until the mount ends: what was asked for is not evicted, nor compared again
+                    file.local = NOWHERE
                     file.close()
             if self._cache:
                 self._cache.sync()

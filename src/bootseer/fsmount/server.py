@@ -115,7 +115,7 @@ class Server:
         self._fs = open_fs(spec.url)
         self._path = Record.path(spec.state_dir, spec.mountpoint)
         self._cache = NodeCache(Path(spec.cache_dir), spec.limits) if spec.cache_dir else None
-        self._ahead = ReadAhead(self._cache, memory=spec.memory)
+        self._ahead = ReadAhead(memory=spec.memory)
         told: Any = {"shared": spec.shared, "known": known, "tell": self._tell, "generation": generation}
         if spec.writable:
             spools = Spools(private_folder(Path(spec.cache_dir), sub="spools"), spec.spool)

@@ -31,8 +31,8 @@ from bootseer.errors import (
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.local import Load
 from bootseer.stripefs.store import StripeFS
-from bootseer.stripefs.unmounted import Load
 
 PROTOCOL = "bsx"
 PREFIX = "bsx+"

@@ -4,7 +4,7 @@ A content is a cache folder, named after its chunk list; docs/internals/nodecach
 chunk is *sound* when this process fetched it or compared it with its checksum, once, and its bytes are on the disk for
 sure; only then may the kernel read it from the file. Until then each read checks it again.
 
-Concurrency: any thread may call anything. Who opened a `NodeFile` may use it until `NodeFile.release`; one thread
+Concurrency: any thread may call anything. Who opened a `NodeFile` may use it until `NodeFile.close`; one thread
 syncs, and closes those that nobody uses.
 """
 
@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from bootseer import faults
+from bootseer.backends.pool import parallel
 from bootseer.chunks import bitmap, eviction
 from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
 from bootseer.chunks.chunklist import ChunkList
@@ -32,11 +33,15 @@ from bootseer.chunks.inventory import CHUNKS, ORIGIN
 from bootseer.chunks.keeping import STEP, Room, keep_synced, make_room
 from bootseer.chunks.locks import DATA
 from bootseer.errors import BootseerError, NotWritableError, UnavailableError
-from bootseer.stripefs.files.reader import ChunkFile, StripedFile
+from bootseer.stripefs.files.reader import ChunkFile, Local, StripedFile
 
 _log = logging.getLogger(__name__)
 _PENDING = 256 << 20
 """Bytes that wait for the writing thread at most."""
+_SIDE_BY_SIDE = 4
+"""Threads that read for one request."""
+_AT_ONCE = 4
+"""Chunks for which another thread is not worth it."""
 _CHECKERS = 4
 _TURN = 8
 """Chunks of one file that a thread compares before it is the next file's turn."""
@@ -51,8 +56,8 @@ class _Comparison:
         self.ended = threading.Event()
 
 
-class NodeFile:
-    """The cached chunks of one content, as `NodeCache.open` gives it."""
+class NodeFile(Local):
+    """The cached chunks of one content, as `NodeCache.open` gives it to each who has it open."""
 
     def __init__(self, cache: NodeCache, file: StripedFile, blocks: ReadyBlocks[ChunkList], fd: int) -> None:
         self._cache, self._blocks, self.fd = cache, blocks, fd
@@ -64,68 +69,62 @@ class NodeFile:
         self._broken = False
         self.comparison: _Comparison | None = None
 
-    def length_of(self, chunk: int) -> int:
-        return self._map.length_of(chunk)
-
-    def sound(self, first: int, last: int) -> bool:
-        """Whether the kernel may read the chunks ``first`` to ``last`` (exclusive) from ``fd``."""
+    def fd_of(self, first: int, last: int) -> int | None:
         durable = self._own.durable if self._own else self._blocks.ready
-        return self._good.find(b"\0", first, last) < 0 and durable.find(b"\0", first, last) < 0
+        sound = self.users and self._good.find(b"\0", first, last) < 0 and durable.find(b"\0", first, last) < 0
+        return self.fd if sound else None
 
-    def holds(self, chunk: int) -> bool:
-        """Whether ``chunk`` is there, right or not."""
-        return bool(self._blocks.ready[chunk])
-
-    def has(self, chunk: int) -> bool:
-        """Whether ``chunk`` is there; compares it when this process has not yet."""
-        return bool(self._blocks.ready[chunk]) and (bool(self._good[chunk]) or self.load(chunk) is not None)
-
-    def load(self, chunk: int) -> memoryview | None:
-        """The bytes of ``chunk``, compared with their checksum; None when they are not there, or not right."""
-        if not self._blocks.ready[chunk]:
+    def fd_of_all(self, seconds: float) -> int | None:
+        """What this process has not compared yet is compared, on several cores; when that takes longer than ``seconds``
+        it goes on, and the answer is no."""
+        if self._blocks.ready.find(b"\0") >= 0:
             return None
-        try:
-            data = memoryview(self._blocks.read(chunk * self._map.block_size, self._map.length_of(chunk)))
-        except OSError as exc:
-            return self._checked(chunk, exc)
-        return self._checked(chunk, data)
+        if unknown := [chunk for chunk in range(self._map.count) if not self._good[chunk]]:
+            self._cache.compare(self, unknown).wait(seconds)
+        return self.fd_of(0, self._map.count)
 
-    def readinto(self, chunk: int, view: memoryview) -> bool:
-        """`load` ``chunk`` into ``view``; False when it is not there, or not right: then ``view`` holds rubbish."""
-        if not self._blocks.ready[chunk]:
-            return False
+    def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
+        chunks = [chunk for chunk in wanted if self._blocks.ready[chunk]]
+        if not chunks or not self._cache.hold(self):
+            return wanted
+        step = max(_AT_ONCE, -(-len(chunks) // _SIDE_BY_SIDE))
+
+        def read(some: Sequence[int]) -> list[int]:
+            return [chunk for chunk in some if self._read(chunk, wanted[chunk])]
+
+        try:
+            found = parallel(read, [chunks[start : start + step] for start in range(0, len(chunks), step)])
+        finally:
+            self.close()
+        filled = {chunk for some in found for chunk in some}
+        return {chunk: view for chunk, view in wanted.items() if chunk not in filled}
+
+    def compare(self, chunk: int) -> None:
+        """Compare ``chunk`` with its checksum, if it is there and this process has not yet."""
+        if self._blocks.ready[chunk] and not self._good[chunk]:
+            self._read(chunk, memoryview(bytearray(self._map.length_of(chunk))))
+
+    def _read(self, chunk: int, view: memoryview) -> bool:
+        """Whether ``view`` has ``chunk`` now; else that is not there any more."""
         try:
             self._blocks.readinto(chunk * self._map.block_size, view)
+            if self._map.matches(chunk, view):
+                self._good[chunk] = 1
+                return True
         except OSError as exc:
-            return self._checked(chunk, exc) is not None
-        return self._checked(chunk, view) is not None
-
-    def _checked(self, chunk: int, data: memoryview | OSError) -> memoryview | None:
-        """What was read of ``chunk``, if it has its checksum; else it is not there any more."""
-        if isinstance(data, OSError):
-            _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, data.strerror)
-        elif self._map.matches(chunk, data):
-            self._good[chunk] = 1
-            return data
+            _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, exc.strerror)
         self._good[chunk] = 0
         _log.warning("%s: chunk %d in the node cache is damaged; it is fetched again", self.path, chunk)
         if self._own:
             self._own.drop(chunk)
         else:
             self._blocks.ready[chunk] = 0
-        return None
-
-    def whole(self, seconds: float) -> bool:
-        """Whether all of the file is `sound`. What this process has not compared yet is compared, on several cores;
-        when that takes longer than ``seconds`` it goes on, and the answer is no."""
-        if self._blocks.ready.find(b"\0") >= 0:
-            return False
-        if unknown := [chunk for chunk in range(self._map.count) if not self._good[chunk]]:
-            self._cache.compare(self, unknown).wait(seconds)
-        return self.sound(0, self._map.count)
+        return False
 
     def store(self, chunk: int, data: memoryview) -> bool:
-        """Keep a checked chunk; False (with one log line for a file) when the disk does not take it."""
+        """False (with one log line for a file) when the disk does not take it."""
+        if self._blocks.ready[chunk]:
+            return True
         if self._own is None or self._broken or self._own.broken:
             return False
         try:
@@ -139,15 +138,12 @@ class NodeFile:
         self._good[chunk] = 1
         return True
 
-    def keep(self, chunk: int, data: memoryview) -> None:
-        """`store` it soon, unless too much waits for that already. ``data`` is not to change."""
-        if self._own is not None and not self._broken:
-            self._cache.later(self, chunk, lambda: data)
-
-    def keep_copy(self, chunk: int, data: Sequence[memoryview]) -> None:
-        """As `keep`, of a chunk that ``data`` makes up; it may change after the call."""
-        if self._own is not None and not self._broken and not self._blocks.ready[chunk]:
-            self._cache.later(self, chunk, lambda: memoryview(b"".join(data)))
+    def keep(self, chunk: int, data: Sequence[memoryview], *, steady: bool = False) -> None:
+        """`store` it soon, unless too much waits for that already."""
+        if self._own is None or self._broken or self._blocks.ready[chunk]:
+            return
+        size = self._map.length_of(chunk)
+        self._cache.later(self, chunk, size, lambda: data[0] if steady else memoryview(b"".join(data)))
 
     def sync(self) -> None:
         """Make what was stored sound; in a folder of another process, look what that has synced. One thread."""
@@ -160,15 +156,12 @@ class NodeFile:
             return
         self._own.persist()
 
-    def hold(self) -> NodeFile:
-        """One more user, besides the one who calls."""
-        self._cache.count(self, 1)
-        return self
-
-    def release(self) -> None:
-        self._cache.count(self, -1)
-
     def close(self) -> None:
+        """One user less, of those who have it open."""
+        self._cache.release(self)
+
+    def end(self) -> None:
+        """Nobody uses it."""
         self._blocks.close()
 
     def leave(self) -> None:
@@ -199,7 +192,7 @@ class NodeCache:
         self._syncing.start()
 
     def open(self, file: ChunkFile, origin: str = "") -> NodeFile | None:
-        """Use the cached chunks of ``file`` until `NodeFile.release`; None for a plain file, and (with a log line)
+        """Use the cached chunks of ``file`` until `NodeFile.close`; None for a plain file, and (with a log line)
         where the disk does not allow it. ``origin``: what the inventory calls it."""
         if not isinstance(file, StripedFile):
             return None
@@ -247,9 +240,15 @@ class NodeCache:
             raise
         return NodeFile(self, file, own, own.fileno())
 
-    def count(self, file: NodeFile, users: int) -> None:
+    def hold(self, file: NodeFile) -> bool:
+        """One more user until `release`; False when there is none any more."""
         with self._lock:
-            file.users += users
+            file.users += bool(file.users)
+            return file.users > 0
+
+    def release(self, file: NodeFile) -> None:
+        with self._lock:
+            file.users -= 1
 
     def allow(self, size: int, folder: Path) -> bool:
         """Whether ``size`` bytes more may be written; makes room for them by eviction of what nobody uses."""
@@ -266,11 +265,10 @@ class NodeCache:
             self._allowed = STEP
         return True
 
-    def later(self, file: NodeFile, chunk: int, data: Callable[[], memoryview]) -> None:
+    def later(self, file: NodeFile, chunk: int, size: int, data: Callable[[], memoryview]) -> None:
         """Have the writing thread store ``data``, which is called only where not too much waits already."""
-        size = file.length_of(chunk)
         with self._lock:
-            if self._closing.is_set() or self._pending + size > _PENDING:
+            if self._closing.is_set() or not file.users or self._pending + size > _PENDING:
                 return
             self._pending += size
             file.users += 1
@@ -311,7 +309,7 @@ class NodeCache:
             for chunk in turn:
                 faults.point("stripefs.cache.compare")
                 if not self._closing.is_set():
-                    file.has(chunk)
+                    file.compare(chunk)
             more = bool(turn)
         finally:
             with self._lock:
@@ -333,7 +331,7 @@ class NodeCache:
                     if file.users or self._files.get(identity) is not file:
                         continue
                     del self._files[identity]
-                file.close()
+                file.end()
 
     def close(self) -> None:
         """Write what waits, sync and close. Not while anybody reads."""
@@ -345,7 +343,7 @@ class NodeCache:
         with self._lock:
             files, self._files = self._files, {}
         for file in files.values():
-            file.close()
+            file.end()
 
     def leave(self) -> None:
         """In a forked child, which has none of the threads: keep no folder owned. It is of no use after that."""

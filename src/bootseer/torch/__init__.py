@@ -19,7 +19,7 @@ from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedEr
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import again_when_lost
-from bootseer.stripefs.unmounted import Load
+from bootseer.stripefs.local import Load
 from bootseer.torch.output import saved
 from bootseer.torch.shared_read import SharedReadReport, read_shared
 

@@ -135,7 +135,7 @@ class Destination:
     def keep(self, name: FileId, number: int, chunk: Chunk) -> None:
         """Put a chunk that another rank has read into the node cache, if it has the store's CRC."""
         file = self.files[name]
-        if file.local is not None and isinstance(file, StripedFile):
+        if isinstance(file, StripedFile):
             file.local.keep(number, chunk.parts)
 
     def expected_crc(self, name: FileId, number: int) -> int | None:

@@ -15,7 +15,7 @@ from bootseer.stripefs import ChunkFile, layout, open_fs, split_url
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
 from bootseer.stripefs.files.reader import PlainFile
-from bootseer.stripefs.unmounted import Load
+from bootseer.stripefs.local import Load
 from bootseer.torch.reads import Range, read_ranges
 
 _log = logging.getLogger(__name__)

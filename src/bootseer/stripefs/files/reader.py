@@ -13,7 +13,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, Self
+from typing import Self
 
 from blake3 import blake3
 from crc32c import crc32c
@@ -33,33 +33,51 @@ _POINTER_READ = layout.MAX_REMNANT
 _OPEN_TRIES = 3
 
 
-class Local(Protocol):
-    """What a node has of one open file, and who notes there what is read of it. Any thread may call anything."""
+class Local:
+    """What a node has of one open file, and who notes there what is read of it: nothing, and nobody, unless a subclass
+    says more. Any thread may call anything."""
 
     def note(self, offset: int, length: int) -> None:
         """These bytes are about to be read."""
 
     def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
         """Fill the memory of those whole chunks that are here, checked. Returns the others."""
+        return wanted
 
-    def keep(self, chunk: int, data: Sequence[memoryview]) -> None:
-        """``chunk`` was fetched, and has its CRC. ``data`` makes it up, and may change after the call."""
+    def keep(self, chunk: int, data: Sequence[memoryview], *, steady: bool = False) -> None:
+        """``chunk`` was fetched, and has its CRC. ``data`` makes it up, and may change after the call unless
+        ``steady``."""
+
+    def store(self, chunk: int, data: memoryview) -> bool:
+        """As `keep`, but at once; whether it is here now."""
+        return False
+
+    def fd_of(self, first: int, last: int) -> int | None:
+        """A file from which the kernel may read the chunks ``first`` to ``last`` (exclusive), at their offsets."""
+        return None
+
+    def fd_of_all(self, seconds: float) -> int | None:
+        """`fd_of` all chunks; those that are here and were not checked yet are checked, for so long."""
+        return None
 
     def close(self) -> None:
         """The file is not read any more."""
+
+
+NOWHERE = Local()
 
 
 class ChunkFile:
     """An open file of the store, read in chunks. ``identity`` changes when the content does.
 
     ``unfinished``: a plain file that a writer still had open; it is read as far as it was complete.
-    ``local``: where its chunks are looked for first and kept. ``fetched``, ``cached``: bytes that came from the storage
-    and from there.
+    ``local``: where its chunks are looked for first and kept, see `attach`. ``fetched``, ``cached``: bytes that came
+    from the storage and from there.
     """
 
     identity: str
     unfinished = False
-    local: Local | None = None
+    local: Local = NOWHERE
     fetched = cached = 0
 
     def __init__(self, backend: Backend, path: str, geometry: Geometry) -> None:
@@ -90,8 +108,7 @@ class ChunkFile:
             self.check_range(offset, len(view))
             if len(view):
                 views.append((offset, view))
-                if self.local is not None:
-                    self.local.note(offset, len(view))
+                self.local.note(offset, len(view))
         copies: list[tuple[memoryview, memoryview]] = []
         self._fetch(self._pieces(views, copies))
         for target, source in copies:
@@ -102,23 +119,25 @@ class ChunkFile:
         if offset < 0 or offset + length > self.size:
             raise DataError(f"{self.path} ends at {self.size}, wanted {offset + length}")
 
-    def read_chunks(self, first: int, parts: Sequence[memoryview]) -> None:
-        """Fill each of ``parts`` with one whole chunk, from chunk ``first`` on. Errors as of `readinto`."""
+    def read_chunks(self, first: int, parts: Sequence[memoryview]) -> int:
+        """Fill each of ``parts`` with one whole chunk, from chunk ``first`` on; returns how many bytes came from the
+        storage. To `local` the caller gives them, who has the memory. Errors as of `readinto`."""
         for chunk, part in enumerate(parts, first):
             if len(part) != self.geometry.chunk_length(chunk):
                 raise ValueError(f"chunk {chunk} of {self.path} has {self.geometry.chunk_length(chunk)} bytes")
-        if parts:
-            if self.local is not None:
-                self.local.note(first * self.unit, sum(map(len, parts)))
-            self._fetch(self._by_stripe(dict(enumerate(parts, first))))
+        self.local.note(first * self.unit, sum(map(len, parts)))
+        return self._fetch(self._by_stripe(dict(enumerate(parts, first)), keep=False))
 
-    def _fetch(self, pieces: Sequence[Piece]) -> None:
-        if pieces:
-            self._backend.read_many(pieces)
-            with self._lock:
-                self.fetched += sum(len(part) for piece in pieces for part in piece.parts)
+    def _fetch(self, pieces: Sequence[Piece]) -> int:
+        if not pieces:
+            return 0
+        self._backend.read_many(pieces)
+        fetched = sum(len(part) for piece in pieces for part in piece.parts)
+        with self._lock:
+            self.fetched += fetched
+        return fetched
 
-    def _by_stripe(self, wanted: Mapping[int, memoryview]) -> list[Piece]:
+    def _by_stripe(self, wanted: Mapping[int, memoryview], *, keep: bool = True) -> list[Piece]:
         """Whole chunks, each into its memory: a piece for each run of chunks that lie beside each other in a stripe."""
         runs: list[tuple[int, int, list[memoryview]]] = []
         last: dict[int, tuple[int, int, list[memoryview]]] = {}
@@ -129,7 +148,7 @@ class ChunkFile:
                 run = last[stripe] = (stripe, position, [])
                 runs.append(run)
             run[2].append(wanted[chunk])
-        return [self._piece(*run) for run in runs]
+        return [self._piece(*run, keep) for run in runs]
 
     def _pieces(
         self, views: Sequence[tuple[int, memoryview]], copies: list[tuple[memoryview, memoryview]]
@@ -153,8 +172,8 @@ class ChunkFile:
                 copies.append((view[low:high], wanted[chunk][low - start : high - start]))
         return self._by_stripe(wanted)
 
-    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
-        """Consecutive whole chunks of ``stripe``, from position ``first`` on."""
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: bool) -> Piece:
+        """Consecutive whole chunks of ``stripe``, from position ``first`` on. ``keep``: in `local`."""
         raise NotImplementedError
 
     def _reopened(self, stripe: int) -> Callable[[], Source]:
@@ -183,13 +202,17 @@ class ChunkFile:
         with self._lock:
             self._sources.pop(stripe, None)
 
+    def attach(self, local: Local) -> None:
+        """Look for chunks in ``local`` first, and keep them there, until the file is closed."""
+        with self._lock:
+            before, self.local = self.local, local
+        before.close()
+
     def close(self) -> None:
         """Not while another thread reads."""
         with self._lock:
             sources, self._sources = self._sources, {}
-            local, self.local = self.local, None
-        if local is not None:
-            local.close()
+        self.attach(NOWHERE)
         for source in sources.values():
             source.close()
 
@@ -250,7 +273,7 @@ class PlainFile(ChunkFile):
             Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path) for offset, parts in runs
         ]
 
-    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: bool) -> Piece:
         return Piece(self._source(0), first * self.unit, parts, reopen=self._reopened(0), name=self.path)
 
 
@@ -313,12 +336,11 @@ class StripedFile(ChunkFile):
         self._backend.read_many([piece(i) for i in stripes])
         return tuple(footers[i] for i in stripes)
 
-    def _by_stripe(self, wanted: Mapping[int, memoryview]) -> list[Piece]:
-        if self.local is not None:
-            every, wanted = wanted, self.local.fill(wanted)
-            with self._lock:
-                self.cached += sum(len(view) for chunk, view in every.items() if chunk not in wanted)
-        return super()._by_stripe(wanted)
+    def _by_stripe(self, wanted: Mapping[int, memoryview], *, keep: bool = True) -> list[Piece]:
+        every, wanted = wanted, self.local.fill(wanted)
+        with self._lock:
+            self.cached += sum(len(view) for chunk, view in every.items() if chunk not in wanted)
+        return super()._by_stripe(wanted, keep=keep)
 
     def _decode_footer(self, stripe: int, data: memoryview) -> Footer:
         name = self.pointer.stripe_path(self.path, stripe)
@@ -327,7 +349,7 @@ class StripedFile(ChunkFile):
             raise DataError(f"{name} is not stripe {stripe} of {self.path}")
         return footer
 
-    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview]) -> Piece:
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: bool) -> Piece:
         crcs = self._footers[stripe].crcs
 
         def check(part: int, data: memoryview) -> None:
@@ -336,7 +358,7 @@ class StripedFile(ChunkFile):
             if crc32c(data) != crcs[position]:
                 name = self.pointer.stripe_path(self.path, stripe)
                 raise DataError(f"chunk {chunk} of {self.path} is damaged ({name})", hint="restore it from a copy")
-            if self.local is not None:
+            if keep:
                 self.local.keep(chunk, [data])
 
         source, offset = self._source(stripe), self.geometry.chunk_offset(first)

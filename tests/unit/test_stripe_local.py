@@ -14,7 +14,7 @@ import pytest
 
 from bootseer.chunks import inventory
 from bootseer.kernel import mount as mounts
-from bootseer.stripefs import loads, open_fs, unmounted
+from bootseer.stripefs import loads, local, open_fs
 from bootseer.stripefs.checkpoint import jobaccess
 from bootseer.stripefs.checkpoint.access import UNIT, AccessRecord, FileAccess
 from bootseer.stripefs.checkpoint.jobaccess import VARIABLE
@@ -81,7 +81,7 @@ def url(node) -> str:
 
 def kept() -> None:
     """Wait until what was read is in the node cache."""
-    cache = unmounted._caches[os.environ["BOOTSEER_CACHE_DIR"]]
+    cache = local._caches[os.environ["BOOTSEER_CACHE_DIR"]]
     assert cache is not None
     until(lambda: cache._pending == 0, 60, "the write of what was read")
 
@@ -133,9 +133,9 @@ def test_another_process_finds_it_and_a_damaged_byte_of_it_is_found(node, url, c
 
 def test_the_memory_of_a_load_may_change_at_once(node, url, monkeypatch):
     """What is kept is what was read, not what became of it."""
-    cache = unmounted._cache()
+    cache = local._cache()
     assert cache is not None
-    hold, write = unmounted.threading.Event(), cache._store
+    hold, write = local.threading.Event(), cache._store
     monkeypatch.setattr(cache, "_store", lambda *given: hold.wait(60) and write(*given))
     state = {"w": torch.zeros_like(WEIGHTS)}
     dcp.load(state, storage_reader=bt.StorageReader(url))
@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_used_is_a_log_line(node, url, caplog):
 def test_the_default_folder_in_a_container_is_not_filled(node, url, monkeypatch, caplog):
     monkeypatch.delenv("BOOTSEER_CACHE_DIR")
     monkeypatch.delenv("BOOTSEER_CONFIG", raising=False)
-    monkeypatch.setattr(unmounted, "_caches", {})
+    monkeypatch.setattr(local, "_caches", {})
     monkeypatch.setattr(mounts, "fstype", lambda path: "overlay")
     caplog.set_level(logging.INFO)
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_a_cache_that_is_shown_read_only_is_read(node, url, monkeypatch):
         monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(node / "shown"))
         assert torch.equal(_torch(url), WEIGHTS)
         assert told(node, "torch.load").fetched == 0
-        unmounted._caches[str(node / "shown")].close()
+        local._caches[str(node / "shown")].close()
     finally:
         mounts.unmount(node / "shown")
 
@@ -197,7 +197,7 @@ def test_a_cache_that_is_shown_read_only_is_read(node, url, monkeypatch):
 FORK = """
 import os, sys, time
 from bootseer import torch as bt
-from bootseer.stripefs import unmounted
+from bootseer.stripefs import local
 file = bt.safe_open(sys.argv[1])
 tensor = file.get_tensor("w")
 if not (child := os.fork()):
@@ -214,11 +214,11 @@ def test_a_forked_child_keeps_no_folder_owned(node, url):
         child = int(said)
         try:
             assert process.returncode == 0
-            cache = unmounted._cache()
+            cache = local._cache()
             with open_fs(url).open("model.safetensors") as file:
                 mine = cache.open(file)
                 assert mine._own is not None
-                mine.release()
+                mine.close()
         finally:
             os.kill(child, 9)
 
@@ -262,15 +262,15 @@ def test_records_are_merged(node):
 COLLECTED = """
 import gc, sys
 import fsspec
-from bootseer.stripefs import unmounted
+from bootseer.stripefs import local
 fs = fsspec.filesystem("bsx", url=sys.argv[1])
 gc.disable()
 lost = [fs.open("/f", "rb")]
 lost.append(lost)
 lost[0].read(1)
 del lost
-moved = unmounted._Here.moved.fget
-unmounted._Here.moved = property(lambda here: gc.collect() and 0 or moved(here))
+moved = local._Here.moved.fget
+local._Here.moved = property(lambda here: gc.collect() and 0 or moved(here))
 fs.load.tell()
 print("told")
 """

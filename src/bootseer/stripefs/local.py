@@ -1,6 +1,6 @@
-"""Loads without a mount: what a process reads of striped stores by URL (`bootseer.torch`, fsspec).
+"""What a process without a mount reads of striped stores by URL, through the node cache (`bootseer.torch`, fsspec).
 
-As with a mount, chunks of striped files are looked for in the node cache and kept there (`files.nodecache`), what is
+As with a mount, chunks of striped files are looked for in the node cache and kept there (`nodecache`), what is
 read of the checkpoint of a job that `bootseer run` started is noted for its next start (`checkpoint.jobaccess`), and
 what was moved is told (`loads`). Without a cache folder that can be used, files are read as they are.
 
@@ -23,24 +23,19 @@ from typing import Self
 
 from bootseer import config as settings
 from bootseer.backends.interface import join
-from bootseer.backends.pool import parallel
 from bootseer.chunks.eviction import Limits
 from bootseer.errors import BootseerError
 from bootseer.folders import private_folder
 from bootseer.kernel import mount
 from bootseer.stripefs.checkpoint.jobaccess import JobAccess
-from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.files.reader import NOWHERE, ChunkFile, Local
 from bootseer.stripefs.loads import LoadMeter, Waited, keep
-from bootseer.stripefs.nodecache import NodeCache, NodeFile
+from bootseer.stripefs.nodecache import NodeCache
 
 _log = logging.getLogger(__name__)
 
 _DISKS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
 """File systems that are taken for a disk of the node."""
-_SIDE_BY_SIDE = 4
-"""Threads that read from the disk."""
-_AT_ONCE = 4
-"""Chunks for which another thread is not worth it."""
 _SOON = 1.0
 """Seconds after which `Load.tell_soon` tells."""
 
@@ -63,10 +58,11 @@ class Load:
     def use(self, file: ChunkFile) -> ChunkFile:
         """``file`` reads by way of the node cache from now on, until it is closed."""
         url = join(self._base, file.path)
-        here = _Here(self, file, url, self._cache.open(file, url) if self._cache else None, self._noted)
+        cached = self._cache.open(file, url) if self._cache else None
+        here = _Here(self, file, url, cached or NOWHERE, self._noted)
         with self._lock:
             self._files.add(here)
-        file.local = here
+        file.attach(here)
         return file
 
     def done(self, here: _Here) -> None:
@@ -126,10 +122,10 @@ class Load:
         self.tell()
 
 
-class _Here:
-    """`bootseer.stripefs.files.reader.Local` of one file of a load. In a forked child it does nothing."""
+class _Here(Local):
+    """What the node has of one file of a load. In a forked child it does nothing."""
 
-    def __init__(self, load: Load, file: ChunkFile, url: str, cached: NodeFile | None, noted: JobAccess | None) -> None:
+    def __init__(self, load: Load, file: ChunkFile, url: str, cached: Local, noted: JobAccess | None) -> None:
         self._load, self._file, self._url, self._cached, self._noted = load, file, url, cached, noted
 
     @property
@@ -145,28 +141,16 @@ class _Here:
             self._noted.add(self._url, self._file.size, offset, length)
 
     def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
-        cached = self._cached
-        if cached is None or not self._ours:
-            return wanted
-        chunks = [chunk for chunk in wanted if cached.holds(chunk)]
-        step = max(_AT_ONCE, -(-len(chunks) // _SIDE_BY_SIDE))
+        return self._cached.fill(wanted) if self._ours else wanted
 
-        def read(some: Sequence[int]) -> list[int]:
-            return [chunk for chunk in some if cached.readinto(chunk, wanted[chunk])]
-
-        found = parallel(read, [chunks[start : start + step] for start in range(0, len(chunks), step)])
-        filled = {chunk for some in found for chunk in some}
-        return {chunk: view for chunk, view in wanted.items() if chunk not in filled}
-
-    def keep(self, chunk: int, data: Sequence[memoryview]) -> None:
-        if self._cached is not None and self._ours:
-            self._cached.keep_copy(chunk, data)
+    def keep(self, chunk: int, data: Sequence[memoryview], *, steady: bool = False) -> None:
+        if self._ours:
+            self._cached.keep(chunk, data, steady=steady)
 
     def close(self) -> None:
         if self._ours:
             self._load.done(self)
-            if self._cached is not None:
-                self._cached.release()
+            self._cached.close()
 
 
 _lock, _telling = threading.Lock(), threading.Lock()
