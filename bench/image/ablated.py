@@ -69,11 +69,11 @@ PARTS = [
     Part("sync-rest", "the cache is synced from the start on", ">= 5",
          patch=Patch("bootseer.blocks.serving.fetcher_process", "_REST_SECONDS", 0.0)),
     Part("hung-range", "the hot stream waits for a range that hangs", ">= 5", frozen=True,
-         patch=Patch("bootseer.blocks.fetch.fetcher", "Fetcher._leave_silent", lambda fetcher, flight, now: None)),
+         patch=Patch("bootseer.blocks.fetch.watch", "Watch.hung", lambda watch, now: [])),
     Part("silent-range", "readers and the stream wait for a range that is silent", ">= 5", frozen=True,
-         patch=Patch("bootseer.blocks.fetch.fetcher", "_SUSPECT", 3600.0)),
+         patch=Patch("bootseer.blocks.fetch.watch", "_SUSPECT", 3600.0)),
     Part("elsewhere", "the stream leaves a range that is silent after ten seconds, whatever else comes", ">= 5",
-         frozen=True, patch=Patch("bootseer.blocks.fetch.fetcher", "_ELSEWHERE", 1 << 62)),
+         frozen=True, patch=Patch("bootseer.blocks.fetch.watch", "_ELSEWHERE", 1 << 62)),
 ]  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, LinkRate
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.figures import Fetched, LinkRate
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
@@ -98,7 +99,7 @@ def test_the_best_rate_stays_and_what_a_left_request_brings_late_does_not_count(
     rig.store.hold()
     with pytest.raises(UnavailableError):
         fetcher.demand(rig.real[5], rig.real[5])
-    until(lambda: not fetcher._flights)
+    until(lambda: not fetcher._watch.flights)
     had = fetcher.stats[Fetched.BYTES_DEMAND]
     rig.store.release()
     until(lambda: fetcher.stats[Fetched.BYTES_DEMAND] > had)
@@ -419,7 +420,7 @@ def test_a_reader_does_not_wait_for_a_pause_of_prefetch(rig: Rig) -> None:
     fetcher.hot(rig.real)
     until(lambda: fetcher.stats[Fetched.RETRIES] >= 4)
     rig.store.down = False
-    fetcher._pause_until = time.monotonic() + 3600
+    fetcher._pauses.prefetch_from = time.monotonic() + 3600
     fetcher.demand(rig.real[0], rig.real[0])
     assert rig.right(rig.real[0])
 
@@ -499,13 +500,13 @@ def test_after_a_long_outage_everything_works_again(rig: Rig, kind: str) -> None
     outage(fetcher, rig, 40)
     rig.store.down = False
     rig.store.release()
-    fetcher._deadline = 10.0
+    fetcher._watch.deadline = 10.0
     fetcher.demand(rig.real[0], rig.real[0])
     assert rig.right(rig.real[0])
     fetcher.background()
     assert fetcher.wait(10), "threads for prefetch must be left, too"
     assert rig.cache.complete
-    until(lambda: sum(thread.is_alive() for thread in fetcher._threads) == 6)
+    until(lambda: sum(thread.is_alive() for thread in fetcher._threads.all) == 6)
 
 
 def test_a_flight_that_tries_again_is_not_left_behind(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
@@ -545,7 +546,7 @@ def test_without_threads_to_be_had_readers_still_get_their_answers(rig: Rig, mon
     assert isinstance(first.one(), UnavailableError)
     assert isinstance(second.one(), UnavailableError)
     monkeypatch.undo()
-    until(lambda: len([thread for thread in fetcher._threads if thread.is_alive()]) == 2)
+    until(lambda: len([thread for thread in fetcher._threads.all if thread.is_alive()]) == 2)
     rig.store.release()
     fetcher.submit(rig.real[2], rig.real[2], third)
     until(lambda: bool(third.all))
@@ -653,7 +654,7 @@ def test_who_is_refused_does_not_march_on(rig: Rig, kind: str) -> None:
     with pytest.raises(PrivilegeError):
         fetcher.demand(rig.real[0], rig.real[0])
     source.trouble = None
-    fetcher._pause_until = 0.0
+    fetcher._pauses.prefetch_from = 0.0
     assert fetcher.wait(5)
     assert rig.cache.complete or kind == "hot"
     assert all(rig.right(block) for block in rig.real[::3])
@@ -709,7 +710,7 @@ def test_a_request_that_was_left_behind_does_not_go_on(rig: Rig, caplog: pytest.
     until(lambda: "does not return" in caplog.text)
     assert source.asked == 2, "a range, and the first of its blocks"
     source.gate.set()
-    until(lambda: sum(thread.is_alive() for thread in fetcher._threads) <= 1)
+    until(lambda: sum(thread.is_alive() for thread in fetcher._threads.all) <= 1)
     assert source.asked == 2
 
 

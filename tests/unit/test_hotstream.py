@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.blocks.fetch import stream
-from bootseer.blocks.fetch.fetcher import Fetched, Fetcher, Flight
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.figures import Fetched
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.fetch.stream import HotStream
+from bootseer.blocks.fetch.watch import Flight
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.profiles import hotpack_builder
 from bootseer.blocks.profiles.library import Target, newest_pack
@@ -120,7 +122,7 @@ def test_the_next_range_is_asked_for_shortly_before_the_end_of_one() -> None:
 def test_a_range_that_was_left_holds_up_no_other() -> None:
     stream = HotStream([7, 3, 5, 9], [8 << 20] * 4, 0, NoSource())
     hung = taken(stream)
-    stream.leave(hung)
+    stream.skip(hung)
     assert stream.free
     second = taken(stream)
     assert (hung.blocks, second.blocks) == ([7], [3])
@@ -130,7 +132,7 @@ def test_a_range_that_was_left_holds_up_no_other() -> None:
     assert stream.free, "one that comes late counts no more"
     stream.ended(second)
     assert taken(stream).blocks == [5]
-    assert stream.left == [7]
+    assert stream.skipped == [7]
 
 
 def test_a_stream_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +362,7 @@ def test_a_bad_frame_holds_up_none_behind_it(rig: Rig, monkeypatch: pytest.Monke
     waits = {*bad.blocks, *good.blocks, *last.blocks}
     monkeypatch.setattr(type(fetcher._waiting), "__contains__", lambda _, block: block in waits)
     rig.store.hold()
-    thread = threading.Thread(target=fetcher._write, args=(Flight(batch, None, 0), batch, raw))
+    thread = threading.Thread(target=fetcher._write, args=(Flight(batch, None, 0.0, 0), batch, raw))
     thread.start()
     try:
         until(lambda: rig.right(list(good.blocks)) and rig.right(list(last.blocks)))
@@ -660,7 +662,7 @@ class Hanging(FlakyStore):
 
 def test_the_stream_goes_on_without_a_range_that_hangs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it comes a second later, the blocks of that range from the packs, and nothing else does."""
-    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._SILENCE", 1.0)
+    monkeypatch.setattr("bootseer.blocks.fetch.watch._SILENCE", 1.0)
     short_ranges(monkeypatch, 100_000)
     opened, hanging = rig.open(), Hanging(rig, only_first=True)
     fetcher = rig.fetcher()
@@ -679,24 +681,6 @@ def test_the_stream_goes_on_without_a_range_that_hangs(rig: Rig, monkeypatch: py
     assert rig.right(rig.order)
 
 
-@pytest.mark.parametrize("elsewhere", [10_000, 1 << 40])
-def test_a_range_hangs_earlier_where_others_come(rig: Rig, monkeypatch: pytest.MonkeyPatch, elsewhere: int) -> None:
-    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._ELSEWHERE", elsewhere)
-    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._SUSPECT", 0.5)
-    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._SILENCE", 3.0)
-    short_ranges(monkeypatch, 100_000)
-    opened, hanging = rig.open(), Hanging(rig, only_first=True)
-    fetcher = rig.fetcher()
-    began = time.monotonic()
-    fetcher.stream(hanging.stream(opened))
-    try:
-        until(lambda: rig.right(rig.order))
-        assert (time.monotonic() - began < 3) == (elsewhere == 10_000)
-    finally:
-        hanging.release()
-    assert fetcher.wait(10)
-
-
 def test_ranges_of_a_slow_store_do_not_hang(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(FlakyStore):
         def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
@@ -704,7 +688,7 @@ def test_ranges_of_a_slow_store_do_not_hang(rig: Rig, monkeypatch: pytest.Monkey
             return super()._read(key, offset, length, read)
 
     short_ranges(monkeypatch, 25_000)
-    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._SILENCE", 0.7)
+    monkeypatch.setattr("bootseer.blocks.fetch.watch._SILENCE", 0.7)
     opened = rig.open()
     source = StoreSource(Slow(rig.blob.store), opened.key)
     fetcher = rig.fetcher()
@@ -717,7 +701,7 @@ def test_ranges_of_a_slow_store_do_not_hang(rig: Rig, monkeypatch: pytest.Monkey
 
 def test_a_range_that_was_left_and_comes_first_brings_its_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packs do not answer at all, so that every block is from the stream."""
-    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._SILENCE", 1.0)
+    monkeypatch.setattr("bootseer.blocks.fetch.watch._SILENCE", 1.0)
     short_ranges(monkeypatch, 100_000)
     opened, hanging = rig.open(), Hanging(rig, only_first=True)
     rig.store.hold()
@@ -735,7 +719,7 @@ def test_a_range_that_was_left_and_comes_first_brings_its_blocks(rig: Rig, monke
 def test_of_a_store_that_hangs_altogether_threads_for_readers_are_left(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bootseer.blocks.fetch.fetcher._SILENCE", 0.1)
+    monkeypatch.setattr("bootseer.blocks.fetch.watch._SILENCE", 0.1)
     short_ranges(monkeypatch, 10_000)
     opened, hanging = rig.open(), Hanging(rig)
     fetcher = rig.fetcher(streams=6)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.fetch import prefetch
-from bootseer.blocks.fetch.fetcher import Fetched, Fetcher
+from bootseer.blocks.fetch.fetcher import Fetcher
+from bootseer.blocks.fetch.figures import Fetched
 from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace

@@ -6,17 +6,14 @@ Bookkeeping without threads or locks: the fetcher calls it under its lock, and `
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Callable
 
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError
 
 log = logging.getLogger(__name__)
 
 Done = Callable[[BootseerError | None, dict[int, bytes]], None]
 """Called once with what failed (None: the blocks are ready) and the bytes of blocks that could not be cached."""
-
-_LONGEST_REST = 30.0
 
 
 class Request:
@@ -54,6 +51,9 @@ class Waiting:
         for block in request.pending:
             self._by_block.setdefault(block, []).append(request)
 
+    def expired(self, now: float) -> list[Request]:
+        return [request for request in self.requests if now >= request.until]
+
     def since(self, block: int) -> float:
         """When the first of those who wait for ``block`` began to."""
         return min(request.began for request in self._by_block[block])
@@ -79,10 +79,3 @@ class Waiting:
                 others.remove(request)
                 if not others:
                     del self._by_block[block]
-
-
-def rest_of(exc: BootseerError) -> float:
-    """Seconds for which the store says in ``exc`` that it wants to be left alone, and a little more: many are told so
-    at the same moment. Nobody is believed for longer than half a minute."""
-    seconds = exc.retry_after if isinstance(exc, UnavailableError) else None
-    return min(seconds, _LONGEST_REST) * random.uniform(1.0, 1.25) if seconds is not None and seconds > 0 else 0.0

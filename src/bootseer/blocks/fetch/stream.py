@@ -49,8 +49,8 @@ class HotStream:
         self._trouble: float | None = None
         """Since when ranges have failed, and none has brought anything."""
         self.abandoned = False
-        self.left: list[int] = []
-        """Blocks of ranges that were left."""
+        self.skipped: list[int] = []
+        """Blocks of ranges that it went on without."""
 
     @property
     def pending(self) -> bool:
@@ -117,9 +117,9 @@ class HotStream:
         if end in self._flying:
             self._flying[end] = end - part.offset - part.length
 
-    def leave(self, batch: Batch) -> None:
+    def skip(self, batch: Batch) -> None:
         """The range ``batch`` hangs: go on as if it were at its end. What it still brings is welcome."""
-        self.left += batch.blocks
+        self.skipped += batch.blocks
         self.ended(batch)
 
     def ended(self, batch: Batch) -> None:

@@ -76,7 +76,7 @@ class Count:
     DETACHED = 40
     """1 when all is persisted and given up, and the fetcher finishes a hot pack for which nobody waits."""
     FETCHED = 96
-    """From here on the cells of `bootseer.blocks.fetch.fetcher.Fetched`, over all fetchers."""
+    """From here on the cells of `bootseer.blocks.fetch.figures.Fetched`, over all fetchers."""
     # supervisor
     BEGAN_NS = 64
     """`time.monotonic_ns` of the start of serving; touches count from here."""

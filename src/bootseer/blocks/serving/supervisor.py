@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
-from bootseer.blocks.fetch.fetcher import Fetched
+from bootseer.blocks.fetch.figures import Fetched
 from bootseer.blocks.metadata import LocalTree, localize
 from bootseer.blocks.serving import client, fuse_server, mount_readahead
 from bootseer.blocks.serving.fetcher_process import FetcherProcess
