@@ -47,7 +47,7 @@ class Tree:
         self.device = fuse_server.mount(self.folder)
         self.pid = 0
 
-    def serve(self, supervisor: int | None = None, succeed: Callable[[int], NoReturn] | None = None) -> None:
+    def serve(self, supervisor: int | None = None, succeed: Callable[[], NoReturn] | None = None) -> None:
         self.counts[Count.SERVER_STARTS] += 1
         supervisor = supervisor or os.getpid()
         self.pid = os.fork()
@@ -291,7 +291,7 @@ def test_a_dead_supervisor_is_replaced(tmp_path: Path) -> None:
     told, tell = os.pipe()
     os.dup2(tell, 300)  # out of the reach of what the front closes
 
-    def succeed(server: int) -> NoReturn:
+    def succeed() -> NoReturn:
         with contextlib.suppress(BaseException):
             alive = b"" if not _is_open(tree.device.fd) else str(os.getpid()).encode()
             os.write(300, alive + b" ")

@@ -47,6 +47,7 @@ TROUBLED = (
     """import errno, os, sys, threading, time
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.server import main
+from bootseer.served import keeper
 
 def when(name, real, act):
     def fake(*args, **more):
@@ -72,12 +73,12 @@ def no_thread():
 
 start = threading.Thread.start
 threading.Thread.start = lambda self: when("no " + self.name, start, no_thread)(self)
-class Child(supervisor.Child):
+class Child(keeper.Child):
     def __init__(self, name, *args):
         super().__init__(name, *args)
         if name == "fetcher":
             when("twice", int, lambda: time.sleep(0.6))()
-supervisor.Child = Child
+keeper.Child = Child
 sys.exit(main())
 """,
 )

@@ -7,8 +7,8 @@ import os
 import select
 import socket
 import threading
+import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from bootseer.blocks.serving.supervisor import Supervisor
 from bootseer.kernel import child, fuse
 from bootseer.kernel.child import Child, Watch
 from bootseer.objects.folder import FolderStore
+from bootseer.served.keeper import Kept
 
 
 def test_a_lock_held_at_a_fork_does_not_hold_up_the_child() -> None:
@@ -236,7 +237,8 @@ def test_the_thread_of_a_dead_fetcher_is_nobody() -> None:
     counts = SharedMemory(1, size=4096, block_size=4096).counts
     supervisor = Supervisor.__new__(Supervisor)
     supervisor._counts, supervisor._server = counts, None
-    supervisor._fetcher = SimpleNamespace(dead=True, failures=0, wait_seconds=1.0)  # type: ignore[assignment]
+    supervisor._fetcher = Kept("fetcher", lambda: 0, counts[Count.FETCHER_PID :][:4], 1.0, adopt=True)
     counts[Count.FETCHER_STARTS], counts[Count.READAHEAD_TID] = 1, 77
+    supervisor._fetcher.child._begun = time.monotonic() + 60.0  # it is too early for another
     supervisor._restart()
     assert counts[Count.READAHEAD_TID] == 0

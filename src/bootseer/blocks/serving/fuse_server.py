@@ -31,6 +31,7 @@ from bootseer.chunks.locks import DATA
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import fuse
 from bootseer.kernel import mount as mounts
+from bootseer.served.keeper import Heir
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +40,6 @@ WORKERS = 2
 _MAPPED = 32 << 10
 """Reads from here on are answered out of a mapping of the data file: one copy and one system call less, see the table
 in docs/internals/fuse.md. Smaller reads of pages that are not in memory would each pull in 128 KiB around them."""
-_FORK_SECONDS = 0.1
-"""Between two tries to replace a supervisor."""
 _SLACK = 5.0
 """The fetcher has this many seconds more than its own deadline to say that it failed."""
 
@@ -67,8 +66,8 @@ class FuseServer:
     """Serves ``device`` until the mount ends.
 
     ``data_fd``: the cache's data file, as long as the tree's data. When the supervisor (process ``supervisor``) has
-    died, ``succeed(pid of this process)`` is called in a child of this process, to be the next one. Without it the end
-    of the supervisor is this process's too.
+    died, ``succeed`` is called in a child of this process, to be the next one. Without it the end of the supervisor is
+    this process's too.
     """
 
     def __init__(
@@ -79,11 +78,10 @@ class FuseServer:
         data_fd: int,
         supervisor: int,
         *,
-        succeed: Callable[[int], NoReturn] | None = None,
+        succeed: Callable[[], NoReturn] | None = None,
     ) -> None:
         self._shared, self._device, self._channel, self._data_fd = shared, device, channel, data_fd
-        self._supervisor, self._watched, self._next_fork = supervisor, -1, 0.0
-        self._succeed = succeed
+        self._heir, self._succeed = Heir(supervisor, self._fork_supervisor), succeed
         self._generation = shared.counts[Count.SERVER_STARTS]
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._map = mmap.mmap(data_fd, shared.size, prot=mmap.PROT_READ)
@@ -96,61 +94,35 @@ class FuseServer:
         server = self._server = self._serve()
         threading.Thread(target=self._await_end, args=(server,), name="end", daemon=True).start()
         self._shared.counts[Count.SERVER_READY] = self._generation
-        poll = select.poll()
-        poll.register(self._channel.fileno(), select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
-        self._watch_supervisor(poll)
         try:
             while not server.wait(0):
-                for fd, _ in poll.poll(self._pending.timeout() if self._watched >= 0 else 20):
+                poll = select.poll()
+                poll.register(self._channel.fileno(), select.POLLIN)
+                poll.register(self._wake, select.POLLIN)
+                soon = self._heir.register(poll)
+                for fd, _ in poll.poll(self._pending.timeout() if soon is None else soon):
                     if fd == self._channel.fileno():
                         self._pending.take_messages()
                     elif fd == self._wake:
                         os.eventfd_read(self._wake)
-                    elif fd == self._watched:
-                        poll.unregister(fd)
-                        os.close(fd)
-                        self._watched = -1
                 self._pending.send()
                 self._pending.expire()
-                if self._watched < 0 and time.monotonic() >= self._next_fork:
-                    self._replace_supervisor()
-                    self._watch_supervisor(poll)
+                self._heir.look()
         except BootseerError as exc:
             log.error("the FUSE server ends: %s", exc)
         # After any other exception the readers are left to the next server.
         self._pending.fail_all()
 
-    def _watch_supervisor(self, poll: select.poll) -> None:
-        """Have ``poll`` tell when the supervisor has ended, unless it has."""
-        try:
-            self._watched = os.pidfd_open(self._supervisor)
-        except ProcessLookupError:
-            return
-        poll.register(self._watched, select.POLLIN)
-
-    def _replace_supervisor(self) -> None:
-        """Fork the next supervisor; where that cannot be, try again in a while. Raises `UnavailableError` when there is
-        not to be one."""
-        what = f"the supervisor {self._supervisor} of {self._device.mountpoint} died"
+    def _fork_supervisor(self) -> int:
         if self._succeed is None:
-            raise UnavailableError(f"{what}: readers get errors")
-        log.warning("%s; starting another", what)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._supervisor, os.WNOHANG)
-        self._next_fork = time.monotonic() + _FORK_SECONDS
-        server = os.getpid()
-        try:
-            self._supervisor = os.fork()
-        except OSError as exc:
-            log.critical("no other supervisor can be started now: %s", exc)
-            return
-        if not self._supervisor:
-            os.close(self._wake)
-            with contextlib.suppress(BufferError):  # a worker was reading from it in the moment of the fork
-                self._mapped.release()
-                self._map.close()
-            self._succeed(server)
+            raise UnavailableError(f"the supervisor of {self._device.mountpoint} died: readers get errors")
+        if pid := os.fork():
+            return pid
+        os.close(self._wake)
+        with contextlib.suppress(BufferError):  # a worker was reading from it in the moment of the fork
+            self._mapped.release()
+            self._map.close()
+        self._succeed()
 
     def _serve(self) -> fuse.Server:
         """Begin, or go on after a server that died: the kernel sends again what that took (Linux 6.9)."""

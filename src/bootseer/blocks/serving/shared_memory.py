@@ -49,10 +49,6 @@ class Count:
     """Requests that a FUSE server answered with an error that no fetcher gave: after its deadline."""
     TAKEN_OVER = 7
     """Requests that a FUSE server answered for a dead predecessor."""
-    SERVER_READY = 8
-    """The generation of the FUSE server that serves."""
-    SERVER_BEAT = 9
-    """Heartbeat, see `bootseer.kernel.child`."""
     WAITED_NS = 10
     """In which at least one reader waited for a block; up to ``WAITING_SINCE_NS``."""
     WAITING_SINCE_NS = 11
@@ -66,13 +62,10 @@ class Count:
     """1 when touches may have been missed: the recording joined a warm mount, or pages were read ahead."""
     RECORDED = 35
     """1 once the recording has ended and was published, or will not be."""
-    FETCHER_BEAT = 36
     READ_AHEAD = 37
     """Bytes of the mount that the fetcher had the kernel read before the job."""
     READAHEAD_TID = 38
     """The thread that does so: a read of its is not the job's."""
-    FETCHER_READY = 39
-    """The number of the fetcher that serves, as in ``FETCHER_STARTS``."""
     DETACHED = 40
     """1 when all is persisted and given up, and the fetcher finishes a hot pack for which nobody waits."""
     FETCHED = 96
@@ -82,11 +75,6 @@ class Count:
     """`time.monotonic_ns` of the start of serving; touches count from here."""
     BEGAN_UNIX = 65
     SUPERVISOR_PID = 66
-    SERVER_PID = 67
-    FETCHER_PID = 68
-    SERVER_STARTS = 69
-    """Also the generation of the FUSE server, part of its request numbers."""
-    FETCHER_STARTS = 70
     SUPERVISOR_STARTS = 71
     HOPELESS = 72
     """1 while fetchers fail one after the other: a missing block is answered EIO at once."""
@@ -95,6 +83,10 @@ class Count:
     JOB_READY = 74
     STILL = 75
     """1 once no file of the mount is to be opened any more: it is about to be unmounted."""
+    # those of `bootseer.served.keeper.Kept`, of the FUSE server and of the fetcher
+    SERVER_PID, SERVER_STARTS, SERVER_READY, SERVER_BEAT = range(80, 84)
+    """``SERVER_STARTS`` is also the generation of the FUSE server, part of its request numbers."""
+    FETCHER_PID, FETCHER_STARTS, FETCHER_READY, FETCHER_BEAT = range(84, 88)
 
 
 class SharedMemory:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -36,16 +35,16 @@ from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import fuse, mount
-from bootseer.kernel.child import BEAT_SECONDS, Child, Watch, keep_beating
+from bootseer.kernel.child import BEAT_SECONDS
 from bootseer.objects import Store
 from bootseer.served.client import remove_unwatched
 from bootseer.served.control import ControlServer
 from bootseer.served.entry import Begun
+from bootseer.served.keeper import SIGNALS, Kept, supervise, wait
 from bootseer.served.protocol import Request, StoppingError
 
 log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _START_SECONDS = 60.0
 _FINISH_SECONDS = 60.0
 """For the fetcher to publish and persist, once the last mount is gone."""
@@ -111,22 +110,26 @@ def start(spec: ServerSpec, begun: Begun, store_for: Callable[[str], Store]) -> 
 
 
 class Supervisor:
-    """Supervises one served tree whose mounts are ``targets``: `begin`, then `run` until it is over."""
+    """Supervises one served tree whose mounts are ``targets``: `begin`, then `run` until it is over. ``adopt``: the
+    other processes run already."""
 
-    def __init__(self, inherited: Inherited, targets: list[str]) -> None:
+    def __init__(self, inherited: Inherited, targets: list[str], *, adopt: bool = False) -> None:
         self._inherited = inherited
         self._spec = inherited.spec
-        self._counts = inherited.shared.counts
+        self._counts = counts = inherited.shared.counts
         self._device = inherited.device
         self._targets = targets
-        self._server: Child | None = None
-        self._fetcher: Child | None = None
-        self._leaving = self._lingering = self._finishing = False
+        self._server: Kept | None = None
+        self._fetcher: Kept | None = None
+        if self._device is not None:
+            server, fetcher = (counts[first : first + 4] for first in (Count.SERVER_PID, Count.FETCHER_PID))
+            self._server = Kept("FUSE server", self._serve_fuse, server, _SERVER_SILENCE, adopt=adopt)
+            self._fetcher = Kept("fetcher", self._fetch, fetcher, _FETCHER_SILENCE, adopt=adopt)
+        self._leaving = self._lingering = adopt and not targets
+        self._finishing = False
         self._next_try = 0.0
-        self._watch_server = Watch(self._counts, Count.SERVER_BEAT, _SERVER_SILENCE)
-        self._watch_fetcher = Watch(self._counts, Count.FETCHER_BEAT, _FETCHER_SILENCE)
-        self._counts[Count.SUPERVISOR_PID] = os.getpid()
-        self._counts[Count.SUPERVISOR_STARTS] += 1
+        self._pid = counts[Count.SUPERVISOR_PID] = os.getpid()
+        counts[Count.SUPERVISOR_STARTS] += 1
 
     @property
     def driver(self) -> str:
@@ -139,7 +142,7 @@ class Supervisor:
         counts[Count.BEGAN_UNIX] = int(time.time())
         counts[Count.DEADLINE_MS] = int(spec.config.demand_deadline * 1000)
         self._keep_targets()
-        if self._device is None:
+        if self._server is None or self._fetcher is None:
             if spec.profile is not None and self._inherited.shared.size:
                 log.info("tree %s is complete on this node: this start is not recorded, see trace.md", spec.id)
             return
@@ -147,8 +150,8 @@ class Supervisor:
         if spec.profile is not None and self._inherited.shared.size:
             counts[Count.RECORDING] = 1
         try:
-            self._start_fetcher()
-            self._start_server()
+            self._fetcher.start()
+            self._server.start()
             until = time.monotonic() + _START_SECONDS
             while not counts[Count.SERVER_READY]:
                 self._restart()
@@ -156,23 +159,14 @@ class Supervisor:
                     raise UnavailableError(f"the FUSE server of tree {spec.id} did not start")
                 time.sleep(0.0005)
         except BaseException:
-            for child in (self._server, self._fetcher):
-                if child is not None:
-                    child.end()
+            for one in (self._server, self._fetcher):
+                if one is not None:
+                    one.child.end()
             raise
 
     def run(self) -> int:
         """Keep the others running until the tree is left or its FUSE mount is gone. The exit code."""
-        for number in _SIGNALS:
-            signal.signal(number, self.end)
-        while True:
-            try:
-                if self._step():
-                    break
-            except Exception:  # the tree is served on: nobody else would restart its processes
-                log.exception("the supervisor of tree %s goes on after this", self._spec.id)
-                time.sleep(_RETRY_SECONDS)
-        log.info("the server of tree %s ends", self._spec.id)
+        supervise(f"tree {self._spec.id}", self._step, self.end)
         if self._fetcher is None:
             self._inherited.cache.close()
         else:
@@ -183,7 +177,7 @@ class Supervisor:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def end(self, *_: object) -> None:
+    def end(self) -> None:
         """Leave the tree, whoever uses it; also as a signal handler."""
         if not self._finishing:
             self._leaving = True
@@ -191,135 +185,94 @@ class Supervisor:
 
     def _step(self) -> bool:
         """Wait for something, see to it. Whether this was the end."""
-        self._wait()
-        self._inherited.control.answer(self._handle)
+        seconds = _LOOK_SECONDS if self._finishing else 2 * BEAT_SECONDS
+        if self._leaving:
+            seconds = min(seconds, max(0.0, self._next_try - time.monotonic()))
+        control = self._inherited.control
+        wait((self._fetcher, self._server), seconds, control.fileno())
+        control.answer(self._handle)
         if self._finishing:
             return self._finished()
         if self._leaving and time.monotonic() >= self._next_try:
             self._leave()
         if self._device is not None and self._inherited.shared.ready.find(b"\0") < 0:
             mount_readahead.widen(self._inherited.begun.folder)
-        self._end_silent()
         self._restart()
         return False
 
-    def _wait(self) -> None:
-        poll = select.poll()
-        poll.register(self._inherited.control.fileno(), select.POLLIN)
-        waits = [_LOOK_SECONDS if self._finishing else 2 * BEAT_SECONDS]
-        for child in (self._fetcher, self._server):
-            if child is not None and child.dead:
-                waits.append(child.wait_seconds)
-            elif child is not None:
-                poll.register(child.fileno(), select.POLLIN)
-        if self._leaving:
-            waits.append(max(0.0, self._next_try - time.monotonic()))
-        poll.poll(int(min(waits) * 1000) + 1)
-
-    def _end_silent(self) -> None:
-        for child, watch in ((self._fetcher, self._watch_fetcher), (self._server, self._watch_server)):
-            if child is not None and not child.dead and watch.silent():
-                log.error("%s %d gives no sign of life; killing it", child.name, child.pid)
-                child.kill()
-                watch.restart()
-
     def _restart(self) -> None:
         counts, fetcher, server = self._counts, self._fetcher, self._server
-        if fetcher is not None and counts[Count.FETCHER_READY] == counts[Count.FETCHER_STARTS]:
-            fetcher.succeeded()
-            counts[Count.HOPELESS] = 0
-        if fetcher is not None and fetcher.dead:
-            counts[Count.READAHEAD_TID] = 0  # it may be another thread's soon
-            if fetcher.failures >= _HOPELESS and not counts[Count.HOPELESS]:
-                log.error("no fetcher stays alive: reads of missing blocks fail until one does")
-                counts[Count.HOPELESS] = 1
-            if fetcher.wait_seconds <= 0:
-                log.warning("the fetcher ended (%s); starting another", fetcher.ending)
-                self._start_fetcher()
-        if server is None or not server.dead:
+        if fetcher is not None:
+            dead = fetcher.dead()
+            if not fetcher.child.failures:
+                counts[Count.HOPELESS] = 0
+            if dead:
+                counts[Count.READAHEAD_TID] = 0  # it may be another thread's soon
+                if fetcher.child.failures >= _HOPELESS and not counts[Count.HOPELESS]:
+                    log.error("no fetcher stays alive: reads of missing blocks fail until one does")
+                    counts[Count.HOPELESS] = 1
+                if fetcher.child.wait_seconds <= 0:
+                    fetcher.start()
+        if server is None or not server.dead():
             return
         if not self._mounted:
             log.info("the FUSE mount of tree %s is gone", self._spec.id)
             self._finish()
             return
-        if counts[Count.SERVER_READY] == counts[Count.SERVER_STARTS]:
-            server.succeeded()
-        if server.ended_well or server.failures >= _HOPELESS or server.code == UnsupportedError.exit_code:
-            why = "the FUSE connection was aborted" if server.ended_well else "no FUSE server stays alive"
+        child = server.child
+        if child.ended_well or child.failures >= _HOPELESS or child.code == UnsupportedError.exit_code:
+            why = "the FUSE connection was aborted" if child.ended_well else "no FUSE server stays alive"
             log.error("%s: readers get errors from now on", why)
             self._close_device()
             self._server = None
-        elif server.wait_seconds <= 0:
-            log.warning("the FUSE server ended (%s); starting another", server.ending)
-            self._start_server()
+        elif child.wait_seconds <= 0:
+            server.start()
 
     # -- children --------------------------------------------------------------------------------------------------
 
-    def _start_fetcher(self) -> None:
-        self._counts[Count.FETCHER_STARTS] += 1
-        self._fetcher = Child("fetcher", self._fetch, self._fetcher)
-        if self._fetcher.pid:
-            self._counts[Count.FETCHER_PID] = self._fetcher.pid
-        self._watch_fetcher.restart()
-
-    def _start_server(self) -> None:
-        self._counts[Count.SERVER_STARTS] += 1
-        supervisor = os.getpid()  # not getppid in the child: this process may be dead by then
-        self._server = Child("FUSE server", lambda: self._serve_fuse(supervisor), self._server)
-        self._counts[Count.SERVER_PID] = self._server.pid
-        self._watch_server.restart()
-
     def _in_child(self) -> None:
         self._inherited.begun.answer.forget()
-        for number in _SIGNALS:  # signals to the process group are the supervisor's business
+        for number in SIGNALS:  # signals to the process group are the supervisor's business
             signal.signal(number, signal.SIG_IGN)
-        for child in (self._fetcher, self._server):
-            if child is not None:
-                child.forget()
+        for one in (self._fetcher, self._server):
+            if one is not None:
+                one.child.forget()
 
     def _fetch(self) -> int:
         """In a fetcher."""
-        counts, mine = self._counts, os.getpid()
-        # Before anything else: the supervisor may die before it writes the number, and the next one starts a second.
-        counts[Count.FETCHER_PID] = mine
         self._in_child()
         kept = self._inherited
         for end in (kept.reads[0], kept.control):  # they must end with those that use them
             end.close()
         self._close_device()
-        keep_beating(counts, Count.FETCHER_BEAT, lambda: counts[Count.FETCHER_PID] != mine)
         FetcherProcess(
             kept.spec, kept.tree, kept.store_for(kept.spec.store_url), kept.shared, kept.cache, kept.reads[1],
             detach=lambda: os.close(kept.begun.lock),
         ).run()  # fmt: skip
         return 0
 
-    def _serve_fuse(self, supervisor: int) -> int:
+    def _serve_fuse(self) -> int:
         """In a FUSE server."""
         self._in_child()
         assert self._device is not None
-        keep_beating(self._counts, Count.SERVER_BEAT)
         kept = self._inherited
         try:
             fuse_server.FuseServer(
-                kept.shared, self._device, kept.reads[0], kept.cache.fileno(), supervisor, succeed=self._succeed
+                kept.shared, self._device, kept.reads[0], kept.cache.fileno(), self._pid, succeed=self._succeed
             ).run()
         except BootseerError as exc:
             log.error("%s", exc)
             return exc.exit_code
         return 0
 
-    def _succeed(self, server: int) -> NoReturn:
-        """In a child of the FUSE server ``server``, whose supervisor died: be the next one."""
+    def _succeed(self) -> NoReturn:
+        """In a child of the FUSE server, whose supervisor died: be the next one."""
         code = 70
         try:
             self._inherited.shared.trace.forked()
             known = self._inherited.shared.targets.read()
             targets = msgspec.msgpack.decode(known, type=list[str]) if known else [self._spec.target]
-            successor = Supervisor(self._inherited, targets)
-            successor._server = Child.adopt("FUSE server", server)
-            successor._fetcher = Child.adopt("fetcher", self._counts[Count.FETCHER_PID])
-            successor._leaving = successor._lingering = not successor._targets
+            successor = Supervisor(self._inherited, targets, adopt=True)
             log.warning("process %d supervises tree %s from now on", os.getpid(), self._spec.id)
             code = successor.run()
         except BaseException:
@@ -433,19 +386,19 @@ class Supervisor:
         """Nobody reads any more: end the FUSE server, have the fetcher publish and persist."""
         self._leaving = self._finishing = True
         if self._server is not None:
-            self._server.end()
-            self._server = None
+            self._server.child.end()
+        self._server = None
         self._close_device()
         self._next_try = time.monotonic() + _FINISH_SECONDS
         if self._fetcher is not None:
             self._inherited.reads[0].send(Finish(), timeout=1.0)
 
     def _finished(self) -> bool:
-        if self._fetcher is None or self._counts[Count.DETACHED] or self._fetcher.dead:
+        if self._fetcher is None or self._counts[Count.DETACHED] or self._fetcher.child.dead:
             return True
         if time.monotonic() >= self._next_try:
             log.warning("the fetcher does not finish; killing it")
-            self._fetcher.end()
+            self._fetcher.child.end()
         return False
 
     def _close_device(self) -> None:
