@@ -3,7 +3,8 @@
 A folder per block map, or per chunk list of a striped file: ``data`` (sparse, full length), ``bitmap`` (which blocks
 are on disk for sure) and ``lock`` (held by the one process that writes). In memory there is one byte per block, set
 after the block's verified bytes were written; the bitmap on disk is replaced only behind an ``fdatasync`` of the data,
-with the state from before it, so that it never promises more than the disk holds.
+with the state from before it, so that it never promises more than the disk holds. Whether who reads believes a set bit
+(images) or compares the block once more (striped files) is said in docs/internals/nodecache.md, "What is believed".
 
 After one failed ``fdatasync`` the cache is broken for good: the kernel counts the pages it could not write as clean,
 so the next one would succeed without them. Blocks since the last good one are not ready any more, nothing is added.
