@@ -17,7 +17,7 @@ from bootseer.backends import folder
 from bootseer.errors import BootseerError, FullError, NotWritableError, UnavailableError
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.copy import copy_file
-from bootseer.stripefs.files import stripe, writer
+from bootseer.stripefs.files import publication, stripe
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.store import StripeFS
@@ -74,7 +74,7 @@ def test_a_lost_stripe_ends_a_write_whose_bytes_are_gone(fs, monkeypatch):
 
 
 def test_publishing_waits_for_a_storage_that_is_away(fs, monkeypatch, caplog):
-    monkeypatch.setattr(writer, "OUTAGE", 0.1)  # the rename waits longer: it may have happened
+    monkeypatch.setattr(publication, "OUTAGE", 0.1)  # the rename waits longer: it may have happened
     real, calls = folder.FolderBackend.rename, [0]
 
     def away(self: folder.FolderBackend, src: str, dst: str, *, overwrite: bool) -> None:
@@ -95,7 +95,7 @@ def test_publishing_waits_for_a_storage_that_is_away(fs, monkeypatch, caplog):
 
 
 def test_a_storage_that_stays_away_is_an_error_in_time(fs, monkeypatch):
-    monkeypatch.setattr(writer, "UNKNOWN", 0.3)
+    monkeypatch.setattr(publication, "UNKNOWN", 0.3)
 
     def away(*args: object, **options: object) -> None:
         raise UnavailableError("no answer")

@@ -1,4 +1,4 @@
-"""Writes that publish atomically: stripes in parallel, then their lengths, then a pointer renamed into place.
+"""Writes that publish atomically: stripes in parallel, then their lengths, then a pointer (`publication`).
 
 Concurrency: the caller's thread cuts chunks and computes the digest. Each stripe has a thread of its own (`Stripe`),
 fed by a short queue, so a slow stripe holds back the caller. Memory stays below ``width * (depth + 1) * unit``, and
@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from types import TracebackType
@@ -23,21 +21,17 @@ from typing import NamedTuple, TypeVar
 from blake3 import blake3
 
 from bootseer import faults
-from bootseer.backends.interface import DEADLINE, FILE_MODE, Backend, Sink, holds, is_folder, join, read_all
+from bootseer.backends.interface import FILE_MODE, Backend, join
 from bootseer.errors import (
     BootseerError,
     DataError,
-    FullError,
-    NotFoundError,
     NotWritableError,
-    UnavailableError,
     from_os_error,
 )
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import layout
-from bootseer.stripefs.files.reader import read_pointer
-from bootseer.stripefs.files.removal import remove_stripes
+from bootseer.stripefs.files.publication import Publication, patiently
 from bootseer.stripefs.files.stripe import Stripe
 from bootseer.stripefs.layout import Geometry, Header, Pointer
 
@@ -45,26 +39,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SMALL, _GATHER = 4096, 256
-OUTAGE = 3 * DEADLINE
-"""Seconds for which publishing is tried again while the storage does not answer."""
-UNKNOWN = 30 * DEADLINE
-"""The same of the rename that publishes: when its answer is lost it may have happened, or may happen when a storage
-that stood still goes on. Whoever is told of an error must not find the file published."""
-
-
-def _patiently(step: Callable[[], T], seconds: float = 0.0) -> T:
-    """``step()``, tried again for so many ``seconds`` (0: `OUTAGE`) while the storage does not answer: NameNodes
-    restart."""
-    until, pause = time.monotonic() + (seconds or OUTAGE), 0.2
-    while True:
-        try:
-            return step()
-        except UnavailableError as exc:
-            if time.monotonic() >= until:
-                raise
-            _log.warning("publishing goes on when the storage answers: %s", exc)
-        time.sleep(pause)
-        pause = min(2 * pause, 5.0)
 
 
 class Written(NamedTuple):
@@ -107,15 +81,10 @@ class StripeWriter:
         self.path, self._backend, self._width, self._unit = path, backend, width, unit
         self.mode = mode & 0o777 | 0o600
         self._process = os.getpid()
-        self._parent = path.rpartition("/")[0]
         self._uuid = uuid.uuid4()
-        self.temporary = join(self._parent, f"{layout.TEMPORARY}{self._uuid.hex}")
-        self._sink: Sink | None = None
+        self._publication = Publication(backend, path, self._uuid.hex, self.mode)
+        self.temporary, self.replaces = self._publication.temporary, self._publication.replaces
         self._before = before
-        self.replaces = True
-        self._damaged_epoch = 0
-        self._old = self._current()
-        self._epoch = (self._old.epoch if self._old else self._damaged_epoch) + 1
         self._stripes: list[Stripe] = []
         self._striped = striped
         # what is not written yet: less than a chunk, or the whole content as long as it may become a plain file
@@ -123,40 +92,7 @@ class StripeWriter:
         self._held = 0
         self._chunks = self.size = 0
         self._digest = blake3()
-        self._marker = ""
-        self._finished = self._renaming = False
-
-    def _current(self) -> Pointer | None:
-        try:
-            return read_pointer(self._backend, self.path)
-        except NotFoundError:
-            if is_folder(self._backend, self.path):
-                raise NotWritableError(f"cannot write {self.path}: it is a folder") from None
-            if self._sink is None:
-                self.replaces = False  # then the rename does not overwrite, and of two writers one gives up
-            return None
-        except DataError as exc:
-            _log.warning("replacing %s: %s", self.path, exc)
-            if self._sink is None:
-                self._damaged_epoch = self._epoch_of_damaged()
-            return None
-
-    def _epoch_of_damaged(self) -> int:
-        """The epoch of the damaged pointer at the path, as far as it can still be made out: in it or in a header.
-
-        With a smaller one the new version would look older than the stripes that are left of the damaged one.
-        """
-        said: list[int] = []
-        try:
-            text = read_all(self._backend, self.path, limit=layout.MAX_TEXT)
-            said += [int(found) for found in re.findall(rb'"epoch":([0-9]{1,18})\b', text)]
-            for name in re.findall(rb'"uuid":"([0-9a-f]{32})"', text):
-                path = join(self._parent, layout.FOLDER, f"{name.decode()}.0")
-                header = read_all(self._backend, path, limit=layout.HEADER_SIZE)
-                said.append(layout.decode_header(header, path).epoch)
-        except (DataError, NotFoundError):
-            pass
-        return max(said, default=0)
+        self._finished = False
 
     @property
     def _foreign(self) -> bool:
@@ -202,8 +138,9 @@ class StripeWriter:
 
     def _start_stripes(self) -> None:
         name = self.path.rpartition("/")[2]
-        headers = [Header(self._uuid.bytes, i, self._width, self._unit, self._epoch, name) for i in range(self._width)]
-        folder = join(self._parent, layout.FOLDER)
+        id, epoch = self._uuid.bytes, self._publication.epoch
+        headers = [Header(id, i, self._width, self._unit, epoch, name) for i in range(self._width)]
+        folder = join(self.path.rpartition("/")[0], layout.FOLDER)
         placement = Placement()
         self._stripes = [
             Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header, placement, self.mode)
@@ -227,46 +164,27 @@ class StripeWriter:
             content = b"" if self._striped else b"".join(self._pieces)
             if self._striped or layout.is_pointer(content):  # which readers would take for one
                 return self._finish_striped()
-            self._begin_publication()
+            self._publication.begin()
             self._publish(content, None)
             return Written(self.size, self.digest, "")
         except BaseException as exc:
             if self._foreign:
                 raise  # a child that ``before`` forked
-            if self._renaming and self._may_be_published(exc):
+            if self._publication.may_have_happened(exc):
                 _log.warning("it is unknown whether %s was published; its stripes are left in place", self.path)
             else:
                 self._remove_stripes()
-                self._unmark()
-                if self._sink:
-                    self._sink.abandon()
-                    self._remove_temporary(self.temporary)  # a sink may keep what was closed
+                self._publication.undo()
             if isinstance(exc, OSError):
                 raise from_os_error(exc, f"write {self.path}") from exc
             raise
-
-    def _may_be_published(self, exc: BaseException) -> bool:
-        """Whether the rename that ended with ``exc`` has happened, or may have, or may still: without its stripes the
-        file would be lost then. A refusal can come after it, as of a folder that is renamed in and cannot be synced.
-        """
-        if not isinstance(exc, NotWritableError | FullError):
-            return True
-        try:
-            now = read_pointer(self._backend, self.path)
-        except (NotFoundError, DataError):
-            return False
-        except (BootseerError, OSError):
-            return True
-        return now is not None and now.uuid == self._uuid.hex
 
     def _finish_striped(self) -> Written:
         while self._held:
             self._chunk(min(self._held, self._unit))
         if not self._stripes:
             self._start_stripes()
-        # Before any stripe is complete: so a complete set of stripes with neither a temporary file nor a pointer is
-        # that of a lost pointer, and not what a killed writer left.
-        self._begin_publication()
+        self._publication.begin()
         for stripe in self._stripes:
             stripe.put(self.size)
         for stripe in self._stripes:
@@ -279,79 +197,27 @@ class StripeWriter:
             width=self._width,
             footers=tuple(stripe.footer_crc for stripe in self._stripes),
             digest=self.digest,
-            epoch=self._epoch,
+            epoch=self._publication.epoch,
             name=self.path.rpartition("/")[2],
         )
         self._publish(layout.encode_pointer(pointer), pointer)
         return Written(self.size, pointer.digest, pointer.uuid)
 
-    def _begin_publication(self) -> None:
-        self._sink = self._backend.create(self.temporary, mode=self.mode)
-        faults.point("stripefs.write.intent")
-
     def _check_lengths(self) -> None:
         geometry = Geometry(self.size, self._unit, self._width)
         for index, stripe in enumerate(self._stripes):
             expected = geometry.stripe_length(index)
-            found = _patiently(lambda stripe=stripe: self._backend.stat(stripe.path).size)  # type: ignore[misc]
+            found = patiently(lambda stripe=stripe: self._backend.stat(stripe.path).size)  # type: ignore[misc]
             if found != expected:
                 raise DataError(f"stripe {stripe.path} has {found} bytes after writing {expected}")
 
     def _publish(self, content: bytes, pointer: Pointer | None) -> None:
-        """Order matters: whoever ends a writer from outside (a garbage collection, a later save of the checkpoint)
-        first moves the stripes or claims the folder, then takes the temporary file away. So each check comes after the
-        temporary file is whole, and one that passed is void when the rename finds no source.
-        """
-        assert self._sink is not None
-        faults.point("stripefs.write.pointer")
-        self._sink.write(content)
-        self._sink.close()
+        self._publication.fill(content)
         faults.point("stripefs.write.verify")
         self._check_lengths()
         if self._before is not None:
             self._before(pointer)
-        now = _patiently(self._current)
-        if (now and now.uuid) != (self._old and self._old.uuid):
-            raise NotWritableError(f"{self.path} was replaced by another writer meanwhile", hint="run again")
-        self._mark()
-        faults.point("stripefs.write.rename")
-        self._renaming = True
-        try:
-            _patiently(lambda: self._backend.rename(self.temporary, self.path, overwrite=self.replaces), UNKNOWN)
-        except (FileExistsError, NotFoundError):
-            # also after a rename that was tried again because its answer was lost
-            if not _patiently(lambda: holds(self._backend, self.path, content), UNKNOWN):
-                raise NotWritableError(
-                    f"{self.path} was written by another writer meanwhile", hint="run again"
-                ) from None
-        faults.point("stripefs.write.cleanup")
-        if self._old is not None:
-            try:
-                if remove_stripes(self._backend, self.path, self._old, replaced=True):
-                    self._remove_temporary(self._marker)
-            except (BootseerError, OSError) as exc:  # the mark says that they are garbage
-                _log.warning("stripes of the replaced %s are left behind: %s", self.path, exc)
-
-    def _mark(self) -> None:
-        """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
-        process dies. By their name and epoch alone they are not: the file may have had another name before.
-        """
-        if self._old is None:
-            return
-        self._marker = join(self._parent, f"{layout.TEMPORARY}{self._old.uuid}")
-        with contextlib.suppress(FileExistsError):  # of another writer that replaces it, or of one that died
-            self._backend.create(self._marker).close()
-
-    def _unmark(self) -> None:
-        """After an error: the old version is what there is."""
-        with contextlib.suppress(BootseerError, OSError):
-            if self._marker and (now := self._current()) is not None and self._old and now.uuid == self._old.uuid:
-                self._remove_temporary(self._marker)
-
-    def _remove_temporary(self, path: str) -> None:
-        for name in (path, path + layout.ENDED):
-            with contextlib.suppress(BootseerError, OSError):
-                self._backend.delete(name)
+        self._publication.rename(content)
 
     def abandon(self) -> None:
         """Give up: remove what was written. Does nothing after `finish`, and in a forked child."""
