@@ -130,7 +130,6 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
         if (text := env.get(variable := f"BOOTSEER_{name.upper()}")) is not None:
             sources[name] = variable
             values[name] = _LISTS[name](text) if name in _LISTS else text
-    _check_driver(env.get("BOOTSEER_DRIVER", values.pop("driver", None)))
     try:
         return msgspec.convert(values, Config, strict=False), sources
     except msgspec.ValidationError as exc:
@@ -144,17 +143,6 @@ def shown(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: shown(item) for key, item in value.items()}
     return [shown(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _check_driver(wish: Any) -> None:
-    """Accept what older settings say about the driver: there is only FUSE now."""
-    if wish in ("auto", "fuse"):
-        log.warning("the setting driver = %s has no effect: missing blocks always come through FUSE", wish)
-    elif wish is not None:
-        raise ConfigError(
-            f"the setting driver = {wish!r} (BOOTSEER_DRIVER) is not possible: the fanotify driver was removed",
-            hint="delete the setting: missing blocks come through FUSE",
-        )
 
 
 def _mirrors(text: str) -> dict[str, list[str]]:

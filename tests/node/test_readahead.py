@@ -148,7 +148,7 @@ def decisions(made: TreeMount) -> int:
 def test_of_a_day_old_list_some_starts_are_recorded_in_full_and_renew_it(site: Site) -> None:
     pages = site.pages()
     old = pages.created - int(pagelist.FRESH * 1e9)
-    site.replace(PageList(pages.tree, pages.driver, old, pages.ranges))
+    site.replace(PageList(pages.tree, old, pages.ranges))
     ahead = []
     for number in range(30):
         made = site.mount(f"empty{number}")
@@ -190,7 +190,7 @@ def test_a_list_that_lies_opens_no_pipe_and_follows_no_link(site: Site) -> None:
         PageRange(b"cold", 0, 0, 16 * UNIT),
     ]
     pages = site.pages()
-    site.replace(PageList(pages.tree, pages.driver, pages.created, [*lies, *pages.ranges]))
+    site.replace(PageList(pages.tree, pages.created, [*lies, *pages.ranges]))
     made = site.mount("empty")
     until(lambda: made.status().read_ahead_bytes == pages.size + 17 * UNIT, 20, "the readahead")
     assert made.status().bytes_demand == 0
@@ -233,7 +233,7 @@ def test_blocks_that_do_not_come_are_left_to_the_job(site: Site) -> None:
     reader = erofs.Reader(site.meta.read_bytes())
     at = next(iter(reader.extents(reader.stat(b"cold")))).data_offset
     pages = site.pages()
-    site.replace(PageList(pages.tree, pages.driver, pages.created, [*pages.ranges, PageRange(b"cold", 0, at, UNIT)]))
+    site.replace(PageList(pages.tree, pages.created, [*pages.ranges, PageRange(b"cold", 0, at, UNIT)]))
     made = site.mount("empty")
     until(lambda: made.status().read_ahead_bytes == pages.size, 20, "the readahead")
     time.sleep(0.2)

@@ -35,18 +35,6 @@ def test_golden_file() -> None:
     assert BlockMap.decode((GOLDEN / "blockmap-v2.bin").read_bytes()).encode() == sample().encode()
 
 
-def test_a_map_of_version_1_is_still_read() -> None:
-    raw = (GOLDEN / "blockmap-v1.bin").read_bytes()
-    hashes = [hashing.digest(b"a" * 4096), hashing.digest(bytes(4096)), hashing.digest(b"tail")]
-    wanted = BlockMap(4096, 2 * 4096 + 4, [TWO], hashes, [0, 0, 40], [40, 0, 20])
-    assert BlockMap.decode(raw, TWO).encode() == wanted.encode()
-    for stored in (None, ONE):
-        with pytest.raises(DataError, match="not the one of its tree manifest"):
-            BlockMap.decode(raw, stored)
-    with pytest.raises(DataError, match="not the one of its tree manifest"):
-        BlockMap.decode(wanted.encode(), TWO)
-
-
 def test_fields_survive() -> None:
     again = BlockMap.decode(sample().encode())
     assert (again.block_size, again.size, again.packs, again.count) == (4096, 16388, (ONE, TWO), 5)

@@ -42,23 +42,6 @@ def test_a_named_file_must_exist(tmp_path):
         config.load({"BOOTSEER_CONFIG": str(tmp_path / "gone.toml")})
 
 
-@pytest.mark.parametrize("wish", ["auto", "fuse"])
-def test_an_old_wish_for_a_driver_is_ignored_with_a_line(tmp_path, caplog, wish):
-    file = tmp_path / "bootseer.toml"
-    file.write_text(f'driver = "{wish}"')
-    assert config.load({"BOOTSEER_CONFIG": str(file)}) == config.load({"BOOTSEER_DRIVER": wish})
-    assert [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()] != []
-
-
-def test_the_driver_that_was_removed_is_an_error(tmp_path):
-    file = tmp_path / "bootseer.toml"
-    file.write_text('driver = "fanotify"')
-    for env in ({"BOOTSEER_CONFIG": str(file)}, {"BOOTSEER_DRIVER": "fanotify"}):
-        with pytest.raises(ConfigError, match="fanotify driver was removed") as caught:
-            config.load(env)
-        assert "delete the setting" in str(caught.value.hint)
-
-
 def test_the_page_has_every_setting_with_its_default():
     page = Path(__file__).parents[2] / "docs/reference/settings.md"
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page.read_text(), re.M))

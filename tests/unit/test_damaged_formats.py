@@ -22,20 +22,17 @@ TREE = "ab" * 32
 PACKED = BlockMap(
     65536, 9 * 65536, [ObjectRef(TREE, 900)], [bytes(32)] * 9, [100 * block for block in range(9)], [100] * 9
 )
-"""The map of the golden hot packs."""
+"""The map of the golden hot pack."""
 
 
 def hotpack(raw: bytes) -> object:
-    size = {1: 65820, 2: 65843}[raw[8]] if len(raw) > 8 and raw[8] in (1, 2) else len(raw)
+    size = 65843 if len(raw) > 8 else len(raw)
     return HotPack.decode(raw, size, TREE, "cd" * 32, PACKED)
 
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
-    "blockmap-v1": lambda raw: BlockMap.decode(raw, ObjectRef("bb" * 32, 60)),
     "blockmap-v2": BlockMap.decode,
-    "trace-v1": Trace.decode,
     "trace-v2": Trace.decode,
-    "hotpack-v1": hotpack,
     "hotpack-v2": hotpack,
     "chunks-v1": ChunkList.decode,
     "pagelist-v1": lambda raw: PageList.decode(zstandard.compress(raw), TREE, 1 << 40),

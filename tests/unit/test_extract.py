@@ -174,7 +174,7 @@ def test_hot_files_come_first_and_files_are_never_half_there(site: Site, monkeyp
     reader = look(site.store, site.digest, site.folder / "look").reader
     (extent, *_) = reader.extents(reader.stat(b"middle"))
     touch = Touch(1, 1, extent.data_offset // UNIT, extent.length // UNIT)
-    trace = Trace(site.digest, local.map.size, 0, True, "fuse", (touch,))
+    trace = Trace(site.digest, local.map.size, 0, True, (touch,))
     assert library.publish(site.store, library.ProfileKey("me"), trace, local.map) == "published"
     read, plain, seen = StoreSource.read, site.folder / "plain", []
 

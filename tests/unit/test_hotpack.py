@@ -54,12 +54,10 @@ def real(blocks: BlockMap) -> list[int]:
     return [block for block in range(COUNT) if not blocks.is_zero(block)]
 
 
-def sample(
-    blocks: BlockMap, order: list[int] | None = None, created: int = 5, *, per_frame: int = 4, version: int = 2
-) -> HotPack:
+def sample(blocks: BlockMap, order: list[int] | None = None, created: int = 5, *, per_frame: int = 4) -> HotPack:
     numbers = order if order is not None else real(blocks)[::-2]
     lengths = array("I", [50] * -(-len(numbers) // per_frame))
-    return HotPack(TREE, map_digest(blocks), created, 4096, array("I", numbers), lengths, per_frame, version)
+    return HotPack(TREE, map_digest(blocks), created, 4096, array("I", numbers), lengths, per_frame)
 
 
 def decode(raw: bytes, blocks: BlockMap, size: int | None = None) -> HotPack:
@@ -73,41 +71,31 @@ def golden_map() -> BlockMap:
     )
 
 
-@pytest.mark.parametrize(
-    "pack",
-    [
-        HotPack(TREE, "cd" * 32, 1700000000, 65536, array("I", [7, 3]), array("I", [100, 65552]), 1, 1),
-        HotPack(TREE, "cd" * 32, 1700000000, 65536, array("I", [7, 3, 1, 8, 0]), array("I", [100, 65552, 7]), 2, 2),
-    ],
-    ids=["v1", "v2"],
-)
-def test_golden_files(pack: HotPack) -> None:
-    raw = (GOLDEN / f"hotpack-v{pack.version}.bin").read_bytes()
+def test_golden_file() -> None:
+    pack = HotPack(TREE, "cd" * 32, 1700000000, 65536, array("I", [7, 3, 1, 8, 0]), array("I", [100, 65552, 7]), 2)
+    raw = (GOLDEN / "hotpack-v2.bin").read_bytes()
     assert pack.encode() == raw
     assert HotPack.decode(raw, pack.size, TREE, "cd" * 32, golden_map()) == pack
-    assert pack.base == len(raw) == {1: 120 + 16 + 32, 2: 120 + 20 + 12 + 32}[pack.version]
+    assert pack.base == len(raw) == 120 + 20 + 12 + 32
 
 
 @given(data=st.data())
 def test_round_trip(blob: lazy.LazyBlob, data: st.DataObject) -> None:
     order = data.draw(st.permutations(real(blob.map)))[: data.draw(st.integers(0, COUNT))]
-    version = data.draw(st.sampled_from([1, 2]))
-    pack = sample(blob.map, list(order), per_frame=data.draw(st.integers(1, 50)) if version > 1 else 1, version=version)
+    pack = sample(blob.map, list(order), per_frame=data.draw(st.integers(1, 50)))
     raw = pack.encode()
     assert decode(raw + b"frames", blob.map, pack.size) == pack
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_truncation_is_refused(blob: lazy.LazyBlob, version: int) -> None:
-    pack = sample(blob.map, per_frame=1 if version == 1 else 4, version=version)
+def test_truncation_is_refused(blob: lazy.LazyBlob) -> None:
+    pack = sample(blob.map)
     for size in (pack.size - 1, pack.size + 1, 0):
         with pytest.raises(DataError, match="its index says"):
             decode(pack.encode(), blob.map, size)
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("kind", ["twice", "beyond", "zero block", "no frame", "long frame"])
-def test_sealed_entries_that_cannot_be_are_refused(blob: lazy.LazyBlob, kind: str, version: int) -> None:
+def test_sealed_entries_that_cannot_be_are_refused(blob: lazy.LazyBlob, kind: str) -> None:
     zero = next(block for block in range(COUNT) if blob.map.is_zero(block))
     one = real(blob.map)[0]
     entries = {
@@ -118,7 +106,7 @@ def test_sealed_entries_that_cannot_be_are_refused(blob: lazy.LazyBlob, kind: st
         "long frame": [(one, 1 << 20)],
     }[kind]
     blocks, lengths = zip(*entries, strict=True)
-    pack = sample(blob.map, list(blocks), per_frame=1, version=version)
+    pack = sample(blob.map, list(blocks), per_frame=1)
     pack = msgspec.structs.replace(pack, lengths=array("I", lengths))
     with pytest.raises(DataError, match="not possible"):
         decode(pack.encode(), blob.map, pack.size)

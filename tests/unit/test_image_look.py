@@ -76,9 +76,7 @@ class Site:
             for number, path in enumerate(paths):
                 (extent, *_) = opened.reader.extents(opened.reader.stat(path))
                 touches.append(Touch(100 * number, 7, extent.data_offset // UNIT, 1))
-            trace = Trace(
-                record.tree, opened.map.size, began, True, "fuse", tuple(touches), (Process(7, "python", 0, "/job"),)
-            )
+            trace = Trace(record.tree, opened.map.size, began, True, tuple(touches), (Process(7, "python", 0, "/job"),))
             before = {info.key for info in self.store.list("profiles")}
             assert library.publish(self.store, ProfileKey(job), trace, opened.map) == "published"
         ((key),) = {info.key for info in self.store.list("profiles")} - before

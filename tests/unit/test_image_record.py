@@ -43,15 +43,6 @@ def test_the_golden_record_reads_as_it_did() -> None:
     assert msgspec.json.encode(RECORD) == (GOLDEN / "record-v2.json").read_bytes()
 
 
-def test_a_record_of_version_1_is_still_read(tmp_path: Path) -> None:
-    store = open_store(str(tmp_path))
-    store.put(records.key_of(RECORD.image, RECORD.platform), (GOLDEN / "record-v1.json").read_bytes())
-    old = records.load(store, RECORD.image, RECORD.platform)
-    seconds = {"unpack": 20.5, "build": 12.0, "publish": 30.25}
-    news = {"shared_bytes": 0, "packs": 0, "converted": 0, "seconds": seconds, "version": 1}
-    assert old == msgspec.structs.replace(RECORD, **news)
-
-
 def test_first_publication_wins(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     with pytest.raises(NotFoundError):
@@ -66,7 +57,8 @@ def test_first_publication_wins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 3}, "a newer bootseer made it"),
+        ({"version": 3}, "version 3, the newest known is 2; a newer bootseer made it"),
+        ({"version": 1}, "version 1, the newest known is 2"),
         ({"format": "x"}, "has format .x"),
         ({"image": "sha256:" + "00" * 32}, "describes another image"),
         ({"tree": 5}, "not an image record"),

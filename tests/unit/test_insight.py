@@ -47,7 +47,7 @@ class Site:
         return Touch(ms, pid, (extent.data_offset + offset) // UNIT, units)
 
     def trace(self, *touches: Touch, began: int = 0, processes: tuple[Process, ...] = ()) -> Trace:
-        return Trace(self.digest, self.map.size, began, True, "fuse", touches, processes)
+        return Trace(self.digest, self.map.size, began, True, touches, processes)
 
 
 @pytest.fixture(scope="module")

@@ -43,10 +43,10 @@ class Rig:
         for block in self.real:
             self.cache.write(block, self.blob.content[block * 4096 : (block + 1) * 4096])
 
-    def trace(self, *blocks: int, complete: bool = True, driver: str = "fuse") -> Trace:
+    def trace(self, *blocks: int, complete: bool = True) -> Trace:
         """Touches ``blocks`` (one unit each, as a unit is as large as a block here) in this order."""
         touches = tuple(Touch(at * 10, 1, block * (4096 // UNIT), 1) for at, block in enumerate(blocks))
-        return Trace(TREE, self.blob.map.size, 0, complete, driver, touches)
+        return Trace(TREE, self.blob.map.size, 0, complete, touches)
 
     def publish(self, trace: Trace) -> None:
         assert library.publish(self.blob.store, KEY, trace, self.blob.map).startswith("published")

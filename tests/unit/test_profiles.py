@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Process, Touch, Trace
@@ -37,7 +36,7 @@ def blob(tmp_path_factory: pytest.TempPathFactory) -> lazy.LazyBlob:
 def trace(*blocks: int, complete: bool = True, began: int = 0, step: int = 10) -> Trace:
     """Touches the second unit of each of ``blocks``, ``step`` ms apart."""
     touches = tuple(Touch(index * step, 1, block * 4 + 1, 1) for index, block in enumerate(blocks))
-    return Trace(TREE, BLOCKS * 4 * UNIT, began, complete, "fuse", touches)
+    return Trace(TREE, BLOCKS * 4 * UNIT, began, complete, touches)
 
 
 def names(store: FolderStore) -> list[str]:
@@ -59,18 +58,13 @@ def test_what_few_runs_touch_comes_last(blob: lazy.LazyBlob) -> None:
 
 
 def test_a_touch_over_a_border_counts_for_both_blocks(blob: lazy.LazyBlob) -> None:
-    wide = Trace(TREE, blob.map.size, 0, True, "fuse", (Touch(0, 1, 3, 6),))
+    wide = Trace(TREE, blob.map.size, 0, True, (Touch(0, 1, 3, 6),))
     assert merge([wide], blob.map) == [0, 1, 2]
 
 
 def test_incomplete_traces_count_only_alone(blob: lazy.LazyBlob) -> None:
     assert merge([trace(1), trace(5, complete=False)], blob.map) == [1]
     assert merge([trace(5, complete=False)], blob.map) == [5]
-
-
-def test_traces_of_any_driver_are_merged(blob: lazy.LazyBlob) -> None:
-    runs = [msgspec.structs.replace(trace(1, 2), driver=driver) for driver in ("fuse", "fanotify", "unknown")]
-    assert merge(runs, blob.map) == [1, 2]
 
 
 def large_map(count: int = 2048) -> BlockMap:
@@ -87,16 +81,16 @@ def test_a_start_that_reads_everything_is_not_published(
 ) -> None:
     blocks = large_map(count)
     touches = tuple(Touch(block, 100 + block % 9, block * 16, 1) for block in range(int(share * count)))
-    assert library.publish(store, KEY, Trace(TREE, blocks.size, 0, True, "fuse", touches), blocks) == state
+    assert library.publish(store, KEY, Trace(TREE, blocks.size, 0, True, touches), blocks) == state
     assert len(names(store)) == (state == "published")
 
 
 def test_a_start_of_a_scan_only_is_not_published_and_what_was_left_out_is_named(store: FolderStore) -> None:
     blocks = large_map()
     cat = Process(7, "cat")
-    only = Trace(TREE, blocks.size, 0, True, "fuse", (), (cat,))
+    only = Trace(TREE, blocks.size, 0, True, (), (cat,))
     assert library.publish(store, KEY, only, blocks) == "reads everything"
-    beside = Trace(TREE, blocks.size, 0, True, "fuse", (Touch(0, 8, 3, 1),), (cat, Process(8, "python")))
+    beside = Trace(TREE, blocks.size, 0, True, (Touch(0, 8, 3, 1),), (cat, Process(8, "python")))
     assert library.publish(store, KEY, beside, blocks) == "published"
     assert [library.left_out(one) for one in library.load(store, TREE, KEY, blocks.size)] == [[cat]]
 

@@ -68,7 +68,7 @@ def test_a_line_that_is_no_utf8_ends_nothing(tmp_path, monkeypatch):
 
 
 def test_no_first_step_no_ready(tmp_path):
-    (tmp_path / "events.jsonl").write_bytes(b'{"bootseer":1,"ev":"begin","stage":"first_step","span":"x"}\ngarbage\n')
+    (tmp_path / "events.jsonl").write_bytes(b'{"bootseer":2,"ev":"begin","stage":"first_step","span":"x"}\ngarbage\n')
     watch = ReadyWatch(tmp_path / "events.jsonl", lambda: None)
     watch.start()
     watch.stop()

@@ -102,7 +102,7 @@ def fake(proc: Path, pid: int, **files: bytes) -> Path:
 def test_noise_in_proc_never_raises(tmp_path: Path, name: str, data: bytes) -> None:
     fake(tmp_path, 5, **{name: data})
     for found in ask(5, 1e9, proc=tmp_path):
-        trace = Trace(TREE, UNIT, 0, True, "fuse", (), (found,))
+        trace = Trace(TREE, UNIT, 0, True, (), (found,))
         assert Trace.decode(trace.encode()) == trace
 
 
@@ -174,7 +174,6 @@ def test_a_process_that_reads_a_large_part_of_the_tree_is_left_out(
     assert "left out of the recording: process cat, 27 MB" in caplog.text
     assert [found.comm for found in trace.processes] == ["cat", "python"]
     assert trace.complete
-    assert trace.driver == "fuse"
     assert Trace.decode(trace.encode()) == trace
 
 

@@ -105,7 +105,7 @@ def test_a_readahead_that_is_to_keep_still_opens_nothing(
     shared = SharedMemory(1, size=4096, block_size=4096)
     shared.ready[0] = 1
     shared.counts[Count.STILL] = still
-    pages = PageList("ab" * 32, "fuse", 1, [PageRange(b"file", 0, 0, 4096)])
+    pages = PageList("ab" * 32, 1, [PageRange(b"file", 0, 0, 4096)])
     monkeypatch.setattr(Readahead, "_list", lambda self: pages)
     monkeypatch.setattr(Readahead, "_mounted", lambda self: True)
     store = FolderStore(tmp_path / "store")

@@ -18,22 +18,18 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 TREE = "ab" * 32
 
 
-def old() -> Trace:
-    return Trace(TREE, 10 * UNIT + 1, 1700000000, True, "fuse", (Touch(0, 7, 3, 2), Touch(15, 4000000000, 10, 1)))
+def bare() -> Trace:
+    return Trace(TREE, 10 * UNIT + 1, 1700000000, True, (Touch(0, 7, 3, 2), Touch(15, 4000000000, 10, 1)))
 
 
 def sample() -> Trace:
     processes = (Process(7, "python3", 0, "/system.slice/job.scope"), Process(4000000000, "pt_main_thröad"))
-    return msgspec.structs.replace(old(), driver="fanotify", processes=processes)
+    return msgspec.structs.replace(bare(), processes=processes)
 
 
 def test_golden_file() -> None:
     assert sample().encode() == (GOLDEN / "trace-v2.bin").read_bytes()
     assert Trace.decode((GOLDEN / "trace-v2.bin").read_bytes()) == sample()
-
-
-def test_traces_of_version_1_are_still_read() -> None:
-    assert Trace.decode((GOLDEN / "trace-v1.bin").read_bytes()) == old()
 
 
 NAMES = st.text(max_size=16)
@@ -51,7 +47,7 @@ def test_round_trip(
     touches: list[tuple[int, int, int, int]], processes: dict[int, tuple[str, int, str]], complete: bool
 ) -> None:
     table = tuple(Process(pid, *fields) for pid, fields in sorted(processes.items()))
-    trace = Trace(TREE, 999 * UNIT, 5, complete, "fuse", tuple(Touch(*fields) for fields in touches), table)
+    trace = Trace(TREE, 999 * UNIT, 5, complete, tuple(Touch(*fields) for fields in touches), table)
     assert Trace.decode(trace.encode()) == trace
 
 
@@ -94,12 +90,12 @@ def test_any_sealed_table_is_parsed_or_refused(table: bytes, touches: int, proce
 
 @pytest.mark.parametrize(("unit", "count"), [(11, 1), (10, 2), (0, 0), (2**64 - 1, 1)])
 def test_a_sealed_touch_beyond_the_end_is_refused(unit: int, count: int) -> None:
-    body = old().encode()[:72] + struct.pack("<IIQI", 0, 0, unit, count) * 2
+    body = bare().encode()[:72] + struct.pack("<IIQI", 0, 0, unit, count) * 2
     with pytest.raises(DataError, match="beyond"):
         Trace.decode(sealed(body))
 
 
 def test_units_touched_twice_are_refused() -> None:
-    whole = Trace("00" * 32, 1 << 20, 0, True, "fuse", tuple(Touch(0, 1, 0, 256) for _ in range(2)))
+    whole = Trace("00" * 32, 1 << 20, 0, True, tuple(Touch(0, 1, 0, 256) for _ in range(2)))
     with pytest.raises(DataError, match="twice"):
         Trace.decode(whole.encode())

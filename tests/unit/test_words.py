@@ -41,10 +41,7 @@ REPLACED = {
 }
 """Word -> what stands in its place. As whole words, in any case."""
 ALLOWED = {
-    "docs/howto/doctor.md": {"fanotify"},  # a setting that is refused
     "docs/internals/hdfs.md": {"holder"},  # of a lease, in HDFS's own words
-    "docs/internals/pagelist.md": {"fanotify"},  # the number of a driver in a stored format
-    "docs/internals/trace.md": {"fanotify"},
 }
 HISTORY = {"CHANGELOG.md", "docs/benchmarks.md"}
 

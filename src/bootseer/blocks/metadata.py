@@ -55,7 +55,7 @@ def localize(store: Store | None, digest: str, cache_dir: Path, *, meta: bool = 
     `FullError` and kin for the cache.
     """
     parts = localize_manifest(store, digest, cache_dir)
-    blocks = BlockMap.decode(localize_map(store, parts), parts.manifest.single_pack)
+    blocks = BlockMap.decode(localize_map(store, parts))
     if blocks.size != parts.manifest.data_size:
         raise DataError(f"block map of tree {digest[:12]} does not fit its data")
     if meta:

@@ -32,7 +32,6 @@ MAX_ENCODED = 1 << 30
 
 _HEADER = struct.Struct("<8sHHHHIIQQQ16x")
 _PACK = struct.Struct("<32sQ")
-_ENTRY_V1 = struct.Struct("<32sQI")
 _ENTRY_SIZE = hashing.SIZE + 8 + 4 + 2
 
 
@@ -177,35 +176,26 @@ class BlockMap:
         return body + hashing.digest(body)
 
     @classmethod
-    def decode(cls, raw: bytes, stored: ObjectRef | None = None) -> BlockMap:
-        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write.
-
-        ``stored`` is the one stored object of a version 1 map, which does not name it itself; None for version 2.
-        """
+    def decode(cls, raw: bytes) -> BlockMap:
+        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write."""
         if len(raw) < _HEADER.size + hashing.SIZE:
             raise DataError(f"bad block map: only {len(raw)} bytes")
-        magic, version, algorithm, codec, zero, block_size, packs, size, old_stored, count = _HEADER.unpack_from(raw)
+        magic, version, algorithm, codec, zero, block_size, packs, size, reserved, count = _HEADER.unpack_from(raw)
         if magic != MAGIC:
             raise DataError("bad block map: not a block map")
-        if version not in (1, VERSION):
-            raise DataError(f"bad block map: version {version} is not known", hint="use a newer bootseer")
+        if version != VERSION:
+            raise DataError(f"bad block map: version {version} is not known, the newest is {VERSION}")
         if algorithm != HASH_BLAKE3 or codec != CODEC_ZSTD:
             raise DataError(f"bad block map: hash {algorithm} or codec {codec} is not known")
         # The length first: it bounds the counts by bytes that are really there, before anything is made from them.
         end = len(raw) - hashing.SIZE
-        wanted = count * _ENTRY_V1.size if version == 1 else packs * _PACK.size + count * _ENTRY_SIZE
-        if _HEADER.size + wanted != end:
+        if _HEADER.size + packs * _PACK.size + count * _ENTRY_SIZE != end:
             raise DataError(f"bad block map: {len(raw)} bytes for {count} blocks")
-        reserved = packs if version == 1 else old_stored
         if zero or reserved or any(raw[48 : _HEADER.size]):
             raise DataError("bad block map: reserved bytes are not zero")
         view = memoryview(raw)
         if hashing.digest(view[:end]) != raw[end:]:
             raise DataError("bad block map: checksum differs")
-        if (stored is not None) != (version == 1) or (stored is not None and stored.size != old_stored):
-            raise DataError("bad block map: it is not the one of its tree manifest")
-        if stored is not None:
-            return cls._decode_v1(block_size, size, stored, view[_HEADER.size : end])
         at = _HEADER.size + packs * _PACK.size
         refs = [ObjectRef(digest.hex(), length) for digest, length in _PACK.iter_unpack(view[_HEADER.size : at])]
         columns: list[array[int]] = []
@@ -215,12 +205,6 @@ class BlockMap:
             column.frombytes(view[at : (at := at + count * column.itemsize)])
             columns.append(little(column))
         return cls(block_size, size, refs, hashes, *columns)
-
-    @classmethod
-    def _decode_v1(cls, block_size: int, size: int, stored: ObjectRef, entries: memoryview) -> BlockMap:
-        rows: Sequence[tuple[bytes, int, int]] = list(_ENTRY_V1.iter_unpack(entries))
-        hashes, offsets, lengths = zip(*rows, strict=True) if rows else ((), (), ())
-        return cls(block_size, size, [stored], b"".join(hashes), offsets, lengths)
 
 
 def little(column: array[int]) -> array[int]:

@@ -102,7 +102,7 @@ def map_of(cache_dir: Path, part: Part) -> Blocks | None:
         with contextlib.suppress(OSError, BootseerError):
             raw = (cache_dir / "trees" / digest / "map").read_bytes()
             if manifest is not None and hashing.hexdigest(raw) == manifest.map.digest:
-                return BlockMap.decode(raw, manifest.single_pack)
+                return BlockMap.decode(raw)
     return None
 
 

@@ -20,10 +20,7 @@ MAX_META = 2 << 30
 
 
 class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a tree consists of: zstd-compressed EROFS ``meta``, and the block ``map``, which names the stored packs.
-
-    Version 1 had maps that name no pack: ``data_stored`` is the one object with all frames.
-    """
+    """What a tree consists of: zstd-compressed EROFS ``meta``, and the block ``map``, which names the stored packs."""
 
     format: str = _FORMAT
     version: int = _VERSION
@@ -31,12 +28,6 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     meta_stored: ObjectRef
     map: ObjectRef
     data_size: int
-    data_stored: ObjectRef | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def single_pack(self) -> ObjectRef | None:
-        """``data_stored`` of version 1."""
-        return self.data_stored if isinstance(self.data_stored, ObjectRef) else None
 
     def encode(self) -> bytes:
         return msgspec.json.format(msgspec.json.encode(self, order="deterministic"), indent=1) + b"\n"
@@ -50,14 +41,11 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             self = msgspec.json.decode(raw, type=cls)
         except ValueError as exc:
             raise DataError(f"tree manifest {digest[:12]} is not understood: {exc}") from None
-        pack = self.single_pack
-        refs = (self.meta, self.meta_stored, self.map, *([pack] if pack is not None else []))
-        if self.format != _FORMAT or self.version not in (1, _VERSION):
+        if (self.format, self.version) != (_FORMAT, _VERSION):
             raise DataError(
-                f"tree manifest {digest[:12]} has format {self.format} {self.version}", hint="use a newer bootseer"
+                f"tree manifest {digest[:12]} has format {self.format} {self.version}, the newest known is {_VERSION}"
             )
-        if (pack is None) != (self.version == _VERSION):
-            raise DataError(f"tree manifest {digest[:12]} is not understood: data_stored and version do not fit")
+        refs = self.meta, self.meta_stored, self.map
         if not all(hashing.is_hexdigest(ref.digest) and ref.size >= 0 for ref in refs):
             raise DataError(f"tree manifest {digest[:12]} is not understood: bad reference")
         sizes = (self.meta.size, MAX_META), (self.map.size, MAX_ENCODED), (self.data_size, MAX_SIZE)

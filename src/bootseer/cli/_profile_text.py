@@ -34,7 +34,6 @@ def row_of(one: Recorded) -> dict[str, object]:
         "key": one.key,
         "began": trace.began,
         "complete": trace.complete,
-        "driver": trace.driver,
         "touches": len(trace.touches),
         "bytes": sum(touch.count for touch in trace.touches) * UNIT,
         "seconds": max((touch.ms for touch in trace.touches), default=0) / 1000,
@@ -47,9 +46,9 @@ def print_starts(starts: Sequence[Recorded]) -> None:
         row = row_of(one)
         state = "" if one.trace.complete else "incomplete"
         size, seconds = size_text(int(str(row["bytes"]))), f"{row['seconds']:.1f} s"
-        rows.append((one.digest[:12], one.job, when(one), size, str(row["touches"]), seconds, one.trace.driver, state))
-    columns = ("trace", "job", "began", "touched", "touches", "within", "driver", "")
-    print_table("recorded starts", columns, rows, left=("trace", "job", "began", "driver", ""))
+        rows.append((one.digest[:12], one.job, when(one), size, str(row["touches"]), seconds, state))
+    columns = ("trace", "job", "began", "touched", "touches", "within", "")
+    print_table("recorded starts", columns, rows, left=("trace", "job", "began", ""))
 
 
 def print_summary(one: Recorded, found: Usage) -> None:

@@ -52,19 +52,18 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The tree's data, uncompressed."""
     stored_bytes: int
     """What its own objects take in the store."""
-    shared_bytes: int = 0
-    """Frames that it shares with images converted before (version 1: none)."""
-    packs: int = 0
-    """Stored objects that its block map refers to (version 1: 0, there was one)."""
+    shared_bytes: int
+    """Frames that it shares with images converted before."""
+    packs: int
+    """Stored objects that its block map refers to."""
     members: int
     """Tar members applied."""
-    converted: int = 0
-    """When, in seconds since 1970 (version 1: 0)."""
+    converted: int
+    """When, in seconds since 1970."""
     seconds: dict[str, float]
     """Where the conversion's time went, adding up to all of it: ``layers`` (waiting for downloads and decompression),
     ``tree`` (applying members), ``pack`` (waiting for hashing, compression and reads of what is shared), ``publish``
-    (from the last layer on).
-    Version 1: ``unpack``, ``build``, ``publish``."""
+    (from the last layer on)."""
     format: str = FORMAT
     version: int = VERSION
 
@@ -179,8 +178,7 @@ def _decode(data: bytes, what: str, keys: Sequence[Ed25519PublicKey] = ()) -> Im
         record = msgspec.json.decode(data, type=ImageRecord)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
         raise DataError(f"{what} is not an image record: {exc}", hint=_REPAIR) from None
-    if record.format != FORMAT or record.version not in (1, VERSION):
-        raise DataError(
-            f"{what} has format {record.format!r} version {record.version}", hint="a newer bootseer made it"
-        )
+    if (record.format, record.version) != (FORMAT, VERSION):
+        said = f"{what} has format {record.format!r} version {record.version}, the newest known is {VERSION}"
+        raise DataError(said, hint="a newer bootseer made it")
     return record

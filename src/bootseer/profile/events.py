@@ -60,8 +60,7 @@ class Event(msgspec.Struct, gc=False):
     wall: _Nanoseconds
     node: str
     job: str
-    attempt: str | _Count = "0"
-    """A number in version 1."""
+    attempt: str = "0"
     cycle: _Count = 0
     gpus: _Count = 0
     parent: str = ""
@@ -319,7 +318,12 @@ class _Joiner:
                 event = self._decoder.decode(text.decode("utf-8", "replace"))
             except msgspec.DecodeError:
                 return None
-        if event.ev not in ("begin", "end", "note") or not event.span or (event.ev == "begin" and not event.stage):
+        if (
+            event.version < VERSION
+            or event.ev not in ("begin", "end", "note")
+            or not event.span
+            or (event.ev == "begin" and not event.stage)
+        ):
             return None
         return event
 
@@ -347,7 +351,7 @@ class _Joiner:
             return
         if begins or spans.begin.wall[row] < 0:
             # The begin says what the span is; an end may come from a process that knows less.
-            identity = (event.job, str(event.attempt), event.cycle)
+            identity = (event.job, event.attempt, event.cycle)
             identity = self._one.setdefault(identity, identity)
             lane = Lane(identity, sys.intern(event.node), event.rank, event.gpus)
             spans.lane[row] = self._one.setdefault(lane, lane)

@@ -26,7 +26,6 @@ MAX_FRAME = 4 << 20
 """Bytes of the blocks of one frame that readers accept: every fetching thread may hold that much more."""
 
 _HEADER = struct.Struct("<8sHHIQ32s32sQI20x")
-_ENTRY_V1 = struct.Struct("<II")
 _NUMBER = 4
 _DRIFT = 3600 * 10**9
 """Nanoseconds by which clocks may differ."""
@@ -37,7 +36,7 @@ class HotPack(msgspec.Struct, frozen=True):
 
     Each frame has the bytes of the next ``per_frame`` blocks (the last frame: of those that are left). ``tree`` and
     ``map`` (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. The frames follow one another from
-    byte `base` on. Encoded as ``version``; that of version 1 has one block per frame.
+    byte `base` on.
     """
 
     tree: str
@@ -47,11 +46,10 @@ class HotPack(msgspec.Struct, frozen=True):
     blocks: array[int]
     lengths: array[int]
     per_frame: int = 1
-    version: int = VERSION
 
     @property
     def base(self) -> int:
-        return index_size(len(self.blocks), self.per_frame, self.version)
+        return index_size(len(self.blocks), self.per_frame)
 
     @property
     def size(self) -> int:
@@ -68,20 +66,16 @@ class HotPack(msgspec.Struct, frozen=True):
         """Header and index, sealed."""
         head = _HEADER.pack(
             MAGIC,
-            self.version,
+            VERSION,
             0,
             self.block_size,
             len(self.blocks),
             bytes.fromhex(self.tree),
             bytes.fromhex(self.map),
             self.created,
-            self.per_frame if self.version > 1 else 0,
+            self.per_frame,
         )
-        if self.version == 1:
-            index = b"".join(_ENTRY_V1.pack(*entry) for entry in zip(self.blocks, self.lengths, strict=True))
-        else:
-            index = little(self.blocks).tobytes() + little(self.lengths).tobytes()
-        body = head + index
+        body = head + little(self.blocks).tobytes() + little(self.lengths).tobytes()
         return body + hashing.digest(body)
 
     @classmethod
@@ -90,20 +84,21 @@ class HotPack(msgspec.Struct, frozen=True):
 
         Raises `DataError` for one that does not fit this tree and map, names a block twice, or is cut short.
         """
-        count, per_frame, version = shape_of(raw)
-        end = index_size(count, per_frame, version) - hashing.SIZE
+        count, per_frame = shape_of(raw)
+        end = index_size(count, per_frame) - hashing.SIZE
         if len(raw) < end + hashing.SIZE:
             raise DataError("bad hot pack: its index is cut off")
         if hashing.digest(memoryview(raw)[:end]) != raw[end : end + hashing.SIZE]:
             raise DataError("bad hot pack: checksum of the index differs")
         _, _, flags, block_size, _, of_tree, of_map, created, _ = _HEADER.unpack_from(raw)
-        if flags or any(raw[_HEADER.size - (20 if version > 1 else 24) : _HEADER.size]):
+        if flags or any(raw[_HEADER.size - 20 : _HEADER.size]):
             raise DataError("bad hot pack: reserved bytes are not zero")
         if (of_tree.hex(), of_map.hex(), block_size) != (tree, map_digest, blocks.block_size):
             raise DataError("bad hot pack: it is of another tree")
         if per_frame > 1 and per_frame * block_size > MAX_FRAME:
             raise DataError(f"bad hot pack: {per_frame} blocks in a frame")
-        numbers, lengths = _columns(raw[_HEADER.size : end], count, version)
+        index = raw[_HEADER.size : end]
+        numbers, lengths = (little(array("I", part)) for part in (index[: count * _NUMBER], index[count * _NUMBER :]))
         seen = bytearray(blocks.count)
         for entry, block in enumerate(numbers):
             if block >= blocks.count or blocks.is_zero(block) or seen[block]:
@@ -112,40 +107,29 @@ class HotPack(msgspec.Struct, frozen=True):
         bound = frame_bound(per_frame * block_size)
         if lengths and not 0 < min(lengths) <= max(lengths) <= bound:
             raise DataError("bad hot pack: the length of a frame is not possible")
-        self = cls(tree, map_digest, created, block_size, numbers, lengths, per_frame, version)
+        self = cls(tree, map_digest, created, block_size, numbers, lengths, per_frame)
         if self.size != size:
             raise DataError(f"bad hot pack: {size} bytes, its index says {self.size}")
         return self
 
 
-def _columns(index: bytes, count: int, version: int) -> tuple[array[int], array[int]]:
-    """Block numbers and lengths of frames out of the index."""
-    if version == 1:
-        rows = array("I", index)
-        return little(rows[::2]), little(rows[1::2])
-    return little(array("I", index[: count * _NUMBER])), little(array("I", index[count * _NUMBER :]))
-
-
-def index_size(count: int, per_frame: int, version: int = VERSION) -> int:
+def index_size(count: int, per_frame: int) -> int:
     """Bytes of header and index of ``count`` blocks, ``per_frame`` to a frame."""
-    entries = count * _ENTRY_V1.size if version == 1 else (count + -(-count // per_frame)) * _NUMBER
-    return _HEADER.size + entries + hashing.SIZE
+    return _HEADER.size + (count + -(-count // per_frame)) * _NUMBER + hashing.SIZE
 
 
-def shape_of(raw: bytes) -> tuple[int, int, int]:
-    """What the header at the start of ``raw`` announces: blocks, blocks per frame, version. Raises `DataError`."""
+def shape_of(raw: bytes) -> tuple[int, int]:
+    """What the header at the start of ``raw`` announces: blocks, blocks per frame. Raises `DataError`."""
     if len(raw) < _HEADER.size:
         raise DataError(f"bad hot pack: only {len(raw)} bytes")
     magic, version, _, _, count, _, _, _, per_frame = _HEADER.unpack_from(raw)
-    if magic != MAGIC or version not in (1, VERSION):
-        raise DataError("bad hot pack: not one of a known version")
+    if (magic, version) != (MAGIC, VERSION):
+        raise DataError(f"bad hot pack: not one of version {VERSION}, the newest that is known")
     if count > MAX_BLOCKS:
         raise DataError(f"bad hot pack: {count} blocks")
-    if version == 1:
-        return int(count), 1, 1
     if not 0 < per_frame <= MAX_BLOCKS:
         raise DataError(f"bad hot pack: {per_frame} blocks in a frame")
-    return int(count), int(per_frame), int(version)
+    return int(count), int(per_frame)
 
 
 # -- names in a store ----------------------------------------------------------------------------------------------
@@ -168,5 +152,5 @@ def pages_key(key: str) -> str:
 
 
 def is_pages_of(key: str, packs: Container[str]) -> bool:
-    """Whether a store key names the page list (of any driver) of one of ``packs``."""
-    return key.endswith(".pages") and f"{key.rsplit('.', 2)[0]}.pack" in packs
+    """Whether a store key names the page list of one of ``packs``."""
+    return key.endswith(".fuse.pages") and f"{key.removesuffix('.fuse.pages')}.pack" in packs

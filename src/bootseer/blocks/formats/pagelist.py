@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
-from bootseer.blocks.formats.trace import DRIVERS, UNIT
+from bootseer.blocks.formats.trace import SEEN_BY_FUSE, UNIT
 from bootseer.chunks import hashing, zstd
 from bootseer.errors import DataError
 
@@ -29,7 +29,7 @@ LONGEST = 32
 """Units of one range, 128 KiB: of a longer one Linux reads no more ahead (``force_page_cache_ra``: the readahead window
 of the mount)."""
 
-_HEADER = struct.Struct("<8sHHI32sQQI4x")  # magic, version, driver, unit, tree digest, created, ranges, files
+_HEADER = struct.Struct("<8sHHI32sQQI4x")  # magic, version, seen by, unit, tree digest, created, ranges, files
 _NAME = struct.Struct("<H")
 _RANGE = struct.Struct("<IIII")  # file, first unit in the file, first unit of the data, units
 _SUM = 32
@@ -47,11 +47,10 @@ class PageRange(NamedTuple):
 
 
 class PageList(msgspec.Struct, frozen=True):
-    """What to read ahead of a start, in order. ``tree``: digest, hexadecimal; ``driver``: of the traces it is made of;
-    ``created``: Unix time in nanoseconds."""
+    """What to read ahead of a start, in order. ``tree``: digest, hexadecimal; ``created``: Unix time in
+    nanoseconds."""
 
     tree: str
-    driver: str
     created: int
     ranges: Sequence[PageRange]
 
@@ -73,9 +72,7 @@ class PageList(msgspec.Struct, frozen=True):
             table += _RANGE.pack(file, offset // UNIT, data // UNIT, length // UNIT)
         names = b"".join(_NAME.pack(len(path)) + path for path in files)
         tree = bytes.fromhex(self.tree)
-        header = _HEADER.pack(
-            MAGIC, VERSION, DRIVERS.index(self.driver), UNIT, tree, self.created, len(self.ranges), len(files)
-        )
+        header = _HEADER.pack(MAGIC, VERSION, SEEN_BY_FUSE, UNIT, tree, self.created, len(self.ranges), len(files))
         raw = header + names + table
         return zstd.compress(raw + hashing.digest(raw), _LEVEL)
 
@@ -86,9 +83,9 @@ class PageList(msgspec.Struct, frozen=True):
         body, end = raw[:-_SUM], len(raw) - _SUM
         if len(body) < _HEADER.size or hashing.digest(body) != raw[-_SUM:]:
             raise DataError("bad page list: its hash differs")
-        magic, version, driver, unit, digest, created, count, files = _HEADER.unpack_from(body)
-        if (magic, version, unit) != (MAGIC, VERSION, UNIT) or driver >= len(DRIVERS):
-            raise DataError("not a page list, or one of a newer bootseer")
+        magic, version, seen, unit, digest, created, count, files = _HEADER.unpack_from(body)
+        if (magic, version, seen, unit) != (MAGIC, VERSION, SEEN_BY_FUSE, UNIT):
+            raise DataError(f"bad page list: not one of version {VERSION}, the newest that is known")
         if digest.hex() != tree:
             raise DataError("the page list is of another tree")
         if count > MAX_RANGES or files > MAX_FILES:
@@ -111,7 +108,7 @@ class PageList(msgspec.Struct, frozen=True):
             if file >= files or not 0 < length <= LONGEST or data * UNIT >= size:
                 raise DataError("bad page list: a range that no file of the tree has")
             ranges.append(PageRange(paths[file], offset * UNIT, data * UNIT, length * UNIT))
-        return cls(tree, DRIVERS[driver], created, ranges)
+        return cls(tree, created, ranges)
 
 
 def _unpacked(packed: bytes) -> bytes:

@@ -24,7 +24,8 @@ MAX_CGROUP = 1024
 MAX_BYTES = 128 + 20 * MAX_TOUCHES + MAX_PROCESSES * (12 + MAX_COMM + MAX_CGROUP)
 
 COMPLETE = 1
-DRIVERS = ("unknown", "fuse", "fanotify")
+SEEN_BY_FUSE = 1
+"""What saw the touches: nothing else does."""
 
 _HEADER = struct.Struct("<8sHHIQQI32sI")
 _TOUCH = struct.Struct("<IIQI")
@@ -56,14 +57,13 @@ class Trace(msgspec.Struct, frozen=True):
 
     ``complete`` is false when touches may be missing: recording stopped at its size limit, joined a warm mount, or
     pages were read ahead of the job.
-    ``processes``, by pid, name those of the touching processes that could be asked; traces of version 1 have none.
+    ``processes``, by pid, name those of the touching processes that could be asked.
     """
 
     tree: str
     size: int
     began: int
     complete: bool
-    driver: str
     touches: tuple[Touch, ...]
     processes: tuple[Process, ...] = ()
 
@@ -71,7 +71,7 @@ class Trace(msgspec.Struct, frozen=True):
         header = _HEADER.pack(
             MAGIC,
             VERSION,
-            DRIVERS.index(self.driver),
+            SEEN_BY_FUSE,
             COMPLETE if self.complete else 0,
             self.size,
             self.began,
@@ -88,18 +88,18 @@ class Trace(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes) -> Trace:
-        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write, now or as version 1."""
+        """Parse ``raw``. Raises `DataError` for anything that `encode` would not write."""
         if len(raw) < _HEADER.size + hashing.SIZE:
             raise DataError(f"bad trace: only {len(raw)} bytes")
-        magic, version, driver, flags, size, began, count, tree, processes = _HEADER.unpack_from(raw)
-        if magic != MAGIC or version not in (1, VERSION):
-            raise DataError("bad trace: not a trace of a known version")
+        magic, version, seen, flags, size, began, count, tree, processes = _HEADER.unpack_from(raw)
+        if (magic, version) != (MAGIC, VERSION):
+            raise DataError(f"bad trace: not a trace of version {VERSION}, the newest that is known")
         end = len(raw) - hashing.SIZE
         table = _HEADER.size + count * _TOUCH.size
         if count > MAX_TOUCHES or processes > MAX_PROCESSES or table + processes * _PROCESS.size > end:
             raise DataError(f"bad trace: {len(raw)} bytes for {count} touches")
-        if driver >= len(DRIVERS) or flags & ~COMPLETE or (version == 1 and processes):
-            raise DataError("bad trace: unknown driver or flags")
+        if seen != SEEN_BY_FUSE or flags & ~COMPLETE:
+            raise DataError("bad trace: unknown flags")
         view = memoryview(raw)
         if hashing.digest(view[:end]) != raw[end:]:
             raise DataError("bad trace: checksum differs")
@@ -111,7 +111,7 @@ class Trace(msgspec.Struct, frozen=True):
             # A million touches of everything would keep who merges them busy for hours.
             raise DataError("bad trace: units touched twice")
         named = _decode_processes(view[table:end], processes)
-        return cls(tree.hex(), size, began, bool(flags & COMPLETE), DRIVERS[driver], touches, named)
+        return cls(tree.hex(), size, began, bool(flags & COMPLETE), touches, named)
 
 
 def _decode_processes(raw: memoryview, count: int) -> tuple[Process, ...]:

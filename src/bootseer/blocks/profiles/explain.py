@@ -52,8 +52,7 @@ class FolderUse(msgspec.Struct):
 
 
 class ProcessUse(msgspec.Struct):
-    """What one process touched first. Without a name where it had ended before it could be asked, and in traces of
-    version 1."""
+    """What one process touched first. Without a name where it had ended before it could be asked."""
 
     pid: int
     comm: str

@@ -235,7 +235,7 @@ def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, cre
     if any(sum(touch.count for touch in trace.touches) > _MAX_UNITS for trace in used):
         raise DataError(f"starts that read more than {_MAX_UNITS * UNIT >> 30} GiB are not read ahead of")
     units = in_order([units_of(trace) for trace in used], _HALF)
-    return PageList(tree, "fuse", created, list(_joined(units, _extents(meta))))
+    return PageList(tree, created, list(_joined(units, _extents(meta))))
 
 
 def _extents(meta: bytes | mmap.mmap) -> list[tuple[int, int, bytes, int]]:

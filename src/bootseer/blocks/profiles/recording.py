@@ -163,7 +163,7 @@ class Recording:
             who = named.setdefault(pid, Process(pid, ""))
             log.info("left out of the recording: process %s, %s MB", who.comm or pid, f"{size // 10**6:,}")
         processes = tuple(process for _, process in sorted(named.items()))[:MAX_PROCESSES]
-        return Trace(self._tree, self._size, self._began, complete, "fuse", kept, processes)
+        return Trace(self._tree, self._size, self._began, complete, kept, processes)
 
 
 def without_scanners(touches: tuple[Touch, ...], size: int) -> tuple[tuple[Touch, ...], dict[int, int]]:

@@ -61,7 +61,7 @@ class KnownBlocks:
                 if manifest.map.size > left:
                     continue
                 left -= manifest.map.size
-                self.add(BlockMap.decode(fetch(store, manifest.map), manifest.single_pack), block_size)
+                self.add(BlockMap.decode(fetch(store, manifest.map)), block_size)
             except (BootseerError, OSError) as exc:
                 log.warning("blocks of tree %s are not shared: %s", digest[:12], exc)
         return self
