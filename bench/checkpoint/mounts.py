@@ -39,7 +39,7 @@ def ours(url: str, place: Path, *, options: Sequence[str] = (), keep: bool = Fal
                 _await_prefetch(target, environ)
             yield target
         finally:
-            run([*BOOTSEER, "fs", "unmount", str(target)], env=environ)
+            run([*BOOTSEER, "unmount", str(target)], env=environ)
     finally:
         if mounts.is_mounted(target):  # it was interrupted on the way
             mounts.unmount(target, lazy=True)

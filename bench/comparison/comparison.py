@@ -168,8 +168,8 @@ class Demo:
             ctr = ["ctr", "--address", site.containerd, "images"]
             run([*ctr, "mount", site.ref, str(ordinary)])
             stack.callback(run, [*ctr, "unmount", "--rm", str(ordinary)])
-            run([*prefix, *BOOTSEER, "image", "mount", "--read-only", site.ref, str(fast)], env=environ)
-            stack.callback(run, [*prefix, *BOOTSEER, "image", "unmount", str(fast)], env=environ)
+            run([*prefix, *BOOTSEER, "image", "mount", site.ref, str(fast)], env=environ)
+            stack.callback(run, [*prefix, *BOOTSEER, "unmount", str(fast)], env=environ)
             self.entries, self.differences = tree.differences(ordinary, fast)
         for line in self.differences:
             log.error("file trees differ: %s", line)

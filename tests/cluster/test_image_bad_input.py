@@ -64,7 +64,7 @@ def test_a_registry_that_does_not_answer(environ: dict[str, str]) -> None:
 
 
 def test_a_reference_that_is_none(environ: dict[str, str]) -> None:
-    assert "no registry in image reference 'torch'" in fails(78, environ, "image", "convert", "torch")
+    assert "bad image reference 'Torch'" in fails(78, environ, "image", "convert", "Torch")
     assert "is not an OCI layout" in fails(66, environ, "image", "convert", "oci:/nowhere:v1")
 
 
@@ -179,6 +179,6 @@ def test_arguments_that_make_no_sense(environ: dict[str, str], ref: str, tmp_pat
     image.convert(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
     assert "bad volume" in fails(78, environ, "image", "run", "-v", "x", ref, "true")
     assert "no file or folder /nowhere" in fails(66, environ, "image", "run", "-v", "/nowhere:/x", ref, "true")
-    assert "no image is mounted on" in fails(66, environ, "image", "unmount", "/nowhere")
+    assert "nothing of bootseer is mounted on" in fails(66, environ, "unmount", "/nowhere")
     assert "the image names no command" in fails(78, environ, "image", "run", ref)
     assert "cannot run nothing in the container" in fails(66, environ, "image", "run", ref, "--", "nothing")

@@ -125,11 +125,11 @@ def test_two_starts_leave_a_profile_and_the_second_prefetches(place: Path, envir
     ref = f"oci:{place}/layout:v1"
     environ["BOOTSEER_CACHE_DIR"] = str(place / "first")  # a tree that is complete on the node is not recorded
     cli(environ, "image", "run", "--job", "twice", ref)
-    shown = json.loads(cli(environ, "image", "profile", "show", ref, "--json").stdout)
+    shown = json.loads(cli(environ, "image", "touched", ref, "--json").stdout)
     assert [row["complete"] for row in shown["traces"] if row["job"] == "twice"]
     environ["BOOTSEER_CACHE_DIR"] = str(place / "cold")
     environ["BOOTSEER_BACKGROUND_FILL"] = "false"
-    mounted = cli(environ, "image", "mount", "--job", "twice", ref, str(place / "m"))
+    mounted = cli(environ, "image", "mount", "--rw", "--job", "twice", ref, str(place / "m"))
     assert mounted.returncode == 0, mounted.stderr
     try:
         end = time.monotonic() + 10
@@ -140,7 +140,7 @@ def test_two_starts_leave_a_profile_and_the_second_prefetches(place: Path, envir
             time.sleep(0.1)
         assert 0 < status["hot_ready"] == status["hot_total"] <= status["blocks_total"]
     finally:
-        assert cli(environ, "image", "unmount", str(place / "m")).returncode == 0
+        assert cli(environ, "unmount", str(place / "m")).returncode == 0
 
 
 def test_exit_codes_and_reasons(rootfs: image.ImageMount) -> None:
@@ -412,12 +412,11 @@ def test_a_start_killed_while_it_mounts_is_ended_by_the_next(
 ) -> None:
     state, ref = place / "state", f"oci:{place}/layout:v1"
     killed = {**environ, "BOOTSEER_FAULTS": f"image.mount.{where}=kill"}
-    for argv in (["run", ref], ["mount", ref, str(tmp_path / "m")]):  # the second ends what the first left
+    for argv in (["run", ref], ["mount", "--rw", ref, str(tmp_path / "m")]):  # the second ends what the first left
         assert cli(killed, "image", *argv).returncode == -signal.SIGKILL
         assert mounts_below(state, tmp_path)
-        found = json.loads(cli(environ, "image", "ps", "--json").stdout)
+        found = json.loads(cli(environ, "image", "status", "--json").stdout)
         assert [(item["kind"], item["state"], item["what"]) for item in found] == [("mount", "stale", ref)]
-    assert json.loads(cli(environ, "image", "status", "--json").stdout) == []
     done = cli(environ, "image", "run", ref)
     assert (done.returncode, done.stdout) == (0, "hello from the image\n"), done.stderr
     assert not mounts_below(state, tmp_path)
@@ -466,7 +465,7 @@ def test_what_is_stale_is_shown_and_ended(place: Path, environ: dict[str, str], 
     assert cli(environ, "image", "mount", ref, str(tmp_path / "mine")).returncode == 0
 
     def states() -> list[str]:
-        return sorted(item["state"] for item in json.loads(cli(environ, "image", "ps", "--json").stdout))
+        return sorted(item["state"] for item in json.loads(cli(environ, "image", "status", "--json").stdout))
 
     with started(argv, environ) as child, started([*argv[:-1], "echo up; exec sleep 500"], environ) as other:
         for one in (child, other):
@@ -475,7 +474,7 @@ def test_what_is_stale_is_shown_and_ended(place: Path, environ: dict[str, str], 
         child.kill()
         child.wait()
         assert states() == ["mounted", "mounted", "running", "stale", "stale"]
-        shown = cli(environ, "image", "ps").stdout
+        shown = cli(environ, "image", "status").stdout
         assert "sh -c echo up; exec sleep 500" in shown
         assert str(tmp_path / "mine") in shown
         said = json.loads(cli(environ, "clean", "--dry-run", "--json").stdout)
@@ -485,7 +484,7 @@ def test_what_is_stale_is_shown_and_ended(place: Path, environ: dict[str, str], 
         assert done.stdout.count("ended ") == 2
         assert states() == ["mounted", "mounted", "running"]
     assert cli(environ, "image", "rm").returncode == 2
-    assert cli(environ, "image", "unmount", str(tmp_path / "mine")).returncode == 0
+    assert cli(environ, "unmount", str(tmp_path / "mine")).returncode == 0
     assert not mounts_below(state)
 
 

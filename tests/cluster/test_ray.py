@@ -86,7 +86,7 @@ def test_one_node_installs_and_another_restores(place: Path, index: tuple[str, l
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout.splitlines()[-1]) == [42] * 4
         finally:
-            bootseer = [sys.executable, "-m", "bootseer.cli.main", "env", "unmount", "--all"]
+            bootseer = [sys.executable, "-m", "bootseer.cli.main", "unmount", "--environments"]
             subprocess.run(bootseer, env=environ, check=True, timeout=60)
             shutil.rmtree(place / "env", ignore_errors=True)
             shutil.rmtree(f"/tmp/ray-{os.getpid()}", ignore_errors=True)

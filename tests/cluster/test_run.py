@@ -181,8 +181,8 @@ def test_the_profile_hears_how_much_of_the_image_is_here(node: Place, tmp_path: 
 
 
 def test_a_block_server_that_is_older_than_the_start_tells_it_nothing(node: Place) -> None:
-    there, bootseer = str(node.here / "there"), [sys.executable, "-m", "bootseer.cli.main", "image"]
-    subprocess.run([*bootseer, "mount", f"oci:{node.site}/layout:v1", there], env=node.env, check=True)
+    there, bootseer = str(node.here / "there"), [sys.executable, "-m", "bootseer.cli.main"]
+    subprocess.run([*bootseer, "image", "mount", f"oci:{node.site}/layout:v1", there], env=node.env, check=True)
     try:
         assert node.start(WHICH="d").returncode == 0
     finally:

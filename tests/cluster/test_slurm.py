@@ -174,11 +174,11 @@ def test_a_job_that_a_requeued_one_submitted(site: Site) -> None:
     job = site.submit("alice", "$exec cat /marker", count)
     assert site.slurm.ended(job)["ExitCode"] == "0:0", site.slurm.output("alice", job)
     assert site.slurm.output("alice", job) == "of the image\n"
-    job = site.submit("alice", "echo goes on", count, comment="bootseer=none")
+    job = site.submit("alice", "echo goes on", count, comment="bootseer=NONE")
     assert site.slurm.ended(job)["ExitCode"] == "0:0"
     said = site.slurm.output("alice", job).splitlines()
     assert (len(said), said[-1]) == (2, "goes on"), said
-    assert "no registry in image reference 'none'" in said[0]  # by the TaskProlog
+    assert "bad image reference 'NONE'" in said[0]  # by the TaskProlog
 
 
 def test_two_users_on_one_node_and_broken_settings_in_the_epilog(site: Site) -> None:

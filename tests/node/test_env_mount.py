@@ -514,12 +514,12 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
     assert "env: ran-and-published (missed because no snapshot of these targets exists yet)" in first.stderr
     answer = msgspec.json.decode(cli(node, "env run", *run, "--json", "--", "sh", "setup.sh").stdout)
     assert answer["reason"] == "already in place on this node"
-    assert "unmounted" in cli(node, "env unmount", "env").stdout
+    assert "unmounted" in cli(node, "unmount", "env").stdout
     assert not (node.host / "made").exists()
     answer = msgspec.json.decode(cli(node, "env run", *run, "--json", "--", "sh", "setup.sh").stdout)
     assert (answer["outcome"], answer["exit_code"]) == ("restored-mount", 0)
     assert (node.host / "made").read_text() == "made\n"
-    cli(node, "env unmount", "--all")
+    cli(node, "unmount", "--environments")
 
     script.write_text("echo working; echo other > env/made; echo more > env/more\n")
     told = cli(node, "env run", "--dry-run", "--target", "env", "--key-env", "HOME", "--", "sh", "setup.sh").stdout
@@ -552,8 +552,8 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
         (("env run", "--target", "env", "--restore", "magic", "--", "true"), 78, "unknown"),
         (("env inspect", "abc"), 66, "no snapshot abc"),
         (("env inspect", "../x"), 78, "not a snapshot key"),
-        (("env unmount",), 78, "no target is named"),
-        (("env unmount", "env"), 66, "nothing of bootseer is mounted"),
+        (("unmount",), 2, "name a DIR"),
+        (("unmount", "env"), 66, "nothing of bootseer is mounted"),
     ],
 )
 def test_exit_codes(node: Node, args: tuple[str, ...], code: int, text: str) -> None:
@@ -975,7 +975,7 @@ def test_two_pods_with_the_same_folders_leave_each_other_alone(one: Node, other:
         assert len((one.host / "pkg" / "data").read_bytes()) == 100_000
         assert area.exists()
         assert job.ask("read") == "the job's"
-    cli(one, "env unmount", "--all")
+    cli(one, "unmount", "--environments")
     assert not mounts.is_mounted(one.host)
     assert job.ask("read") == "the job's"
     assert [path.name for path in area.parent.iterdir()] == [area.name]
@@ -1038,7 +1038,7 @@ def test_a_target_may_have_another_name(one: Node, tmp_path: Path) -> None:
     other_name = (Target("/opt/env", str(tmp_path / "link")),)
     with open(one.host / "pkg" / "data", "rb"), pytest.raises(NotWritableError, match="files open in"):
         one.run(fill_plain, targets=other_name, salt="other")
-    cli(one, "env unmount", str(tmp_path / "link"))
+    cli(one, "unmount", str(tmp_path / "link"))
     assert not mounts.is_mounted(one.host)
 
 
@@ -1054,16 +1054,16 @@ def test_the_script_that_ran_it_uses_it(one: Node) -> None:
         done = cli(one, "env run", "--target", str(one.host), "--", "true", check=False)
         assert done.returncode == 73
         assert f"process {job.pid} (sh) uses" in done.stderr
-        done = cli(one, "env unmount", "--all", check=False)
+        done = cli(one, "unmount", "--environments", check=False)
         assert done.returncode == 73
         assert "still in use" in done.stderr
         assert job.communicate("\n", timeout=20)[0] == "1\n"
-    assert "unmounted" in cli(one, "env unmount", "--all").stdout
+    assert "unmounted" in cli(one, "unmount", "--environments").stdout
 
 
 def test_release_by_force(one: Node, other: Callable[..., Other]) -> None:
     other()
-    cli(one, "env unmount", str(one.host), "--force")
+    cli(one, "unmount", str(one.host), "--force")
     assert not mounts.is_mounted(one.host)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -407,9 +407,9 @@ def test_an_unmount_of_a_busy_mount_ends_anyway(fs, tmp_path, config, caplog, mo
             os.pread(file.fileno(), 1000, 8 << 20)
 
 
-def cli(*args: object, config: Config) -> subprocess.CompletedProcess[str]:
+def cli(*args: object, config: Config, group: Sequence[str] = ("fs",)) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "BOOTSEER_CACHE_DIR": config.cache_dir, "BOOTSEER_STATE_DIR": config.state_dir}
-    argv = [sys.executable, "-m", "bootseer.cli.main", "fs", *map(str, args)]
+    argv = [sys.executable, "-m", "bootseer.cli.main", *group, *map(str, args)]
     return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
 
 
@@ -434,7 +434,7 @@ def test_the_commands(fs, tmp_path, config):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mnt/step-2/state.pt").read_bytes() == DATA
     assert json.loads(cli("status", tmp_path / "mnt", "--json", config=config).stdout)["alive"]
-    assert cli("unmount", tmp_path / "mnt", config=config).returncode == 0
+    assert cli("unmount", tmp_path / "mnt", config=config, group=()).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,6 @@ def test_the_commands(fs, tmp_path, config):
         (("mount", "S/open", "T/mnt", "--commit"), 65, "has no COMMIT: its save did not finish"),
         (("commit", "S/step-1"), 73, "has a COMMIT already"),
         (("latest", "S/open"), 66, "no complete checkpoint"),
-        (("unmount", "T"), 66, "no mount of a striped store"),
         (("ls", "nosuch://bucket/x"), 71, "cannot open store nosuch://"),
         (("ls", "hdfs://127.0.0.1:9/x"), 69, "connection refused"),
     ],

@@ -172,7 +172,7 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
         (mine,) = alice.do(client.mounts, config=config)
         assert (mine.folder, mine.uid, mine.state, mine.reference) == (root, ALICE, "mounted", site.ref)
         code, said = alice.do(command, ["image", "status"], config)
-        assert (code, said.partition(":")[0]) == (0, root)
+        assert (code, root in said, "mounted" in said) == (0, True, True)
         alice.do(client.ready, mine.id, config=config)
         assert alice.do(client.status, mine.id, config=config).digest
 
@@ -203,7 +203,7 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
         until(lambda: [one.id for one in client.mounts(config=config)] == [mine.id], 30.0)
 
         second = alice.do(client.mount_image, site.copy, config=config)
-        code, said = alice.do(command, ["image", "unmount", second.folder], config)
+        code, said = alice.do(command, ["unmount", second.folder], config)
         assert code == 0, said
         assert [one.id for one in client.mounts(config=config)] == [mine.id]
     gone(daemon)  # with the session of who asked
@@ -438,7 +438,7 @@ def test_a_killed_daemon_costs_no_reader_anything(daemon: NodeDaemon, site: Site
         with pytest.raises(UnavailableError, match="drained"):
             reader.do(client.mount_image, site.ref, config=config)
         for ask, ends in ((reader.do, job), (root, for_bob)):  # each user's own ones, and all of the job for root
-            code, said = ask(command, ["image", "unmount", "--for-job", "17.0"], config)
+            code, said = ask(command, ["unmount", "--for-job", "17.0"], config)
             assert (code, said) == (0, f"unmounted {ends.folder}\n")
         assert daemon.process is not None
         assert daemon.process.poll() is None
@@ -576,7 +576,7 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
         with pytest.raises(UnavailableError, match="is mounting just now"):
             other.do(client.unmount, begun.id, config=config)
         asking = asked(daemon)
-        code, said = other.do(command, ["image", "unmount", begun.id], config)
+        code, said = other.do(command, ["unmount", begun.id], config)
         assert (code, "is mounting just now" in said) == (UnavailableError.exit_code, True), said
         # One that cannot be ended keeps no other mount of the job from its end; no job's mounts are in no job.
         done = client.mount_image(site.free, config=config, job="1", user=BOB)

@@ -68,7 +68,6 @@ def test_every_verb_has_help_and_takes_json(run):
         "explain",
         "mount",
         "status",
-        "unmount",
     ]
     for verb in verbs:
         assert f" {verb} " in overview
@@ -310,7 +309,6 @@ def test_a_measurement_leaves_nothing(run):
         (["bench", "store", "--shape", "0x1M"], 78, "stripe width 0"),
         (["explain", "none"], 66, "none"),
         (["status", "store"], 66, "is no mount"),
-        (["unmount", "store"], 66, "is no mount"),
         (["mount", "none", "mnt"], 66, "none"),
         (["mount", "store/f", "mnt"], 66, "a mount needs a folder"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -154,7 +153,7 @@ def test_a_conversion_says_what_it_did(site: Site, tmp_path: Path) -> None:
 
 
 def test_one_file_of_an_image(site: Site) -> None:
-    assert site.call("cat", site.ref, "/bin/link") == BIG
+    assert site.call("extract", site.ref, "--file", "/bin/link") == BIG
 
 
 def test_an_image_as_a_folder(site: Site) -> None:
@@ -175,12 +174,10 @@ def test_an_image_as_a_folder(site: Site) -> None:
         (("ls", "REF", "/nothing"), 66, "the image has no /nothing"),
         (("ls", "REF", "/bin/big/x"), 66, "the image has no"),
         (("ls", "oci:/nowhere:v1"), 66, "nowhere"),
-        (("cat", "REF", "/bin"), 70, "it is no file but a folder"),
-        (("cat", "REF", "/nothing"), 66, "the image has no /nothing"),
-        (("profile", "explain", "REF", "--last-run", "/nowhere"), 66, "/nowhere"),
-        (("profile", "explain", "REF", "--last-run", "/etc/hostname"), 65, "image status"),
-        (("profile", "explain", "REF", "--job", "nobody"), 66, "no start of a job nobody"),
-        (("profile", "diff", "REF#nobody", "REF"), 66, "no start of a job nobody"),
+        (("extract", "REF", "--file", "/bin"), 70, "it is no file but a folder"),
+        (("extract", "REF", "--file", "/nothing"), 66, "the image has no /nothing"),
+        (("touched", "REF", "--job", "nobody"), 66, "no start of a job nobody"),
+        (("touched", "REF", "--against", "REF#nobody"), 66, "no start of"),
     ],
 )
 def test_mistakes(site: Site, args: tuple[str, ...], code: int, says: str) -> None:
@@ -190,46 +187,24 @@ def test_mistakes(site: Site, args: tuple[str, ...], code: int, says: str) -> No
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_profiles(site: Site, tmp_path: Path) -> None:
-    assert "no start of" in site.text("profile", "show", site.other)
-    assert site.json("profile", "show", site.other) == {"traces": [], "chosen": None, "start": None}
+def test_what_starts_touched(site: Site) -> None:
+    assert "no start of" in site.text("touched", site.other)
+    assert site.json("touched", site.other) == {"traces": [], "chosen": None, "start": None}
     first = site.start(site.ref, "train", 100_000_000, b"bin/big", b"etc/caps")
     second = site.start(site.ref, "serve", 100_000_100, b"bin/other", b"bin/big")
     site.start(site.other, "train", 100_000_200, b"bin/big", b"bin/other")
 
-    text = site.text("profile", "show", site.ref)
-    for word in ("train", "serve", first[:12], second[:12], "/bin/other", "python", "1973-03-03"):
+    text = site.text("touched", site.ref)
+    for word in ("train", "serve", first[:12], second[:12], "/bin/other", "1973-03-03"):
         assert word in text
-    picture = tmp_path / "plot.svg"
-    found = site.json("profile", "show", site.ref, "--job", "train", "--plot", str(picture))
-    curves = ElementTree.parse(picture).findall("{http://www.w3.org/2000/svg}polyline")
-    assert len(curves) == 1
-    assert len(curves[0].attrib["points"].split()) > 2
-    assert found["chosen"] == first
-    assert [one["path"] for one in found["start"]["files"]] == ["/bin/big", "/etc/caps"]
-    assert found["start"]["processes"][0]["comm"] == "python"
-    only = site.text("profile", "show", site.ref, "--trace", first[:8], "--processes")
-    assert "python" in only
-    assert "/bin/big" not in only
+    for chosen in (("--job", "train"), ("--trace", first[:8])):
+        found = site.json("touched", site.ref, *chosen)
+        assert found["chosen"] == first
+        assert [one["path"] for one in found["start"]["files"]] == ["/bin/big", "/etc/caps"]
 
-    jobs = site.json("profile", "diff", f"{site.ref}#train", f"{site.ref}#{second[:10]}")
-    assert (jobs["only_b"], jobs["both"]) == (UNIT, UNIT)
-    assert jobs["same_tree"]
-    assert "/etc/caps" in site.text("profile", "diff", f"{site.ref}#train", f"{site.ref}#serve")
-    images = site.json("profile", "diff", site.ref, site.other)
+    jobs = site.json("touched", site.ref, "--job", "train", "--against", f"{site.ref}#{second[:10]}")
+    assert (jobs["only_there"], jobs["both"], jobs["same_tree"]) == (UNIT, UNIT, True)
+    assert "/etc/caps" in site.text("touched", site.ref, "--job", "train", "--against", f"{site.ref}#serve")
+    images = site.json("touched", site.ref, "--against", site.other)
     assert not images["same_tree"]
     assert images["shared_blocks"] > 0
-
-    status = tmp_path / "status.json"
-    status.write_text(json.dumps({"mount": {}, "status": {"id": "x", "digest": "y", "pid": 1, "slow_faults": 17}}))
-    told = site.json("profile", "explain", site.ref, "--last-run", str(status))
-    assert told["run"]["digest"] == second
-    assert told["measured"]["slow_faults"] == 17
-    assert [one["path"] for one in told["explanation"]["missed_files"]] == ["/bin/other"]
-    text = site.text("profile", "explain", site.ref, "--last-run", str(status))
-    assert "17 slow faults" in text
-    assert "touched but not prefetched" in text
-    assert "nothing was prefetched" in site.text("profile", "explain", site.ref, "--job", "train")
-    serve = site.json("profile", "explain", site.ref, "--job", "serve")
-    assert serve["run"]["digest"] == second
-    assert serve["explanation"]["runs"] == 1, "while a job had no start, those of others were what it was prefetched by"

@@ -16,6 +16,9 @@ D = "sha256:" + "a" * 64
         ("[::1]:5000/x:v1", "[::1]:5000", "x", "v1", ""),
         (f"r.example.org/a/b-c_d.e@{D}", "r.example.org", "a/b-c_d.e", "", D),
         (f"r.example.org/a:t@{D}", "r.example.org", "a", "t", D),
+        ("python:3-slim", "docker.io", "library/python", "3-slim", ""),
+        ("docker.io/python", "docker.io", "library/python", "latest", ""),
+        ("team/busybox", "docker.io", "team/busybox", "latest", ""),
     ],
 )
 def test_registry_references(text: str, registry: str, name: str, tag: str, digest: str) -> None:
@@ -55,7 +58,7 @@ def test_archive_references(text: str, archive: str, tag: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "busybox", "team/busybox", "r.io/", "r.io/Upper", "r.io/a:", "r.io/a:bad tag", "r.io/../a", "oci:",
+    ["", "Busybox", "-x", "r.io/", "r.io/Upper", "r.io/a:", "r.io/a:bad tag", "r.io/../a", "oci:",
      "oci:/a:ba d", "r.io/a@sha256:12", "r.io/a@md5:" + "a" * 64, "r.io//a", "r io/a", "r.io/a:b/c",
      "docker-archive:", "docker-archive:/a:"],
 )  # fmt: skip

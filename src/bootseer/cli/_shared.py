@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 from bootseer import config as node_settings
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, doing
 from bootseer.units import one_line, parse_age
 
 if TYPE_CHECKING:
@@ -65,11 +67,25 @@ RequireSignature = Annotated[
     bool, typer.Option("--require-signature", help="Refuse the image when no key is named to verify it with")
 ]
 JobName = Annotated[str, typer.Option("--job", metavar="NAME", help="Whose earlier starts to prefetch by")]
+ForJob = Annotated[
+    str, typer.Option("--for-job", metavar="ID", help="Mounts of the node daemon for this job, not for this session")
+]
+Volumes = Annotated[
+    list[str] | None,
+    typer.Option("--volume", "-v", metavar="SRC:DST[:ro]", help="Show a file or folder of this host in the image"),
+]
 COMMAND_LAST = {"allow_interspersed_args": False}
 """For verbs that run a command: from its first word on, all options are its own."""
 
 
-_MEANT = {"ps": "image status", "gc": "clean", "cat": "image extract", "list": "store ls", "show": "profile show"}
+_MEANT = {
+    "cat": "image extract --file",
+    "gc": "clean",
+    "list": "store ls",
+    "ps": "image status",
+    "show": "profile show",
+    "umount": "unmount",
+}
 """Word that is typed first -> a verb that has another name."""
 
 
@@ -90,6 +106,14 @@ class Group(TyperGroup):
         found = dict.fromkeys([*near, *meant, *_named(get_command(Group.whole()), word, "bootseer")])
         hint = f"did you mean {', '.join(found)}?" if found else f"{group} --help lists them"
         raise mistake(f"{group} has no verb {word!r}; {hint}")
+
+
+def add_verbs(app: typer.Typer, panels: Mapping[str, Sequence[Callable[..., None]]]) -> None:
+    """The verbs of a group by panel of its help, in the order of use."""
+    for panel, verbs in panels.items():
+        for verb in verbs:
+            last = COMMAND_LAST if "command" in inspect.signature(verb).parameters else None
+            app.command(verb.__name__.rstrip("_"), rich_help_panel=panel, context_settings=last)(verb)
 
 
 def _named(command: Any, word: str, name: str) -> Iterator[str]:
@@ -230,3 +254,15 @@ def time_text(seconds: float) -> str:
 
 def share_text(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def write_out(pieces: Iterable[bytes], output: Path) -> None:
+    """Write a file, or stdout where it is ``-``."""
+    if str(output) == "-":
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+        return
+    with doing(f"write {output}"), output.open("wb") as file:
+        for piece in pieces:
+            file.write(piece)

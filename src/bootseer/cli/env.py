@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli._shared import (
-    COMMAND_LAST,
     AsJson,
     DryRun,
     Group,
     StoreUrl,
+    add_verbs,
     age_value,
     answer,
     mistake,
@@ -34,13 +34,9 @@ app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"
 )
 
-_UNMOUNT_SECONDS = 60.0
-"""How long an unmount waits for an `env run` on the same target."""
-
 Key = Annotated[str, typer.Argument(help="Key, or its first digits; `bootseer store ls` prints them")]
 
 
-@app.command(context_settings=COMMAND_LAST)
 def run(
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
     target: Annotated[list[str], typer.Option("--target", help="Directory the command fills (repeatable)")] = [],  # noqa: B006
@@ -129,7 +125,6 @@ def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:
     typer.echo("hit" if look.found else look.reason)
 
 
-@app.command()
 def inspect(
     key: Key,
     files: Annotated[bool, typer.Option("--files", help="List its files too")] = False,
@@ -198,7 +193,6 @@ def _verify(shared: Store, found: SnapshotManifest) -> int:
     return count
 
 
-@app.command()
 def rm(
     keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys, or their first digits")],
     dry_run: DryRun = False,
@@ -221,47 +215,6 @@ def rm(
 def removed_snapshots(names: list[str], dry_run: bool, as_json: bool) -> None:
     lines = [f"{'would remove' if dry_run else 'removed'} snapshot {name[:12]}" for name in names]
     answer({"dry_run": dry_run, "removed": [{"key": name} for name in names]}, as_json, *lines)
-
-
-@app.command()
-def unmount(
-    target: Annotated[list[str] | None, typer.Argument(metavar="DIR...", help="Targets of env run")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything that env run mounted on this node")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also what running processes use")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Unmount what env run left on targets; what was in them before the first run shows again.
-
-    What other processes use stays, with exit code 73.
-    """
-    import os
-    from pathlib import Path
-
-    from bootseer.env import lock, overlay
-    from bootseer.errors import ConfigError, NotFoundError, NotWritableError
-
-    state = Path(settings().state_dir)
-    if everything:
-        found = overlay.groups(state, os.getppid())[::-1]
-    elif target:
-        found = overlay.groups_on([Path(os.path.abspath(item)) for item in target], state, os.getppid())
-        if not found:
-            raise NotFoundError(f"nothing of bootseer is mounted on {' '.join(target)}")
-    else:
-        raise ConfigError("no target is named to unmount", hint="name its folder, or say --all")
-    done, left = [], []
-    for group in found:
-        shown = " ".join(str(item.host) for item in group.record.targets)
-        with lock.locked(tuple(group.record.targets), state, wait=_UNMOUNT_SECONDS), lock.groups_locked(state):
-            if not force and (who := group.in_use):
-                left.append(f"{shown} ({who})")
-                continue
-            group.take_down()
-        done.append(shown)
-    lines = [f"unmounted {shown}" for shown in done] or ["nothing was unmounted"]
-    answer([{"target": shown, "mounted": False} for shown in done], as_json, *lines)
-    if left:
-        raise NotWritableError(f"still in use: {', '.join(left)}", hint="end that, or unmount it with --force")
 
 
 def _execute(command: list[str], *, quiet: bool) -> int:
@@ -298,3 +251,6 @@ def _print_result(result: EnvResult, as_json: bool) -> None:
 
 def _seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+
+
+add_verbs(app, {"Run": (run,), "Snapshots of a store": (inspect, rm)})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import COMMAND_LAST, volume_parts
+from bootseer.cli._shared import COMMAND_LAST, Volumes, volume_parts
 from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ def register(app: typer.Typer) -> None:
 
 
 def enter(
-    command: Annotated[list[str], typer.Argument(metavar="CMD...")],
+    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
     image: Annotated[
         str, typer.Option(metavar="REF|DIR", help="Folder of an image (default: the image that the Slurm job names)")
     ] = "",
-    volumes: Annotated[list[str] | None, typer.Option("--volume", "-v", metavar="SRC:DST[:ro]")] = None,
+    volumes: Volumes = None,
     cwd: Annotated[str, typer.Option("--workdir", "-w", help="Folder to start in (default: the current one)")] = "",
 ) -> None:
     """Run a command in an image that is mounted or extracted already; no root is needed.

@@ -17,7 +17,7 @@ Target = Annotated[Path, typer.Argument(help="Mount point")]
 
 
 def register(app: typer.Typer) -> None:
-    for verb in (mount, status, unmount):
+    for verb in (mount, status):
         app.command(rich_help_panel=MOUNTS)(verb)
 
 
@@ -56,12 +56,6 @@ def status(target: Target, as_json: AsJson = False) -> None:
 
     found = _find(target).status()
     answer(found, as_json, *(f"{key:>18}: {value}" for key, value in msgspec.to_builtins(found).items()))
-
-
-def unmount(target: Target, as_json: AsJson = False) -> None:
-    """Unmount a folder of the store and end its server."""
-    _find(target).unmount()
-    answer({"target": str(target), "mounted": False}, as_json)
 
 
 def _find(target: Path) -> FsMount:

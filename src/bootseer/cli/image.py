@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli import image_look, image_mount, image_profile
 from bootseer.cli._shared import (
-    COMMAND_LAST,
     AsJson,
     Bars,
     DryRun,
@@ -24,31 +22,28 @@ from bootseer.cli._shared import (
     RequireSignature,
     StoreUrl,
     VerifyKey,
+    Volumes,
+    add_verbs,
     answer,
-    answer_table,
     count_text,
     settings,
     volume_parts,
 )
-from bootseer.cli.image_mount import status_lines, sweep
+from bootseer.cli.image_look import extract, inspect, ls
+from bootseer.cli.image_mount import mount, status, status_lines, sweep
+from bootseer.cli.image_touched import touched
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.folders import private_folder
 from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
-    from bootseer.config import Config
     from bootseer.image import ImageMount
-    from bootseer.image.inventory import Item
     from bootseer.image.runtime import Bind
     from bootseer.node.userimage import UserImage
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Container images that start before they have arrived")
-image_look.register(app)
-image_mount.register(app)
-app.add_typer(image_profile.app, name="profile")
 
 
-@app.command()
 def convert(
     ref: Ref,
     store: StoreUrl = "",
@@ -112,15 +107,16 @@ def convert(
     )
 
 
-@app.command(context_settings=COMMAND_LAST)
 def run(
     ref: Ref,
     command: Annotated[list[str] | None, typer.Argument(metavar="[CMD]...", help="Default: the image's own")] = None,
     job: JobName = "",
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K[=V]", help="Set a variable")] = None,
-    volume: Annotated[list[str] | None, typer.Option("--volume", "-v", metavar="SRC:DST[:ro]")] = None,
+    volume: Volumes = None,
     gpus: Annotated[str, typer.Option(metavar="all|NAMES", help="GPUs by CDI: all this job may use, or 0,1,...")] = "",
-    device: Annotated[list[str] | None, typer.Option("--device", metavar="VENDOR/CLASS=NAME", help="By CDI")] = None,
+    device: Annotated[
+        list[str] | None, typer.Option("--device", metavar="VENDOR/CLASS=NAME", help="Give it this device, by CDI")
+    ] = None,
     cwd: Annotated[str, typer.Option("--workdir", "-w", help="Folder in the container to start in")] = "",
     network: Annotated[str, typer.Option(help="host: the caller's; none")] = "host",
     runtime: Annotated[str, typer.Option(help="runc or crun (default: the first that works)")] = "",
@@ -205,19 +201,6 @@ def run(
     raise typer.Exit(code)
 
 
-@app.command()
-def ps(as_json: AsJson = False) -> None:
-    """List containers, starts and mounted images of this node; `stale` is what killed processes left.
-
-    The next start ends what is stale. So does `bootseer clean`.
-    """
-    found = _inventory(settings())
-    columns = ("kind", "id", "state", "image or command", "folder")
-    rows = [(x.kind, x.id, x.state, x.what, x.folder) for x in found]
-    answer_table(found, as_json, columns, rows, columns, "nothing of bootseer runs or is mounted on this node")
-
-
-@app.command()
 def rm(
     refs: Annotated[
         list[str], typer.Argument(metavar="REF...", help="Converted images; `bootseer store ls` lists them")
@@ -240,12 +223,6 @@ def rm(
     done = "would remove" if dry_run else "removed"
     lines = [f"{done} {one_line(record.reference)} ({record.image[7:19]})" for record in found]
     answer({"dry_run": dry_run, "removed": found}, as_json, *lines)
-
-
-def _inventory(config: Config) -> list[Item]:
-    from bootseer.image import inventory
-
-    return inventory.listing(Path(config.state_dir), Path(config.cache_dir))
 
 
 def _remove(folder: Path) -> None:
@@ -277,3 +254,12 @@ def _bind(text: str) -> Bind:
     if not os.path.exists(bind.source):
         raise NotFoundError(f"no file or folder {bind.source} to show in the container")
     return bind
+
+
+add_verbs(
+    app,
+    {
+        "Convert and use": (convert, run, mount, status),
+        "Images of a store": (ls, inspect, extract, touched, rm),
+    },
+)

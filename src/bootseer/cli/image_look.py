@@ -1,11 +1,10 @@
-"""``bootseer image ls``, ``cat`` and ``extract``: converted images without a mount."""
+"""``bootseer image ls``, ``inspect`` and ``extract``: converted images without a mount."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +23,7 @@ from bootseer.cli._shared import (
     answer,
     print_json,
     settings,
+    write_out,
 )
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.units import one_line
@@ -44,11 +44,6 @@ _KINDS = {
     stat.S_IFIFO: "fifo",
     stat.S_IFSOCK: "socket",
 }
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (ls, cat, extract, inspect):
-        app.command()(verb)
 
 
 def ls(
@@ -83,26 +78,11 @@ def inspect(ref: Ref, store: StoreUrl = "", plain_http: PlainHttp = None, as_jso
     answer(record, as_json, *(f"{name:>12}: {_value(value)}" for name, value in fields.items()))
 
 
-def cat(
-    ref: Ref,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="File in the image; links are followed")],
-    store: StoreUrl = "",
-    plain_http: PlainHttp = None,
-) -> None:
-    """Print a file of a converted image without mounting it; only its own blocks are fetched."""
-    with opened(ref, store, plain_http) as tree:
-        reader = tree.reader
-        _, inode = reader.resolve(os.fsencode(path))
-        if not inode.is_file:
-            raise BootseerError(f"cannot print {path} of {ref}: it is no file but a {_KINDS[stat.S_IFMT(inode.mode)]}")
-        for offset in range(0, inode.size, _PIECE):
-            sys.stdout.buffer.write(reader.read(inode, offset, _PIECE))
-        sys.stdout.buffer.flush()
-
-
 def extract(
     ref: Ref,
-    target: Annotated[Path, typer.Argument(metavar="DIR", help="Empty or new folder")],
+    target: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Empty or new folder")] = None,
+    file: Annotated[str, typer.Option("--file", metavar="PATH", help="Only this file; links are followed")] = "",
+    output: Annotated[Path, typer.Option("--output", "-o", help="With --file: where to; - is stdout")] = Path("-"),
     job: JobName = "",
     store: StoreUrl = "",
     verify_key: VerifyKey = "",
@@ -112,15 +92,24 @@ def extract(
     """Write all files of a converted image into DIR, for hosts where nothing may be mounted.
 
     Files that earlier starts (of --job) touched come first, and a file is there only when it is whole. Without root,
-    owners and device nodes are not kept.
+    owners and device nodes are not kept. With --file one file is written, and only its own blocks are fetched.
+
+    Example: bootseer image extract REF --file /etc/os-release
     """
     from bootseer import image
     from bootseer.blocks.extract.tree import extract as bring
+    from bootseer.blocks.offline import look
     from bootseer.blocks.profiles.library import ProfileKey
     from bootseer.objects import open_store
 
     config = settings(store, verify_key, require_signature)
+    if bool(file) is (target is not None):
+        raise typer.BadParameter("name a DIR for all files, or one with --file")
     record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
+    if target is None:
+        with look(open_store(config.store_url), record.tree, Path(config.cache_dir)) as tree:
+            write_out(_content(tree.reader, ref, file), output)
+        return
     began = time.monotonic()
     with Bars(quiet=False) as bars:
         bring(
@@ -132,6 +121,14 @@ def extract(
             progress=lambda done, total: bars.update("extract", done, total),
         )
     typer.echo(f"extracted {ref} into {target} in {time.monotonic() - began:.1f} s")
+
+
+def _content(reader: Reader, ref: str, path: str) -> Iterator[bytes]:
+    _, inode = reader.resolve(os.fsencode(path))
+    if not inode.is_file:
+        raise BootseerError(f"cannot print {path} of {ref}: it is no file but a {_KINDS[stat.S_IFMT(inode.mode)]}")
+    for offset in range(0, inode.size, _PIECE):
+        yield reader.read(inode, offset, _PIECE)
 
 
 def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:

@@ -24,7 +24,7 @@ _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PANELS = {
     "Start here": ("doctor", "demo"),
     "Jobs": ("run", "exec", "profile"),
-    "What a start reads": ("image", "env", "fs", "store"),
+    "What a start reads": ("image", "env", "fs", "unmount", "store"),
     "This node": ("cache", "clean", "node", "slurm", "containerd", "csi"),
 }
 """Panel of the help -> groups and verbs, in the order of use."""

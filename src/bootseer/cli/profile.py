@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli import profile_fleet, profile_import, profile_serve
-from bootseer.cli._shared import COMMAND_LAST, AsJson, Group, Limit, print_json, understood
+from bootseer.cli._shared import COMMAND_LAST, AsJson, Group, Limit, print_json, understood, write_out
 from bootseer.cli.profile_fleet import given_paths
-from bootseer.cli.profile_import import write_out
 from bootseer.errors import ConfigError
 from bootseer.units import one_line
 
@@ -155,7 +154,7 @@ def export(
         document = page.html(log, picked).encode()
     else:
         document = prometheus.text(starts.of(log, picked)).encode()
-    write_out(document, output)
+    write_out([document], output)
 
 
 def _nodes(given: str | None) -> tuple[int | None, list[str]]:

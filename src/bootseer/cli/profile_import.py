@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._shared import write_out
 from bootseer.errors import DataError, doing
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def import_(
         document = b"".join(pods.events(_text(kubernetes), job))
     else:
         document = _of_logs(logs or [], known(patterns), job=job, attempt=attempt, node=node, gpus=gpus, utc=utc)
-    write_out(document, output)
+    write_out([document], output)
 
 
 def _of_sacct(file: Path, job: str) -> bytes:
@@ -130,12 +131,3 @@ def _year(file: Path) -> int | None:
         return None
     with doing(f"read {file}"):
         return datetime.datetime.fromtimestamp(file.stat().st_mtime).year
-
-
-def write_out(document: bytes, output: Path) -> None:
-    """Write a file, or stdout where it is ``-``."""
-    if str(output) == "-":
-        sys.stdout.buffer.write(document)
-        return
-    with doing(f"write {output}"):
-        output.write_bytes(document)

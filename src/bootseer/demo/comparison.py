@@ -118,8 +118,8 @@ class Demo:
                 "BOOTSEER_CACHE_DIR": str(work / "cache-again"),
                 "BOOTSEER_STATE_DIR": str(work / "state-again"),
             }
-            run([*BOOTSEER, "image", "mount", "--read-only", _ref(site), str(target)], env=environ)
-            stack.callback(run, [*BOOTSEER, "image", "unmount", str(target)], env=environ)
+            run([*BOOTSEER, "image", "mount", _ref(site), str(target)], env=environ)
+            stack.callback(run, [*BOOTSEER, "unmount", str(target)], env=environ)
             return tree.differences(self.ingredients.rootfs, target)
 
     def _figures(self, identical: bool, total: float) -> None:

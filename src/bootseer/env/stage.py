@@ -34,7 +34,7 @@ def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Con
     (Once more, without a snapshot, in the rare case that the overlay with its result cannot be mounted again.)
 
     With mounts, the targets' overlays are there before ``runner`` is called and stay after it, until the result's
-    ``mounts`` are unmounted or ``bootseer env unmount`` is called. Raises `ConfigError` for a wrong ``spec``,
+    ``mounts`` are unmounted or ``bootseer unmount`` is called. Raises `ConfigError` for a wrong ``spec``,
     `NotWritableError` when other processes use another environment on the targets, and what ``runner`` raises (nothing
     stays mounted then); snapshot trouble is only logged.
     """
@@ -134,7 +134,7 @@ class _Stage:
             if who:
                 raise overlay.InUseError(
                     f"cannot set up {group.mounted[0]}: {who} uses the environment {record.key[:12]} there",
-                    hint="end that, use another target, or run `bootseer env unmount --force DIR` first",
+                    hint="end that, use another target, or run `bootseer unmount --force DIR` first",
                 )
             level = logging.INFO if untouched else logging.WARNING
             log.log(level, "removing the overlay of snapshot %s, with what was written to it", record.key[:12])

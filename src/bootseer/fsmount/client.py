@@ -198,7 +198,7 @@ def start(
             old = FsMount(record, path)
             if old.status().alive:
                 raise NotWritableError(
-                    f"{mountpoint} is already a mount of {old.url}", hint="`bootseer fs unmount` it first"
+                    f"{mountpoint} is already a mount of {old.url}", hint="`bootseer unmount` it first"
                 )
             _log.warning("the server of %s has died; removing its mount", mountpoint)
             old.end()

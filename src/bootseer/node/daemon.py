@@ -132,7 +132,7 @@ class Daemon:
         if self._draining:
             raise UnavailableError("the node daemon is being drained: it mounts nothing more", hint="ask root")
         if client.uid and sum(one.record.mount.uid == owner for one in self._entries.values()) >= MAX_MOUNTS:
-            raise UnavailableError(f"user {owner} has {MAX_MOUNTS} mounts", hint="bootseer image unmount ends one")
+            raise UnavailableError(f"user {owner} has {MAX_MOUNTS} mounts", hint="bootseer unmount ends one")
         self._check_running(client)
         session, pidfd = (None, -1) if request.job else _session_of(client, request.process)
         place = self._places / secrets.token_hex(6)

@@ -61,7 +61,8 @@ class RegistryStore(Store):
             ref = Reference.parse(rest.rstrip("/"))
         except ConfigError as exc:
             raise ConfigError(f"bad store {url}: {exc.message}", hint="write registry://HOST[:PORT]/NAME") from None
-        if ref.tag not in ("", "latest") or not ref.registry or scheme not in _SCHEMES:
+        host = rest.partition("/")[0]
+        if ref.tag not in ("", "latest") or ref.registry != host or scheme not in _SCHEMES:
             raise ConfigError(f"bad store {url}", hint="write registry://HOST[:PORT]/NAME, without a tag")
         self._image = ref.digest
         self._ref = msgspec.structs.replace(ref, digest="", tag="latest")

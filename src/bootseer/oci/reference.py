@@ -16,6 +16,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
 _SAVED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]*\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?\Z")
+_HUB = "docker.io"
 _FORM = "write HOST[:PORT]/NAME[:TAG|@sha256:...], oci:DIR[:TAG] or docker-archive:FILE[:NAME]"
 
 
@@ -36,7 +37,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Parse ``text``; `ConfigError` when it is no reference. A registry reference without tag means ``latest``."""
+        """Parse ``text``; `ConfigError` when it is no reference. A registry reference without tag means ``latest``, and
+        one without a registry ``docker.io``, with ``library/`` before a single name: as everywhere else."""
         body, digest = text, ""
         if "@" in text:
             body, _, digest = text.rpartition("@")
@@ -56,7 +58,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
             return cls(archive=str(Path(file).absolute()), tag=tag, digest=digest)
         host, sep, rest = body.partition("/")
         if not sep or not _HOST.match(host) or not ("." in host or ":" in host or host == "localhost"):
-            raise ConfigError(f"no registry in image reference {text!r}", hint=_FORM)
+            host, rest = _HUB, body
+        if host == _HUB and "/" not in rest:
+            rest = f"library/{rest}"
         name, colon, tag = rest.partition(":")
         if not _NAME.match(name) or (colon and not _TAG.match(tag)):
             raise ConfigError(f"bad image reference {text!r}", hint=_FORM)

@@ -1,0 +1,115 @@
+"""``bootseer unmount``: ends a mount of an image, an environment or a striped store."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bootseer.cli._shared import AsJson, ForJob, answer, settings
+from bootseer.errors import NotFoundError, NotWritableError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bootseer.config import Config
+    from bootseer.env.overlay import Group
+    from bootseer.node.protocol import Mount
+
+log = logging.getLogger(__name__)
+_SECONDS = 60.0
+"""How long it waits for an `env run` on the same target."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("unmount")(unmount)
+
+
+def unmount(
+    target: Annotated[list[str] | None, typer.Argument(metavar="[DIR]...", help="Mount points, or ids")] = None,
+    environments: Annotated[
+        bool, typer.Option("--environments", help="Everything that env run mounted on this node")
+    ] = False,
+    for_job: ForJob = "",
+    force: Annotated[bool, typer.Option("--force", help="Also environments that running processes use")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Unmount an image, an environment or a folder of a striped store; what was written on top of it is deleted.
+
+    What was in a target of env run before the first run shows again. What processes use stays, with exit code 73.
+
+    Example: bootseer unmount /mnt/torch
+    """
+    from bootseer.env import overlay
+    from bootseer.kernel import mount as mounts
+
+    if [bool(target), environments, bool(for_job)].count(True) != 1:
+        raise typer.BadParameter("name a DIR, or say --environments or --for-job")
+    config, done, left = settings(), list[str](), list[str]()
+    if for_job:
+        from bootseer.node import client
+
+        done = [one.folder for one in client.unmount_job(for_job, config=config)]
+    else:
+        state, paths = Path(config.state_dir), [Path(os.path.abspath(item)) for item in target or []]
+        groups = overlay.groups(state, os.getppid())[::-1] if environments else None
+        groups = overlay.groups_on(paths, state, os.getppid()) if groups is None else groups
+        covered = {mounts.real(item.host) for group in groups for item in group.record.targets}
+        _end_environments(groups, state, force, done, left)
+        for item, path in zip(target or [], paths, strict=True):
+            if mounts.real(path) not in covered:
+                _end_other(item, config)
+                done.append(item)
+    lines = [f"unmounted {shown}" for shown in done] or ["nothing was unmounted"]
+    answer([{"target": shown, "mounted": False} for shown in done], as_json, *lines)
+    if left:
+        raise NotWritableError(f"still in use: {', '.join(left)}", hint="end that, or unmount it with --force")
+
+
+def _end_environments(groups: Sequence[Group], state: Path, force: bool, done: list[str], left: list[str]) -> None:
+    from bootseer.env import lock
+
+    for group in groups:
+        shown = " ".join(str(item.host) for item in group.record.targets)
+        with lock.locked(tuple(group.record.targets), state, wait=_SECONDS), lock.groups_locked(state):
+            if not force and (who := group.in_use):
+                left.append(f"{shown} ({who})")
+                continue
+            group.take_down()
+        done.append(shown)
+
+
+def _end_other(target: str, config: Config) -> None:
+    from bootseer import fsmount, image
+    from bootseer.node import client
+
+    if found := daemon_mounts(config, target):
+        client.unmount(found[0].id, config=config)
+    elif striped := fsmount.find(Path(target), config=config):
+        striped.unmount()
+    else:
+        try:
+            mounted = image.attach(target, Path(config.state_dir))
+        except NotFoundError:
+            hint = "bootseer image status lists images"
+            raise NotFoundError(f"nothing of bootseer is mounted on {target}", hint=hint) from None
+        mounted.unmount()
+
+
+def daemon_mounts(config: Config, target: str = "") -> list[Mount]:
+    """What the node daemon, if there is one, has mounted for this user; only ``target``, if it is given."""
+    from bootseer.node import client
+
+    wanted = (target, os.path.abspath(target))
+    try:
+        found = client.mounts(config=config)
+    except client.AbsentError:
+        return []
+    except UnavailableError as exc:
+        log.warning("%s; looking without it", exc)
+        return []
+    return [one for one in found if not target or one.id in wanted or one.folder in wanted]
