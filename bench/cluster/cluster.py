@@ -25,7 +25,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import mock
 
 import msgspec
 
@@ -33,7 +32,7 @@ from bench.cluster import figures as cluster_figures
 from bench.cluster import scenario, started
 from bench.cluster.scenario import Scenario
 from bench.cluster.site import RECIPE, Cluster, cache
-from bench.common import figures, invocation
+from bench.common import figures, invocation, ordinary
 from bench.comparison import starts as jobs
 from bench.comparison.image import uv
 from bench.comparison.ingredients import Ingredients
@@ -46,8 +45,13 @@ from bootseer.launch.job import Job, MountTable
 from bootseer.objects import open_store
 from bootseer.report import Report, Run, new
 
-STRICT = (*started.STARTED, started.STRICT)
-MIX = (sys.executable, "-m", "bench.cluster.mix")
+PROGRAMS = {
+    "ordinary": ordinary.PROGRAM,
+    "local": ordinary.PROGRAM,
+    "strongest": (sys.executable, "-m", "bench.cluster.mix"),
+    "strict": (*started.STARTED, started.STRICT),
+}
+"""What is run as bootseer by starts that are not ours, or not with all of it."""
 _SETTLE_SECONDS = 300.0
 _OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
 """Begins the command line of a node: what it mounts is not in the containers of others, which would keep it in use."""
@@ -103,9 +107,7 @@ class Fleet:
         for node in empty if variant != "local" else ():
             self._clean(variant, node)
         os.sync()
-        program = {"strongest": MIX, "strict": STRICT}.get(variant, BOOTSEER)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch("bootseer.demo.starts.BOOTSEER", program))
             stack.enter_context(self.cluster.slow_node(scenario.slow_node))
             stack.enter_context(self.cluster.hadoop.slowed(0, scenario.slow_datanode))
             stack.enter_context(self.cluster.busy_registry(scenario.registry_readers))
@@ -129,13 +131,14 @@ class Fleet:
         if variant == "local":
             job = jobs.job_file(site, local_env=parts.job_env, local_checkpoint=parts.checkpoint)
         else:
-            job = jobs.job_file(site)
+            job = jobs.job_file(site, plain=_way(variant) != "bootseer")
         if variant == "strongest":
             job = self._with_uv(job)
         environ = {
             **SETTINGS,
             "BOOTSEER_STORE": site.store,
-            "BOOTSEER_HDFS_CLIENT": site.hdfs_client,
+            "BENCH_HDFS_CLIENT": site.hdfs_client,
+            "BENCH_CONTAINERD": site.containerd,
             "BOOTSEER_REGISTRY_MIRRORS": self.cluster.mirrors(self.way),
             "BOOTSEER_NODES": str(1 if scenario.alone else len(self.cluster.nodes)),
             "BOOTSEER_NODE_RANK": str(number),
@@ -151,6 +154,7 @@ class Fleet:
             without="" if _way(variant) == "bootseer" else "all",
             node=node.name,
             prefix=node.argv(_OWN_MOUNTS),
+            program=PROGRAMS.get(variant, BOOTSEER),
         )
 
     def _with_uv(self, job: Job) -> Job:

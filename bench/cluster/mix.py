@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 from unittest import mock
+
+from bench.common import ordinary, peers
+from bootseer import oci
+from bootseer.kernel import mount
 
 _STREAMS = 4
 _CHUNK = 8 << 20
@@ -42,41 +46,30 @@ def copy(url: str, destination: Path) -> None:
             pass
 
 
-class NydusRootfs:
-    """Stands in for `bootseer.launch.ordinary.containerd_rootfs`: the image at ``rootfs``, writable by an overlay."""
-
-    def __init__(self, ref: str, address: str, rootfs: Path, *, plain_http: bool) -> None:
-        self.rootfs = rootfs
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> NydusRootfs:
-        from bench.common import peers
-        from bootseer.kernel import mount
-
-        work = Path(os.environ["BOOTSEER_CACHE_DIR"], "nydus")  # what is in its cache stays on the node
-        work.mkdir(exist_ok=True)
-        upper, inner = self.rootfs.with_name("upper"), self.rootfs.with_name("inner")
-        upper.mkdir()
-        inner.mkdir()
-        self.rootfs.mkdir(exist_ok=True)
-        with self._stack as stack:
-            lower = stack.enter_context(peers.Nydus(work, **json.loads(os.environ["CLUSTER_NYDUS"])))
-            mount.mount_overlay([lower.target], self.rootfs, upper=upper, work=inner)
-            stack.callback(mount.unmount, self.rootfs)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exc: Any) -> None:
-        self._stack.close()
+@contextlib.contextmanager
+def nydus_rootfs(ref: str, rootfs: Path) -> Iterator[oci.Image]:
+    """Stands in for `bootseer.launch.whole.unpacked`: the image served by nydusd, writable by an overlay."""
+    work = Path(os.environ["BOOTSEER_CACHE_DIR"], "nydus")  # what is in its cache stays on the node
+    work.mkdir(exist_ok=True)
+    upper, inner = rootfs.with_name("upper"), rootfs.with_name("inner")
+    for folder in (upper, inner, rootfs):
+        folder.mkdir(exist_ok=True)
+    with oci.open_image(ref) as pulled, peers.Nydus(work, **json.loads(os.environ["CLUSTER_NYDUS"])) as lower:
+        mount.mount_overlay([lower.target], rootfs, upper=upper, work=inner)
+        try:
+            yield pulled
+        finally:
+            mount.unmount(rootfs)
 
 
 def main() -> None:
     from bootseer.cli import main as cli
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch("bootseer.launch.checkpoint.copy_checkpoint", copy))
-        if os.environ.get("CLUSTER_NYDUS"):
-            stack.enter_context(mock.patch("bootseer.launch.node.containerd_rootfs", NydusRootfs))
+    rootfs = nydus_rootfs if os.environ.get("CLUSTER_NYDUS") else ordinary.containerd_rootfs
+    with (
+        mock.patch("bootseer.launch.node.unpacked", rootfs),
+        mock.patch("bootseer.launch.checkpoint.copy_checkpoint", copy),
+    ):
         cli.main()
 
 

@@ -18,7 +18,6 @@ import shutil
 import statistics
 import sys
 from pathlib import Path
-from unittest import mock
 
 import msgspec
 import numpy
@@ -70,13 +69,14 @@ class Starts(comparison.Demo):
 
     def _once(self, name: str, variant: str, number: int, site: Site, work: Path) -> Run:
         link = Link(self.rate_mbit)
-        with mock.patch("bootseer.demo.starts.BOOTSEER", (*STARTED, variant)), site.reached(link):
+        with site.reached(link):
             done = starts.run(
                 "start",  # one name of the job: its starts share what they record
                 _job(site),
                 work,
                 environ={**SETTINGS, "BOOTSEER_STORE": str(site.store)},
                 received=lambda: link.bytes,
+                program=(*STARTED, variant),
             )
             workplace.await_end(work, 180.0)
         invocation.say(f"{name} {number}: {done.seconds:.2f} s, {done.bytes_ready / 1e6:.0f} MB until the first step")

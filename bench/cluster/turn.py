@@ -15,7 +15,6 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 from bench.cluster.started import BESIDE, IN_TURN, STARTED
 from bench.common import figures, invocation, peers
@@ -55,8 +54,7 @@ class Turns(comparison.Demo):
     def _once(self, variant: str, number: int, site: starts.Site, node: Node, work: Path) -> Run:
         for kind in ("cache", "state"):
             shutil.rmtree(work / f"{kind}-again", ignore_errors=True)
-        with mock.patch("bootseer.demo.starts.BOOTSEER", (*STARTED, variant)):
-            done = starts.run(site, node, "again", starts.job_file(site), work)
+        done = starts.run(site, node, "again", starts.job_file(site), work, program=(*STARTED, variant))
         workplace.await_end(work, _SETTLE_SECONDS)
         waited = done.record.image.get("waited_seconds")
         invocation.say(f"{variant} {number}: {done.seconds:.2f} s, readers of the image waited for {waited} s")

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.common import ordinary
 from bench.comparison import starts
 from bench.comparison.ingredients import Ingredients
 from bench.comparison.recipe import Recipe
@@ -141,7 +142,9 @@ class Demo:
         for kind in ("cache", "state"):
             shutil.rmtree(work / f"{kind}-{variant}", ignore_errors=True)
         without = "all" if variant in ("ordinary", "local") else ""
-        done = starts.run(site, node, variant, job or starts.job_file(site), work, without=without)
+        job = job or starts.job_file(site, plain=variant == "ordinary")
+        program = ordinary.PROGRAM if without else BOOTSEER
+        done = starts.run(site, node, variant, job, work, without=without, program=program)
         workplace.await_end(work, _SETTLE_SECONDS)  # the next start is to find the hot pack, and the cores
         self.starts.setdefault(variant, []).append(done)
         self.say(f"{variant}: first step after {done.seconds:.1f} s, {done.bytes_ready / 1e6:.0f} MB over the link")
@@ -156,21 +159,21 @@ class Demo:
 
     def _compare(self, site: starts.Site, prefix: list[str], work: Path) -> None:
         """Mount both root file systems read-only, the bootseer one from the ``again`` node's own cache, and compare."""
-        ordinary, fast = work / "tree-ordinary", work / "tree-bootseer"
+        plain, fast = work / "tree-ordinary", work / "tree-bootseer"
         environ = {
             "BOOTSEER_STORE": site.store,
             "BOOTSEER_CACHE_DIR": str(work / "job/cache-again"),
             "BOOTSEER_STATE_DIR": str(work / "job/state-again"),
         }
-        ordinary.mkdir()
+        plain.mkdir()
         fast.mkdir()
         with contextlib.ExitStack() as stack:
             ctr = ["ctr", "--address", site.containerd, "images"]
-            run([*ctr, "mount", site.ref, str(ordinary)])
-            stack.callback(run, [*ctr, "unmount", "--rm", str(ordinary)])
+            run([*ctr, "mount", site.ref, str(plain)])
+            stack.callback(run, [*ctr, "unmount", "--rm", str(plain)])
             run([*prefix, *BOOTSEER, "image", "mount", site.ref, str(fast)], env=environ)
             stack.callback(run, [*prefix, *BOOTSEER, "unmount", str(fast)], env=environ)
-            self.entries, self.differences = tree.differences(ordinary, fast)
+            self.entries, self.differences = tree.differences(plain, fast)
         for line in self.differences:
             log.error("file trees differ: %s", line)
 

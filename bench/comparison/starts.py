@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from bootseer.demo import starts
+from bootseer.demo.programs import BOOTSEER
 from bootseer.demo.starts import Measured
 from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
 from support.netns import Node
@@ -28,8 +30,11 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     containerd: str
 
 
-def job_file(site: Site, *, local_env: Path | None = None, local_checkpoint: Path | None = None) -> Job:
-    """The demo's job. With ``local_env`` and ``local_checkpoint`` nothing is left to load but the image."""
+def job_file(
+    site: Site, *, local_env: Path | None = None, local_checkpoint: Path | None = None, plain: bool = False
+) -> Job:
+    """The demo's job. With ``local_env`` and ``local_checkpoint`` nothing is left to load but the image; ``plain``: its
+    checkpoint is in plain files."""
     mounts = []
     if local_env and local_checkpoint:
         mounts = [MountTable(source=str(local_env), target=JOB_ENV)]
@@ -42,7 +47,7 @@ def job_file(site: Site, *, local_env: Path | None = None, local_checkpoint: Pat
             env={"PYTHONPATH": JOB_ENV, "INDEX_URL": site.index_url, "INDEX_HOST": site.index_host},
             cwd="/job",
         ),
-        image=ImageTable(ref=site.ref, containerd=site.containerd),
+        image=ImageTable(ref=site.ref),
         env=None
         if mounts
         else EnvTable(
@@ -51,18 +56,20 @@ def job_file(site: Site, *, local_env: Path | None = None, local_checkpoint: Pat
             key_files=["/job/setup.sh", "/job/requirements.txt"],
             key_env=["INDEX_URL"],
         ),
-        checkpoint=None if mounts else CheckpointTable(url=site.striped, ordinary_url=site.plain, path=CHECKPOINT),
+        checkpoint=None if mounts else CheckpointTable(url=site.plain if plain else site.striped, path=CHECKPOINT),
         mounts=mounts,
     )
 
 
 def run(
-    site: Site, node: Node, variant: str, job: Job, work: Path, *, without: str = "", cache: Path | None = None
+    site: Site, node: Node, variant: str, job: Job, work: Path, *, without: str = "", program: Sequence[str] = BOOTSEER
 ) -> Measured:
     """Start ``job`` on ``node`` and wait for its end, as `bootseer.demo.starts.run` does."""
-    environ = {"BOOTSEER_STORE": site.store, "BOOTSEER_HDFS_CLIENT": site.hdfs_client}
-    if cache:
-        environ["BOOTSEER_CACHE_DIR"] = str(cache)
+    environ = {
+        "BOOTSEER_STORE": site.store,
+        "BENCH_HDFS_CLIENT": site.hdfs_client,
+        "BENCH_CONTAINERD": site.containerd,
+    }
     return starts.run(
         variant,
         job,
@@ -72,4 +79,5 @@ def run(
         without=without,
         node=node.name,
         prefix=node.argv([]),
+        program=program,
     )

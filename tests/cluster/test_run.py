@@ -82,7 +82,6 @@ gpus = 8
 env = {{ {shown} }}
 [image]
 ref = "oci:{self.site}/layout:v1"
-ordinary = "unpack"
 [env]
 command = ["sh", "/job/setup.sh"]
 targets = ["/env"]
@@ -90,7 +89,6 @@ key_files = ["/job/requirements"]
 key_env = ["WHICH"]
 [checkpoint]
 url = "{self.site}/striped/{checkpoint}"
-ordinary_url = "{self.site}/plain"
 path = "/checkpoint"
 latest = {latest}
 """)
@@ -262,7 +260,11 @@ def test_everything_the_ordinary_way(node: Place) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "set-up ran\npackage 1.0\n" + WEIGHTS.decode()
     summary = node.summary()
-    assert (summary["image"]["how"], summary["env"]["how"], summary["checkpoint"]["how"]) == ("unpack", "ran", "copied")
+    assert (summary["image"]["how"], summary["env"]["how"], summary["checkpoint"]["how"]) == (
+        "unpacked",
+        "ran",
+        "copied",
+    )
     assert done.stderr == ""
     assert clean(node)
 

@@ -24,7 +24,7 @@ def run(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="What to start: docs/reference/job-file.md")],
     without: Annotated[
         str,
-        typer.Option(metavar="LIST", help="Do these the ordinary way: image,env,checkpoint (comma-separated), or all"),
+        typer.Option(metavar="LIST", help="Do without these: image,env,checkpoint (comma-separated), or all"),
     ] = "",
     convert: Annotated[bool, typer.Option("--convert", help="Convert the image if it is not, on one node")] = False,
     store: StoreUrl = "",

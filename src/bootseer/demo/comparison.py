@@ -84,7 +84,7 @@ class Demo:
         with site.reached(link):
             done = starts.run(
                 variant,
-                self._local_job() if local else _job(site),
+                self._local_job() if local else _job(site, plain=variant == "ordinary"),
                 work,
                 environ={**SETTINGS, "BOOTSEER_STORE": str(site.store)},
                 received=lambda: link.bytes,
@@ -104,7 +104,7 @@ class Demo:
         mounts = [MountTable(source=str(path), target=f"/{path.name}") for path in tops]
         mounts += [MountTable(source=str(parts.job_env), target=JOB_ENV)]
         mounts += [MountTable(source=str(parts.checkpoint), target="/checkpoint")]
-        image = ImageTable(ref=f"oci:{parts.empty}", ordinary="unpack")
+        image = ImageTable(ref=f"oci:{parts.empty}")
         return Job(job=_TRAINING, image=image, mounts=mounts)
 
     def _differences(self, site: Site, work: Path) -> tuple[int, list[str]]:
@@ -169,8 +169,8 @@ def _ref(site: Site) -> str:
     return f"oci:{site.shared}/image"
 
 
-def _job(site: Site) -> Job:
-    """The job as a user writes it, with the addresses of ``site``."""
+def _job(site: Site, *, plain: bool = False) -> Job:
+    """The job as a user writes it, with the addresses of ``site``; ``plain``: its checkpoint in plain files."""
     pip = ["python3", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--root-user-action", "ignore"]
     pip += [
         "--no-cache-dir",
@@ -182,13 +182,11 @@ def _job(site: Site) -> Job:
     ]
     return Job(
         job=_TRAINING,
-        image=ImageTable(ref=_ref(site), ordinary="unpack"),
+        image=ImageTable(ref=_ref(site)),
         env=EnvTable(
             command=[*pip, "--target", JOB_ENV, "--requirement", "/job/requirements.txt"],
             targets=[JOB_ENV],
             key_files=["/job/requirements.txt"],
         ),
-        checkpoint=CheckpointTable(
-            url=f"{site.shared}/striped/checkpoint", ordinary_url=f"{site.shared}/checkpoint", path="/checkpoint"
-        ),
+        checkpoint=CheckpointTable(url=f"{site.shared}/{'' if plain else 'striped/'}checkpoint", path="/checkpoint"),
     )

@@ -54,11 +54,13 @@ def run(
     without: str = "",
     node: str = "node",
     prefix: Sequence[str] = (),
+    program: Sequence[str] = BOOTSEER,
 ) -> Measured:
     """Start ``job`` in the folder ``work`` and wait for its end. Raises `BootseerError` with the end of its log.
 
     ``received`` tells how many bytes have crossed the node's link. ``prefix`` begins the command line, and may put it
-    into the node's network. ``environ``: more variables, such as the settings.
+    into the node's network. ``environ``: more variables, such as the settings. ``program``: what is run as
+    bootseer.
     """
     work.mkdir(parents=True, exist_ok=True)
     job_path, summary, log_path = work / f"{variant}.toml", work / f"{variant}.json", work / f"{variant}.log"
@@ -77,7 +79,7 @@ def run(
         "BOOTSEER_STATE_DIR": str(work / f"state-{variant}"),
         **environ,
     }
-    argv = [*BOOTSEER, "run", str(job_path), "--no-card", "--events",
+    argv = [*program, "run", str(job_path), "--no-card", "--events",
             str(work / "events"), "--summary", str(summary), "--without", without]  # fmt: skip
     at_ready: list[tuple[float, int]] = []
     watch = ReadyWatch(events, lambda: at_ready.append((time.monotonic(), received())))

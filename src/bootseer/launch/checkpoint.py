@@ -1,4 +1,4 @@
-"""The checkpoint of a start: a striped mount, prefetched in its turn, or an ordinary copy.
+"""The checkpoint of a start: a striped mount, prefetched in its turn, or a copy.
 
 What earlier starts of the job read of their checkpoints is known from the store; just that is prefetched into the node
 cache. Where nothing is known, all is. The turn of either comes after the hot blocks of the image, which the job needs
@@ -17,7 +17,7 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import CheckpointTable
-from bootseer.launch.ordinary import copy_checkpoint
+from bootseer.launch.whole import copy_checkpoint
 from bootseer.objects import open_store
 from bootseer.profile import emit
 from bootseer.stripefs.checkpoint import access, jobaccess
@@ -87,7 +87,7 @@ class CheckpointStage:
             self.folder.mkdir(parents=True, exist_ok=True)
         elif self._mount is None:
             with emit.span("checkpoint_load", how="copy"):
-                copy_checkpoint(_below(self.table.ordinary_url or self.table.url, self._name), self.folder)
+                copy_checkpoint(_below(self.table.url, self._name), self.folder)
         emit.annotate(span, checkpoint=self._how)
         return self.folder
 

@@ -1,7 +1,7 @@
 """The job file: what to start, from which image, with which set-up command and checkpoint.
 
 ``[env]``, ``[checkpoint]`` and ``[[mounts]]`` are optional; every technique has ``enabled`` (false starts that stage
-the ordinary way, which is how baselines are measured). Reference: ``docs/reference/job-file.md``, checked by a test.
+without it). Reference: ``docs/reference/job-file.md``, checked by a test.
 """
 
 from __future__ import annotations
@@ -49,17 +49,13 @@ class ImageTable(_Table, frozen=True, kw_only=True):
     ref: str
     """``host[:port]/name[:tag|@digest]``, ``oci:DIR[:tag]`` or ``docker-archive:FILE[:name]``."""
     enabled: bool = True
-    """True: lazy mount with hot-block prefetch. False: the ordinary pull."""
+    """True: lazy mount with hot-block prefetch. False: pulled and unpacked whole."""
     verify_key: str = ""
     """Public keys (a PEM file), one of which must have signed the image's conversion. Empty: that of the settings."""
     require_signature: bool = False
     """True: refuse the image when neither names a key."""
     convert: bool = False
     """True: convert the image when it is not converted; one node of those that start together does."""
-    ordinary: Literal["containerd", "unpack"] = "containerd"
-    """How the ordinary way loads it: ``ctr images pull`` of a running containerd, or bootseer's own full unpack."""
-    containerd: str = "/run/containerd/containerd.sock"
-    """Address of that containerd."""
 
 
 class EnvTable(_Table, frozen=True, kw_only=True):
@@ -91,8 +87,6 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     latest: bool = False
     """True: ``url`` is the folder that the job saves its checkpoints in, and the newest complete one is meant. While
     there is none, as at the first start, the container sees an empty folder."""
-    ordinary_url: str = ""
-    """The same files stored the ordinary way, copied by the stock client when ``enabled`` is false. Empty: ``url``."""
     enabled: bool = True
     """True: striped mount; what earlier starts read is prefetched. False: copy it all first."""
 
@@ -115,7 +109,7 @@ class Job(_Table, frozen=True, kw_only=True):
     mounts: list[MountTable] = []
 
     def without(self, techniques: set[str]) -> Job:
-        """The same job with the named techniques (``image``, ``env``, ``checkpoint``) done the ordinary way."""
+        """The same job without the named techniques (``image``, ``env``, ``checkpoint``)."""
         replaced = {
             name: msgspec.structs.replace(table, enabled=False)
             for name in techniques

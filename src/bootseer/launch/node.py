@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bootseer import env, fsmount, image, oci
+from bootseer import env, fsmount, image
 from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, from_os_error
@@ -33,9 +33,9 @@ from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import EnvTable, Job
 from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
-from bootseer.launch.ordinary import containerd_rootfs
 from bootseer.launch.ready import ReadyWatch
 from bootseer.launch.turn import until_hot
+from bootseer.launch.whole import unpacked
 from bootseer.node.client import in_daemon_cgroup
 from bootseer.objects import lease
 from bootseer.profile import emit
@@ -203,14 +203,9 @@ class _Node:
             rootfs, runs = self.mounted.rootfs, self.mounted.config
             self.image_digest = self.mounted.digest
         else:
-            pulled = oci.open_image(table.ref)
-            runs, how = pulled.config, table.ordinary
+            pulled = self.stack.enter_context(unpacked(table.ref, rootfs))
+            runs, how = pulled.config, "unpacked"
             self.image_digest = pulled.digest
-            if table.ordinary == "containerd":
-                plain = oci.Reference.parse(table.ref).plain_http(self.config.plain_http)
-                self.stack.enter_context(containerd_rootfs(table.ref, table.containerd, rootfs, plain_http=plain))
-            else:
-                oci.unpack(pulled, rootfs)
         emit.annotate(span, how=how)
         self.record.image["how"] = how
         return Container(self.job, rootfs, runs, self.events, self.identity.environ(self.gpus), self.devices)
