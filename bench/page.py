@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from bench.common import figures, plot, stripes_plot
+from bench.common import figures, plot
 from bench.image import ablate, rounds
 from bench.stripes import scheduler
 from bench.stripes.capped import CAP
-from bootseer.report import Run
+from bootseer.demo.report import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Benchmarks
@@ -93,7 +93,7 @@ def chart(report: dict[str, Any]) -> Iterator[str]:
     done = [msgspec.convert(run, Run) for run in report["runs"]]
     if report["name"] == "stripefs":
         name = "stripefs-scan.svg"
-        (ROOT / "docs" / name).write_text(stripes_plot.scan(done, 4 * CAP))
+        (ROOT / "docs" / name).write_text(plot.scan(done, 4 * CAP))
         yield f"\n![Read and write speed by stripe width and unit]({name})"
     if report["name"] == "image":
         name = "image-readiness.svg"

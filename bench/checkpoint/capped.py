@@ -21,8 +21,8 @@ from bench.stripes.capped import CAP
 from bench.stripes.client import Answer, Task
 from bench.stripes.faults import Faults
 from bench.stripes.runner import Runner
+from bootseer.demo.report import Report, Run
 from bootseer.errors import UnsupportedError
-from bootseer.report import Report, Run
 from support.shapedhdfs import ShapedHadoop
 
 PARTS = ("save", "frozen", "resume", "once", "sharing")

@@ -10,7 +10,7 @@ from functools import partial
 
 from bench.common import figures
 from bench.common.figures import Medians, Missing, paired
-from bootseer.report import Report
+from bootseer.demo.report import Report
 
 ONCE = "bench.checkpoint.once"
 """Module of the part ``once``; it has ``run(site, report, path, made, rounds=)`` and ``makers(report)`` of figures."""

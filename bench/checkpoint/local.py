@@ -13,8 +13,8 @@ from pathlib import Path
 from bench.checkpoint import mounts
 from bench.stripes.client import Task
 from bench.stripes.runner import LocalRunner
+from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
-from bootseer.report import Report, Run
 from bootseer.stripefs import open_fs
 
 PEERS = ("pyfuse3", "mfusepy")

@@ -26,8 +26,8 @@ from bench.checkpoint.state import Made
 from bench.common import figures
 from bench.stripes.client import Answer, Task
 from bench.stripes.runner import LIMIT, Wrong, say
+from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.report import Report, Run
 from support.shapedhdfs import ShapedHadoop
 
 RANKS = 4

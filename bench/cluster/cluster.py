@@ -29,21 +29,21 @@ from pathlib import Path
 import msgspec
 
 from bench.cluster import figures as cluster_figures
-from bench.cluster import scenario, started
-from bench.cluster.scenario import Scenario
-from bench.cluster.site import RECIPE, Cluster, cache
+from bench.cluster import started
+from bench.cluster.scenario import Scenario, load, names
+from bench.cluster.site import WORKLOAD, Cluster, cache
 from bench.common import figures, invocation, ordinary
-from bench.comparison import starts as jobs
-from bench.comparison.image import uv
-from bench.comparison.ingredients import Ingredients
+from bench.common.debian import uv
+from bench.common.invocation import say
+from bench.demo.full import JOB_ENV, forget_starts
+from bench.demo.ingredients import Ingredients
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import SETTINGS
 from bootseer.demo.programs import BOOTSEER, run
+from bootseer.demo.report import Report, Run, new
 from bootseer.demo.starts import Measured
 from bootseer.errors import BootseerError, DataError, PrivilegeError
 from bootseer.launch.job import Job, MountTable
-from bootseer.objects import open_store
-from bootseer.report import Report, Run, new
 
 PROGRAMS = {
     "ordinary": ordinary.PROGRAM,
@@ -86,7 +86,7 @@ class Fleet:
         made.variant, made.n = f"{scenario.name}:{variant}", number
         self.report.runs.append(made)
         took = made.failed or f"{made.seconds} s, {made.details['cpu_seconds']} CPU seconds"
-        invocation.say(f"{made.variant} {number}: {took}")
+        say(f"{made.variant} {number}: {took}")
 
     def _prepare(self, variant: str, scenario: Scenario) -> None:
         """The starts that come before: one that makes the job known, and one whose nodes keep what it leaves there."""
@@ -101,7 +101,7 @@ class Fleet:
         """One start on all nodes at once."""
         if variant == "first":
             self._known = False
-            self._forget()
+            forget_starts(self.site.store)
         nodes = range(1 if scenario.alone else len(self.cluster.nodes))
         empty = {"none": nodes, "all but one": nodes[1:2], "all": nodes[:0]}[scenario.kept]
         for node in empty if variant != "local" else ():
@@ -119,7 +119,7 @@ class Fleet:
         workplace.await_end(self.work / self.way / _way(variant), _SETTLE_SECONDS)
         self._there.add(_way(variant))
         self._known |= variant == "first"
-        wanted = self.cluster.parts.reference_losses()
+        wanted = self.cluster.parts.reference_losses
         if not all(starts.same_losses(wanted, one.losses) for one in done):
             raise DataError(f"{variant}: a node's losses are not those of the run that wrote the checkpoint")
         return self._run(scenario, done, moved, used)
@@ -127,18 +127,12 @@ class Fleet:
     def _start(self, variant: str, scenario: Scenario, number: int) -> Measured:
         node = self.cluster.nodes[number]
         site = msgspec.structs.replace(self.site, containerd=self.cluster.containerds[number])
-        parts = self.cluster.parts
-        if variant == "local":
-            job = jobs.job_file(site, local_env=parts.job_env, local_checkpoint=parts.checkpoint)
-        else:
-            job = jobs.job_file(site, plain=_way(variant) != "bootseer")
+        job = site.job(plain=_way(variant) != "bootseer", local=self.cluster.parts if variant == "local" else None)
         if variant == "strongest":
             job = self._with_uv(job)
         environ = {
             **SETTINGS,
-            "BOOTSEER_STORE": site.store,
-            "BENCH_HDFS_CLIENT": site.hdfs_client,
-            "BENCH_CONTAINERD": site.containerd,
+            **site.variables(),
             "BOOTSEER_REGISTRY_MIRRORS": self.cluster.mirrors(self.way),
             "BOOTSEER_NODES": str(1 if scenario.alone else len(self.cluster.nodes)),
             "BOOTSEER_NODE_RANK": str(number),
@@ -160,7 +154,7 @@ class Fleet:
     def _with_uv(self, job: Job) -> Job:
         assert job.env is not None
         command = ["/opt/uv", "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--cache-dir", _UV_CACHE,
-                   "--link-mode", "copy", "--index-url", self.cluster.site.index_url, "--target", jobs.JOB_ENV,
+                   "--link-mode", "copy", "--index-url", self.cluster.site.index_url, "--target", JOB_ENV,
                    "--requirement", "/job/requirements.txt"]  # fmt: skip
         shared = [
             MountTable(source=uv(), target="/opt/uv"),
@@ -173,7 +167,7 @@ class Fleet:
         target, index = self.work / "uv-target", self.cluster.site.index_url
         run([uv(), "pip", "install", "--quiet", "--python", "/usr/bin/python3", "--cache-dir",
              str(self.work / "uv-cache"), "--index-url", index, "--target", str(target), "--requirement",
-             str(RECIPE.job / "requirements.txt")])  # fmt: skip
+             str(WORKLOAD.job / "requirements.txt")])  # fmt: skip
         shutil.rmtree(target)
 
     def _run(self, scenario: Scenario, done: list[Measured], moved: dict[str, int], cpu: float) -> Run:
@@ -203,12 +197,6 @@ class Fleet:
             },
         )
 
-    def _forget(self) -> None:
-        store = open_store(self.site.store)
-        for prefix in ("profiles/", "env/"):
-            for entry in list(store.list(prefix)):
-                store.delete(entry.key)
-
     def _place(self, variant: str, node: int) -> Path:
         return self.work / self.way / _way(variant) / f"n{node}"
 
@@ -232,44 +220,36 @@ def _cpu_seconds() -> float:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    scenarios = [scenario.load(name) for name in options.scenario]
+    scenarios = [load(name) for name in options.scenario]
     if os.geteuid() != 0:
         raise PrivilegeError("the bench mounts file systems and makes network namespaces", hint="run it with sudo")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = new("cluster-quick" if options.quick else "cluster")
     place = cache()
     place.mkdir(parents=True, exist_ok=True)
-    with workplace.only_one(place):
-        workplace.sweep(place)
-        parts = Ingredients(RECIPE, place)
-        parts.prepare(invocation.say)
-        work = workplace.make(place)
+    parts = Ingredients(WORKLOAD, place)
+    with workplace.session(place, lambda: parts.prepare(say)) as work:
         began = time.monotonic()
-        try:
-            prefix = workplace.prefix(place)
-            with Cluster(
-                parts, work, prefix, options.subnet, nodes=options.nodes, rate=options.rate, say=invocation.say
-            ) as cluster:
-                invocation.say(f"{options.nodes} nodes, {options.rate:g} Mbit/s each; strongest: {cluster.strongest}")
-                fleets = {
-                    way: Fleet(cluster, work, report, options.runs, way)
-                    for way in dict.fromkeys(scenario.store for scenario in scenarios)
-                }
-                next(iter(fleets.values())).fill_uv()
-                for scenario in scenarios:
-                    invocation.say(f"{scenario.name}: {scenario.about}")
-                    fleets[scenario.store].scenario(scenario)
-                    _write(report, options)  # what is measured stays, whatever comes
-        finally:
-            workplace.remove(work)
-        invocation.say(f"{time.monotonic() - began:.0f} s")
+        prefix = workplace.prefix(place)
+        with Cluster(parts, work, prefix, options.subnet, nodes=options.nodes, rate=options.rate, say=say) as cluster:
+            say(f"{options.nodes} nodes, {options.rate:g} Mbit/s each; strongest: {cluster.strongest}")
+            fleets = {
+                way: Fleet(cluster, work, report, options.runs, way)
+                for way in dict.fromkeys(scenario.store for scenario in scenarios)
+            }
+            next(iter(fleets.values())).fill_uv()
+            for scenario in scenarios:
+                say(f"{scenario.name}: {scenario.about}")
+                fleets[scenario.store].scenario(scenario)
+                _write(report, options)  # what is measured stays, whatever comes
+        say(f"{time.monotonic() - began:.0f} s")
     figures.show(report)
     if options.json:
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
 
 
 def _write(report: Report, options: argparse.Namespace) -> None:
-    cluster_figures.compute(report, invocation.say)
+    cluster_figures.compute(report, say)
     if options.out:
         report.write(options.out)
 
@@ -288,7 +268,7 @@ def _options() -> argparse.Namespace:
     options.nodes = options.nodes or (3 if options.quick else 8)
     options.runs = options.runs or (1 if options.quick else 3)
     options.rate = options.rate or (100.0 if options.quick else 50.0)
-    options.scenario = options.scenario or (["cold"] if options.quick else scenario.names())
+    options.scenario = options.scenario or (["cold"] if options.quick else names())
     if not 2 <= options.nodes <= 64:
         parser.error("--nodes is none of 2 to 64")
     return options

@@ -8,19 +8,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.common import peers
-from bench.comparison import site as servers
-from bench.comparison.ingredients import Ingredients
-from bench.comparison.recipe import Recipe
-from bench.comparison.starts import Site, job_file
+from bench.common.debian import Workload
+from bench.demo.full import Addresses, stored
+from bench.demo.ingredients import Ingredients
 from bench.image import parts as image_parts
-from bootseer import oci, stripefs
+from bootseer import oci
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import read_all
 from bootseer.errors import BootseerError, UnsupportedError
@@ -31,7 +29,7 @@ from support.registrycache import RegistryCache
 from support.service import service
 from support.shapedhdfs import ShapedHadoop
 
-RECIPE = Recipe(
+WORKLOAD = Workload(
     name="cluster",
     job=Path(__file__).parent / "cluster_job",
     packages=("numpy", "sympy", "scipy==1.17.1", "scikit-learn==1.9.1", "pandas==3.1.1"),
@@ -98,28 +96,16 @@ class Cluster:
             project = self.work / "index/simple" / wheel.name.partition("-")[0].lower().replace("_", "-")
             project.mkdir(parents=True, exist_ok=True)
             (project / wheel.name).symlink_to(wheel)
-        index = servers.file_server(self.work / "index", self._index.address, self.work, self._index.argv([]))
+        index = peers.file_server(self.work / "index", self._index.address, self.work, self._index.argv([]))
         address = stack.enter_context(index)
         self.containerds = [
-            str(stack.enter_context(servers.containerd(self.work / f"ctr{i}", node.argv([]), self.work)))
+            stack.enter_context(peers.containerd(self.work / f"ctr{i}", node.argv([]), built=False))[-1]
             for i, node in enumerate(self.nodes)
         ]
-        hdfs = self.hadoop.cluster
-        hdfs.fs_shell(["-mkdir", "-p", "/plain"])
-        hdfs.fs_shell(["-put", str(parts.checkpoint), "/plain/checkpoint"])
-        fs = stripefs.open_fs(f"{hdfs.url}/striped")
-        for file in sorted(parts.checkpoint.iterdir()):
-            fs.put(file, f"checkpoint/{file.name}")
-        fs.commit("checkpoint")
-        self.site = Site(
+        self.site = Addresses(
             ref=f"{registry.address}/{parts.repository}:1",
             index_url=f"{address}/simple",
-            index_host=self._index.address,
-            store=f"{hdfs.url}/bootseer",
-            striped=f"{hdfs.url}/striped/checkpoint",
-            plain=f"{hdfs.url}/plain/checkpoint",
-            hdfs_client=shlex.join(hdfs.shell_argv([])),
-            containerd="",
+            **stored(self.hadoop.cluster, parts.checkpoint),
         )
         for store in (self.site.store, self.store("registry")):
             run([*BOOTSEER, "image", "convert", self.site.ref, "--store", store, "--json"])
@@ -163,7 +149,7 @@ class Cluster:
 
     def _job(self, root: Path, config: oci.ImageConfig, state: Path) -> None:
         """The job with everything local, in a root file system."""
-        job = job_file(self.site, local_env=self.parts.job_env, local_checkpoint=self.parts.checkpoint)
+        job = self.site.job(local=self.parts)
         binds = [runtime.Bind(one.source, one.target, True) for one in job.mounts]
         if code := runtime.run(root, config, job.job.command, env=job.job.env, mounts=binds, state_dir=state):
             raise BootseerError(f"the job ended with code {code}")

@@ -14,23 +14,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy
 from safetensors.numpy import load_file, save_file
 
 from bench.cluster.started import BESIDE, EVERYTHING, IN_TURN, NEITHER, STARTED, VARIANTS
-from bench.common import figures, invocation
+from bench.common import figures, invocation, peers
 from bootseer import stripefs
-from bootseer.demo import comparison, starts, workplace
-from bootseer.demo.ingredients import SETTINGS, STATE
-from bootseer.demo.site import Link, Site
-from bootseer.launch.job import Job
-from bootseer.report import Report, Run
+from bootseer.demo import starts, workplace
+from bootseer.demo.ingredients import STATE
+from bootseer.demo.light import Light, LightSite
+from bootseer.demo.report import Report, Run
 
 GAINS = {
     "gain_record": (IN_TURN, EVERYTHING, ">= 5"),
@@ -40,65 +37,41 @@ GAINS = {
 """The variant with a part of the product, the one without, and the target."""
 
 
-class Starts(comparison.Demo):
-    """The demo's site and job, started in rounds; ``document`` grows by the runs."""
+class Start(Light):
+    """The demo's recipe with a larger checkpoint: ``read`` MB more of what the job reads, ``unread`` MB of the rest."""
 
-    def __init__(self, cache: Path, options: argparse.Namespace, document: Report) -> None:
-        super().__init__(cache, rate_mbit=options.rate, say=invocation.say)
-        self.options, self.document = options, document
+    checkpoint = "striped/run/step-1"
 
-    def _compare(self, work: Path) -> None:
-        parts = self.ingredients
-        for folder in (parts.site, parts.rootfs, parts.job_env):
-            starts.read_all(folder)
-        shutil.copytree(parts.site, work / "site", copy_function=os.link)
-        fs = stripefs.open_fs(str(work / "site/striped"))
-        state = load_file(parts.checkpoint / STATE)
-        state["more"] = numpy.frombuffer(os.urandom(self.options.read * 1_000_000), numpy.uint8)
-        save_file(state, work / STATE)
-        fs.put(work / STATE, f"run/step-1/{STATE}")
+    def __init__(self, cache: Path, options: argparse.Namespace) -> None:
+        super().__init__(cache, options.rate)
+        self._read, self._unread = options.read, options.unread
+
+    def lay_out(self, site: Path) -> None:
+        super().lay_out(site)
+        fs = stripefs.open_fs(str(site / "striped"))
+        state = load_file(self.ingredients.checkpoint / STATE)
+        state["more"] = numpy.frombuffer(os.urandom(self._read * 1_000_000), numpy.uint8)
+        save_file(state, site / STATE)
+        fs.put(site / STATE, f"run/step-1/{STATE}")
         with fs.create("run/step-1/optimizer.bin") as out:
-            for _ in range(self.options.unread):
+            for _ in range(self._unread):
                 out.write(os.urandom(1_000_000))
         fs.commit("run/step-1")
-        with Site(work / "site", parts.index, work) as site:
-            self._once("record", IN_TURN, 0, site, work)
-            for number in range(1, self.options.runs + 1):
-                for variant in VARIANTS if number % 2 else reversed(VARIANTS):
-                    self.document.runs.append(self._once(variant, variant, number, site, work))
-
-    def _once(self, name: str, variant: str, number: int, site: Site, work: Path) -> Run:
-        link = Link(self.rate_mbit)
-        with site.reached(link):
-            done = starts.run(
-                "start",  # one name of the job: its starts share what they record
-                _job(site),
-                work,
-                environ={**SETTINGS, "BOOTSEER_STORE": str(site.store)},
-                received=lambda: link.bytes,
-                program=(*STARTED, variant),
-            )
-            workplace.await_end(work, 180.0)
-        invocation.say(f"{name} {number}: {done.seconds:.2f} s, {done.bytes_ready / 1e6:.0f} MB until the first step")
-        details = {"checkpoint": done.record.checkpoint}
-        bytes_moved = {"link": done.bytes_ready, "link_total": done.bytes_total}
-        for place in ("cache", "state"):
-            shutil.rmtree(work / f"{place}-start", ignore_errors=True)
-        return Run(
-            variant=variant,
-            n=number,
-            seconds=done.seconds,
-            bytes=bytes_moved,
-            details=details,
-            stages=done.record.stages,
-        )
 
 
-def _job(site: Site) -> Job:
-    job = comparison._job(site)
-    assert job.checkpoint is not None
-    table = msgspec.structs.replace(job.checkpoint, url=f"{site.shared}/striped/run/step-1")
-    return msgspec.structs.replace(job, checkpoint=table)
+def once(site: LightSite, name: str, variant: str, number: int, work: Path) -> Run:
+    """One start, on a cold node. One name of the job: its starts share what they record."""
+    starts.forget("start", work)
+    done = site.start("start", work, program=(*STARTED, variant))
+    invocation.say(f"{name} {number}: {done.seconds:.2f} s, {done.bytes_ready / 1e6:.0f} MB until the first step")
+    return Run(
+        variant=variant,
+        n=number,
+        seconds=done.seconds,
+        bytes={"link": done.bytes_ready, "link_total": done.bytes_total},
+        details={"checkpoint": done.record.checkpoint},
+        stages=done.record.stages,
+    )
 
 
 def compute(document: Report) -> None:
@@ -112,10 +85,16 @@ def compute(document: Report) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     document = invocation.document("start", options)
-    cache = workplace.claim(
-        Path(os.environ.get("BOOTSEER_DEV_CACHE", Path.home() / ".cache/bootseer-dev")) / "bench/start"
-    )
-    Starts(cache, options, document).run()
+    cache = workplace.claim(peers.cache_dir() / "bench/start")
+    recipe = Start(cache, options)
+    with (
+        workplace.session(cache, lambda: recipe.prepare(invocation.say)) as work,
+        recipe.open(work, invocation.say) as site,
+    ):
+        once(site, "record", IN_TURN, 0, work / "job")
+        for number in range(1, options.runs + 1):
+            for variant in VARIANTS if number % 2 else reversed(VARIANTS):
+                document.runs.append(once(site, variant, variant, number, work / "job"))
     compute(document)
     figures.show(document)
     if options.out:

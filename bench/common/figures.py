@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from bench.image.checkout import BEFORE
-from bootseer.report import Report, Run
+from bootseer.demo.report import Report, Run
 
 Say = Callable[[str], None]
 

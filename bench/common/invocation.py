@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from bootseer import report
+from bootseer.demo import report
 from bootseer.errors import BootseerError
 
 

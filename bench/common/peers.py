@@ -7,13 +7,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import mount as mounts
-from support.service import service
+from support.service import free_port, service, wait_for_port
 
 NYDUS = "2.2.0"
 _START_SECONDS = 30.0
@@ -63,13 +64,26 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.nri.v1.nri"]
 
 
 @contextlib.contextmanager
-def containerd(folder: Path) -> Iterator[list[str]]:
-    """An empty containerd with all it keeps in ``folder``, deleted at the end; yields its ``ctr``'s command line."""
-    daemon, ctr = program("containerd"), program("ctr")
+def file_server(folder: Path, address: str, logs: Path, prefix: Sequence[str] = ()) -> Iterator[str]:
+    """Serve ``folder`` over HTTP/1.1 on a free port of ``address``, in the network that ``prefix`` puts it into; yields
+    its URL."""
+    port = 8000 if prefix else free_port(address)
+    argv = [*prefix, sys.executable, "-m", "http.server", str(port), "--bind", address, "--directory", str(folder),
+            "--protocol", "HTTP/1.1"]  # fmt: skip
+    with service(argv, logs / "index.log") as process:
+        wait_for_port(address, port, "package index", process)
+        yield f"http://{address}:{port}"
+
+
+@contextlib.contextmanager
+def containerd(folder: Path, prefix: Sequence[str] = (), *, built: bool = True) -> Iterator[list[str]]:
+    """An empty containerd with all it keeps in ``folder``, deleted at the end; yields its ``ctr``'s command line, which
+    ends with its address. ``prefix`` puts it into the network of a node; not ``built``: it is the system's."""
+    daemon, ctr = [program(name) if built else Path("/usr/bin", name) for name in ("containerd", "ctr")]
     folder.mkdir(parents=True)
     socket, config = folder / "sock", folder / "config.toml"
     config.write_text(_CONTAINERD.format(root=folder / "root", state=folder / "state", socket=socket))
-    prefix = ["env", f"PATH={daemon.parent}:{os.environ['PATH']}"]
+    prefix = [*prefix, "env", f"PATH={daemon.parent}:{os.environ['PATH']}"]
     base = [str(ctr), "--address", str(socket)]
     try:
         with service([*prefix, str(daemon), "--config", str(config)], folder.with_suffix(".log")) as process:

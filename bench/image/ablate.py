@@ -23,8 +23,8 @@ from bench.image import rounds
 from bench.image import site as image_site
 from bench.image.ablated import PARTS, WITH, WITHOUT, Part
 from bootseer.blocks.tree import ProfileKey
+from bootseer.demo.report import Report, Run
 from bootseer.objects import Store, open_store
-from bootseer.report import Report, Run
 
 SERVER = (sys.executable, "-m", "bench.image.ablated")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.common import peers
 from bootseer import image
-from bootseer.report import Run
+from bootseer.demo.report import Run
 
 
 def ours(ref: str, work: Path, number: int) -> Run:

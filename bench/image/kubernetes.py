@@ -24,9 +24,10 @@ from pathlib import Path
 from bench.common import figures, invocation
 from bench.image import parts as image_parts
 from bench.image import site as image_site
-from bootseer import image, oci, report
+from bootseer import image, oci
+from bootseer.demo import report
+from bootseer.demo.report import Run
 from bootseer.errors import BootseerError, UnsupportedError
-from bootseer.report import Run
 from support import kubernetes
 from support.images import programs, write_image
 from support.kubernetes import Kubernetes

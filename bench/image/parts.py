@@ -1,6 +1,6 @@
 """What bench/image needs before any run, made once and kept below the development cache: the image and its nydus twin.
 
-Below ``<cache>/bench/<recipe>/``: ``registry`` (a docker-registry's folder with the image and nydus's data blob),
+Below ``<cache>/bench/<workload>/``: ``registry`` (a docker-registry's folder with the image and nydus's data blob),
 ``bootstrap`` (nydus's metadata) and a stamp for each, written when the part is whole.
 """
 
@@ -14,15 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bench.common import peers
-from bench.comparison import image as builder
-from bench.comparison.recipe import Recipe
+from bench.common import debian, peers
+from bench.common.debian import Workload
 from bootseer import image as images
 from bootseer import oci
-from bootseer.errors import BootseerError, FullError
+from bootseer.demo.ingredients import make
+from bootseer.errors import BootseerError
 from bootseer.oci import spec
 from bootseer.oci.registry import Registry
-from support.layouts import push
 from support.registry import DockerRegistry
 
 Say = Callable[[str], None]
@@ -30,7 +29,7 @@ REPOSITORY = "bench/image"
 NYDUS = "bench/nydus"
 _JOB = Path(__file__).parent / "job"
 
-TORCH = Recipe(
+TORCH = Workload(
     name="torch",
     job=_JOB,
     packages=(
@@ -40,7 +39,7 @@ TORCH = Recipe(
     ),
     disk_gib=38.0,
 )  # fmt: skip
-SMALL = Recipe(
+SMALL = Workload(
     name="small",
     job=_JOB,
     packages=("numpy", "sympy", "networkx", "scipy==1.17.1", "scikit-learn==1.9.1", "pandas==3.1.1"),
@@ -49,57 +48,35 @@ SMALL = Recipe(
 
 
 class Parts:
-    """The parts for ``recipe`` and where they are."""
+    """The parts for ``workload`` and where they are."""
 
-    def __init__(self, recipe: Recipe, say: Say) -> None:
-        self.recipe, self.say = recipe, say
-        self.folder = peers.cache_dir() / "bench" / recipe.name
+    def __init__(self, workload: Workload, say: Say) -> None:
+        self.workload, self.say = workload, say
+        self.folder = peers.cache_dir() / "bench" / workload.name
         self.registry = self.folder / "registry"
         self.bootstrap = self.folder / "bootstrap"
-        self.command = ["python3", "/job/start.py", recipe.name]
+        self.command = ["python3", "/job/start.py", workload.name]
 
     def prepare(self, *, nydus: bool) -> None:
         """Make what is missing, nydus's twin only when wanted. Raises `BootseerError`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        key = builder.key(self.recipe)
-        if not _is(self.folder / "image.key", key):
-            self._need(self.recipe.disk_gib)
-            for name in ("image.key", "nydus.key"):
-                (self.folder / name).unlink(missing_ok=True)
-            self._image()
-            (self.folder / "image.key").write_text(key)
-        if nydus and not _is(self.folder / "nydus.key", f"{key} {peers.NYDUS}"):
-            self._need(self.recipe.disk_gib / 2)
-            (self.folder / "nydus.key").unlink(missing_ok=True)
-            self._nydus()
-            (self.folder / "nydus.key").write_text(f"{key} {peers.NYDUS}")
+        key = debian.key(self.workload)
+        image = partial(debian.into_registry, self.workload, self.registry, REPOSITORY, self.say)
+        make("image", self.folder / "image.key", key, image, self.say)
+        if nydus:
+            make("nydus", self.folder / "nydus.key", f"{key} {peers.NYDUS}", self._nydus, self.say)
 
     def blob_id(self) -> str:
         """Digest (hex) of nydus's data blob."""
         return (self.folder / "blob").read_text()
 
-    def _need(self, gib: float) -> None:
-        free = shutil.disk_usage(self.folder).free / 2**30
-        if free < gib:
-            raise FullError(f"only {free:.0f} GiB free at {self.folder}, {gib:.0f} are needed for the bench's image")
-
-    def _image(self) -> None:
-        work = self.folder / "build"
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.rmtree(self.registry, ignore_errors=True)
-        try:
-            layout = builder.build(self.recipe, work, lambda part: self.say(f"image {self.recipe.name}: {part}"))
-            self.say(f"image {self.recipe.name}: push to the registry")
-            with DockerRegistry(root=self.registry) as registry:
-                push(f"oci:{layout}:demo", f"{registry.address}/{REPOSITORY}:1")
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
     def _nydus(self) -> None:
         with DockerRegistry(root=self.registry) as registry:
             ref, target = (f"{registry.address}/{name}:1" for name in (REPOSITORY, NYDUS))
             job = partial(_run, self.command)
-            twin = NydusImage(self.folder, ref, target, job, lambda line: self.say(f"nydus {self.recipe.name}: {line}"))
+            twin = NydusImage(
+                self.folder, ref, target, job, lambda line: self.say(f"nydus {self.workload.name}: {line}")
+            )
             (self.folder / "blob").write_text(twin.make())
 
 
@@ -162,7 +139,3 @@ def opened_files(root: Path, run: Callable[[], None]) -> list[str]:
 def _run(command: list[str], root: Path, config: oci.ImageConfig, state: Path) -> None:
     if code := images.runtime.run(root, config, command, state_dir=state):
         raise BootseerError(f"the bench's job ended with code {code}")
-
-
-def _is(stamp: Path, key: str) -> bool:
-    return stamp.exists() and stamp.read_text() == key

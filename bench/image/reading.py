@@ -12,9 +12,9 @@ from pathlib import Path
 
 from bootseer import config as settings
 from bootseer.blocks import tree
+from bootseer.demo.report import Run
 from bootseer.errors import UnavailableError
 from bootseer.kernel import mount as mounts
-from bootseer.report import Run
 
 MIB = 1 << 20
 _FILL_SECONDS = 600.0

@@ -21,17 +21,17 @@ from bench.image import parts as image_parts
 from bench.image import site as image_site
 from bench.image.checkout import BEFORE, HERE, Checkout
 from bench.image.node import Order, Outcome
-from bootseer import image, report
+from bootseer import image
 from bootseer.blocks import tree
 from bootseer.blocks.formats.pagelist import PageList
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.metadata import LocalTree, localize, localize_manifest
 from bootseer.blocks.profiles.library import ProfileKey, load_own, load_pages
-from bootseer.demo import workplace
+from bootseer.demo import report, workplace
 from bootseer.demo.programs import WITH_US
+from bootseer.demo.report import Run
 from bootseer.errors import BootseerError
 from bootseer.objects import open_store
-from bootseer.report import Run
 
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}

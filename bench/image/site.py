@@ -18,7 +18,7 @@ from support.latency import LatencyProxy
 from support.netns import Node, ShapedNetwork
 from support.registry import DockerRegistry, without_tls
 
-PREFIX, SUBNET = "bsimg", "10.78.0.0/24"
+SUBNET = "10.78.0.0/24"
 STORES = ("registry", "hdfs")
 
 
@@ -64,8 +64,8 @@ def prepared(
         raise PrivilegeError("the bench mounts file systems and makes network namespaces", hint="run it with sudo")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     parts.folder.mkdir(parents=True, exist_ok=True)
-    with workplace.only_one(parts.folder.parent):
-        workplace.sweep(parts.folder)
+
+    def prepare() -> None:
         try:
             parts.prepare(nydus=nydus)
         except BootseerError as exc:
@@ -73,12 +73,12 @@ def prepared(
                 raise
             parts.say(f"no nydus: {exc}")
             parts.prepare(nydus=False)
-        work = workplace.make(parts.folder)
-        try:
-            with site(parts, work, rate_mbit=given.rate, rtt=given.rtt, store=given.store) as made:
-                yield work, made
-        finally:
-            workplace.remove(work)
+
+    with (
+        workplace.session(parts.folder, prepare) as work,
+        site(parts, work, rate_mbit=given.rate, rtt=given.rtt, store=given.store) as made,
+    ):
+        yield work, made
 
 
 @contextlib.contextmanager
@@ -87,7 +87,7 @@ def site(parts: image_parts.Parts, work: Path, *, rate_mbit: float, rtt: float, 
     root = work / "registry"
     shutil.copytree(parts.registry, root, copy_function=os.link)
     with contextlib.ExitStack() as stack:
-        network = stack.enter_context(ShapedNetwork(PREFIX, rate_mbit=rate_mbit, subnet=SUBNET))
+        network = stack.enter_context(ShapedNetwork(workplace.prefix(parts.folder), rate_mbit=rate_mbit, subnet=SUBNET))
         registry = stack.enter_context(DockerRegistry(host=network.host, root=root))
         proxy = stack.enter_context(LatencyProxy(registry.address, rtt=rtt, host=network.host))
         stack.enter_context(without_tls(registry.address, proxy.address))

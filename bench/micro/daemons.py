@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bootseer import report
+from bootseer.demo import report
 from bootseer.demo.programs import BOOTSEER
 from support.service import service
 from support.waits import until

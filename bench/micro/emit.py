@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bootseer import report
+from bootseer.demo import report
 from bootseer.profile import auto, emit
 
 PYTHON = """

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bootseer import report
+from bootseer.demo import report
 from bootseer.profile.index import key
 
 STAGES = ("import", "dist_init", "model_init", "checkpoint_load", "first_step")

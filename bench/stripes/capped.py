@@ -12,9 +12,9 @@ from bench.stripes.client import Answer
 from bench.stripes.collide import FIRST, FOLDER, PLAIN, STRIPED, Collision
 from bench.stripes.faults import Faults
 from bench.stripes.runner import Runner
+from bootseer.demo.report import Report
 from bootseer.errors import BootseerError
 from bootseer.hdfs import client as hdfs
-from bootseer.report import Report
 from support.replicas import Replicas
 from support.shapedhdfs import ShapedHadoop
 

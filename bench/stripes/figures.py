@@ -9,7 +9,7 @@ from functools import partial
 from bench.common import figures
 from bench.common.figures import SPEED, Medians, Missing, paired
 from bench.stripes.capped import CAP
-from bootseer.report import Report
+from bootseer.demo.report import Report
 
 FAULTS = ("frozen", "killed", "slow")
 FAULTS_OF_WRITES = ("slow", "frozen")

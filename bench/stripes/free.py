@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.stripes.runner import Runner, say
+from bootseer.demo.report import Report
 from bootseer.errors import BootseerError
-from bootseer.report import Report
 from support.hadoop import HadoopCluster
 
 _WARM = 2

@@ -20,10 +20,10 @@ import msgspec
 from blake3 import blake3
 
 from bench.stripes.client import Answer, Task, digest
-from bootseer import report as report_form
+from bootseer.demo import report as report_form
+from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.hdfs import client as hdfs
-from bootseer.report import Report, Run
 from support.hadoop import HadoopCluster
 
 CLIENT = "bench.stripes.client"

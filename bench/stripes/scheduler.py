@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.common import figures, invocation
 from bench.stripes.scheduler_cases import CASES
 from bench.stripes.scheduler_parts import PARTS
-from bootseer.report import Report, Run
+from bootseer.demo.report import Report, Run
 
 WITH = "with"
 

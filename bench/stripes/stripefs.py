@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench.common import stripes_plot
+from bench.common import plot
 from bench.stripes import figures as stripes_figures
 from bench.stripes import free
 from bench.stripes.capped import CAP, PARTS, Capped
@@ -49,7 +49,7 @@ def main() -> int:
         if "free" in parts:
             free.run(work, out, content, rounds=rounds)
     if options.plot:
-        options.plot.write_text(stripes_plot.scan(out.runs, 4 * CAP))
+        options.plot.write_text(plot.scan(out.runs, 4 * CAP))
     return 0
 
 

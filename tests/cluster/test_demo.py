@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.comparison import image
+from bench.common.debian import uv as uv_program
 from bootseer.demo import workplace
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(900)]
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def uv(*args: object) -> None:
-    subprocess.run([image.uv(), *map(str, args)], check=True, timeout=300)
+    subprocess.run([uv_program(), *map(str, args)], check=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_the_wheel_has_no_harness(wheel: Path) -> None:
     assert "bootseer/demo/job/train.py" in names
     assert "bootseer/demo/job/image-requirements.txt" in names
     assert [name for name in names if not name.startswith(("bootseer/", "bootseer-"))] == []
-    assert [name for name in names if "support" in name or "comparison/" in name or "hadoop" in name] == []
+    assert [name for name in names if "support" in name or "bench" in name or "hadoop" in name] == []
 
 
 def test_four_starts_one_report(bootseer: Path, cache: Path, tmp_path: Path) -> None:
@@ -101,18 +101,16 @@ def test_four_starts_one_report(bootseer: Path, cache: Path, tmp_path: Path) -> 
 
 STRAIGHT = """
 import sys
-from types import SimpleNamespace
 from bootseer.cli.main import main
-from bootseer.demo.comparison import Demo
+from bootseer.demo.comparison import Comparison
 
-start = Demo._start
+start = Comparison._start
 
-def straight(demo, variant, *rest):
-    demo.measured[variant] = SimpleNamespace(seconds=0.0)
+def straight(run, site, variant, work):
     if variant == "first":
-        start(demo, variant, *rest)
+        start(run, site, variant, work)
 
-Demo._start = straight
+Comparison._start = straight
 sys.exit(main())
 """
 """The demo without the starts that come before the first one with bootseer."""

@@ -14,8 +14,8 @@ from bench.cluster import scenario
 from bench.image import ablated
 from bench.stripes import runner, scheduler_cases, scheduler_parts
 from bootseer.config import Config
+from bootseer.demo.report import Report, Run
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
-from bootseer.report import Report, Run
 
 
 def test_every_part_of_ablate(monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.demo import image, ingredients, site, starts, workplace
+from bootseer.demo import image, ingredients, site, starts, tree, workplace
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.kernel.fuse import ROOT, Context
 
@@ -66,7 +66,7 @@ def test_why_a_start_failed_is_said_while_something_uses_the_store(place: Path) 
             users.append(subprocess.Popen(["sleep", "60"], cwd=seen.store))
             raise BootseerError("the reason")
 
-    with site.Site(place / "site", place / "wheels", place) as seen:
+    with site.SharedSite(place / "site", place / "wheels", place) as seen:
         with pytest.raises(BootseerError, match="the reason"):
             fail()
         users[0].kill()
@@ -126,3 +126,55 @@ def test_a_folder_with_files_of_others_is_not_the_demos(place: Path) -> None:
     cache.chmod(0o777)
     with pytest.raises(ConfigError, match="others can write"):
         workplace.claim(cache)
+
+
+def test_every_project_of_the_index_has_the_wheels(tmp_path):
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in ("Typing_Ext-1.0-py3-none-any.whl", "numpy-2.0+a-cp311-x.whl", "numpy-2.1-cp311-x.whl"):
+        (wheels / name).touch()
+    ingredients.link_projects(wheels, tmp_path / "simple")
+    assert sorted(p.name for p in (tmp_path / "simple").iterdir()) == ["numpy", "typing-ext"]
+    assert (tmp_path / "simple/numpy/numpy-2.0+a-cp311-x.whl").exists()
+
+
+def test_losses_are_read_from_a_noisy_log():
+    assert starts.losses('warning: x\n{"step": 3, "loss": 1.5}\n{"other": 1}\n{"step": 4, "loss": 1}\n') == {
+        3: 1.5,
+        4: 1.0,
+    }
+
+
+def _fill(root):
+    (root / "d").mkdir(parents=True)
+    (root / "d/f").write_bytes(b"one")
+    (root / "g").write_bytes(b"two")
+    os.symlink("d/f", root / "l")
+    for path in ("d/f", "g", "d", "l"):
+        os.utime(root / path, ns=(1, 1_000_000_001), follow_symlinks=False)
+
+
+def test_equal_trees_have_no_differences(tmp_path):
+    _fill(tmp_path / "a")
+    _fill(tmp_path / "b")
+    assert tree.differences(tmp_path / "a", tmp_path / "b") == (4, [])
+
+
+def test_every_kind_of_difference_is_seen(tmp_path):
+    changes = {
+        "content": lambda r: ((r / "g").write_bytes(b"twO"), os.utime(r / "g", ns=(1, 1_000_000_001))),
+        "mtime": lambda r: os.utime(r / "g", ns=(1, 1_000_000_002)),
+        "mode": lambda r: (r / "g").chmod(0o600),
+        "missing": lambda r: (r / "g").unlink(),
+        "extra": lambda r: (r / "new").touch(),
+        "link": lambda r: ((r / "l").unlink(), os.symlink("g", r / "l"), os.utime(r / "l", ns=(1, 1_000_000_001),
+                           follow_symlinks=False)),
+        "xattr": lambda r: os.setxattr(r / "g", "user.x", b"1"),
+    }  # fmt: skip
+    _fill(tmp_path / "a")
+    for name, change in changes.items():
+        other = tmp_path / name
+        _fill(other)
+        change(other)
+        os.utime(other / "d", ns=(1, 1_000_000_001))
+        assert tree.differences(tmp_path / "a", other)[1], name

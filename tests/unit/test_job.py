@@ -4,7 +4,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.comparison import starts
+from bench.demo.full import WORKLOADS, Addresses
+from bench.demo.ingredients import Ingredients
 from bootseer.demo.starts import to_toml
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.launch import job
@@ -92,9 +93,9 @@ def test_the_example_is_a_job():
 
 
 def test_the_demos_job_survives_its_file(load):
-    site = starts.Site(
-        ref="10.0.0.1:5000/a:1", index_url="http://i", index_host="i", store="/s", striped="hdfs://s", plain="hdfs://p",
+    site = Addresses(
+        ref="10.0.0.1:5000/a:1", index_url="http://i:1/simple", store="/s", striped="hdfs://s", plain="hdfs://p",
         hdfs_client="hdfs dfs", containerd="/c.sock",
     )  # fmt: skip
-    for wanted in (starts.job_file(site), starts.job_file(site, local_env=Path("/e"), local_checkpoint=Path("/c d"))):
+    for wanted in (site.job(), site.job(plain=True), site.job(local=Ingredients(WORKLOADS["small"], Path("/a cache")))):
         assert load(to_toml(wanted)) == wanted

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bootseer import report
+from bootseer.demo import report
 from bootseer.errors import NotFoundError
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from bootseer.demo.comparison import Comparison, Recipe
 
-    from bootseer.demo.comparison import Demo
+Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report (JSON) there")]
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report (JSON) there")] = None,
+    out: Out = None,
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where it keeps what it makes once (default: in the cache)")
     ] = None,
@@ -33,32 +33,39 @@ def demo(
     five times: local (all there already; twice), ordinary, first and again with bootseer. Needs root, runc or crun,
     and the first time PyPI and 4 GB of disk.
     """
-    from rich.console import Console
-
     from bootseer import config
     from bootseer.demo import workplace
-    from bootseer.demo.comparison import Demo
+    from bootseer.demo.light import Light
     from bootseer.errors import PrivilegeError
     from bootseer.kernel import mount
 
     if os.geteuid() != 0:
         raise PrivilegeError("the demo mounts file systems and runs containers", hint="run it with sudo")
     mount.private_namespace()  # what a killed demo has mounted goes with it
+    place = workplace.claim(cache or Path(config.load().cache_dir, "demo"))
+    _examine(place)
+    compare(Light(place, rate), place, out=out)
+
+
+def compare(recipe: Recipe, cache: Path, *, rounds: int = 1, out: Path | None) -> None:
+    """Start all of ``recipe`` from the folder ``cache``, print the comparison and write the report to ``out``."""
+    from rich.console import Console
+
+    from bootseer.demo.comparison import Comparison
+
     console = Console(stderr=True)
 
     def say(line: str) -> None:
         console.print(f"==> {line}", highlight=False, markup=False, soft_wrap=True)
 
-    place = workplace.claim(cache or Path(config.load().cache_dir, "demo"))
-    _examine(place)
-    run = Demo(place, rate_mbit=rate, say=say)
+    run = Comparison(recipe, cache, rounds=rounds, say=say)
     try:
         run.run()
     finally:
         if out and run.report.figures:
             run.report.write(out)
             say(f"report: {out}")
-    _show(run, Console())
+    _show(run)
 
 
 def _examine(place: Path) -> None:
@@ -76,24 +83,28 @@ def _examine(place: Path) -> None:
             raise kind(f"the demo does not run here: {check.name}: {check.detail}", hint=check.fix)
 
 
-def _show(run: Demo, console: Console) -> None:
+def _show(run: Comparison) -> None:
+    from rich.console import Console
+
+    from bootseer.demo.comparison import ORDER
     from bootseer.profile import card
 
-    order = ("ordinary", "first", "again")
+    console = Console()
+    medians = {variant: run.median(variant) for variant in ORDER}
     rows = {
-        "over the link until then": [f"{run.measured[v].bytes_ready / 1e6:,.0f} MB" for v in order],
-        "start-up overhead": [f"{run.overhead(v):.1f} s" for v in order],
-        "less than ordinary": ["", *(f"{-run.reduction(v):+.0%}" for v in order[1:])],
+        "over the link until then": [f"{done.bytes_ready / 1e6:,.0f} MB" for done in medians.values()],
+        "bound: local, or the link": [f"{run.bound(done):.1f} s" for done in medians.values()],
+        "start-up overhead": [f"{run.overhead(v):.1f} s" for v in ORDER],
+        "less than ordinary": ["", *(f"{-run.reduction(v):+.0%}" for v in ORDER[1:])],
     }
-    console.print(card.render_side_by_side([(v, run.measured[v].report) for v in order], rows))
-    kept = run.kept
+    console.print(card.render_side_by_side([(variant, done.report) for variant, done in medians.items()], rows))
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    say(f"everything already on the node: first step after {run.measured['local'].seconds:.1f} s; overhead counts from")
-    say(f"there. The image was converted once, in {run.ingredients.conversion_seconds:.0f} s. A node's link had")
-    say(f"{run.rate_mbit:g} Mbit/s for all. Same files and same losses in all starts: yes.")
+    say(f"everything already on the node: first step after {run.median('local').seconds:.1f} s; overhead counts from")
+    say(f"there. The image was converted once, in {run.recipe.conversion['seconds']:.0f} s. A node's link had")
+    say(f"{run.recipe.rate_mbit:g} Mbit/s for all. Same files and same losses in all starts: yes.")
     if os.getloadavg()[1] > 2 * len(os.sched_getaffinity(0)):
         say(f"This machine is busy with other work (load {os.getloadavg()[1]:.0f}): run it again when it is not.")
     missed = [f"{f.name} is {f.value:g} {f.unit}, wanted {f.target}" for f in run.report.figures if not f.met]
@@ -101,5 +112,6 @@ def _show(run: Demo, console: Console) -> None:
         say(f"missed: {line}")
     program = sys.argv[0] if os.access(sys.argv[0], os.X_OK) else "bootseer"
     say("\nwhat to look at next, as root:")
-    say(f"  {program} profile show {kept}/events")
-    say(f"  {program} store ls --store {kept}/store")
+    say(f"  {program} profile show {run.kept}/events")
+    if (run.kept / "store").exists():
+        say(f"  {program} store ls --store {run.kept}/store")

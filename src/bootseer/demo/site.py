@@ -101,7 +101,7 @@ class _Index(http.server.SimpleHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, site: Site, *args: Any, **options: Any) -> None:
+    def __init__(self, site: SharedSite, *args: Any, **options: Any) -> None:
         self._site = site
         super().__init__(*args, **options)
 
@@ -114,7 +114,7 @@ class _Index(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-class Site:
+class SharedSite:
     """The site of ``folder`` (with a ``store`` in it) and of the index ``wheels``, as a node sees it in ``work``: the
     folder at ``shared``, its store, writable, at ``store``, the index at the URL ``index``."""
 
@@ -127,7 +127,7 @@ class Site:
         self.link = Link(math.inf)
         self.shared, self.store = work / "shared", work / "store"
 
-    def __enter__(self) -> Site:
+    def __enter__(self) -> SharedSite:
         threading.Thread(target=self._web.serve_forever, daemon=True).start()
         return self
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -111,6 +112,12 @@ def run(
         record=msgspec.json.decode(summary.read_bytes(), type=Start),
         report=analysis.analyse(event_files.read([events])),
     )
+
+
+def forget(variant: str, work: Path) -> None:
+    """The node has nothing of an earlier start of ``variant`` in ``work``."""
+    for kind in ("cache", "state"):
+        shutil.rmtree(work / f"{kind}-{variant}", ignore_errors=True)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
@@ -48,14 +48,23 @@ def only_one(cache: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def session(cache: Path, prepare: Callable[[], None]) -> Iterator[Path]:
+    """A new work folder below ``cache``, removed at the end with all that runs in it, for the only demo there. What
+    those that were killed left is removed before ``prepare`` is called. Raises `BootseerError` as `only_one` does."""
+    with only_one(cache):
+        sweep(cache)
+        prepare()
+        work = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=cache))
+        try:
+            yield work
+        finally:
+            remove(work)
+
+
 def prefix(cache: Path) -> str:
     """Begins the names of the demo's network devices: one per cache folder, so that demos do not meet."""
     return "bs" + hashlib.sha256(os.fsencode(cache.absolute())).hexdigest()[:5]
-
-
-def make(cache: Path) -> Path:
-    """A new, empty work folder below ``cache``."""
-    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=cache))
 
 
 def sweep(cache: Path) -> None:

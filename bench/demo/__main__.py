@@ -1,0 +1,53 @@
+"""``scripts/demo --full``: the comparison of `bootseer demo` with torch, a registry, HDFS and containerd."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bootseer.cli.demo import Out, compare
+
+
+def demo(
+    out: Out = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where image, index and checkpoint are kept (default: the cache)")
+    ] = None,
+    job: Annotated[str, typer.Option(help="torch, or small: standard library only, for a quick look")] = "torch",
+    rate: Annotated[float, typer.Option(metavar="MBIT", min=10, help="Limit of the node's link in Mbit/s")] = 1000,
+    subnet: Annotated[str, typer.Option(help="A /24 network that is free on this machine")] = "10.77.0.0/24",
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each start is done; figures are of medians")] = 3,
+) -> None:
+    """Start a real training job ordinarily and with bootseer behind a shaped link, and compare.
+
+    Builds a torch image, a package index and a checkpoint once, then starts the same job four times on an emulated
+    node: ordinary (containerd, pip, Hadoop's client), local (all there already), first and again with bootseer; in
+    alternating order, several rounds. Cards and figures are of medians.
+    Needs root and, the first time, 40 GB of disk and a package registry.
+    """
+    from bench.demo.full import WORKLOADS, Full
+    from bootseer import config
+    from bootseer.errors import ConfigError, PrivilegeError
+
+    if job not in WORKLOADS:
+        raise ConfigError(f"--job {job} is none of {', '.join(WORKLOADS)}")
+    try:
+        if ipaddress.IPv4Network(subnet).prefixlen != 24:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"--subnet {subnet} is no network of 256 addresses", hint="such as 10.77.0.0/24") from None
+    if os.geteuid() != 0:
+        raise PrivilegeError("the demo mounts file systems and makes network namespaces", hint="run it with sudo")
+    place = (cache or Path(config.load().cache_dir, "demo")) / job
+    place.mkdir(parents=True, exist_ok=True)
+    compare(Full(WORKLOADS[job], place, rate, subnet), place, rounds=rounds, out=out)
+
+
+if __name__ == "__main__":
+    from bootseer.cli.main import carry_out
+
+    carry_out(lambda: typer.run(demo))

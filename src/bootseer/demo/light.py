@@ -1,0 +1,149 @@
+"""The recipe of ``bootseer demo``: a job in JAX, its image with this machine's Python, a folder behind a slow link."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+from bootseer.demo import starts, tree, workplace
+from bootseer.demo.comparison import Recipe, Say
+from bootseer.demo.image import MOUNT_POINTS
+from bootseer.demo.ingredients import JOB_ENV, SETTINGS, STATE, Ingredients
+from bootseer.demo.programs import BOOTSEER, run
+from bootseer.demo.site import Link, SharedSite
+from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
+
+_PUBLICATION_SECONDS = 180.0
+_PIP = "python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-deps"
+_TRAINING = JobTable(
+    name="demo",
+    command=["python3", "/job/train.py", "--resume", f"/checkpoint/{STATE}"],
+    gpus=8,
+    env={"PYTHONPATH": JOB_ENV},
+    cwd="/job",
+)
+
+
+class Light(Recipe):
+    """What it needs is made below ``cache``; ``rate_mbit`` limits the node's link."""
+
+    name = "demo-jax"
+    halves = (("local", "local", "ordinary"), ("first", "again"))
+    what: ClassVar[Mapping[str, str]] = {
+        "local": "everything is on the node already (twice: overhead counts from the quicker one)",
+        "ordinary": "image pulled whole and unpacked, pip install, checkpoint copied",
+        "first": "lazy image without a profile, set-up command captured, striped checkpoint",
+        "again": "cold node: hot blocks prefetched, environment mounted, striped checkpoint",
+    }
+    targets: ClassVar[Mapping[str, str]] = {
+        "overhead_reduction_first": ">= 0.5",
+        "overhead_reduction_again": ">= 0.8",
+        "tree_identical": "== 1",
+        "loss_continues": "== 1",
+        "total_seconds": "<= 60",
+    }
+    kept = ("job/events", "site/store")
+    checkpoint = "striped/checkpoint"
+    """Where the site has it."""
+
+    def __init__(self, cache: Path, rate_mbit: float) -> None:
+        self.ingredients = Ingredients(cache)
+        self.rate_mbit = rate_mbit
+
+    def prepare(self, say: Say) -> None:
+        self.ingredients.prepare(say)
+        self.conversion = {"seconds": self.ingredients.conversion_seconds}
+
+    @property
+    def reference_losses(self) -> Mapping[int, float]:
+        return self.ingredients.reference_losses
+
+    @contextlib.contextmanager
+    def open(self, work: Path, say: Say) -> Iterator[LightSite]:
+        parts = self.ingredients
+        # servers are warm, nodes are cold: each start has a new cache and a new mount of the site's folder
+        for folder in (parts.site, parts.rootfs, parts.job_env):
+            starts.read_all(folder)
+        self.lay_out(work / "site")
+        with SharedSite(work / "site", parts.index, work) as shared:
+            yield LightSite(self, shared)
+
+    def lay_out(self, site: Path) -> None:
+        """Make the folder of the site, in which starts leave snapshots and traces."""
+        shutil.copytree(self.ingredients.site, site, copy_function=os.link)
+
+
+class LightSite:
+    """The site of ``recipe``, as ``shared`` serves it."""
+
+    def __init__(self, recipe: Light, shared: SharedSite) -> None:
+        self._recipe, self._shared = recipe, shared
+
+    def start(self, variant: str, work: Path, *, program: Sequence[str] = BOOTSEER) -> starts.Measured:
+        """``variant``: also any other name of a start with bootseer; ``program`` as of `starts.run`."""
+        link = Link(self._recipe.rate_mbit)
+        local = variant == "local"
+        with self._shared.reached(link):
+            done = starts.run(
+                variant,
+                self._local_job() if local else self._job(plain=variant == "ordinary"),
+                work,
+                environ={**SETTINGS, "BOOTSEER_STORE": str(self._shared.store)},
+                received=lambda: link.bytes,
+                without="all" if local or variant == "ordinary" else "",
+                program=program,
+            )
+            workplace.await_end(work, _PUBLICATION_SECONDS)  # the next node is to find what this one recorded
+        return done
+
+    def differences(self, work: Path) -> tuple[int, list[str]]:
+        """Of the unpacked image and that of the ``again`` node, mounted from its own cache."""
+        target = work / "tree"
+        target.mkdir()
+        with self._shared.reached(Link(math.inf)), contextlib.ExitStack() as stack:
+            environ = {
+                **SETTINGS,
+                "BOOTSEER_STORE": str(self._shared.store),
+                "BOOTSEER_CACHE_DIR": str(work / "job/cache-again"),
+                "BOOTSEER_STATE_DIR": str(work / "job/state-again"),
+            }
+            run([*BOOTSEER, "image", "mount", self._ref, str(target)], env=environ)
+            stack.callback(run, [*BOOTSEER, "unmount", str(target)], env=environ)
+            return tree.differences(self._recipe.ingredients.rootfs, target)
+
+    @property
+    def _ref(self) -> str:
+        return f"oci:{self._shared.shared}/image"
+
+    def _local_job(self) -> Job:
+        """The job with an image of nothing but mount points: all that it needs is mounted from this disk."""
+        parts = self._recipe.ingredients
+        tops = [path for path in parts.rootfs.iterdir() if path.is_dir() and not path.is_symlink()]
+        tops = [path for path in tops if path.name not in {place.split("/")[0] for place in MOUNT_POINTS} - {"root"}]
+        mounts = [MountTable(source=str(path), target=f"/{path.name}") for path in tops]
+        mounts += [MountTable(source=str(parts.job_env), target=JOB_ENV)]
+        mounts += [MountTable(source=str(parts.checkpoint), target="/checkpoint")]
+        return Job(job=_TRAINING, image=ImageTable(ref=f"oci:{parts.empty}"), mounts=mounts)
+
+    def _job(self, *, plain: bool) -> Job:
+        """The job as a user writes it; ``plain``: its checkpoint lies in plain files."""
+        index = self._shared.index
+        pip = [*_PIP.split(), "--index-url", index, "--trusted-host", str(urlsplit(index).hostname)]
+        return Job(
+            job=_TRAINING,
+            image=ImageTable(ref=self._ref),
+            env=EnvTable(
+                command=[*pip, "--target", JOB_ENV, "--requirement", "/job/requirements.txt"],
+                targets=[JOB_ENV],
+                key_files=["/job/requirements.txt"],
+            ),
+            checkpoint=CheckpointTable(
+                url=f"{self._shared.shared}/{'checkpoint' if plain else self._recipe.checkpoint}", path="/checkpoint"
+            ),
+        )
