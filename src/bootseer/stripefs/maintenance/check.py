@@ -23,6 +23,7 @@ from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.scan import Folder, Stripe
+from bootseer.stripefs.maintenance.verdicts import Facts, verdict
 
 Level = Literal["error", "garbage", "note"]
 
@@ -113,7 +114,7 @@ class _Check:
         else:
             for uuid, found in self._sets(folder).items():
                 if isinstance(found, Pointer) and found.name == name:
-                    yield self._unnamed(folder, uuid, found, "")
+                    yield self._unnamed(folder, uuid, found, "", remnants=self._has_remnants(folder))
 
     def tree(self, path: str) -> Iterator[Finding]:
         for folder in self._folders.values():
@@ -171,13 +172,14 @@ class _Check:
         claimed = {name: self._set_of(folder, name, sets) for name in folder.damaged}
         striped += [self._damaged(folder, name, uuid, sets) for name, uuid in claimed.items()]
         yield from striped
-        unsure = self._why_unsure(folder, striped)
+        unsure, remnants = self._why_unsure(folder, striped), False
         if any(isinstance(found, Pointer) for found in sets.values()):
             # they may have been completed and published since the folder was listed; what is whole now is named now
             folder = scan.folder(self._backend, folder.path, known=folder)
+            remnants = self._has_remnants(folder)
         for uuid in sets.keys() & folder.stripes.keys() - set(claimed.values()):
             if not folder.owners(uuid):
-                yield self._unnamed(folder, uuid, sets[uuid], unsure)
+                yield self._unnamed(folder, uuid, sets[uuid], unsure, remnants=remnants)
         yield from self._temporaries(folder, unsure)
         for path, entry in folder.unknown.items():
             yield _finding("unknown-file", path, "hidden by its name, and not made by bootseer", size=entry.size)
@@ -220,33 +222,40 @@ class _Check:
         damaged = any(not above or whole.startswith(f"{above}/") for above in self._unread)
         return "a COMMIT that may list it is damaged" if damaged else ""
 
-    def _unnamed(self, folder: Folder, uuid: str, found: Pointer | str, unsure: str) -> Finding:
+    def _unnamed(self, folder: Folder, uuid: str, found: Pointer | str, unsure: str, *, remnants: bool) -> Finding:
+        """A set of stripes that no pointer names; ``found``: the pointer that it had, or why it is not whole."""
         path, stripes = f"{folder.store}/{uuid}", folder.stripes[uuid]
         size, age = sum(entry.size for entry in stripes.values()), self._age(folder, uuid)
-        listed = self._listed_name(folder, uuid)
-        garbage = found if isinstance(found, str) else self._why_garbage(folder, found)
-        if isinstance(found, Pointer) and (listed or not garbage):
-            name, detail = listed or found.name, f"{path} is whole"
+        listed, unfinished = self._listed_name(folder, uuid), uuid in folder.temporaries
+        whole = found if isinstance(found, Pointer) else None
+        now = folder.pointers.get(whole.name) if whole else None
+        facts = Facts(
+            whole=whole is not None,
+            listed=bool(listed),
+            unfinished=unfinished,
+            replaced=whole is not None and now is not None and now.epoch >= whole.epoch,
+            unsure=bool(unsure),
+            remnants=remnants,
+        )
+        row = verdict(facts)
+        if row.kind == "lost-pointer":
+            assert whole is not None
+            name, detail = listed or whole.name, f"{path} is whole"
             if not name or "/" in name or name in folder.entries:
                 detail += f", {name} is another file" if name else ", its stripes do not say its name"
                 name = f"recovered-{uuid}"
             target = join(folder.path, name)
-            return _finding("lost-pointer", target, detail, uuid, size=size, age=age, repair="rebuild it")
-        why = "a COMMIT lists it" if listed else unsure
-        if isinstance(found, Pointer) and uuid not in folder.temporaries and self._has_remnants(folder):
-            why = why or "a file of this folder may be what is left of its pointer"
-        if why:
-            detail = f"no pointer names it ({garbage}), but {why}"
-            return _finding("kept-stripes", path, detail, uuid, size=size, age=age)
+            return _finding(row.kind, target, detail, uuid, size=size, age=age, repair="rebuild it")
+        if isinstance(found, str):
+            garbage = found
+        elif unfinished:
+            garbage = f"the writer of {found.name or 'its file'} did not finish, or was removing it"
+        else:
+            garbage = f"an older version of {found.name}"
         detail = f"{len(stripes)} stripes: {garbage}"
-        return _finding("unreferenced-stripes", path, detail, uuid, size=size, age=age)
-
-    def _why_garbage(self, folder: Folder, whole: Pointer) -> str:
-        """What says that the set ``whole`` is an old or unfinished one; "" when nothing does: it lost its pointer."""
-        if whole.uuid in folder.temporaries:
-            return f"the writer of {whole.name or 'its file'} did not finish, or was removing it"
-        pointer = folder.pointers.get(whole.name)
-        return f"an older version of {whole.name}" if pointer is not None and pointer.epoch >= whole.epoch else ""
+        if row.kind == "kept-stripes":
+            detail = f"no pointer names it ({garbage}), but {row.why or unsure}"
+        return _finding(row.kind, path, detail, uuid, size=size, age=age)
 
     def _has_remnants(self, folder: Folder) -> bool:
         """Whether a plain file of ``folder`` may be all that is left of a pointer."""
