@@ -18,6 +18,7 @@ import pytest
 
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import open_fs
+from bootseer.stripefs.maintenance import check, collect
 from bootseer.stripefs.store import StripeFS
 from support import hadoop
 from support.stripes import content
@@ -30,6 +31,7 @@ import json, os, signal, sys
 from bootseer.errors import BootseerError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.copy import copy_tree
+from bootseer.stripefs.maintenance import check, collect, repair as mend
 import bootseer.backends.cluster, bootseer.backends.engine.engine, bootseer.hdfs.output, hdfs_native
 
 def put(fs, path):
@@ -59,10 +61,10 @@ def commit(fs, path):
     fs.commit(path)
 
 def gc(fs, path):
-    fs.gc(path, age=0, taken=True)
+    collect.gc(fs.backend, path, age=0, taken=True)
 
 def repair(fs, path):
-    fs.repair(fs.fsck(path))
+    mend.repair(fs.backend, check.fsck(fs.backend, path))
 
 def make_striped(fs, path):
     copy_tree(fs, path, fs, path, unit=4096, width=3, verify=True)
@@ -165,19 +167,19 @@ def on_storage(fs: StripeFS, folder: str = "") -> set[str]:
 
 def settle(fs: StripeFS) -> set[str]:
     """fsck names all garbage and gc removes it and nothing else. Returns the paths that were removed."""
-    report = fs.fsck()
+    report = check.fsck(fs.backend)
     assert report.errors == ()
     files = {path: content(fs, path) for path in fs.files()}
     before = on_storage(fs)
-    assert all(removal.kept for removal in fs.gc()), "younger than a day"
+    assert all(removal.kept for removal in collect.gc(fs.backend)), "younger than a day"
     assert on_storage(fs) == before
-    removed = fs.gc(age=0, taken=True)
+    removed = collect.gc(fs.backend, age=0, taken=True)
     assert {removal.path for removal in removed} == {finding.path for finding in report.garbage}
     assert not any(removal.kept for removal in removed)
     gone = before - on_storage(fs)
     named = [finding.path for finding in report.garbage]
     assert all(any(path.startswith(name) for name in named) for path in gone)
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
     assert {path: content(fs, path) for path in fs.files()} == files
     fs.verify()
     return gone
@@ -197,7 +199,7 @@ def test_a_replacement_killed_at_every_step(fs, nursery):
         nursery.kill(fs, point, "put", f"{point}/f")
         assert content(fs, f"{point}/f") == (NEW if point == "write.cleanup" else OLD)
     if fs.url.startswith("hdfs"):  # the dead writer's lease lasts a minute
-        kept = {removal.kept for removal in fs.gc("write.stripe", age=0)}
+        kept = {removal.kept for removal in collect.gc(fs.backend, "write.stripe", age=0)}
         assert kept == {"a writer has it open"}
     files = len(fs.files())
     settle(fs)
@@ -227,7 +229,7 @@ def test_a_save_killed_at_every_step(fs, nursery):
     assert on_storage(fs) == before
     nursery.kill(fs, "commit.published", "save", "run/step-2")
     assert fs.latest("run") == "run/step-2"
-    assert fs.fsck().errors == ()
+    assert check.fsck(fs.backend).errors == ()
     settle(fs)
     assert content(fs, "run/step-2/state") == NEW
 
@@ -241,7 +243,7 @@ def test_a_checkpoint_that_is_removed_killed_before_its_files_go(fs, nursery):
     fs.commit("run/step-3")
     nursery.kill(fs, "remove.tree", "remove_tree", "run/step-3")
     assert fs.latest("run") == "run/step-2"
-    assert fs.fsck().errors == ()
+    assert check.fsck(fs.backend).errors == ()
     settle(fs)
     assert on_storage(fs) == before
     fs.verify("run")
@@ -253,7 +255,7 @@ def test_renames_removals_and_appends_killed_at_every_step(fs, nursery):
         write(fs, f"{point}/dst")
         nursery.kill(fs, point, "rename", f"{point}/src", f"{point}/dst")
         assert content(fs, f"{point}/dst") == (OLD if point == "rename.rename" else NEW)
-    assert [finding for finding in fs.fsck().findings if finding.level == "note"] == []
+    assert [finding for finding in check.fsck(fs.backend).findings if finding.level == "note"] == []
     settle(fs)
     write(fs, "moved/src", NEW)
     nursery.kill(fs, "move.remove", "rename", "moved/src", "elsewhere/dst")
@@ -290,14 +292,14 @@ def test_repairs_and_collections_killed_at_every_step(fs, nursery):
     with pytest.raises(NotFoundError):
         fs.open("f")
     # what was to be the pointer is there, so the stripes look unfinished now; a second repair is not offered
-    assert {finding.kind for finding in fs.fsck().garbage} == {"unreferenced-stripes", "temporary"}
-    fs.gc(age=0, taken=True)
+    assert {finding.kind for finding in check.fsck(fs.backend).garbage} == {"unreferenced-stripes", "temporary"}
+    collect.gc(fs.backend, age=0, taken=True)
     write(fs, "g")
     for point in ("gc.aside", "gc.fenced", "gc.delete"):
         nursery.kill(fs, "write.rename", "put", "g")
         nursery.kill(fs, point, "gc", "")
         assert content(fs, "g") == OLD
-        assert "collected-stripes" in {finding.kind for finding in fs.fsck().garbage}
+        assert "collected-stripes" in {finding.kind for finding in check.fsck(fs.backend).garbage}
     settle(fs)
     assert len(on_storage(fs)) == 1 + WIDTH
 
@@ -334,7 +336,7 @@ def test_a_writer_that_wakes_up_after_a_collection_publishes_nothing(fs, nursery
     for point in some(fs, ["write.rename", "write.verify", "write.intent"]):
         write(fs, f"{point}/f")
         wake = nursery.freeze(fs, point, "put", f"{point}/f")
-        removed = fs.gc(point, age=0, taken=True)
+        removed = collect.gc(fs.backend, point, age=0, taken=True)
         assert removed
         assert wake()
         assert content(fs, f"{point}/f") == OLD

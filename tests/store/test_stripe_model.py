@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import open_fs
+from bootseer.stripefs.maintenance import check, collect
 from support import hadoop
 
 UNIT = 4096
@@ -203,12 +204,12 @@ class Model(RuleBasedStateMachine):
     def check(self) -> None:
         if not self._exists("run"):
             return
-        report = self.fs.fsck("run")
+        report = check.fsck(self.fs.backend, "run")
         broken = {path for folder in self.commits if not self._complete(folder) for path in self.commits[folder]}
         for finding in report.findings:
             assert finding.kind in ("commit-lacks-file", "commit-other-file"), finding
             assert finding.path in broken
-        assert self.fs.gc("run", age=0) == []
+        assert collect.gc(self.fs.backend, "run", age=0) == []
 
     @invariant()
     def names(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from bootseer.errors import DataError
 from bootseer.stripefs import open_fs
+from bootseer.stripefs.maintenance import check
 from support import dcpjob, hadoop
 
 pytest.importorskip("torch")
@@ -110,7 +111,7 @@ def test_a_rank_killed_at_every_step_of_a_save(store):
     dcpjob.run(2, "save_own", f"{store}/step-2", 2)
     assert fs.latest() == "step-2"
     assert one(dcpjob.run(2, "load_own", f"{store}/step-2", 2)) == ""
-    assert fs.fsck().errors == ()
+    assert check.fsck(fs.backend).errors == ()
     fs.verify()
     dcpjob.run(2, "save_own", f"{store}/step-3", 3, kill=(0, "stripefs.commit.published@1"))
     assert fs.latest() == "step-3"

@@ -10,6 +10,7 @@ from bootseer.backends import folder
 from bootseer.backends.folder import FolderBackend
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import open_fs
+from bootseer.stripefs.maintenance import check
 
 SIZE = 64 << 10
 
@@ -80,7 +81,7 @@ def test_a_local_file_that_changes_while_it_is_stored_is_not_stored(tmp_path, si
         fs.put(local, "f", progress=change)
     with fs.open("f") as file:
         assert file.read(0, size) == b"a" * size
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 @pytest.fixture(params=["", EINVAL := "EINVAL", "no such call"])

@@ -18,7 +18,7 @@ from bootseer.fsspecfs.filesystem import StripeFileSystem
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.copy import copy_file
-from bootseer.stripefs.maintenance import collect, repair, scan
+from bootseer.stripefs.maintenance import check, collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
 from bootseer.stripefs.store import StripeFS
 from support.modes import KeepsModes
@@ -42,11 +42,11 @@ def stripe(fs: StripeFS, path: str, index: int) -> Path:
 
 
 def kinds(fs: StripeFS, level: str = "") -> list[str]:
-    return [finding.kind for finding in fs.fsck().findings if level in ("", finding.level)]
+    return [finding.kind for finding in check.fsck(fs.backend).findings if level in ("", finding.level)]
 
 
 def only(fs: StripeFS) -> Finding:
-    (found,) = fs.fsck().findings
+    (found,) = check.fsck(fs.backend).findings
     return found
 
 
@@ -55,12 +55,12 @@ def test_a_sound_store_has_no_findings(fs):
     with fs.create("run/step-1/small") as out:
         out.write(b"x")
     fs.commit("run/step-1")
-    report = fs.fsck()
+    report = check.fsck(fs.backend)
     assert (report.folders, report.files, report.findings) == (3, 3, ())
-    assert fs.fsck("run/step-1/state").findings == ()
-    assert fs.gc(age=0) == []
+    assert check.fsck(fs.backend, "run/step-1/state").findings == ()
+    assert collect.gc(fs.backend, age=0) == []
     with pytest.raises(NotFoundError):
-        fs.fsck("none")
+        check.fsck(fs.backend, "none")
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_damaged_stripes(fs, kind, break_it):
     break_it(stripe(fs, "d/f", 1))
     found = only(fs)
     assert (found.kind, found.level, found.path, found.repair) == (kind, "error", "d/f", "")
-    assert fs.fsck("d/f").findings == (found,)
-    assert fs.repair(fs.fsck()) == []
-    assert fs.gc(age=0) == []
+    assert check.fsck(fs.backend, "d/f").findings == (found,)
+    assert repair.repair(fs.backend, check.fsck(fs.backend)) == []
+    assert collect.gc(fs.backend, age=0) == []
 
 
 @pytest.mark.parametrize("how", ["replaced", "removed"])
@@ -95,9 +95,9 @@ def test_a_file_that_changes_while_it_is_looked_at_is_no_finding(fs, monkeypatch
         return real(path, pinned=pinned)
 
     monkeypatch.setattr(fs.backend, "open", late)
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
     assert once.locked()
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_a_file_that_is_published_after_its_folder_was_listed_is_not_lost(fs, monkeypatch):
@@ -113,7 +113,7 @@ def test_a_file_that_is_published_after_its_folder_was_listed_is_not_lost(fs, mo
     monkeypatch.setattr(scan, "inspect", inspect)
     while len(list(local(fs, ".bsx").iterdir())) < WIDTH:
         time.sleep(0.01)
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_stripes_of_another_file(fs):
@@ -147,12 +147,12 @@ def test_a_lost_pointer_is_rebuilt_from_its_stripes(fs, how):
     else:
         fs.commit("d")
         pointer.unlink()
-    assert fs.gc(age=0) == []  # not garbage, whatever its age
-    assert "error" in {finding.level for finding in fs.fsck().findings}
-    (made,) = fs.repair(fs.fsck())
+    assert collect.gc(fs.backend, age=0) == []  # not garbage, whatever its age
+    assert "error" in {finding.level for finding in check.fsck(fs.backend).findings}
+    (made,) = repair.repair(fs.backend, check.fsck(fs.backend))
     assert made.done
     assert pointer.read_bytes() == before
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
     fs.verify()
 
 
@@ -169,7 +169,7 @@ def test_a_rebuilt_pointer_is_as_private_as_its_stripes(tmp_path, how):
         local(fs, "f").unlink()
     else:
         os.truncate(local(fs, "f"), 60)
-    (made,) = fs.repair(fs.fsck())
+    (made,) = repair.repair(fs.backend, check.fsck(fs.backend))
     assert made.done
     assert backend.rights() == before == {(0o600, ("alice", "research"))}
 
@@ -178,7 +178,7 @@ def test_a_pointer_is_not_rebuilt_from_damaged_chunks(fs):
     write(fs, "f")
     flip(stripe(fs, "f", 1), 4096 + 7)
     local(fs, "f").unlink()
-    (made,) = fs.repair(fs.fsck())
+    (made,) = repair.repair(fs.backend, check.fsck(fs.backend))
     assert not made.done
     assert "chunk 1 of f is damaged" in made.failed
     assert not local(fs, "f").exists()
@@ -190,7 +190,9 @@ def test_a_pointer_is_not_rebuilt_when_its_commit_has_another_digest(fs):
     other = msgspec.structs.replace(made, files=(msgspec.structs.replace(made.files[0], digest="ab" * 32),))
     local(fs, "d/COMMIT").write_bytes(commit.encode(other))
     local(fs, "d/f").unlink()
-    (failed,) = [made.failed for made in fs.repair(fs.fsck()) if made.kind == "lost-pointer"]
+    (failed,) = [
+        made.failed for made in repair.repair(fs.backend, check.fsck(fs.backend)) if made.kind == "lost-pointer"
+    ]
     assert "does not have the digest of its COMMIT" in failed
     assert not local(fs, "d/f").exists()
 
@@ -202,7 +204,7 @@ def test_what_is_not_whole_is_not_rebuilt(fs):
     found = only(fs)
     assert (found.kind, found.level) == ("unreferenced-stripes", "garbage")
     assert "1 of 3 stripes are missing" in found.detail
-    assert fs.repair(fs.fsck()) == []
+    assert repair.repair(fs.backend, check.fsck(fs.backend)) == []
 
 
 def test_a_pointer_is_not_guessed_for_a_name_that_is_taken(fs):
@@ -213,7 +215,7 @@ def test_a_pointer_is_not_guessed_for_a_name_that_is_taken(fs):
     assert kinds(fs) == ["unreferenced-stripes"]
     local(fs, "f").write_bytes(b"")  # as after a power cut
     assert "lost-pointer" in kinds(fs)
-    for made in fs.repair(fs.fsck()):
+    for made in repair.repair(fs.backend, check.fsck(fs.backend)):
         assert made.path.startswith("recovered-")
     assert local(fs, "f").read_bytes() == b""
     uuid = layout.decode_pointer(lost, "f").uuid
@@ -226,7 +228,7 @@ def test_stripes_that_do_not_say_their_name_are_rebuilt_under_none(fs, monkeypat
     uuid = fs.stat("f").uuid
     local(fs, "f").unlink()
     assert only(fs).path == f"recovered-{uuid}"
-    assert fs.repair(fs.fsck())[0].done
+    assert repair.repair(fs.backend, check.fsck(fs.backend))[0].done
     assert content(fs, f"recovered-{uuid}") == DATA
 
 
@@ -235,7 +237,7 @@ def test_two_damaged_pointers_are_told_apart_or_left_alone(fs):
     write(fs, "g", DATA[::-1])
     for name in ("f", "g"):
         local(fs, name).write_bytes(layout.POINTER_LINE + b"rubbish")
-    assert all(made.done for made in fs.repair(fs.fsck()))
+    assert all(made.done for made in repair.repair(fs.backend, check.fsck(fs.backend)))
     assert (content(fs, "f"), content(fs, "g")) == (DATA, DATA[::-1])
 
 
@@ -243,9 +245,9 @@ def test_nothing_is_removed_beside_a_damaged_pointer_that_may_own_it(fs):
     write(fs, "f")
     write(fs, "g")
     os.truncate(local(fs, "f"), 30)
-    stripe_of_f = next(local(fs, ".bsx").glob(f"{fs.fsck().errors[0].uuid}.0"))
+    stripe_of_f = next(local(fs, ".bsx").glob(f"{check.fsck(fs.backend).errors[0].uuid}.0"))
     stripe_of_f.unlink()
-    assert fs.gc(age=0) == []
+    assert collect.gc(fs.backend, age=0) == []
     assert "kept-stripes" in kinds(fs)
 
 
@@ -254,7 +256,7 @@ def test_copies_and_renamed_files(fs):
     local(fs, "copy").write_bytes(local(fs, "f").read_bytes())
     assert (only(fs).kind, only(fs).level) == ("pointer-copy", "note")
     local(fs, "f").unlink()
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
     fs.remove("copy")
     assert list(local(fs, ".bsx").iterdir()) == []
 
@@ -267,7 +269,7 @@ def test_manifests(fs):
     write(fs, "run/step-2/a")
     fs.remove("run/step-2/b", force=True)
     assert kinds(fs, "error") == ["commit-other-file", "commit-lacks-file"]
-    assert fs.repair(fs.fsck()) == []
+    assert repair.repair(fs.backend, check.fsck(fs.backend)) == []
     flip(local(fs, "run/step-1/COMMIT"), 50)
     assert "damaged-commit" in kinds(fs, "error")
 
@@ -276,7 +278,7 @@ def test_a_name_that_is_not_ours_is_kept(fs):
     write(fs, "f")
     local(fs, ".bsx/notes.txt").write_text("mine")
     assert (only(fs).kind, only(fs).level) == ("unknown-file", "note")
-    assert fs.gc(age=0) == []
+    assert collect.gc(fs.backend, age=0) == []
 
 
 def test_gc_leaves_alone_what_is_young_and_says_why(fs):
@@ -287,20 +289,20 @@ def test_gc_leaves_alone_what_is_young_and_says_why(fs):
     old = time.time() - 7200
     os.utime(local(fs, ".tmp-" + "cd" * 16), (old, old))
     local(fs, "f").unlink()
-    found = {removal.kind: removal for removal in fs.gc(age=3600)}
+    found = {removal.kind: removal for removal in collect.gc(fs.backend, age=3600)}
     assert found["unreferenced-stripes"].kept == "its writer may be under way"
     assert found["temporary"].kept == ""
     assert 7100 < found["temporary"].age < 7300
     assert kinds(fs) == ["unreferenced-stripes"]
-    assert [removal.kept for removal in fs.gc(age=0, dry_run=True)] == [""]
+    assert [removal.kept for removal in collect.gc(fs.backend, age=0, dry_run=True)] == [""]
     assert kinds(fs) == ["unreferenced-stripes"]
-    fs.gc(age=0)
-    assert fs.fsck().findings == ()
+    collect.gc(fs.backend, age=0)
+    assert check.fsck(fs.backend).findings == ()
     with pytest.raises(ConfigError):
-        fs.gc(age=-1)
+        collect.gc(fs.backend, age=-1)
     write(fs, "g")
     with pytest.raises(NotFoundError, match="is a file"):
-        fs.gc("g")
+        collect.gc(fs.backend, "g")
 
 
 def test_a_temporary_file_that_is_written_to_meanwhile_is_kept(fs, monkeypatch):
@@ -316,7 +318,7 @@ def test_a_temporary_file_that_is_written_to_meanwhile_is_kept(fs, monkeypatch):
         return real(name)
 
     monkeypatch.setattr(fs.backend, "stat", stat)
-    (found,) = fs.gc(age=3600)
+    (found,) = collect.gc(fs.backend, age=3600)
     assert found.kept == "its writer is under way"
     assert path.exists()
 
@@ -324,9 +326,9 @@ def test_a_temporary_file_that_is_written_to_meanwhile_is_kept(fs, monkeypatch):
 def test_gc_of_files_removed_with_other_tools_has_to_be_asked_for(fs):
     write(fs, "f")
     local(fs, "f").unlink()
-    assert fs.gc(age=0) == []
-    assert [removal.kind for removal in fs.gc(age=0, lost=True)] == ["lost-pointer"]
-    assert fs.fsck().findings == ()
+    assert collect.gc(fs.backend, age=0) == []
+    assert [removal.kind for removal in collect.gc(fs.backend, age=0, lost=True)] == ["lost-pointer"]
+    assert check.fsck(fs.backend).findings == ()
     assert list(local(fs, ".bsx").iterdir()) == []
 
 
@@ -336,8 +338,8 @@ def test_a_broken_off_gc_of_a_file_that_was_published_is_undone(fs):
     for index in (0, 2):
         stripe(fs, "f", index).rename(local(fs, f".bsx/{scan.TRASH}{uuid}.{index}"))
     assert kinds(fs) == ["missing-stripe", "missing-stripe"]
-    assert fs.gc(age=0) == []
-    assert all(made.done for made in fs.repair(fs.fsck()))
+    assert collect.gc(fs.backend, age=0) == []
+    assert all(made.done for made in repair.repair(fs.backend, check.fsck(fs.backend)))
     assert content(fs, "f") == DATA
 
 
@@ -371,7 +373,7 @@ def test_a_collection_and_a_writer_that_is_under_way_after_all(fs, monkeypatch, 
         except (BootseerError, OSError):
             outcome.append("failed")
 
-    writing, collecting = threading.Thread(target=save), threading.Thread(target=lambda: fs.gc(age=0))
+    writing, collecting = threading.Thread(target=save), threading.Thread(target=lambda: collect.gc(fs.backend, age=0))
     writing.start()
     assert meeting.reached[writer].wait(20)
     collecting.start()
@@ -383,17 +385,17 @@ def test_a_collection_and_a_writer_that_is_under_way_after_all(fs, monkeypatch, 
     collecting.join(20)
     assert content(fs, "f") == (DATA[::-1] if outcome == ["published"] else DATA)
     fs.verify()
-    assert fs.fsck().errors == ()
-    fs.gc(age=0)
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).errors == ()
+    collect.gc(fs.backend, age=0)
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_what_appears_between_check_and_repair_is_not_overwritten(fs):
     write(fs, "f")
     local(fs, "f").unlink()
-    report = fs.fsck()
+    report = check.fsck(fs.backend)
     local(fs, "f").write_bytes(b"somebody's")
-    (made,) = fs.repair(report)
+    (made,) = repair.repair(fs.backend, report)
     assert "has changed since it was checked" in made.failed
     assert local(fs, "f").read_bytes() == b"somebody's"
 
@@ -413,7 +415,7 @@ def test_a_storage_that_cannot_be_read_is_no_reason_to_remove(fs, monkeypatch):
 
 def test_a_repair_says_what_it_cannot_do(fs):
     write(fs, "f")
-    report = fs.fsck()
+    report = check.fsck(fs.backend)
     odd = Finding(kind="odd", level="error", path="f", detail="", repair="do something")
     (made,) = repair.repair(fs.backend, type(report)(url="", path="", folders=1, files=1, findings=(odd,)))
     assert "has changed since it was checked" in made.failed
@@ -422,7 +424,7 @@ def test_a_repair_says_what_it_cannot_do(fs):
 def test_a_repair_does_not_replace_what_was_written_while_it_read(fs, monkeypatch):
     write(fs, "f")
     flip(local(fs, "f"), 40)
-    report = fs.fsck()
+    report = check.fsck(fs.backend)
     real = scan.check_content
 
     def check_content(*args):
@@ -431,7 +433,7 @@ def test_a_repair_does_not_replace_what_was_written_while_it_read(fs, monkeypatc
         return digest
 
     monkeypatch.setattr(scan, "check_content", check_content)
-    (made,) = fs.repair(report)
+    (made,) = repair.repair(fs.backend, report)
     assert "was written since it was checked" in made.failed
     assert content(fs, "f") == b"newer"
     assert not list(local(fs, "").glob(".tmp-*"))
@@ -445,7 +447,7 @@ def test_a_version_over_a_damaged_one_is_the_newer_one(fs, offset):
     flip(pointer, offset % pointer.stat().st_size)
     write(fs, "f", b"newer")
     assert kinds(fs) == ["unreferenced-stripes"]  # and no pointer that was lost
-    assert fs.repair(fs.fsck()) == []
+    assert repair.repair(fs.backend, check.fsck(fs.backend)) == []
     assert content(fs, "f") == b"newer"
 
 
@@ -459,8 +461,10 @@ def test_hidden_names_are_the_stores_alone(fs):
     local(fs, ".tmp-notes").write_bytes(b"mine")
     local(fs, ".tmp-dir").mkdir()
     local(fs, ".tmp-dir/x").write_bytes(b"mine")
-    assert fs.gc(age=0) == []
-    assert [(finding.kind, finding.level) for finding in fs.fsck().findings] == [("unknown-file", "note")] * 2
+    assert collect.gc(fs.backend, age=0) == []
+    assert [(finding.kind, finding.level) for finding in check.fsck(fs.backend).findings] == [
+        ("unknown-file", "note")
+    ] * 2
     fs.commit("")
     assert local(fs, ".tmp-notes").read_bytes() == b"mine"
 
@@ -474,8 +478,8 @@ def test_a_commit_above_counts_from_any_base(fs, base):
     local(fs, "run/step-1/sub/f").write_bytes(b"something else")  # so that only COMMIT says that the stripes were used
     inner = open_fs(f"{fs.url}/{base}")
     path = "run/step-1/sub".removeprefix(base).strip("/")
-    assert [(it.kind, it.level) for it in inner.fsck(path).findings][-1:] == [("lost-pointer", "error")]
-    assert inner.gc(path, age=0) == []
+    assert [(it.kind, it.level) for it in check.fsck(inner.backend, path).findings][-1:] == [("lost-pointer", "error")]
+    assert collect.gc(inner.backend, path, age=0) == []
     local(fs, "run/step-1/sub/conf").write_bytes(b"changed")
     for what in (path, f"{path}/conf".strip("/")):
         with pytest.raises(DataError, match="does not have its digest"):
@@ -493,11 +497,11 @@ def test_an_old_version_does_not_come_back_under_a_name_that_it_had(fs):
     env = {**os.environ, "BOOTSEER_FAULTS": "stripefs.write.cleanup=kill"}
     done = subprocess.run([sys.executable, "-c", code, fs.url], env=env, timeout=60, check=False)
     assert done.returncode == -9
-    assert not fs.fsck().errors
-    assert fs.repair(fs.fsck()) == []
+    assert not check.fsck(fs.backend).errors
+    assert repair.repair(fs.backend, check.fsck(fs.backend)) == []
     assert not local(fs, "a").exists()
     assert content(fs, "b") == b"newer"
-    fs.gc(age=0)
+    collect.gc(fs.backend, age=0)
     assert len(list(local(fs, "").rglob("*.*"))) == WIDTH + 1  # its stripes and their folder
 
 
@@ -527,7 +531,7 @@ def test_garbage_that_cannot_be_removed_is_no_reason_to_leave_the_rest(fs, monke
         real(self, path)
 
     monkeypatch.setattr(type(fs.backend), "delete", delete)
-    made = fs.gc(age=0)
+    made = collect.gc(fs.backend, age=0)
     assert [bool(removal.kept) for removal in made] == [False, True, False]
     assert "permission denied" in made[1].kept
     assert [entry.name for entry in fs.backend.list("")] == [names[1]]
@@ -560,10 +564,10 @@ def test_many_sets_are_collected_with_few_listings(fs, monkeypatch):
             return real(path, **more)
 
         monkeypatch.setattr(fs.backend, name, noted)
-    assert [removal.kept for removal in fs.gc(age=0)] == [""] * 120
+    assert [removal.kept for removal in collect.gc(fs.backend, age=0)] == [""] * 120
     assert len(listed) == 4 + 2 * 3  # fsck and the survey, each with the stripes; twice for each batch of 25
     assert read.count("f") == 2
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
     assert content(fs, "f") == DATA
 
 
@@ -604,12 +608,12 @@ def test_one_of_a_batch_that_is_no_garbage_after_all_comes_back(fs, monkeypatch,
     monkeypatch.setattr(faults, "point", point)
     if how != "published":
         monkeypatch.setattr(type(fs.backend), "delete", delete)
-    made = [removal for removal in fs.gc(age=0) if removal.kind == "unreferenced-stripes"]
+    made = [removal for removal in collect.gc(fs.backend, age=0) if removal.kind == "unreferenced-stripes"]
     assert [bool(removal.kept) for removal in made if uuid in removal.path] == [True]
     assert [removal.kept for removal in made if uuid not in removal.path] == [""] * 6
     assert content(fs, "f") == DATA
-    fs.gc(age=0)
-    assert fs.fsck().findings == ()
+    collect.gc(fs.backend, age=0)
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_a_published_set_that_cannot_be_renamed_back_is_an_error_and_mended(fs, monkeypatch, caplog):
@@ -630,10 +634,10 @@ def test_a_published_set_that_cannot_be_renamed_back_is_an_error_and_mended(fs, 
     monkeypatch.setattr(faults, "point", point)
     monkeypatch.setattr(fs.backend, "rename", rename)
     with pytest.raises(UnavailableError):
-        fs.gc(age=0)
+        collect.gc(fs.backend, age=0)
     assert "is still set aside" in caplog.text
     monkeypatch.undo()
-    assert all(made.done for made in fs.repair(fs.fsck()))
+    assert all(made.done for made in repair.repair(fs.backend, check.fsck(fs.backend)))
     assert content(fs, "f") == DATA
 
 
@@ -664,14 +668,14 @@ def test_a_batch_is_renamed_back_when_the_storage_is_silent(fs, monkeypatch, cap
         monkeypatch.setattr(fs.backend, name, silent)
     monkeypatch.setattr(faults, "point", point)
     with pytest.raises(UnavailableError):
-        fs.gc(age=0)
+        collect.gc(fs.backend, age=0)
     left = {path.stem for path in before if not path.exists()}
     assert left == ({uuids(3)[0]} if when == "back" else set())
     said = [record.getMessage() for record in caplog.records if "still set aside" in record.getMessage()]
     assert len(said) == len(left)
     monkeypatch.undo()
-    fs.gc(age=0)
-    assert fs.fsck().findings == ()
+    collect.gc(fs.backend, age=0)
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_whole_sets_cost_one_listing_more_for_all_of_them(fs, monkeypatch):
@@ -695,7 +699,7 @@ def test_ages_do_not_grow_with_the_time_of_the_scan(fs, monkeypatch):
         time.sleep(1.5)
 
     monkeypatch.setattr(scan, "walk", slow)
-    assert all(finding.age < 1.0 for finding in fs.fsck("").findings)
+    assert all(finding.age < 1.0 for finding in check.fsck(fs.backend, "").findings)
 
 
 def test_a_broken_footer_is_not_read_whole():
@@ -736,9 +740,9 @@ def test_a_damaged_pointer_is_never_a_plain_file_and_costs_no_stripe(fs, mask):
         local(fs, "f").write_bytes(broken)
         with pytest.raises(DataError):
             content(fs, "f")
-        assert fs.fsck().errors, broken
-        assert fs.fsck("f").errors, broken
-        fs.gc(age=0)
+        assert check.fsck(fs.backend).errors, broken
+        assert check.fsck(fs.backend, "f").errors, broken
+        collect.gc(fs.backend, age=0)
         assert stripe_file.exists(), broken
 
 
@@ -750,7 +754,7 @@ def test_a_pointer_with_a_damaged_first_line_is_rebuilt(fs):
         fs.open("f")
     assert "fsck --repair" in caught.value.hint
     assert only(fs).kind == "damaged-pointer"
-    assert fs.repair(fs.fsck())[0].done
+    assert repair.repair(fs.backend, check.fsck(fs.backend))[0].done
     assert local(fs, "f").read_bytes() == before
 
 
@@ -775,7 +779,7 @@ def test_what_is_left_of_a_pointer_is_not_committed(fs):
     os.truncate(local(fs, "step-1/f"), 0)
     with pytest.raises(DataError, match="the pointer step-1/f is damaged"):
         fs.commit("step-1")
-    (mended,) = fs.repair(fs.fsck())
+    (mended,) = repair.repair(fs.backend, check.fsck(fs.backend))
     fs.rename(mended.path, "step-1/f")  # as the hint says
     assert [(file.path, file.size) for file in fs.commit("step-1").files] == [("f", len(DATA))]
 
@@ -787,7 +791,7 @@ def test_stripes_stay_when_a_file_may_be_left_of_their_pointer(fs, remnant):
     write(fs, "f", DATA[:UNIT])
     local(fs, "g").write_bytes(remnant)
     assert kinds(fs) == ["kept-stripes"]
-    assert fs.gc(age=0) == []
+    assert collect.gc(fs.backend, age=0) == []
 
 
 @pytest.mark.parametrize("remnant", [b"", b"boot", bytes(290)])
@@ -797,7 +801,7 @@ def test_small_files_that_only_look_like_what_is_left_of_a_pointer(fs, remnant):
             out.write(remnant)
     write(fs, "beside/f")
     assert content(fs, "d/small") == content(fs, "beside/small") == remnant
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_an_empty_file_is_opened_without_a_look_into_the_others(fs, monkeypatch):
@@ -855,13 +859,13 @@ def test_an_older_version_is_garbage_only_beside_a_sound_newer_one(fs, broken):
         for path in old:
             path.rename(path.with_name(f"{scan.TRASH}{path.name}"))
     before = sorted(local(fs, "").rglob("*"))
-    fs.gc(age=0)
+    collect.gc(fs.backend, age=0)
     if broken:
         assert sorted(local(fs, "").rglob("*")) == before
         assert "kept-stripes" in kinds(fs)
     else:
         assert not any(path.exists() for path in old)
-        assert fs.fsck().findings == ()
+        assert check.fsck(fs.backend).findings == ()
 
 
 @pytest.mark.parametrize("left", [0, 5])
@@ -871,7 +875,7 @@ def test_a_renamed_file_that_lost_its_pointer_is_no_older_version_of_the_next_fi
     write(fs, "f", b"another")
     os.truncate(local(fs, "g"), left)
     before = sorted(local(fs, "").rglob("*"))
-    fs.gc(age=0)
+    collect.gc(fs.backend, age=0)
     assert sorted(local(fs, "").rglob("*")) == before
     assert kinds(fs) == ["kept-stripes"]
 
@@ -884,13 +888,13 @@ def test_a_commit_that_cannot_be_read_may_list_an_older_version(fs):
     before = sorted(local(fs, "").rglob("*"))
     local(fs, "COMMIT").write_bytes(local(fs, "d/COMMIT").read_bytes()[:-3])
     for _ in range(2):
-        assert {removal.kind for removal in fs.gc(age=0)} == set()
+        assert {removal.kind for removal in collect.gc(fs.backend, age=0)} == set()
         assert "kept-stripes" in kinds(fs)
         inner = open_fs(f"{fs.url}/d")
-        assert inner.gc(age=0) == []
+        assert collect.gc(inner.backend, age=0) == []
     local(fs, "COMMIT").unlink()
     assert sorted(local(fs, "").rglob("*")) == before
-    fs.gc(age=0)
+    collect.gc(fs.backend, age=0)
     assert sorted(local(fs, "").rglob("*")) != before
 
 
@@ -898,10 +902,10 @@ def test_stripes_whose_file_was_replaced_by_a_plain_one_with_other_tools_are_no_
     write(fs, "f")
     uuid = fs.stat("f").uuid
     local(fs, "f").write_bytes(b"plain")
-    assert fs.gc(age=0) == []
+    assert collect.gc(fs.backend, age=0) == []
     assert (only(fs).kind, only(fs).path) == ("lost-pointer", f"recovered-{uuid}")
     assert content(fs, "f") == b"plain"
-    assert fs.repair(fs.fsck())[0].done
+    assert repair.repair(fs.backend, check.fsck(fs.backend))[0].done
     assert content(fs, f"recovered-{uuid}") == DATA
 
 
@@ -914,5 +918,5 @@ def test_a_file_is_not_rebuilt_under_a_name_in_another_folder(fs):
         data = layout.encode_header(header._replace(name="../e/f")) + path.read_bytes()[layout.HEADER_SIZE :]
         path.write_bytes(data)
     assert only(fs).path == f"d/recovered-{uuid}"
-    assert fs.repair(fs.fsck())[0].done
+    assert repair.repair(fs.backend, check.fsck(fs.backend))[0].done
     assert content(fs, f"d/recovered-{uuid}") == DATA

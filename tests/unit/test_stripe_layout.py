@@ -10,6 +10,7 @@ from bootseer.errors import ConfigError, DataError
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.layout import Footer, Geometry, Header, Pointer
+from bootseer.stripefs.maintenance import check
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "stripe"
 UUID = bytes(range(16))
@@ -156,7 +157,7 @@ def test_the_golden_store_is_read_and_sound():
         assert file.read(0, file.size) == bytes(i * 7 % 251 for i in range(10_000))
     assert [file.path for file in fs.checkpoint("run/step-1").files] == ["config.json", "state.pt"]
     assert len(fs.verify()) == 3
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_a_later_format_says_so():

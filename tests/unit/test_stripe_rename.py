@@ -7,6 +7,7 @@ import pytest
 
 from bootseer import faults
 from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.stripefs.maintenance import check, collect
 from bootseer.stripefs.store import StripeFS
 from support.stripes import content
 
@@ -52,7 +53,7 @@ def test_a_write_that_was_acknowledged_while_a_file_got_its_name_stays(fs, monke
     assert written
     assert content(fs, "dst") == written[-1]
     assert stripes(fs) == 3
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 @pytest.mark.parametrize("point", ["write.verify", "move.remove"])
@@ -71,7 +72,7 @@ def test_a_write_that_was_acknowledged_while_a_file_moved_to_another_folder_stay
     else:
         with pytest.raises(NotFoundError):
             fs.stat("b/f")
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 @pytest.mark.parametrize("tool", ["ours", "another"])
@@ -85,7 +86,7 @@ def test_the_stripes_of_a_renamed_file_go_with_it(fs, tool, end):
     else:
         Path(fs.url, "a").rename(Path(fs.url, "b"))
     assert content(fs, "b") == OLD
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
     if end == "removed":
         fs.remove("b")
     elif end == "replaced":
@@ -93,7 +94,7 @@ def test_the_stripes_of_a_renamed_file_go_with_it(fs, tool, end):
     else:
         fs.rename("other", "b")
     assert stripes(fs) == (6 if end == "replaced" else 3)
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 @pytest.mark.parametrize("end", ["removed", "replaced", "renamed over"])
@@ -132,14 +133,14 @@ def test_stripes_stay_beside_a_damaged_pointer_that_may_name_them(fs, how):
         fs.remove("b")
     else:
         write(fs, "b", NEW)
-    fs.gc(age=0)
+    collect.gc(fs.backend, age=0)
     assert stripes(fs) == (3 if how == "removed" else 6)
     Path(fs.url, "a").write_bytes(whole)
     assert content(fs, "a") == OLD
     Path(fs.url, "a").unlink()
-    fs.gc(age=0)
+    collect.gc(fs.backend, age=0)
     assert stripes(fs) == (0 if how == "removed" else 3)
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 @pytest.mark.parametrize("how", ["write", "rename"])
@@ -157,4 +158,4 @@ def test_a_file_that_is_renamed_just_before_it_is_replaced_keeps_its_stripes(fs,
         fs.rename("next", "latest")
     assert content(fs, "kept") == OLD
     assert content(fs, "latest") == NEW
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()

@@ -20,6 +20,7 @@ from bootseer.stripefs.copy import copy_file
 from bootseer.stripefs.files import publication, stripe
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.layout import POINTER_LINE
+from bootseer.stripefs.maintenance import check, collect
 from bootseer.stripefs.store import StripeFS
 from support.modes import KeepsModes
 from support.stripes import content
@@ -289,7 +290,7 @@ def test_content_that_looks_like_a_pointer_is_striped_however_it_is_written(tmp_
         assert out.finish().uuid
     with fs.open("f") as file:
         assert file.read(0, file.size) == data
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_stripes_that_cannot_be_removed_are_garbage_later(tmp_path, monkeypatch, caplog):
@@ -303,9 +304,9 @@ def test_stripes_that_cannot_be_removed_are_garbage_later(tmp_path, monkeypatch,
     monkeypatch.undo()
     with fs.open("f") as file:
         assert file.read(0, 3) == b"new"
-    assert fs.gc(age=0)
+    assert collect.gc(fs.backend, age=0)
     assert len(os.listdir(tmp_path / ".bsx")) == 3
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 def refused(*_, **__):
@@ -333,9 +334,9 @@ def test_an_error_after_the_rename_costs_no_stripe(fs, monkeypatch, caplog, erro
         writer.finish()
     assert "its stripes are left in place" in caplog.text
     assert content(fs, "f") == b"new"
-    fs.gc(age=0)
+    collect.gc(fs.backend, age=0)
     fs.verify()
-    assert fs.fsck().findings == ()
+    assert check.fsck(fs.backend).findings == ()
 
 
 def test_a_folder_that_cannot_be_read_keeps_what_was_published(fs, monkeypatch):

@@ -11,6 +11,7 @@ from bootseer.backends import folder
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.maintenance import check
 
 torch = pytest.importorskip("torch")
 
@@ -221,7 +222,7 @@ def test_a_lost_stripe_costs_no_checkpoint(tmp_path, monkeypatch, caplog, name, 
     assert left == [0]
     assert same(bt.load(f"{tmp_path}/{name}"), state)
     assert "again from its beginning" in caplog.text
-    assert open_fs(str(tmp_path)).fsck().findings == ()
+    assert check.fsck(open_fs(str(tmp_path)).backend).findings == ()
 
 
 @pytest.mark.parametrize("point", ["write.stripe", "write.close", "write.rename"])

@@ -15,6 +15,7 @@ import pytest
 
 from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import ChunkFile, open_fs
+from bootseer.stripefs.maintenance import check
 
 torch = pytest.importorskip("torch")
 
@@ -153,11 +154,11 @@ class Counted:
         self.chunks: dict[tuple[str, int], int] = {}
         real = ChunkFile._by_stripe
 
-        def counted(file, wanted):
+        def counted(file, wanted, **more):
             for chunk in wanted:
                 key = file.path, chunk
                 self.chunks[key] = self.chunks.get(key, 0) + 1
-            return real(file, wanted)
+            return real(file, wanted, **more)
 
         monkeypatch.setattr(ChunkFile, "_by_stripe", counted)
 
@@ -373,7 +374,7 @@ def test_a_save_that_did_not_finish(tmp_path):
     loaded = blank(state)
     dcp.load(loaded, storage_reader=bt.StorageReader(f"{tmp_path}/ck"))
     assert same(loaded, state)
-    assert open_fs(str(tmp_path)).fsck().errors == ()
+    assert check.fsck(open_fs(str(tmp_path)).backend).errors == ()
 
 
 def test_what_is_no_checkpoint(tmp_path):

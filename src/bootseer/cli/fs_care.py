@@ -29,13 +29,15 @@ def fsck(
     byte), and undoes a gc that was broken off.
     """
     from bootseer.errors import DataError
+    from bootseer.stripefs.maintenance import check
+    from bootseer.stripefs.maintenance.repair import repair as mend
 
     fs, path = place(url)
-    report = fs.fsck(path)
+    report = check.fsck(fs.backend, path)
     repairs = []
     if repair and any(finding.repair for finding in report.findings):
-        repairs = fs.repair(report)
-        report = fs.fsck(path)
+        repairs = mend(fs.backend, report)
+        report = check.fsck(fs.backend, path)
     if as_json:
         print_json({"ok": not report.errors, "report": report, "repairs": repairs})
     else:
@@ -86,10 +88,12 @@ def gc(
 
     What a writer may still be writing is kept, and so is everything in doubt.
     """
-    from bootseer.stripefs.maintenance.collect import AGE
+    from bootseer.stripefs.maintenance import collect
 
     fs, path = place(url)
-    found = fs.gc(path, age=AGE if age is None else age, dry_run=dry_run, lost=lost, taken=taken)
+    found = collect.gc(
+        fs.backend, path, age=collect.AGE if age is None else age, dry_run=dry_run, lost=lost, taken=taken
+    )
     gone = [removal for removal in found if not removal.kept]
     size = sum(removal.size for removal in gone)
     if as_json:

@@ -281,7 +281,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         try:
             with numbered(path):
                 if removal:
-                    self._fs.refuse_removal(path)
+                    commit.refuse_removal(self._fs.backend, path)
                 else:
                     self._fs.refuse_committed(path)
         except PermissionError:  # which numbered has logged

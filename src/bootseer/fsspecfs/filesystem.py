@@ -20,10 +20,11 @@ from typing import IO, Any, cast
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.utils import isfilelike, stringify_path
 
+from bootseer.backends.interface import clean
 from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
 from bootseer.fsspecfs.file import WINDOW, StripeFile, StripeOutput, Wanted, gather
 from bootseer.fsspecfs.paths import StripePaths, absolute, doing, os_error
-from bootseer.stripefs.checkpoint.commit import is_manifest
+from bootseer.stripefs.checkpoint.commit import is_manifest, refuse_removal
 from bootseer.stripefs.copy import commit_copy, copy_tree
 from bootseer.stripefs.files.namespace import copy_open
 from bootseer.stripefs.files.stat import FileStat
@@ -154,7 +155,7 @@ class StripeFileSystem(StripePaths):
         if not single or isinstance(path2, list):
             with doing(str(path1)):  # before the copies: only then are they removed
                 for name in self.expand_path(path1):
-                    self.store.refuse_removal(self._key(name))
+                    refuse_removal(self.store.backend, clean(self._key(name)))
             super().mv(path1, path2, recursive=recursive, **kwargs)
             return
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)

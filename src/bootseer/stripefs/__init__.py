@@ -9,9 +9,6 @@ from bootseer.stripefs.checkpoint.commit import Commit, CommittedFile
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 from bootseer.stripefs.files.stat import FileStat
 from bootseer.stripefs.files.writer import StripeWriter, Written
-from bootseer.stripefs.maintenance.check import Finding, Report
-from bootseer.stripefs.maintenance.collect import Removal
-from bootseer.stripefs.maintenance.repair import Repair
 from bootseer.stripefs.store import StripeFS, open_fs
 
 __all__ = [
@@ -19,10 +16,6 @@ __all__ = [
     "Commit",
     "CommittedFile",
     "FileStat",
-    "Finding",
-    "Removal",
-    "Repair",
-    "Report",
     "Save",
     "StripeFS",
     "StripeWriter",

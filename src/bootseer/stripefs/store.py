@@ -26,9 +26,6 @@ from bootseer.stripefs.files.stat import FileStat, of_entry
 from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer, clean_new
-from bootseer.stripefs.maintenance.check import Report, fsck
-from bootseer.stripefs.maintenance.collect import AGE, Removal, gc
-from bootseer.stripefs.maintenance.repair import Repair, repair
 from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost
 
 Progress = Callable[[int, int], None]
@@ -271,10 +268,6 @@ class StripeFS:
             raise NotFoundError(f"{path} is a file, not a folder of checkpoints")
         return newest.find(self.backend, path)
 
-    def refuse_removal(self, path: str) -> None:
-        """Raise `NotWritableError` when a COMMIT names ``path`` or what is in it: it would be one of missing files."""
-        commit.refuse_removal(self.backend, clean(path))
-
     def remove(self, path: str, *, force: bool = False) -> None:
         """Remove a file: first its pointer, then its stripes, unless another file's pointer may name them.
 
@@ -317,20 +310,6 @@ class StripeFS:
             commit.refuse_removal(self.backend, src)
             commit.refuse_inside(self.backend, dst)
         namespace.rename(self.backend, src, dst, overwrite=overwrite)
-
-    def fsck(self, path: str = "") -> Report:
-        """Look for what is lost, damaged or garbage at or below ``path``; contents are not read. Changes nothing."""
-        return fsck(self.backend, path)
-
-    def repair(self, report: Report) -> list[Repair]:
-        """Mend what ``report`` of `fsck` says a repair for, each after another look."""
-        return repair(self.backend, report)
-
-    def gc(
-        self, path: str = "", *, age: float = AGE, dry_run: bool = False, lost: bool = False, taken: bool = False
-    ) -> list[Removal]:
-        """Remove what `fsck` names as garbage and nobody touched for ``age`` seconds (`collect.gc`)."""
-        return gc(self.backend, path, age=age, dry_run=dry_run, lost=lost, taken=taken)
 
     def append(
         self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
