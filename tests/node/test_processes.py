@@ -38,7 +38,7 @@ SLOW = (
     sys.executable,
     "-c",
     "import sys; from bootseer.blocks.serving.server import main; from bootseer.objects import open_store\n"
-    "from bootseer.testing import RateLimitedStore\n"
+    "from support.stores import RateLimitedStore\n"
     f"sys.exit(main(store_for=lambda url: RateLimitedStore(open_store(url), rate={RATE}, latency=0.01)))",
 )
 TROUBLED = (

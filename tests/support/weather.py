@@ -18,7 +18,7 @@ import msgspec
 
 from bootseer.errors import UnavailableError
 from bootseer.objects import Source, Store
-from bootseer.testing import CheckedStore, RateLimitedStore, WrappedReader
+from support.stores import CheckedStore, RateLimitedStore, WrappedReader
 
 
 class Weather(msgspec.Struct, frozen=True, kw_only=True):

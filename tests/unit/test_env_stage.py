@@ -24,7 +24,7 @@ from bootseer.env.unpack import _beside, recover
 from bootseer.errors import ConfigError, NotWritableError, UnavailableError
 from bootseer.objects import lease
 from bootseer.objects.folder import FolderStore
-from bootseer.testing import CheckedStore
+from support.stores import CheckedStore
 from support.waits import until
 
 

@@ -15,9 +15,9 @@ from bootseer.blocks.fetch.figures import Fetched, LinkRate
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
-from bootseer.testing import FlakyStore
 from support import lazy
 from support.lazy import LazyBlob
+from support.stores import FlakyStore
 from support.waits import until
 
 COUNT = 64

@@ -23,8 +23,8 @@ from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.chunks.frames import opened
 from bootseer.errors import DataError, FullError
-from bootseer.testing import FlakyStore
 from support import lazy
+from support.stores import FlakyStore
 
 TREE = "ab" * 32
 COUNT = 40

@@ -27,8 +27,8 @@ from bootseer.chunks import hashing
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.objects import Source
-from bootseer.testing import FlakyStore
 from support import lazy
+from support.stores import FlakyStore
 from support.waits import until
 
 TREE = "ab" * 32

@@ -10,7 +10,7 @@ from bootseer.errors import DataError, NotFoundError
 from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
 from bootseer.objects import open_store
-from bootseer.testing import FlakyStore
+from support.stores import FlakyStore
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "image"
 RECORD = ImageRecord(

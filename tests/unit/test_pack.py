@@ -24,8 +24,8 @@ from bootseer.chunks.frames import verified
 from bootseer.chunks.zstd import compress, decompress, unpack
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.objects.folder import FolderStore
-from bootseer.testing import FlakyStore
 from support import lazy
+from support.stores import FlakyStore
 
 BLOCK = 4096
 

@@ -21,8 +21,8 @@ from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.chunks import hashing
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import UnavailableError
-from bootseer.testing import FlakyStore
 from support import lazy
+from support.stores import FlakyStore
 
 TREE = "ab" * 32
 KEY = ProfileKey("train")

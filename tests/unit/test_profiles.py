@@ -14,8 +14,8 @@ from bootseer.blocks.profiles.merge import HotUse, hot_use, merge
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.objects.folder import FolderStore
-from bootseer.testing import FlakyStore
 from support import lazy
+from support.stores import FlakyStore
 
 TREE = "cd" * 32
 BLOCKS = 16

@@ -16,8 +16,8 @@ from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
 from bootseer.objects import Source, Store
 from bootseer.objects.folder import FolderStore
-from bootseer.testing import FlakyStore
 from support import lazy
+from support.stores import FlakyStore
 
 
 class Counting(FlakyStore):

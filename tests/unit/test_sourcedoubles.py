@@ -11,7 +11,7 @@ import pytest
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import DataError, UnavailableError
 from bootseer.objects.folder import FolderStore
-from bootseer.testing import FlakyStore, RateLimitedStore
+from support.stores import FlakyStore, RateLimitedStore
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_a_pointer_is_not_guessed_for_a_name_that_is_taken(fs):
 
 
 def test_stripes_that_do_not_say_their_name_are_rebuilt_under_none(fs, monkeypatch):
-    monkeypatch.setattr(layout, "MAX_NAME", 0)  # as early versions wrote them
+    monkeypatch.setattr(layout, "MAX_NAME", 0)  # as those of too long a name
     write(fs, "f")
     uuid = fs.stat("f").uuid
     local(fs, "f").unlink()

@@ -22,8 +22,8 @@ from bootseer.chunks.zstd import compress
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.objects import Source, Store
 from bootseer.objects.folder import FolderStore
-from bootseer.testing import FlakyStore
 from support import lazy
+from support.stores import FlakyStore
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 

@@ -113,7 +113,7 @@ class Geometry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """``name``: last part of the logical path as the writer knew it; "" in stripes of versions that did not say."""
+    """``name``: last part of the logical path as the writer knew it; "" for one that is too long."""
 
     uuid: bytes
     stripe: int

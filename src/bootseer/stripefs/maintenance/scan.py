@@ -4,7 +4,7 @@ A name that is not read as one of the store's own is a user's file. Whoever cann
 take what a scan did not see for garbage.
 
 Headers and footers of a whole set of stripes say all of its pointer but the digest, for which every byte is read and
-checked, and the name, which stripes of early versions lack.
+checked, and the name, which is not stored when it is too long.
 """
 
 from __future__ import annotations
