@@ -355,7 +355,7 @@ def test_a_namespace_that_cannot_be_left_again_is_not_entered(node: Node, monkey
         raise PermissionError(1, "Operation not permitted")
 
     before = os.readlink("/proc/thread-self/ns/mnt"), os.getcwd()
-    monkeypatch.setattr("bootseer.kernel._libc.setns", refuse)
+    monkeypatch.setattr("bootseer.kernel.libc.setns", refuse)
     assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
     assert (os.readlink("/proc/thread-self/ns/mnt"), os.getcwd()) == before
 

@@ -13,7 +13,7 @@ import pytest
 
 from bootseer import erofs
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnsupportedError
-from bootseer.kernel import _libc, fuse, loop, mount
+from bootseer.kernel import fuse, libc, loop, mount
 
 pytestmark = pytest.mark.root
 
@@ -61,14 +61,14 @@ def test_erofs_through_loop_devices(
     code: int,
 ) -> None:
     """Where the kernel cannot mount files; the devices free themselves after the unmount."""
-    real, target, before = _libc.mount, _folder(place, "target"), _loops()
+    real, target, before = libc.mount, _folder(place, "target"), _loops()
 
     def old_kernel(source: str, *rest: object) -> None:
         if not source.startswith("/dev/loop"):
             raise OSError(code, os.strerror(code))
         real(source, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_libc, "mount", old_kernel)
+    monkeypatch.setattr(libc, "mount", old_kernel)
     assert mount.mount_erofs(*image, target) == "loop"
     assert (target / "big").read_bytes() == BIG
     assert _loops() == before + 2
@@ -125,14 +125,14 @@ def test_direct_reads_ask_for_what_is_read_and_no_more(place: Path, image: tuple
 def test_a_kernel_that_cannot_read_directly_mounts_all_the_same(
     place: Path, image: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = _libc.mount
+    real = libc.mount
 
     def older(source: str, target: str, fstype: str, flags: int, data: str) -> None:
         if "directio" in data:
             raise OSError(errno.EINVAL, "Invalid argument")
         real(source, target, fstype, flags, data)
 
-    monkeypatch.setattr(_libc, "mount", older)
+    monkeypatch.setattr(libc, "mount", older)
     target = _folder(place, "target")
     mount.mount_erofs(*image, target, direct=True)
     assert (target / "big").read_bytes() == BIG

@@ -358,7 +358,7 @@ def test_the_control_a_hole_before_the_bitmap_is_seen(node: Node) -> None:
     tree = node.trees[0]
     with maintain(node.folder(tree)) as quiet:
         assert quiet is not None
-        eviction._libc.punch_hole(quiet.data_fd, 5 * BLOCK, BLOCK)
+        eviction.libc.punch_hole(quiet.data_fd, 5 * BLOCK, BLOCK)
     assert [check.bad for check in checked(node)] == [[5], [], []]
     with pytest.raises(AssertionError, match="the bitmap names holes"):
         node.ready(tree)

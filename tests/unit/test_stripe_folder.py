@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from bootseer.backends import folder
 from bootseer.backends.folder import FolderBackend
 from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.kernel import libc
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.maintenance import check
 
@@ -84,16 +84,15 @@ def test_a_local_file_that_changes_while_it_is_stored_is_not_stored(tmp_path, si
     assert check.fsck(fs.backend).findings == ()
 
 
-@pytest.fixture(params=["", EINVAL := "EINVAL", "no such call"])
+@pytest.fixture(params=[0, errno.EINVAL, errno.ENOSYS])
 def rename(request, monkeypatch) -> None:
     """As on NFS, and on a kernel or library without renameat2."""
 
-    def refuse(*args: object) -> int:
-        folder.ctypes.set_errno(errno.EINVAL)
-        return -1
+    def refuse(source: str, target: str) -> None:
+        raise OSError(request.param, os.strerror(request.param), target)
 
     if request.param:
-        monkeypatch.setattr(folder, "_renameat2", refuse if request.param == EINVAL else None)
+        monkeypatch.setattr(libc, "rename_new", refuse)
 
 
 def test_folders_where_nothing_renames_without_replacing(tmp_path, rename):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import shutil
@@ -16,13 +15,12 @@ from bootseer import faults
 from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean
 from bootseer.backends.pool import read_each
 from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
+from bootseer.kernel import libc
 
 if TYPE_CHECKING:
     from bootseer.hdfs.placement import Placement
 
 _IOV_MAX = 512
-_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
-_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 
 
 def _version(info: os.stat_result) -> str:
@@ -111,20 +109,21 @@ def _refuse_special(path: Path) -> None:
 def _rename_new(source: Path, target: Path) -> None:
     """rename(2) that fails when ``target`` exists: in one step, but for a folder where the storage cannot do that."""
     # NFS answers EINVAL to renameat2 with flags, FUSE and old file systems too; a hard link is as good for a file
-    if _renameat2 is None or _renameat2(
-        _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE
-    ):
-        number = ctypes.get_errno() if _renameat2 is not None else errno.ENOSYS
-        if number not in (errno.EINVAL, errno.ENOSYS):
-            raise OSError(number, os.strerror(number), str(target))
-        if source.is_dir() and not source.is_symlink():
-            # not in one step, but rename(2) replaces no file, and of folders only an empty one, by a folder
-            if os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-            os.rename(source, target)
-            return
-        os.link(source, target, follow_symlinks=False)
-        os.unlink(source)
+    try:
+        libc.rename_new(str(source), str(target))
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOSYS):
+            raise
+    else:
+        return
+    if source.is_dir() and not source.is_symlink():
+        # not in one step, but rename(2) replaces no file, and of folders only an empty one, by a folder
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        os.rename(source, target)
+        return
+    os.link(source, target, follow_symlinks=False)
+    os.unlink(source)
 
 
 class FolderBackend(Backend):

@@ -25,7 +25,7 @@ from bootseer.chunks.cachefile import in_use
 from bootseer.chunks.inventory import Part, disk_bytes, map_of, parts, used
 from bootseer.chunks.locks import OwnedFolder, maintain, unheld
 from bootseer.errors import BootseerError
-from bootseer.kernel import _libc
+from bootseer.kernel import libc
 from bootseer.kernel.flock import locked
 from bootseer.ranges import runs
 
@@ -240,7 +240,7 @@ def drop_blocks(owned: OwnedFolder, blocks: Blocks, which: Sequence[int]) -> int
     faults.point("blocks.evict.before-punch")
     before = os.fstat(owned.data_fd).st_blocks
     for first, count in runs(which):
-        _libc.punch_hole(owned.data_fd, first * blocks.block_size, count * blocks.block_size)
+        libc.punch_hole(owned.data_fd, first * blocks.block_size, count * blocks.block_size)
         faults.point("blocks.evict.punched")
     return max(0, before - os.fstat(owned.data_fd).st_blocks) * 512
 

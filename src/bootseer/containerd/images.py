@@ -27,7 +27,7 @@ from bootseer.folders import private_folder
 from bootseer.image import record as records
 from bootseer.image import signature
 from bootseer.image.record import ImageRecord
-from bootseer.kernel import _libc
+from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, open_store
@@ -194,7 +194,7 @@ class Images:
                 work = Path(tempfile.mkdtemp(dir=self._work))
                 try:
                     oci.unpack(image.bottom(chains.index(layer.chain) + 1), made := work / "fs")
-                    _libc.syncfs(str(made))  # what the database names has to be on the disk
+                    libc.syncfs(str(made))  # what the database names has to be on the disk
                     return self._snapshots.adopt(snapshot, made)
                 finally:
                     discard_tree(work)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import posixpath
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,10 +13,8 @@ from typing import Any, NamedTuple
 from bootseer import oci
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.image.cdi import Selection, device_number
+from bootseer.kernel import libc
 
-_RESOLVE_IN_ROOT = 0x10
-_OPENAT2 = 437  # the same on every architecture
-_libc = ctypes.CDLL(None, use_errno=True)
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Root in the container may install packages, change owners, and pin memory for RDMA; it may not mount, load modules, or
@@ -224,11 +220,9 @@ def open_in_root(root: int, path: bytes, flags: int) -> int:
 
     Returns a descriptor the caller closes. Raises `OSError`, or `UnsupportedError` before Linux 5.6.
     """
-    how = struct.pack("=QQQ", flags, 0, _RESOLVE_IN_ROOT)
-    fd = _libc.syscall(_OPENAT2, root, path, how, ctypes.c_size_t(len(how)))
-    if fd >= 0:
-        return int(fd)
-    code = ctypes.get_errno()
-    if code == errno.ENOSYS:
-        raise UnsupportedError("this kernel has no openat2", hint="Linux 5.6 or newer is needed")
-    raise OSError(code, os.strerror(code), os.fsdecode(path))
+    try:
+        return libc.open_in_root(root, path, flags)
+    except OSError as exc:
+        if exc.errno == errno.ENOSYS:
+            raise UnsupportedError("this kernel has no openat2", hint="Linux 5.6 or newer is needed") from None
+        raise

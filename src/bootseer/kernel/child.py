@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bootseer.kernel import _libc
+from bootseer.kernel import libc
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def born(pid: int) -> int:
 
 def die_with(parent: int) -> None:
     """End this process, a child of the single thread of process ``parent``, as soon as that has ended."""
-    _libc.die_with_parent()
+    libc.die_with_parent()
     if os.getppid() != parent:
         os._exit(0)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError, from_os_error
-from bootseer.kernel import _libc
+from bootseer.kernel import libc
 from bootseer.kernel.mount import MS_NODEV, MS_NOSUID, MS_REC, MS_SLAVE
 
 _MNT_DETACH = 2
@@ -48,15 +48,15 @@ def enter(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> Non
     _check(root)
     user, group = os.geteuid(), os.getegid()
     try:
-        _libc.unshare(_libc.CLONE_NEWUSER | _libc.CLONE_NEWNS)
+        libc.unshare(libc.CLONE_NEWUSER | libc.CLONE_NEWNS)
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path("/proc/self", name).write_text(text)
-        _libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
+        libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
         _build(root, sorted(shown, key=lambda one: one.target), files)
-        _libc.pivot_root()
-        _libc.umount2(".", _MNT_DETACH)
+        libc.pivot_root()
+        libc.umount2(".", _MNT_DETACH)
         os.chdir("/")
-        _libc.no_new_privileges()
+        libc.no_new_privileges()
     except OSError as exc:
         if exc.errno in (errno.EPERM, errno.EACCES, errno.ENOSPC, errno.EINVAL, errno.ENODEV, errno.ENOSYS):
             where = f" ({exc.filename})" if exc.filename else ""
@@ -85,7 +85,7 @@ def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> No
         sources = []
         for one in shown:
             try:
-                fd = _libc.open_tree(one.source, read_only=one.read_only)
+                fd = libc.open_tree(one.source, read_only=one.read_only)
             except FileNotFoundError:
                 raise NotFoundError(f"no file or folder {one.source} to show in the image") from None
             except OSError as exc:
@@ -96,7 +96,7 @@ def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> No
             sources.append(fd)
         tree = os.open(root, os.O_PATH | os.O_CLOEXEC)
         stack.callback(os.close, tree)
-        _libc.mount("bootseer", f"/proc/self/fd/{tree}", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+        libc.mount("bootseer", f"/proc/self/fd/{tree}", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
         os.chdir(root)  # by its name: what is on top
         for folder in ("upper", "work", "root"):
             os.mkdir(folder)
@@ -107,10 +107,10 @@ def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> No
             _make(f"upper/{path}", folder=False)
             Path(f"upper/{path}").write_bytes(content)
         options = f"lowerdir=/proc/self/fd/{tree},upperdir=upper,workdir=work,userxattr"
-        _libc.mount("bootseer", "root", "overlay", MS_NOSUID | MS_NODEV, options)
+        libc.mount("bootseer", "root", "overlay", MS_NOSUID | MS_NODEV, options)
         for one, source in zip(shown, sources, strict=True):
             try:
-                _libc.move_mount(source, f"root/{one.target}")
+                libc.move_mount(source, f"root/{one.target}")
             except (FileNotFoundError, NotADirectoryError):  # in a folder that is shown itself, so that we made nothing
                 kind = "folder" if stat.S_ISDIR(os.fstat(source).st_mode) else "file"
                 hint = "make it in the folder of this host that is seen there, or choose another place"

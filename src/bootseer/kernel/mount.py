@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.errors import BootseerError, DataError, PrivilegeError, UnsupportedError, doing, from_os_error
-from bootseer.kernel import _libc, loop
+from bootseer.kernel import libc, loop
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0
             f"cannot {what}: its options exceed {_MAX_DATA} bytes", hint="use shorter or fewer paths"
         )
     try:
-        _libc.mount(str(source), str(target), fstype, flags, data)
+        libc.mount(str(source), str(target), fstype, flags, data)
     except OSError as exc:
         raise _translate(exc, what, fstype) from exc
 
@@ -75,14 +75,14 @@ def mount_for(user: int, group: int, source: Path, target: Path) -> None:
     """Show the mount on ``source`` on ``target``, too, where ``user`` and ``group`` own what root does, and the other
     way round. Where the kernel cannot do that the owners stay, with a log line. Raises `BootseerError`."""
     with doing(f"show {source} on {target}"), ExitStack() as undo:
-        tree = _libc.open_tree(str(source))
+        tree = libc.open_tree(str(source))
         undo.callback(os.close, tree)
         if user:
             try:
-                _libc.map_owners(tree, undo.enter_context(_swapped(user, group)))
+                libc.map_owners(tree, undo.enter_context(_swapped(user, group)))
             except OSError as exc:
                 _log.warning("on %s files of root stay root's: %s", target, exc.strerror)
-        _libc.move_mount(tree, str(target))
+        libc.move_mount(tree, str(target))
 
 
 @contextmanager
@@ -92,8 +92,8 @@ def _swapped(user: int, group: int) -> Iterator[int]:
     pid = os.fork()
     if not pid:
         with suppress(BaseException):
-            _libc.unshare(_libc.CLONE_NEWUSER)
-            _libc.die_with_parent()
+            libc.unshare(libc.CLONE_NEWUSER)
+            libc.die_with_parent()
             os.write(told, b"x")
             signal.pause()
         os._exit(1)
@@ -131,7 +131,7 @@ def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> N
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
     target = real(target)
     try:
-        _libc.umount2(target, flags)
+        libc.umount2(target, flags)
     except OSError as exc:
         if exc.errno == errno.EBUSY:
             hint = f"end what uses it (fuser -vm {target})"
@@ -222,7 +222,7 @@ def in_use(target: str | Path) -> bool:
     """Whether a process that sees the mount on ``target`` has a file or a working directory in it, or something is
     mounted on it. Raises `BootseerError` when it is no mount, `PrivilegeError` without the right to unmount."""
     try:
-        _libc.umount2(real(target), _MNT_EXPIRE | _UMOUNT_NOFOLLOW)
+        libc.umount2(real(target), _MNT_EXPIRE | _UMOUNT_NOFOLLOW)
     except OSError as exc:
         if exc.errno == errno.EAGAIN:  # it is marked as not in use, and would go if it were asked for again
             os.close(os.open(target, os.O_PATH | os.O_CLOEXEC))
@@ -289,10 +289,10 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = F
         option = f"device={names[0]}" if names else ""
         if direct and names:
             with suppress(OSError):  # an option that the kernel does not know is EINVAL, as much else
-                _libc.mount(str(meta), str(target), "erofs", MS_RDONLY | _HARMLESS, f"{option},directio")
+                libc.mount(str(meta), str(target), "erofs", MS_RDONLY | _HARMLESS, f"{option},directio")
                 return "file"
         try:
-            _libc.mount(str(meta), str(target), "erofs", MS_RDONLY | _HARMLESS, option)
+            libc.mount(str(meta), str(target), "erofs", MS_RDONLY | _HARMLESS, option)
             return "file"
         except OSError as exc:
             # ENOTBLK: not built in. EINVAL: this backing file system is not fit for it (tmpfs, overlay over it).
@@ -352,8 +352,8 @@ def upper_in_use(upper: Path, spare: Path) -> bool:
 
 def unshare() -> None:
     """A copy of all mounts for the calling thread and the children it starts from now on. Raises `OSError`."""
-    _libc.unshare(_libc.CLONE_NEWNS)
-    _libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
+    libc.unshare(libc.CLONE_NEWNS)
+    libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
 
 
 def in_own_namespace() -> bool:

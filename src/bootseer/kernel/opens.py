@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bootseer.kernel import _libc
+from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
 
 _EVENT = struct.Struct("=IBBHQii")
@@ -53,7 +53,7 @@ class FileState(NamedTuple):
 
 def state_of(file: int | str) -> FileState | None:
     """Of a descriptor or a path (links are not followed); None for what is no regular file. Raises `OSError`."""
-    mode, *found = _libc.statx(file)
+    mode, *found = libc.statx(file)
     return FileState(*found) if stat.S_ISREG(mode) else None
 
 
@@ -90,7 +90,7 @@ class Opens:
         # The queue of a namespace of its own grows with what its command does; that of a host has a limit.
         kind = _CLASS if self._shown else _CLASS | _UNLIMITED
         # Without waiting: for who holds a lease on the file, for the other end of a FIFO.
-        self._events = _libc.fanotify_init(kind, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_LARGEFILE)
+        self._events = libc.fanotify_init(kind, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_LARGEFILE)
         self._wake = os.eventfd(0)
         try:
             if self._shown:
@@ -142,8 +142,8 @@ class Opens:
 
     def _return(self) -> None:
         home, root, folder = self._kept
-        _libc.unshare(_libc.CLONE_FS)  # a namespace is not changed for who shares its working directory
-        _libc.setns(home)
+        libc.unshare(libc.CLONE_FS)  # a namespace is not changed for who shares its working directory
+        libc.setns(home)
         os.fchdir(root)
         os.chroot(".")
         os.fchdir(folder)
@@ -151,10 +151,10 @@ class Opens:
     def _mark(self) -> None:
         for source in (os.path.realpath(folder) for folder, _ in self._shown):
             for place in (source, *(entry.target for entry in mounts.below(source))):
-                _libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
+                libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
         for _, target in self._mounts:
             try:
-                _libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
+                libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
             except OSError:
                 if not self._is_ignored(target) and os.path.lexists(target):
                     raise

@@ -25,7 +25,7 @@ import msgspec
 from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
-from bootseer.kernel import _libc
+from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import Child, close_others, die_with
 
@@ -110,7 +110,7 @@ def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: i
     die_with(parent)
     _join_cgroups(asker.like)
     _be_killed_as(asker.like)
-    _libc.unshare(_libc.CLONE_NEWPID)
+    libc.unshare(libc.CLONE_NEWPID)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)
@@ -161,9 +161,9 @@ def become(user: User, config: Config, logins: Mapping[str, str]) -> None:
     os.initgroups(user.name, user.gid)
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
-    _libc.hide()
-    _libc.die_with_parent()  # not before: a change of user clears it
-    _libc.leave_keyring()
+    libc.hide()
+    libc.die_with_parent()  # not before: a change of user clears it
+    libc.leave_keyring()
     kept = {name: value for name, value in os.environ.items() if name.lower() in _KEPT}
     os.environ.clear()
     os.environ.update(kept, HOME=user.home, USER=user.name, LOGNAME=user.name, PATH=_PATH)

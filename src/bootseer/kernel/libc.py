@@ -26,6 +26,7 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 
 _MOUNT_ATTR_IDMAP = 0x100000
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
+_OPENAT2, _RESOLVE_IN_ROOT, _RENAME_NOREPLACE = 437, 0x10, 1
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
 _STATX = struct.Struct("=I24xH2xQQ32xqI4xqI4xqI4x8xII")
 
@@ -155,3 +156,22 @@ def syncfs(folder: str) -> None:
         _check(_libc.syncfs(fd), folder)
     finally:
         os.close(fd)
+
+
+def rename_new(source: str, target: str) -> None:
+    """renameat2(2): a rename that fails with EEXIST when there is a ``target``. EINVAL or ENOSYS where the file system
+    or the C library cannot do that."""
+    if not hasattr(_libc, "renameat2"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), "renameat2")
+    names = os.fsencode(source), os.fsencode(target)
+    _check(_libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE), target)
+
+
+def open_in_root(root: int, path: bytes, flags: int) -> int:
+    """openat2(2) of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
+
+    Returns a descriptor the caller closes. ENOSYS before Linux 5.6.
+    """
+    how = struct.pack("=QQQ", flags, 0, _RESOLVE_IN_ROOT)
+    fd: int = _check(_libc.syscall(_OPENAT2, root, path, how, ctypes.c_size_t(len(how))), os.fsdecode(path))
+    return fd
