@@ -21,15 +21,13 @@ from typing import NoReturn
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, from_exit_code
-from bootseer.kernel import enter
+from bootseer.kernel import enter, signals
 from bootseer.kernel.child import die_with
 from bootseer.kernel.enter import Shown
 from bootseer.profile.wrap import CommandError
 
 SYSTEM = ("/dev", "/proc", "/sys")
 """What every command sees of this host."""
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +63,7 @@ def become(command: Command, parent: int = 0) -> NoReturn:
         except OSError as exc:
             if command.must:
                 raise NotFoundError(f"there is no folder {folder} in the image: {exc.strerror}") from None
-    for number in _IGNORED_BY_PYTHON:
-        signal.signal(number, signal.SIG_DFL)
+    signals.restore()
     program = command.argv[0]
     try:
         os.execvpe(program, list(command.argv), command.env)
@@ -115,12 +112,9 @@ def run(command: Command, *, stop_grace: float | None = None) -> int:
 def _forwarding(pid: int, shared: bool, stop_grace: float | None) -> Iterator[None]:
     """Pass signals on to the child ``pid``, which is not reaped yet. ``shared``: it is in our process group, the
     terminal's, which interrupts it itself."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     timers: list[threading.Timer] = []
 
-    def forward(number: int, _: object) -> None:
+    def forward(number: int) -> None:
         if not shared or number not in (signal.SIGINT, signal.SIGQUIT):
             os.kill(pid, number)
         if stop_grace is not None and not timers and number in (signal.SIGINT, signal.SIGTERM):
@@ -128,16 +122,12 @@ def _forwarding(pid: int, shared: bool, stop_grace: float | None) -> Iterator[No
             timers[0].daemon = True
             timers[0].start()
 
-    # What we ignore (as under nohup) the command inherits ignored.
-    heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in heard}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for timer in timers:
-            timer.cancel()
+    with signals.heard(forward):
+        try:
+            yield
+        finally:
+            for timer in timers:
+                timer.cancel()
 
 
 def _files(root: Path) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import ranks
 from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Process, Touch, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
@@ -163,7 +164,7 @@ def test_a_profile_does_not_grow_without_end(
     assert len(names(store)) == 4
 
 
-@pytest.mark.parametrize("name", ["BOOTSEER_NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX"])
+@pytest.mark.parametrize("name", ranks.NODE_RANKS)
 def test_of_many_nodes_a_few_publish(name: str) -> None:
     assert [library.publishes({name: str(rank)}) for rank in range(1000)] == [True] * 8 + [False] * 992
     assert library.publishes({})

@@ -18,7 +18,7 @@ from bootseer.config import Config
 from bootseer.doctor import canary
 from bootseer.errors import BootseerError, NotWritableError, PrivilegeError, UnsupportedError
 from bootseer.kernel import fuse as kernel_fuse
-from bootseer.kernel import loop, mount
+from bootseer.kernel import loop, mount, procfs
 
 Status = Literal["ok", "limited", "missing"]
 _CAP_SYS_ADMIN = 21
@@ -88,10 +88,7 @@ class Found(NamedTuple):
 
 def may_mount() -> bool:
     """Whether this process holds CAP_SYS_ADMIN."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> _CAP_SYS_ADMIN & 1)
-    return False
+    return any(mask >> _CAP_SYS_ADMIN & 1 for mask in procfs.masks("self", "CapEff:"))
 
 
 def kernel() -> str:

@@ -22,13 +22,12 @@ from typing import Any
 
 from bootseer.errors import UnavailableError
 from bootseer.folders import clear, owned_folder, private_folder
-from bootseer.image import container
+from bootseer.kernel import procfs, signals
 
 log = logging.getLogger(__name__)
 
 _STATE_SECONDS = 30.0
 _GUARD_SECONDS = 5.0
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Bundle:
@@ -119,23 +118,16 @@ class Bundle:
     def _forwarding(self, shared: bool, stop_grace: float | None) -> Iterator[None]:
         """Pass signals on to the container. ``shared``: its processes are in our process group, the terminal's, which
         gives them interrupts itself."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        # What we ignore (as under nohup) the command inherits ignored.
-        heard = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
         came: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         thread = threading.Thread(target=self._pass_on, args=(came, shared, stop_grace), name="signals", daemon=True)
-        before = {number: signal.signal(number, lambda number, frame: came.put(number)) for number in heard}
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            came.put(None)
-            thread.join()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with signals.heard(came.put):
+            thread.start()
+            try:
+                yield
+            finally:
+                self._over.set()
+                came.put(None)
+                thread.join()
 
     def _pass_on(self, came: queue.SimpleQueue[int | None], shared: bool, stop_grace: float | None) -> None:
         until: float | None = None
@@ -176,7 +168,7 @@ class Bundle:
 def _heeds(pid: int, number: int) -> bool:
     """Whether process ``pid`` has a handler for signal ``number``, ignores it or waits for it."""
     try:
-        masks = container.status_masks(pid, "SigCgt:", "SigIgn:", "SigBlk:")
+        masks = procfs.masks(pid, "SigCgt:", "SigIgn:", "SigBlk:")
     except OSError:
         return True
     return any(mask >> (number - 1) & 1 for mask in masks)
@@ -228,10 +220,10 @@ def _cgroup_path(name: str) -> str:
     With cgroup v1 it is relative, and below the cgroup of this process of each controller. With v2 alone it is beside
     the cgroup of this process: one with processes in it cannot have others below it and share out controllers.
     """
-    first = Path("/proc/self/cgroup").read_text().partition("\n")[0]
-    if not first.startswith("0::"):
+    first = procfs.cgroups()[0]
+    if first.controllers:
         return name
-    return os.path.join(os.path.dirname(first[3:]), name)
+    return os.path.join(os.path.dirname(first.path), name)
 
 
 def _json_line(text: str) -> dict[str, Any]:

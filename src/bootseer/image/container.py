@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from bootseer import oci
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.image.cdi import Selection, device_number
-from bootseer.kernel import libc
+from bootseer.kernel import libc, procfs
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -73,7 +73,7 @@ def spec(
     files = [path for path in ("/etc/resolv.conf", "/etc/hosts") if os.path.isfile(path)]
     names = [Bind(os.path.realpath(path), path, readonly=True) for path in files]
     shown = [*devices(dev, gpus=chosen is None or chosen.gpus is None), *mounts]
-    (bounding,) = status_masks("self", "CapBnd:")
+    (bounding,) = procfs.masks("self", "CapBnd:")
     held = [name for name, bit in _CAPABILITIES.items() if bounding >> bit & 1]
     document = {
         "ociVersion": "1.0.2",
@@ -175,12 +175,6 @@ def _bind(mount: Bind) -> dict[str, Any]:
     options = ["rbind", "rprivate", "ro" if mount.readonly else "rw"]
     source = os.path.abspath(mount.source)
     return {"destination": mount.target, "type": "bind", "source": source, "options": options}
-
-
-def status_masks(pid: int | str, *names: str) -> list[int]:
-    """The bit masks of a process that ``/proc/PID/status`` has under ``names``. Raises `OSError`."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return [int(line.split()[1], 16) for line in lines if line.startswith(names)]
 
 
 def user_of(rootfs: Path, text: str) -> dict[str, Any]:

@@ -13,16 +13,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from bootseer import ranks
 from bootseer.errors import ConfigError
 
-_RANK = (
-    "BOOTSEER_NODE_RANK",
-    "GROUP_RANK",
-    "SLURM_NODEID",
-    "JOB_COMPLETION_INDEX",
-    "OMPI_COMM_WORLD_RANK",
-    "NODE_RANK",
-)
 _NODES = ("BOOTSEER_NODES", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -105,7 +98,7 @@ def identify(job: str, environ: Mapping[str, str] | None = None) -> Identity:
         attempt=_name("attempt", attempt) if attempt else "",
         cycle=_number(env, ("BOOTSEER_CYCLE",)) + restarts,
         node=_name("node", env.get("BOOTSEER_NODE") or env.get("SLURMD_NODENAME") or socket.gethostname()),
-        rank=_number(env, _RANK),
+        rank=_number(env, ranks.NODE_RANKS),
         nodes=_number(env, _NODES),
         nodelist=env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "",
         restarts=restarts,

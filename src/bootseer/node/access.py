@@ -25,7 +25,7 @@ import msgspec
 from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
-from bootseer.kernel import libc
+from bootseer.kernel import libc, procfs
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import Child, close_others, die_with
 
@@ -136,8 +136,7 @@ def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: i
 def _join_cgroups(pid: int) -> None:
     """Be limited as process ``pid`` is, and end with its job: what a login runs is not to count for the daemon."""
     tops = [entry for entry in mounts.entries() if entry.fstype in ("cgroup", "cgroup2")]
-    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
+    for controllers, path in procfs.cgroups(pid):
         for top in tops:
             if set(controllers.split(",")) <= set(top.options) if controllers else top.fstype == "cgroup2":
                 with contextlib.suppress(OSError):  # a hierarchy that is mounted elsewhere too, or not ours

@@ -34,6 +34,7 @@ from bootseer.errors import (
 from bootseer.folders import private_folder
 from bootseer.image.lookup import readable_for
 from bootseer.kernel import mount as mounts
+from bootseer.kernel import procfs
 from bootseer.kernel.child import ended
 from bootseer.kernel.flock import lock
 from bootseer.node import access, places, protocol
@@ -344,11 +345,7 @@ def _session_of(client: Client, alone: bool) -> tuple[Session, int]:
 
 def _cgroup() -> str:
     """The path of this process in the hierarchy of systemd, or of cgroup v2; empty without one."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers in ("", "name=systemd"):
-            return path
-    return ""
+    return next((path for controllers, path in procfs.cgroups() if controllers in ("", "name=systemd")), "")
 
 
 def _tell_systemd() -> None:

@@ -16,22 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from bootseer.errors import BootseerError
+from bootseer.kernel import signals
 from bootseer.profile import emit
 from bootseer.profile.events import AttrValue
 
-_PASSED_ON = frozenset(
-    {
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGALRM,
-        signal.SIGWINCH,
-    }
-)
-_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+_PASSED_ON = frozenset({*signals.PASSED_ON, signal.SIGALRM, signal.SIGWINCH})
 
 
 class CommandError(BootseerError):
@@ -59,7 +48,7 @@ def run(stage: str, argv: Sequence[str], attrs: Mapping[str, AttrValue]) -> int:
                 list(argv),
                 {**os.environ, **emit.child_env(span)},
                 setsigmask=old,
-                setsigdef=_IGNORED_BY_PYTHON,
+                setsigdef=signals.IGNORED_BY_PYTHON,
             )
         except OSError as exc:
             failure = _cannot_run(argv[0], exc)
@@ -79,8 +68,7 @@ def run(stage: str, argv: Sequence[str], attrs: Mapping[str, AttrValue]) -> int:
 
 def become(argv: Sequence[str]) -> NoReturn:
     """Replace this process by the command, with the signals that a shell would give it. Raises `CommandError`."""
-    for number in _IGNORED_BY_PYTHON:
-        signal.signal(number, signal.SIG_DFL)
+    signals.restore()
     try:
         os.execvp(argv[0], list(argv))
     except OSError as exc:

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer import config as settings
+from bootseer import ranks
 from bootseer.backends.engine import engine
 from bootseer.errors import BootseerError, doing
 from bootseer.folders import private_folder, trusted
@@ -28,7 +29,6 @@ _KEPT = 64
 """Reports that stay: two loads of eight ranks, and some more."""
 _TOGETHER = 120.0
 """Loads of one checkpoint that begin within these seconds are those of one start."""
-_RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class LoadMeter:
             url=self._url,
             how=self._how,
             pid=os.getpid(),
-            rank=_rank(),
+            rank=ranks.first(os.environ, ranks.RANKS),
             began=self._began,
             seconds=time.monotonic() - self._clock,
             hedged=now.hedged - before.hedged,
@@ -147,8 +147,3 @@ def _reports(folder: Path) -> Iterator[LoadReport]:
     for path in folder.glob("*.json"):
         with contextlib.suppress(OSError, ValueError):  # gone, or of another version
             yield msgspec.json.decode(path.read_bytes(), type=LoadReport)
-
-
-def _rank() -> int | None:
-    text = next((value for name in _RANK if (value := os.environ.get(name))), "")
-    return int(text) if text.isdecimal() else None

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from bootseer import ranks
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import MAX_STORED, PageList
@@ -46,7 +47,6 @@ _PUBLISHERS = 8
 """Nodes of a job that publish what they recorded: three traces without news are enough, and a node that is not like the
 others should have a chance."""
 _TURN_SECONDS = 1.0
-_NODE_RANK = ("BOOTSEER_NODE_RANK", "GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX")
 
 
 class ProfileKey(msgspec.Struct, frozen=True):
@@ -225,8 +225,7 @@ def await_turn(environ: Mapping[str, str], hurry: threading.Event) -> bool:
 
 def _node_rank(environ: Mapping[str, str]) -> int:
     """The number of this node in its job, as the job's launcher says; 0 where it says nothing."""
-    text = next((value for name in _NODE_RANK if (value := environ.get(name))), "")
-    return int(text) if text.isdecimal() and len(text) < 9 else 0
+    return ranks.first(environ, ranks.NODE_RANKS) or 0
 
 
 def trim(store: Store, prefix: str) -> int:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bootseer import ranks
 from bootseer.blocks.formats.trace import (
     MAX_CGROUP,
     MAX_COMM,
@@ -25,13 +26,7 @@ log = logging.getLogger(__name__)
 _SCANNER = 0.25
 """A process that reads more than this share of a tree is a scan (a checksum, a copy, a search), not a start."""
 
-
-RANKS = ("BOOTSEER_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-"""Variables that carry a rank, the first that is a number counts. torchrun sets RANK, srun SLURM_PROCID, mpirun the
-last."""
-
 _MAX_ENVIRON = 1 << 20
-_MAX_RANK = (1 << 31) - 1
 _SLACK = 0.05
 """Seconds: start times have the resolution of a clock tick, 10 ms, and touches that of a millisecond."""
 
@@ -94,12 +89,9 @@ class Readers:
             environ = self._read(pid, "environ", _MAX_ENVIRON)
         except OSError:
             return -1
-        found = dict(part.split(b"=", 1) for part in environ.split(b"\0") if b"=" in part)
-        for name in RANKS:
-            text = found.get(name.encode(), b"")
-            if text.isdigit() and len(text) <= 10 and int(text) <= _MAX_RANK:
-                return int(text)
-        return -1
+        found = dict(part.split("=", 1) for part in environ.decode(errors="replace").split("\0") if "=" in part)
+        rank = ranks.first(found, ranks.RANKS)
+        return -1 if rank is None else rank
 
     def _cgroup(self, pid: int) -> str:
         """The path of the unified hierarchy, else of the first one."""

@@ -29,7 +29,7 @@ from bootseer.blocks.serving.ipc import Came, Channel, Repeat, Wanted, request_i
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.chunks.locks import DATA
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.kernel import fuse
+from bootseer.kernel import fuse, procfs
 from bootseer.kernel import mount as mounts
 from bootseer.served.keeper import Heir
 
@@ -348,10 +348,6 @@ class PendingReads:
 def _is_dying(pid: int) -> bool:
     """Whether SIGKILL is pending for thread ``pid``: the kernel turns every fatal signal into that."""
     try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith((b"SigPnd:", b"ShdPnd:")) and int(line.split()[1], 16) & 1 << 8:
-                    return True
+        return any(mask & 1 << 8 for mask in procfs.masks(pid, "SigPnd:", "ShdPnd:"))
     except (OSError, ValueError):
-        pass
-    return False
+        return False

@@ -31,6 +31,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.kernel import mount as mounts
+from bootseer.kernel import procfs
 from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
@@ -184,8 +185,7 @@ def _available() -> int:
 
 def _cgroup_files() -> Iterator[tuple[Path, Path]]:
     """Limit and use of memory of each cgroup above this process, of either version (cgroups(7))."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
+    for controllers, path in procfs.cgroups():
         if "memory" in controllers.split(","):
             base, names = Path("/sys/fs/cgroup/memory"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
         elif not controllers:

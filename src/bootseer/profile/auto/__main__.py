@@ -6,9 +6,9 @@ The interpreter starts itself again with the same options, so that the program r
 from __future__ import annotations
 
 import os
-import signal
 import sys
 
+from bootseer.kernel import signals
 from bootseer.profile import auto
 
 _NAME = "bootseer.profile.auto"
@@ -44,8 +44,7 @@ def main() -> None:
         sys.stderr.write("usage: python -m bootseer.profile.auto [-m MODULE | SCRIPT] [ARGUMENT ...]\n")
         sys.exit(2)
     os.environ.update(auto.variables(os.environ.get("PYTHONPATH", "")))
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and an ignored signal outlives exec
-        signal.signal(number, signal.SIG_DFL)
+    signals.restore()
     argv = arguments(_options(), sys.argv[1:])
     os.execv(argv[0], argv)
 

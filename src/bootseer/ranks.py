@@ -1,0 +1,28 @@
+"""The rank of a process and the number of a node in its job, from the variables that the job's launcher sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RANKS = ("BOOTSEER_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""Of a process: torchrun sets RANK, srun SLURM_PROCID, mpirun the last."""
+NODE_RANKS = (
+    "BOOTSEER_NODE_RANK",
+    "GROUP_RANK",
+    "SLURM_NODEID",
+    "JOB_COMPLETION_INDEX",
+    "OMPI_COMM_WORLD_RANK",
+    "NODE_RANK",
+)
+"""Of a node: torchrun sets GROUP_RANK, Kubernetes JOB_COMPLETION_INDEX; mpirun, which starts one `bootseer run` on each
+node, the rank of that."""
+_MOST = (1 << 31) - 1
+
+
+def first(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    """The first of the variables ``names`` that is a number; None where none is."""
+    for name in names:
+        text = environ.get(name, "")
+        if text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= _MOST:
+            return int(text)
+    return None
