@@ -248,19 +248,27 @@ def test_images_that_were_answered_before_they_had_to_be_signed(site: Site) -> N
 
 
 def test_the_configuration(site: Site) -> None:
-    node, options = site.node, ("--socket", str(site.node.socket))
-    done = node.bootseer("config", "--check", "--file", str(node.config), *options)
-    assert (done.returncode, done.stdout) == (0, f"{node.config} has all that the snapshotter needs\n")
+    node = site.node
+    done = node.bootseer("install", "--check", f"--containerd-config={node.config}")
+    assert (done.returncode, done.stdout) == (0, "")
     default = subprocess.run(["containerd", "config", "default"], capture_output=True, check=True, timeout=30).stdout
     (node.here / "default.toml").write_bytes(default)
-    done = node.bootseer("config", "--check", "--file", str(node.here / "default.toml"), *options)
+    done = node.bootseer("install", "--check", f"--containerd-config={node.here}/default.toml")
     assert done.returncode == 78
     assert [line.split("]")[0] for line in done.stdout.splitlines()] == [
-        "[proxy_plugins.bootseer",
-        '[plugins."io.containerd.grpc.v1.cri".containerd',
-        '[plugins."io.containerd.grpc.v1.cri".containerd',
+        "look: [proxy_plugins.bootseer",
+        'look: [plugins."io.containerd.grpc.v1.cri".containerd',
+        'look: [plugins."io.containerd.grpc.v1.cri".containerd',
     ]
     assert done.stderr.count("\n") == 1
+    unit, file = node.here / "bootseer-node.service", f"--containerd-config={node.here}/default.toml"
+    done = node.bootseer("install", f"--unit={unit}", file, "--csi")
+    assert done.returncode == 0
+    text = unit.read_text()
+    assert f"node serve --containerd --csi --containerd-root={node.root} --containerd-socket={node.socket}\n" in text
+    assert "Before=containerd.service" in text
+    assert f'    address = "{node.socket}"\n' in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("look: [plugins.")
 
 
 def test_a_full_disk(site: Site) -> None:
@@ -289,20 +297,24 @@ def test_a_full_disk(site: Site) -> None:
         node.start("snapshotter")
 
 
-@pytest.mark.parametrize("verb", ["containerd", "csi"])
-def test_folders_and_sockets_that_somebody_planted(site: Site, verb: str) -> None:
+@pytest.mark.parametrize("part", ["containerd", "csi"])
+def test_folders_and_sockets_that_somebody_planted(site: Site, part: str) -> None:
     """Neither service uses them, and each says in one line which they are."""
     with tempfile.TemporaryDirectory(prefix="bootseer-pytest-planted-", dir="/var/tmp") as path:
         here = Path(path)
         here.chmod(0o755)
         (here / "kubelet/plugins_registry").mkdir(parents=True)
-        root = here / "kubelet/plugins/bootseer.io" if verb == "csi" else here / "root"
-        endpoint = here / ("kubelet/plugins_registry/bootseer.io-reg.sock" if verb == "csi" else "root/a.sock")
-        options = {"csi": ("--kubelet-dir", here / "kubelet"), "containerd": ("--root", root, "--socket", endpoint)}
+        root = here / "kubelet/plugins/bootseer.io" if part == "csi" else here / "root"
+        endpoint = here / ("kubelet/plugins_registry/bootseer.io-reg.sock" if part == "csi" else "root/a.sock")
+        options = {
+            "csi": [f"--kubelet-dir={here}/kubelet"],
+            "containerd": [f"--containerd-root={root}", f"--containerd-socket={endpoint}"],
+        }
 
         def refused(said: str) -> None:
-            argv = [sys.executable, "-m", "bootseer.cli.main", verb, "serve", *map(str, options[verb])]
-            environ = {**os.environ, **site.node.environ, "BOOTSEER_STATE_DIR": str(here / "state")}
+            argv = [sys.executable, "-m", "bootseer.cli.main", "node", "serve", f"--{part}", *options[part]]
+            environ = {**os.environ, **site.node.environ}
+            environ |= {"BOOTSEER_STATE_DIR": f"{here}/state", "BOOTSEER_NODE_DIR": f"{here}/node"}
             done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=environ, check=False)
             assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1), done.stderr
             assert said in done.stderr
@@ -331,19 +343,19 @@ def test_folders_and_sockets_that_somebody_planted(site: Site, verb: str) -> Non
 
 def test_uninstall(site: Site) -> None:
     """It takes nothing from anybody, says what has to go first, and leaves nothing. The last test of this module."""
-    node, options = site.node, ("--root", str(site.node.root), "--socket", str(site.node.socket))
+    node = site.node
     node.pull(site.converted)
     said(node.run(site.converted, "running", "sleep", "1000", detach=True))
-    done = node.bootseer("uninstall", *options)
+    done = node.bootseer("uninstall")
     assert done.returncode == 70
     assert done.stdout.splitlines() == ["ctr -n k8s.io containers rm running", f"crictl rmi {site.converted}"]
     node.end("running")
     node.remove_image(site.converted)
-    done = node.bootseer("uninstall", *options)
+    done = node.bootseer("uninstall")
     assert (done.returncode, done.stdout) == (70, "")
-    assert "systemctl stop bootseer-containerd" in done.stderr
+    assert "systemctl stop bootseer-node" in done.stderr
     node.stop("snapshotter")
-    assert node.bootseer("uninstall", *options).returncode == 0
+    assert node.bootseer("uninstall").returncode == 0
     assert not node.root.exists()
     assert not node.socket.exists()
     assert not mount.below(node.here)

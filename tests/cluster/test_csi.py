@@ -22,6 +22,7 @@ from bootseer import env, image
 from bootseer.config import Config
 from bootseer.env import EnvSpec, Outcome, Target, snapshots
 from bootseer.kernel import mount
+from bootseer.node import client
 from bootseer.objects import open_store
 from bootseer.stripefs.store import open_fs
 from support.hadoop import HadoopCluster
@@ -269,15 +270,35 @@ def test_a_driver_killed_while_it_mounts_leaves_nothing(site: Site, point: str) 
     gone, again = (kubelet.volume(env=site.env, target="/opt/env") for _ in range(2))
     with pytest.raises(grpc.RpcError):
         kubelet.publish(gone)
-    kubelet.ended()
+    kubelet.stop()
     kubelet.start(BOOTSEER_FAULTS=f"{point}=kill@2")
     kubelet.publish(again)
     kubelet.unpublish(gone)
     with pytest.raises(grpc.RpcError):
         kubelet.publish(gone)
-    kubelet.ended()
+    kubelet.stop()
     kubelet.start()
     kubelet.publish(gone)
     assert (gone.target / "package.py").read_text() == "answer = 42\n"
     kubelet.unpublish(gone)
     kubelet.unpublish(again)
+
+
+def test_a_service_that_is_drained(site: Site) -> None:
+    """It mounts nothing more, tells what it waits for, and ends when the last volume is gone."""
+    kubelet = site.kubelet
+    config = Config(node_dir=kubelet.environ["BOOTSEER_NODE_DIR"])
+    kubelet.stop()
+    kubelet.start()
+    volume, late = (kubelet.volume(env=site.env, target="/opt/env") for _ in range(2))
+    kubelet.publish(volume)
+    client.drain(config=config)
+    kubelet.publish(volume)  # it is there already
+    code, said = kubelet.refused(late, left={volume.id})
+    assert (code, "drained" in said) == ("UNAVAILABLE", True), said
+    found = client.node(config=config)
+    assert (found.draining, found.mounts, found.parts["csi"].mounts) == (True, 0, 1)
+    kubelet.unpublish(volume)
+    assert kubelet.ended() == 0
+    kubelet.stop()
+    kubelet.start()

@@ -144,9 +144,9 @@ def test_a_pod_outlives_snapshotter_and_containerd(site: Site) -> None:
 
     until(turns, 60.0, "the first turn of the reader")
     node = cluster.nodes[0]
-    node.kill("snapshotter")
+    node.kill("service")
     node.kill("containerd")
-    node.start("snapshotter", "containerd")
+    node.start("service", "containerd")
     cluster.pod("later", site.converted, "sha256sum", "/data/noise")
     cluster.await_phase("later", "Succeeded")
     before = turns()
@@ -190,8 +190,8 @@ def test_a_pod_has_volumes(site: Site, kind: str) -> None:
         return len(lines)
 
     until(turns, 60.0, "the first turn of the reader")
-    cluster.nodes[0].kill("csi")
-    cluster.nodes[0].start("csi")
+    cluster.nodes[0].kill("service")
+    cluster.nodes[0].start("service")
     before = turns()
     until(lambda: turns() > before, 60.0, "another turn of the reader")
 
@@ -244,14 +244,13 @@ def test_uninstalling_says_what_is_left_to_do(site: Site) -> None:
     cluster, node = site.cluster, site.cluster.nodes[1]
     cluster.pod("one", site.converted, "sleep", "1000", nodeName=node.name)
     cluster.await_phase("one", "Running")
-    where = ("--root", str(node.root), "--socket", str(node.socket))
-    done = node.bootseer("uninstall", *where)
+    done = node.bootseer("uninstall")
     assert done.returncode == 70
     assert f"crictl rmi {site.converted}" in done.stdout
     cluster.clear(site.converted)
     node.stop("containerd")
-    node.stop("snapshotter")
-    done = node.bootseer("uninstall", *where)
+    node.stop("service")
+    done = node.bootseer("uninstall")
     assert done.returncode == 0, done.stdout + done.stderr
     assert not node.root.exists()
-    node.start("snapshotter", "containerd")
+    node.start("service", "containerd")

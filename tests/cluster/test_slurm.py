@@ -39,8 +39,9 @@ class Site:
         self.hooks = slurm.root / "hooks"
 
     def install(self, seconds: int = 100) -> dict[str, list[str]]:
-        words = ["--config", str(self.settings), "slurm", "install", "--prefix", str(self.hooks)]
-        found = self.slurm.run("n1", [*BOOTSEER.split(), *words, "--time-limit", str(seconds), "--json"])
+        words = ["--config", str(self.settings), "node", "install", "--slurm", f"--slurm-dir={self.hooks}"]
+        words += [f"--unit={self.slurm.root}/bootseer-node.service", f"--slurm-limit={seconds}", "--json"]
+        found = self.slurm.run("n1", [*BOOTSEER.split(), *words])
         return json.loads(found)  # type: ignore[no-any-return]
 
     def submit(self, user: str, script: str, *options: str, comment: str = "", without: str = "n[2-4]") -> str:
@@ -309,7 +310,7 @@ def test_a_job_whose_number_an_earlier_job_had_gets_its_own_image(site: Site) ->
     assert site.slurm.run("n3", ["sh", "-c", script], "bob") == "of the image"
     hook("epilog", 5002)
     site.clean()
-    words = [*BOOTSEER.split(), "slurm", "uninstall", "--prefix", str(site.hooks)]
+    words = [*BOOTSEER.split(), "node", "uninstall", "--slurm", f"--slurm-dir={site.hooks}"]
     assert "remove the line Prolog=... from slurm.conf" in site.slurm.run("n3", words, check=False)
 
 
@@ -419,7 +420,7 @@ def test_a_node_without_room_for_the_folder_of_a_job(site: Site) -> None:
 def test_uninstalled(site: Site) -> None:
     """Nothing of it is left, and jobs run as before. The last test of this module."""
     slurm = site.slurm
-    words = [*BOOTSEER.split(), "slurm", "uninstall", "--prefix", str(site.hooks)]
+    words = [*BOOTSEER.split(), "node", "uninstall", "--slurm", f"--slurm-dir={site.hooks}"]
     job = site.submit("alice", "$exec cat /marker")
     assert slurm.ended(job)["ExitCode"] == "0:0", slurm.output("alice", job)
     site.clean()

@@ -41,6 +41,7 @@ from bootseer.node.daemon import Daemon
 from bootseer.node.door import _SO_PEERPIDFD, MAX_CONNECTIONS, Client
 from bootseer.node.userimage import UserImage
 from bootseer.objects import open_store
+from bootseer.oci.credentials import Logins
 from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
 from support.nodedaemon import NodeDaemon, User, command, listens
@@ -517,7 +518,7 @@ def test_nothing_that_is_sent_breaks_it(daemon: NodeDaemon, site: Site) -> None:
         b"[" * 8000: "understand",
         start + b'"node","id":' + b"[" * 7000: "understand",
         start + b'"node","else":{"a":[]}}': "understand",
-        start + b'"mounts","id":"' + b"x" * 20_000 + b'"}': "more than",
+        start + b'"mounts","id":"' + b"x" * 140_000 + b'"}': "too long",
         b"\xff\xfe": "understand",
         b'{"version":2,"do":"node"}': "version 2",
         start + b'"fl\\u001b\\ny"}': "cannot do",
@@ -534,6 +535,9 @@ def test_nothing_that_is_sent_breaks_it(daemon: NodeDaemon, site: Site) -> None:
             answer = send(config, packet)
             assert reason in answer, (packet[:40], answer)
             assert '"code"' in answer
+        assert "too long" in bob.do(send, config, start + b'"mounts","id":"' + b"x" * 8200 + b'"}')
+        with pytest.raises(PrivilegeError, match="only root asks"):
+            bob.do(client.digest_with, oci.Reference.parse("h:1/x"), Logins(), config=config)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, pytest.raises(OSError, match="wrong type"):
             sock.connect(f"{config.node_dir}/node.sock")
         assert bob.do(crowd, config, MAX_CONNECTIONS + 4) == 4
@@ -605,7 +609,7 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) < 60_000
     assert "bootseer_node_mounts 0" in command(["node", "metrics"], config)[1]
-    assert "KillMode=process" in command(["node", "unit"], config)[1]
+    assert "KillMode=process" in command(["node", "install", "--unit=-"], config)[1]
 
 
 def in_thread(ref: str, config: Config) -> None:
@@ -701,6 +705,15 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     monkeypatch.setenv("DOCKER_CONFIG", site.login(0)["DOCKER_CONFIG"])
     with pytest.raises(PrivilegeError, match="denies access"):
         access.digest_for(asker._replace(logins={}, like=os.getpid()), oci.Reference.parse(site.ref), Config())
+
+
+def test_a_registry_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "_SECONDS", 2.0)
+    asker = access.Asker(access.NOBODY, {}, os.getpid(), Logins())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        ref = oci.Reference.parse(f"127.0.0.1:{silent.getsockname()[1]}/a:1")
+        with pytest.raises(UnavailableError, match="within 2 s"):
+            access.digest_for(asker, ref, Config())
 
 
 def asleep() -> list[str]:
@@ -799,7 +812,7 @@ def test_commands_with_words_that_are_no_text(place: Path) -> None:
 def test_the_unit_finds_the_settings_from_any_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("BOOTSEER_CONFIG", "node.toml")
-    assert f"--config {place}/node.toml node serve" in command(["node", "unit"], Config())[1]
+    assert f"--config {place}/node.toml node serve" in command(["node", "install", "--unit=-"], Config())[1]
 
 
 @pytest.mark.parametrize("full", ["node", "state", "cache"])

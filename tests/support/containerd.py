@@ -60,6 +60,7 @@ class ContainerdNode:
             "BOOTSEER_STORE": store,
             "BOOTSEER_CACHE_DIR": str(here / "cache"),
             "BOOTSEER_STATE_DIR": str(here / "state"),
+            "BOOTSEER_NODE_DIR": str(here / "node"),
             "BOOTSEER_DEMAND_DEADLINE": "5",
         }
         self._running: dict[str, contextlib.ExitStack] = {}
@@ -71,10 +72,12 @@ class ContainerdNode:
         """``snapshotter`` and ``containerd``; returns when they answer."""
         for name in names or ("snapshotter", "containerd"):
             argv = {
-                "snapshotter": [sys.executable, "-m", "bootseer.cli.main", "-v", "containerd", "serve",
-                                "--root", str(self.root), "--socket", str(self.socket)],
+                "snapshotter": [sys.executable, "-m", "bootseer.cli.main", "-v", "node", "serve", "--containerd",
+                                f"--containerd-root={self.root}", f"--containerd-socket={self.socket}"],
                 "containerd": ["containerd", "--config", str(self.config)],
             }[name]  # fmt: skip
+            if name == "snapshotter":
+                self._began = len(self.log.read_text()) if self.log.exists() else 0
             with contextlib.ExitStack() as undo, _environment(self.environ):
                 process = undo.enter_context(service(argv, self.here / f"{name}.log"))
                 self._processes[name], self._running[name] = process, undo.pop_all()
@@ -94,7 +97,8 @@ class ContainerdNode:
 
     @property
     def snapshotter_died(self) -> bool:
-        return self._processes["snapshotter"].poll() == -signal.SIGKILL
+        """Whether that part of the service did since it was started."""
+        return "part containerd has ended (killed by signal 9)" in self.log.read_text()[self._began :]
 
     def kill(self, *names: str) -> None:
         """As ``kill -9`` does."""
@@ -125,8 +129,9 @@ class ContainerdNode:
             unmount(target, Config(state_dir=self.environ["BOOTSEER_STATE_DIR"]))
 
     def bootseer(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """The verb ``bootseer containerd``."""
-        argv = [sys.executable, "-m", "bootseer.cli.main", "containerd", *args]
+        """The verb ``bootseer node`` for the snapshotter."""
+        where = (f"--containerd-root={self.root}", f"--containerd-socket={self.socket}")
+        argv = [sys.executable, "-m", "bootseer.cli.main", "node", *args, "--containerd", *where]
         return subprocess.run(
             argv, capture_output=True, text=True, env={**os.environ, **self.environ}, timeout=_SECONDS, check=False
         )
@@ -142,8 +147,7 @@ class ContainerdNode:
                 return cri(self._address, "ImageService/PullImage", _field(1, ref.encode()))
             except grpc.RpcError as exc:
                 connects = re.search("while dialing|connection closed|broken pipe", exc.details() or "")
-                lives = self._processes["snapshotter"].poll() is None
-                if not (connects and lives) or time.monotonic() > until_then:
+                if not connects or self.snapshotter_died or time.monotonic() > until_then:
                     raise
                 time.sleep(0.1)
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,12 +47,13 @@ class Kubelet:
         self.environ = {
             "BOOTSEER_CACHE_DIR": str(here / "cache"),
             "BOOTSEER_STATE_DIR": str(self.state),
+            "BOOTSEER_NODE_DIR": str(here / "node"),
             **environ,
         }
         self._running = contextlib.ExitStack()
 
     def argv(self) -> list[str]:
-        return [sys.executable, "-m", "bootseer.cli.main", "-v", "csi", "serve", "--kubelet-dir", str(self.root)]
+        return [sys.executable, "-m", "bootseer.cli.main", "-v", "node", "serve", "--csi", f"--kubelet-dir={self.root}"]
 
     def start(self, **more: str) -> None:
         argv = ["env", *(f"{key}={value}" for key, value in {**self.environ, **more}.items()), *self.argv()]
@@ -66,12 +67,12 @@ class Kubelet:
         return False
 
     def kill(self) -> None:
-        """As ``kill -9`` does; returns when it is dead."""
+        """As ``kill -9`` of all of the service does; returns when it is dead."""
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait(30)
 
     def ended(self) -> int:
-        """Its exit status, once it has ended."""
+        """The exit status of the service, once it has ended."""
         return self._process.wait(30)
 
     def stop(self) -> None:
@@ -109,13 +110,13 @@ class Kubelet:
             ),
         )
 
-    def refused(self, volume: Volume, **logins: str) -> tuple[str, str]:
-        """The code and the words with which `publish` fails; nothing is left of it."""
+    def refused(self, volume: Volume, left: Collection[str] = (), **logins: str) -> tuple[str, str]:
+        """The code and the words with which `publish` fails; nothing is left of it, and of others those ``left``."""
         try:
             self.publish(volume, **logins)
         except grpc.RpcError as exc:
             assert not volume.target.exists()
-            assert not list((self.state / "csi").iterdir())
+            assert {path.name for path in (self.state / "csi").iterdir()} == set(left)
             return exc.code().name, str(exc.details())
         raise AssertionError("it was published")
 

@@ -115,6 +115,7 @@ class Machine:
             "BOOTSEER_STORE": site.store,
             "BOOTSEER_CACHE_DIR": str(here / "cache"),
             "BOOTSEER_STATE_DIR": str(here / "state"),
+            "BOOTSEER_NODE_DIR": str(here / "node"),
             "BOOTSEER_PLAIN_HTTP": site.registry,
             "BOOTSEER_POD_CHECKPOINTS": site.checkpoints,
         }
@@ -188,8 +189,8 @@ class Machine:
         for name in names:
             words = [str(KUBE / name), *argv] if argv else self._argv(name)
             self._running[name] = self._services.enter_context(service(self.command(words), self.here / f"{name}.log"))
-            if name == "snapshotter":
-                until(lambda: self.socket.exists(), 60.0, "the snapshotter", step=0.05)
+            if name == "service":
+                until(lambda: self.socket.exists(), 60.0, "the service", step=0.05)
 
     def kill(self, name: str) -> None:
         """As ``kill -9`` does."""
@@ -197,7 +198,7 @@ class Machine:
         for pid in _children(process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait(30)
-        if name == "snapshotter":
+        if name == "service":
             self.socket.unlink(missing_ok=True)
 
     def stop(self, name: str) -> None:
@@ -218,8 +219,8 @@ class Machine:
                         "--root-dir", f"{here}/kubelet", "--cert-dir", f"{here}/pki/kubelet",
                         "--hostname-override", self.name, "--node-ip", self._address],
             "containerd": [str(CONTAINERD / "containerd"), "--config", f"{here}/containerd.toml"],
-            "snapshotter": [*bootseer, "containerd", "serve", "--root", str(self.root), "--socket", str(self.socket)],
-            "csi": [*bootseer, "csi", "serve", "--kubelet-dir", f"{here}/kubelet"],
+            "service": [*bootseer, "node", "serve", "--containerd", "--csi", f"--containerd-root={self.root}",
+                        f"--containerd-socket={self.socket}", f"--kubelet-dir={here}/kubelet"],
         }[name]  # fmt: skip
 
     def command(self, argv: Sequence[str]) -> list[str]:
@@ -228,8 +229,9 @@ class Machine:
         return self.inside("env", path, *(f"{key}={value}" for key, value in self._environ.items()), *argv)
 
     def bootseer(self, *args: str) -> subprocess.CompletedProcess[str]:
-        """The verb ``bootseer containerd`` on the node."""
-        argv = self.command([sys.executable, "-m", "bootseer.cli.main", "containerd", *args])
+        """The verb ``bootseer node`` for the snapshotter, on the node."""
+        where = (f"--containerd-root={self.root}", f"--containerd-socket={self.socket}")
+        argv = self.command([sys.executable, "-m", "bootseer.cli.main", "node", *args, "--containerd", *where])
         return subprocess.run(argv, capture_output=True, text=True, timeout=_SECONDS, check=False)
 
     def clear(self, *images: str) -> None:
@@ -289,12 +291,12 @@ class Kubernetes:
             for name in ("etcd", "kube-apiserver"):
                 self.nodes[0].start(name, argv=programs[name])
             for machine in self.nodes:
-                machine.start("snapshotter", "containerd")
+                machine.start("service", "containerd")
             until(lambda: self._kubectl("get", "--raw", "/readyz").stdout == b"ok", _SECONDS, "the API server")
             for name in ("kube-scheduler", "kube-controller-manager"):
                 self.nodes[0].start(name, argv=programs[name])
             for machine in self.nodes:
-                machine.start("kubelet", "csi")
+                machine.start("kubelet")
             until(self._is_ready, _SECONDS, f"the nodes; see the logs in {self.here}")
             self._stack = stack.pop_all()
         return self

@@ -14,6 +14,7 @@ from bootseer.containerd import settings
 from bootseer.containerd.images import Images
 from bootseer.containerd.snapshots import ExistsError, Kind, Layer, MissingError, Snapshot, Snapshots, StateError
 from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.kernel.parts import Part
 
 LAYER = Layer("sha256:chain", "sha256:manifest", "registry:5000/name:1")
 ROOT = Path("/var/lib/bootseer")
@@ -115,7 +116,7 @@ def test_layers_that_are_asked_for_while_they_are_unpacked_are_unpacked_once(
     snapshots: Snapshots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose answer comes late has an old view of the snapshot; the folder that containers use must stay."""
-    images = Images(snapshots, Config(store=str(tmp_path / "store")))
+    images = Images(snapshots, Config(store=str(tmp_path / "store")), Part())
 
     def unpacked(snapshot: Snapshot, _: Layer) -> Path:
         (made := tmp_path / "made").mkdir()

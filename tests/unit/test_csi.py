@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 
-from bootseer import oci
-from bootseer.config import Config, load
-from bootseer.csi import ask
+from bootseer.config import load
 from bootseer.csi.volumes import checkpoint_url, wish
-from bootseer.errors import ConfigError, PrivilegeError, UnavailableError
-from bootseer.oci import credentials
+from bootseer.errors import ConfigError, PrivilegeError
 
 UID = "0f2e-77"
 TARGET = Path(f"/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~csi/data/mount")
@@ -100,14 +96,6 @@ def test_checkpoints_of_others(url: str) -> None:
     with pytest.raises(PrivilegeError) as raised:
         checkpoint_url(wish({**TOLD, "checkpoint": url}, {}, TARGET), allowed)
     assert "\n" not in str(raised.value)
-
-
-def test_a_registry_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ask, "_SECONDS", 2.0)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        ref = oci.Reference.parse(f"127.0.0.1:{silent.getsockname()[1]}/a:1")
-        with pytest.raises(UnavailableError, match="within 2 s"):
-            ask.digest_for(ref, credentials.Logins(), Config())
 
 
 def test_the_setting_as_a_variable() -> None:

@@ -69,8 +69,8 @@ def test_hdfs_is_one_line(args: list[str]) -> None:
 
 @pytest.mark.parametrize(("group", "what"), [("containerd", "the snapshotter"), ("csi", "the CSI driver")])
 def test_kubernetes_is_one_line(group: str, what: str) -> None:
-    done = run(VERB, group, "serve")
+    done = run(VERB, "node", "serve", f"--{group}")
     assert done.returncode == 71
     assert done.stderr.startswith(f"bootseer: {what} needs more packages: ")
     assert done.stderr.endswith("; pip install 'bootseer[containerd]'\n")
-    assert run(VERB, "containerd", "config").returncode == 0
+    assert run(VERB, "node", "install", "--unit=-").returncode == 0

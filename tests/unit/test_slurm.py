@@ -45,7 +45,6 @@ def test_a_comment_that_names_an_image(text: str, wish: Wish) -> None:
         ("bootseer=h.org/a,bootseer=h.org/b", "twice"),
         ("bootseer.job=llama", "names no image"),
         ("bootseer=", "names no image"),
-        ("bootseer=torch:2.6", "no registry"),
         ("bootseer=oci:/home/other/image", "no image in a registry"),
     ],
 )

@@ -25,7 +25,7 @@ _PANELS = {
     "Start here": ("doctor", "demo"),
     "Jobs": ("run", "exec", "profile"),
     "What a start reads": ("image", "env", "fs", "unmount", "store"),
-    "This node": ("cache", "clean", "node", "slurm", "containerd", "csi"),
+    "This node": ("cache", "clean", "node"),
 }
 """Panel of the help -> groups and verbs, in the order of use."""
 _VERBS = {verb: panel for panel, verbs in _PANELS.items() for verb in verbs}

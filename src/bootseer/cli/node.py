@@ -1,42 +1,78 @@
-"""``bootseer node``: the daemon that mounts images for the users of a node."""
+"""``bootseer node``: the service of a node, for its users, for containerd, for the kubelet and for Slurm."""
 
 from __future__ import annotations
 
+import logging
 import os
-import shlex
-import shutil
-import sys
+from collections.abc import Callable
 
 import typer
 
+from bootseer.cli import node_install
 from bootseer.cli._shared import AsJson, answer, count_text, settings, time_text
+from bootseer.cli.node_install import KUBELET, SCORES, SNAPSHOTS, SOCKET, Containerd, Csi, Kubelet, Snapshots, Socket
+from bootseer.errors import extra
 
-app = typer.Typer(no_args_is_help=True, help="The daemon that mounts images for the users of a node")
+app = typer.Typer(no_args_is_help=True, help="The service of a node: images for its users, pods and jobs")
 
 
 @app.command()
-def serve() -> None:
-    """Be the daemon, as root, until a signal or `bootseer node drain` ends it. What is mounted stays.
+def serve(
+    containerd: Containerd = False,
+    csi: Csi = False,
+    containerd_root: Snapshots = SNAPSHOTS,
+    containerd_socket: Socket = SOCKET,
+    kubelet_dir: Kubelet = KUBELET,
+) -> None:
+    """Be the service, as root, until a signal or `bootseer node drain` ends it. What is mounted stays.
 
-    It adopts what an earlier daemon has mounted. It uses the store and the limits of the settings.
+    It adopts what an earlier one has mounted. Each part (that for users, --containerd, --csi) is a process of its own,
+    which is started again when it ends.
     """
-    import logging
-
+    from bootseer.kernel import parts
     from bootseer.loglimit import LogRateLimit
     from bootseer.node.daemon import Daemon
 
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogRateLimit())  # any user can cause lines
-    Daemon(settings()).run()
+    def users() -> None:
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(LogRateLimit())  # any user can cause lines
+        Daemon(config, found).run()
+
+    def snapshotter() -> None:
+        with extra("containerd", "the snapshotter"):
+            from bootseer.containerd import server
+        server.serve(containerd_root, containerd_socket, config, found["containerd"])
+
+    def driver() -> None:
+        with extra("containerd", "the CSI driver"):
+            from bootseer.csi import server
+        server.serve(kubelet_dir, config, found["csi"])
+
+    config = settings()
+    runs: dict[str, Callable[[], None]] = {"node": users}
+    runs |= {"containerd": snapshotter} if containerd else {}
+    runs |= {"csi": driver} if csi else {}
+    found = parts.shared(list(runs))
+    if len(runs) == 1:  # one process is enough
+        found["node"].pid, found["node"].starts = os.getpid(), 1
+        users()
+    elif code := parts.keep(found, runs, SCORES):
+        raise typer.Exit(code)
 
 
 @app.command()
 def status(as_json: AsJson = False) -> None:
-    """Say what the daemon does. As root, `bootseer image status` lists its mounts."""
+    """Say what the service does. As root, `bootseer image status` lists what it has mounted for users."""
     from bootseer.node import client
 
     found = client.node(config=settings())
     state = "is being drained: it mounts nothing more" if found.draining else "serves"
+    others = [
+        f"  part {name}: {f'process {part.pid}' if part.serves else 'does not serve'}, "
+        f"{count_text(part.starts, 'start', 'starts')}, {count_text(part.mounts, 'mount', 'mounts')}"
+        for name, part in found.parts.items()
+        if name != "node"
+    ]
     answer(
         found,
         as_json,
@@ -44,12 +80,13 @@ def status(as_json: AsJson = False) -> None:
         f"  {count_text(found.mounts, 'mount', 'mounts')}, {count_text(found.running, 'request', 'requests')} running",
         f"  answered: {_counts(found.done)}",
         f"  failed: {_counts(found.failed)}",
+        *others,
     )
 
 
 @app.command()
 def drain(as_json: AsJson = False) -> None:
-    """Have the daemon refuse new mounts, and end when none is left. A restart of the daemon takes this back."""
+    """Have the service refuse new mounts, and end when none is left. A restart of the service takes this back."""
     from bootseer.node import client
 
     config = settings()
@@ -59,27 +96,15 @@ def drain(as_json: AsJson = False) -> None:
 
 @app.command()
 def metrics() -> None:
-    """Print the daemon's figures for Prometheus, as for the text files that node_exporter collects."""
+    """Print the service's figures for Prometheus, as for the text files that node_exporter collects."""
     from bootseer.node import client
-    from bootseer.node import unit as site
+    from bootseer.node import unit as units
 
-    typer.echo(site.metrics(client.node(config=settings())), nl=False)
-
-
-@app.command()
-def unit() -> None:
-    """Print the systemd unit of the daemon.
-
-    Example: bootseer node unit > /etc/systemd/system/bootseer-node.service
-    """
-    from bootseer.node import unit as site
-
-    program = shutil.which(sys.argv[0]) or sys.argv[0]
-    words = [os.path.abspath(program), "-v"]
-    if chosen := os.environ.get("BOOTSEER_CONFIG"):
-        words += ["--config", os.path.abspath(chosen)]
-    typer.echo(site.systemd_unit(shlex.join([*words, "node", "serve"])), nl=False)
+    typer.echo(units.metrics(client.node(config=settings())), nl=False)
 
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) or "nothing"
+
+
+node_install.register(app)

@@ -29,6 +29,7 @@ from bootseer.image import signature
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.parts import Part
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, open_store
 
@@ -44,11 +45,12 @@ class Match(enum.Enum):
 
 
 class Images:
-    """The converted images in the store of ``config``; their trees are mounted in ``<root>/trees/<digest>``."""
+    """The converted images in the store of ``config``; their trees are mounted in ``<root>/trees/<digest>``. While
+    ``part`` is being drained images are pulled, and none is mounted that is not."""
 
-    def __init__(self, snapshots: Snapshots, config: Config) -> None:
+    def __init__(self, snapshots: Snapshots, config: Config, part: Part) -> None:
         """Raises `ConfigError` for a bad key, and the errors of making folders."""
-        self._snapshots, self._config = snapshots, config
+        self._snapshots, self._config, self._part = snapshots, config, part
         self._keys = signature.trusted_keys(config)
         self._opened: Store | None = None
         self._opening = threading.Lock()
@@ -59,6 +61,7 @@ class Images:
             discard_tree(left)
         self._guard = threading.Lock()
         self._busy: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._count()
 
     def find(self, manifest: str, *, anew: bool = False) -> ImageRecord:
         """The record of the converted image ``manifest``; ``anew``: as the store has it now.
@@ -92,6 +95,8 @@ class Images:
 
     def match(self, layer: Layer) -> Match:
         """What ``layer`` is of the converted image that it was asked for. Raises `UnavailableError`."""
+        if self._part.draining:
+            return Match.NONE
         try:
             chains = self.find(layer.manifest).config.rootfs.chain_ids
         except NotFoundError:
@@ -152,6 +157,9 @@ class Images:
                 except UnavailableError as exc:
                     log.warning("%s; mounting the tree again", exc)
                     there.unmount()  # also an error when the server lives, but does not answer
+            elif self._part.draining:
+                raise UnavailableError("the node service is being drained: it mounts nothing more", hint="ask root")
+            self._count()
             store = self._store()
             tree.mount(
                 store.url,
@@ -175,6 +183,10 @@ class Images:
         with self._alone(digest):
             if digest not in self._snapshots.trees():
                 unmount(self._trees / digest, self._config)
+                self._count()
+
+    def _count(self) -> None:
+        self._part.mounts = sum(1 for _ in self._trees.iterdir())
 
     def _alone(self, digest: str) -> threading.Lock:
         """Held while the tree ``digest`` is mounted or unmounted."""

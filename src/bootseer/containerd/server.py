@@ -1,4 +1,4 @@
-"""The process of the snapshotter.
+"""The snapshotter, a part of the node service.
 
 Mounts and block servers outlive it: containers go on, and the next one finds its state in the database.
 """
@@ -17,6 +17,7 @@ from bootseer.containerd.service import Service
 from bootseer.containerd.snapshots import ExistsError, MissingError, Snapshots, StateError
 from bootseer.errors import BootseerError, ConfigError, FullError, PrivilegeError, UnavailableError
 from bootseer.folders import private_folder
+from bootseer.kernel.parts import Part, alone
 from bootseer.rpc import server
 from bootseer.rpc.server import StatusCode
 
@@ -31,8 +32,8 @@ _CODES = (
 """containerd goes by the first three: no other error may look like one of them."""
 
 
-def serve(root: Path, socket: Path, config: Config) -> None:
-    """Serve snapshots in the folder ``root`` at ``socket`` until SIGTERM or SIGINT.
+def serve(root: Path, socket: Path, config: Config, part: Part) -> None:
+    """Be the ``part`` of the service that serves snapshots in the folder ``root`` at ``socket``.
 
     Raises `PrivilegeError` without root, `ConfigError` for folders that others can write to and bad settings,
     `BootseerError` when another process serves this ``root`` or ``socket``.
@@ -42,8 +43,8 @@ def serve(root: Path, socket: Path, config: Config) -> None:
     root = private_folder(root)
     if re.search(r"[,:\\\s]", str(root)):
         raise ConfigError(f"the folder {root} has a character that mounts cannot name", hint="choose another --root")
-    with alone(root), contextlib.closing(Snapshots(root)) as snapshots:
-        service = Service(snapshots, Images(snapshots, config), config.demand_deadline)
+    with alone(root, "a snapshotter"), contextlib.closing(Snapshots(root)) as snapshots:
+        service = Service(snapshots, Images(snapshots, config, part), config.demand_deadline)
         calls: server.Calls = {
             "Prepare": (messages.CreateRequest, service.prepare),
             "View": (messages.CreateRequest, service.view),
@@ -56,9 +57,4 @@ def serve(root: Path, socket: Path, config: Config) -> None:
             "Usage": (messages.KeyRequest, service.usage),
             "Cleanup": (messages.KeyRequest, service.cleanup),
         }
-        server.serve([socket], {"containerd.services.snapshots.v1.Snapshots": calls}, _CODES)
-
-
-def alone(root: Path) -> contextlib.AbstractContextManager[None]:
-    """In this context no other process serves ``root``. Raises `BootseerError` when one does."""
-    return server.alone(root, "a snapshotter", "bootseer-containerd")
+        server.serve([socket], {"containerd.services.snapshots.v1.Snapshots": calls}, _CODES, part)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from bootseer.config import Config
 from bootseer.containerd.images import unmount
-from bootseer.containerd.server import alone
 from bootseer.containerd.service import IMAGE
 from bootseer.containerd.snapshots import Kind, Snapshots
 from bootseer.errors import BootseerError, doing
 from bootseer.folders import trusted
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.parts import alone
 from bootseer.kernel.removal import discard_tree
 
 
@@ -47,7 +47,7 @@ def remove(root: Path, socket: Path, config: Config) -> None:
     root = trusted(root)
     if not root.exists():
         return
-    with alone(root):
+    with alone(root, "a snapshotter"):
         for target in sorted((root / "trees").glob("*")):
             unmount(target, config)
         if left := mounts.below(root):

@@ -1,4 +1,4 @@
-"""The process of the CSI driver: it registers at the kubelet, and mounts and unmounts volumes of pods.
+"""The CSI driver, a part of the node service: it registers at the kubelet, and mounts and unmounts volumes of pods.
 
 Mounts and their servers outlive it: pods go on, and the next one ends them.
 """
@@ -16,6 +16,7 @@ from bootseer.csi.proto import csi_pb2 as messages
 from bootseer.csi.volumes import Volumes, wish
 from bootseer.errors import BootseerError, ConfigError, FullError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.folders import private_folder
+from bootseer.kernel.parts import Part, alone
 from bootseer.rpc import server
 from bootseer.rpc.server import StatusCode
 from bootseer.rpc.tasks import Tasks, within
@@ -36,8 +37,8 @@ _CODES = (
 )
 
 
-def serve(kubelet: Path, config: Config) -> None:
-    """Serve volumes to the kubelet with the root folder ``kubelet`` until SIGTERM or SIGINT.
+def serve(kubelet: Path, config: Config, part: Part) -> None:
+    """Be the ``part`` of the service that serves volumes to the kubelet with the root folder ``kubelet``.
 
     Raises `PrivilegeError` without root, `ConfigError` when there is no kubelet and for folders that others can write
     to, `BootseerError` when another process serves this kubelet.
@@ -47,8 +48,8 @@ def serve(kubelet: Path, config: Config) -> None:
     if not (kubelet / "plugins_registry").is_dir():
         raise ConfigError(f"{kubelet} is not the folder of a kubelet", hint="--kubelet-dir names its --root-dir")
     endpoint = private_folder(kubelet / "plugins", sub=NAME) / "csi.sock"
-    with server.alone(endpoint.parent, "a CSI driver", "bootseer-csi"):
-        node = Node(kubelet, endpoint, Volumes(config))
+    with alone(endpoint.parent, "a CSI driver"):
+        node = Node(kubelet, endpoint, Volumes(config, part))
         services: dict[str, server.Calls] = {
             "csi.v1.Identity": {
                 "GetPluginInfo": (messages.Empty, node.plugin),
@@ -67,7 +68,7 @@ def serve(kubelet: Path, config: Config) -> None:
             },
         }
         # The kubelet asks as soon as the second is there.
-        server.serve([endpoint, kubelet / "plugins_registry" / f"{NAME}-reg.sock"], services, _CODES)
+        server.serve([endpoint, kubelet / "plugins_registry" / f"{NAME}-reg.sock"], services, _CODES, part)
 
 
 class Node:

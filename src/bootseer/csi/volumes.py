@@ -23,12 +23,13 @@ from bootseer import faults, oci
 from bootseer import fsmount as fs
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.csi.ask import digest_for
 from bootseer.env import manifest
-from bootseer.errors import ConfigError, DataError, PrivilegeError, doing
+from bootseer.errors import ConfigError, DataError, PrivilegeError, UnavailableError, doing
 from bootseer.folders import private_folder
 from bootseer.image.lookup import readable_for
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.parts import Part
+from bootseer.node import client
 from bootseer.objects import Store, open_store
 from bootseer.oci import credentials
 
@@ -91,10 +92,11 @@ class Volumes:
     """The volumes of a node, with the store and the rights that ``config`` names. Methods block; for one volume at a
     time."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, part: Part) -> None:
         """Raises `ConfigError` for folders that others can write to."""
-        self._config = config
+        self._config, self._part = config, part
         self._root = private_folder(Path(config.state_dir), sub="csi")
+        self._count()
         self._guard = threading.Lock()
         self._busy: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
@@ -106,6 +108,8 @@ class Volumes:
         with self._alone(volume):
             if mounts.is_mounted(target):
                 return
+            if self._part.draining:
+                raise UnavailableError("the node service is being drained: it mounts nothing more", hint="ask root")
             folder = private_folder(self._root, sub=volume)
             self._clear(folder)
             faults.point("csi.publish.before-mount")
@@ -122,6 +126,8 @@ class Volumes:
                 self._clear(folder)
                 folder.rmdir()
                 raise
+            finally:
+                self._count()
             log.info("pod %s has %s %r on %s", wish.shown, wish.kind, wish.name, target)
 
     def unpublish(self, volume: str, target: Path) -> None:
@@ -133,10 +139,14 @@ class Volumes:
             if folder.exists():
                 self._clear(folder)
                 folder.rmdir()
+                self._count()
             with doing(f"remove {target}"):
                 if target.exists():
                     target.rmdir()
             log.info("volume %s is gone from %s", volume, target)
+
+    def _count(self) -> None:
+        self._part.mounts = sum(1 for _ in self._root.iterdir())
 
     def _alone(self, volume: str) -> threading.Lock:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", volume):
@@ -169,7 +179,9 @@ class Volumes:
         store, ref = open_store(self._config.store_url), oci.Reference.parse(wish.name)
         if not ref.registry:
             raise PrivilegeError(f"{ref} is in no registry, so nothing says who may read it")
-        record = readable_for(ref, store, self._config, lambda ref: digest_for(ref, wish.logins, self._config))
+        record = readable_for(
+            ref, store, self._config, lambda ref: client.digest_with(ref, wish.logins, config=self._config)
+        )
         return self._tree(folder, record.tree, store)
 
     def _env(self, folder: Path, wish: Wish) -> Path:

@@ -53,6 +53,8 @@ class Child:
             code = 70
             try:
                 code = body()
+            except SystemExit as exc:
+                code = exc.code if isinstance(exc.code, int) else 1
             except BaseException:
                 log.exception("%s %d failed", name, os.getpid())
             finally:

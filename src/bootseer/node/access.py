@@ -1,8 +1,9 @@
-"""Whether a user may read an image: asked at its registry as that user, with the logins that this user has.
+"""Whether somebody may read an image: a user of this node, by the logins that this user has, or a pod, by its own.
 
-Logins may name programs (credential helpers), and what those run may be the user's own. So the question is asked by a
-process that has become the user, in a session, keyring and process namespace of its own: all that it starts ends with
-it. It reads nothing of the settings but which registries have no TLS, and asks no mirrors, as these let anybody in.
+The registry is asked. Logins of users may name programs (credential helpers), and what those run may be the user's own.
+So the question is asked by a process that has become the user (for a pod: nobody), in a session, keyring and process
+namespace of its own: all that it starts ends with it. It reads nothing of the settings but which registries have no
+TLS, and asks no mirrors, as these let anybody in.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, fro
 from bootseer.kernel import libc, procfs
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import Child, close_others, die_with
+from bootseer.oci.credentials import Logins
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,7 @@ _KEPT = ("http_proxy", "https_proxy", "no_proxy", "all_proxy", "ssl_cert_file", 
 """Variables of the daemon by which registries are reached."""
 
 
-class Answer(msgspec.Struct):
+class _Answer(msgspec.Struct):
     """Of the process that asks: a digest, or an error."""
 
     digest: str = ""
@@ -55,6 +57,9 @@ class User(NamedTuple):
     home: str
 
 
+NOBODY = User(65534, 65534, "nobody", "/nonexistent")
+
+
 def user_of(uid: int) -> User:
     """Raises `PrivilegeError` for a number that this node has no user for."""
     try:
@@ -65,11 +70,13 @@ def user_of(uid: int) -> User:
 
 
 class Asker(NamedTuple):
-    """Who is to ask: ``user``, with the ``logins`` that these variables name, limited as process ``like`` is."""
+    """Who is to ask: ``user``, with the ``logins`` that these variables name, or with those ``given`` and no others,
+    limited as process ``like`` is."""
 
     user: User
     logins: Mapping[str, str]
     like: int
+    given: Logins | None = None
 
 
 def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
@@ -84,7 +91,7 @@ def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
         os.close(read)
         apart.end()
     try:
-        answer = msgspec.json.decode(said, type=Answer)
+        answer = msgspec.json.decode(said, type=_Answer)
     except ValueError:
         raise UnavailableError(
             f"nobody could ask as user {asker.user.name} for {ref} within {_SECONDS:.0f} s",
@@ -120,14 +127,14 @@ def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: i
         os.close(out)
         os.waitpid(pid, 0)
         return 0
-    answer = Answer()
+    answer = _Answer()
     try:
-        become(asker.user, config, asker.logins)
-        answer.digest = oci.resolve_digest(ref)
+        _become(asker.user, config, asker.logins)
+        answer.digest = oci.digest_for(ref, asker.given)
     except BootseerError as exc:
-        answer = Answer(code=exc.exit_code, message=exc.message, hint=exc.hint)
+        answer = _Answer(code=exc.exit_code, message=exc.message, hint=exc.hint)
     except BaseException as exc:
-        answer = Answer(code=BootseerError.exit_code, message=f"cannot ask for {ref}: {exc!r}"[:1000])
+        answer = _Answer(code=BootseerError.exit_code, message=f"cannot ask for {ref}: {exc!r}"[:1000])
     with contextlib.suppress(OSError):
         os.write(out, msgspec.json.encode(answer))
     os._exit(0)
@@ -150,7 +157,7 @@ def _be_killed_as(pid: int) -> None:
         Path("/proc/self/oom_score_adj").write_text(str(own))
 
 
-def become(user: User, config: Config, logins: Mapping[str, str]) -> None:
+def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:
     """Be ``user`` and nobody else, for good. Raises `OSError`."""
     signal.signal(signal.SIGALRM, lambda *_: os._exit(1))
     signal.alarm(int(_SECONDS))

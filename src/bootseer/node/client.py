@@ -11,6 +11,7 @@ import time
 import msgspec
 
 from bootseer import config as settings
+from bootseer import oci
 from bootseer.blocks.tree import TreeStatus
 from bootseer.config import Config
 from bootseer.errors import (
@@ -33,6 +34,7 @@ from bootseer.node.protocol import (
     credentials,
     socket_path,
 )
+from bootseer.oci.credentials import Logins
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +119,13 @@ def status(id: str, *, config: Config | None = None) -> TreeStatus:
     tree = _ask("look", config, id=id).tree
     assert tree is not None
     return tree
+
+
+def digest_with(ref: oci.Reference, logins: Logins, *, config: Config | None = None) -> str:
+    """The digest of the manifest that the registry of ``ref`` gives to somebody with these ``logins`` and no others.
+    For root. Raises `AbsentError`, `PrivilegeError`, `NotFoundError`, `UnavailableError` (also when it takes longer
+    than a minute)."""
+    return _ask("digest", config, ref=str(ref), given=logins).digest
 
 
 def mounts(*, config: Config | None = None) -> list[Mount]:

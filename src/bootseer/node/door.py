@@ -20,7 +20,16 @@ import msgspec
 from bootseer.errors import BootseerError, UnavailableError, doing
 from bootseer.kernel.child import ended
 from bootseer.node.loop import Loop
-from bootseer.node.protocol import MAX_REPLY, MAX_REQUEST, Reply, Request, credentials, decode_request, failure
+from bootseer.node.protocol import (
+    MAX_REPLY,
+    MAX_REQUEST,
+    MAX_REQUEST_OF_ROOT,
+    Reply,
+    Request,
+    credentials,
+    decode_request,
+    failure,
+)
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +136,7 @@ class Door:
         if client not in self._clients:
             return
         try:
-            packet, _, flags, _ = client.sock.recvmsg(MAX_REQUEST)
+            packet, _, flags, _ = client.sock.recvmsg(MAX_REQUEST if client.uid else MAX_REQUEST_OF_ROOT)
         except BlockingIOError:
             return
         except OSError:

@@ -16,10 +16,11 @@ import msgspec
 from bootseer import __version__
 from bootseer.blocks.tree import TreeStatus
 from bootseer.errors import BootseerError, ConfigError
+from bootseer.oci.credentials import Logins
 from bootseer.oci.spec import ContainerConfig
 
 SOCKET = "node.sock"
-MAX_REQUEST = 8192
+MAX_REQUEST, MAX_REQUEST_OF_ROOT = 8192, 1 << 17
 MAX_REPLY = 1 << 20
 MAX_REF = 1024
 """Bytes of an image's name; registries allow less."""
@@ -38,7 +39,7 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """``do``: ``mount`` (of ``ref``), ``unmount``, ``ready`` or ``look`` (of the mount ``id``), ``mounts`` (the next
-    `PAGE` after ``id``), ``node``, ``drain``."""
+    `PAGE` after ``id``), ``node``, ``drain``, ``digest`` (of ``ref``, for who has just the logins ``given``)."""
 
     do: str
     version: int
@@ -54,6 +55,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """For whom to mount, if not for the client's own user; only root may."""
     logins: dict[str, str] = {}
     """Values of `LOGINS`."""
+    given: Logins | None = None
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +76,18 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     """What the image says of its containers: only for who has it mounted, at once."""
 
 
+class PartStatus(msgspec.Struct, frozen=True):
+    """Of a part of the service. ``pid`` is 0 while it does not run; ``mounts`` of the part ``node`` are in
+    `NodeStatus`."""
+
+    pid: int
+    starts: int
+    serves: bool
+    mounts: int
+
+
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon's state and counters since its start."""
+    """The state of the service, and counters of the daemon since its start."""
 
     pid: int
     version: str
@@ -91,6 +103,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, int]
     cgroup: str = ""
     """Where the daemon runs, below the top of the hierarchy; empty: unknown."""
+    parts: dict[str, PartStatus] = {}
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,6 +116,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mounts: list[Mount] | None = None
     node: NodeStatus | None = None
     tree: TreeStatus | None = None
+    digest: str = ""
 
 
 def failure(exc: BaseException) -> Reply:
@@ -114,7 +128,7 @@ def failure(exc: BaseException) -> Reply:
 
 def decode_request(packet: bytes, whole: bool) -> Request:
     """The request in ``packet``. Raises `ConfigError` for anything else, however deep, long or broken it is."""
-    reason = f"it has more than {MAX_REQUEST} bytes"
+    reason = "it is too long"
     if whole:
         try:
             request = msgspec.json.decode(packet, type=Request)

@@ -1,36 +1,44 @@
-"""What a site runs the daemon with, and watches it by: a systemd unit, figures for Prometheus."""
+"""What a site runs the service with, and watches it by: a systemd unit, figures for Prometheus."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
 from bootseer.node.protocol import NodeStatus
 
+PATH = Path("/etc/systemd/system/bootseer-node.service")
 _UNIT = """\
 [Unit]
-Description=bootseer node daemon: images for the users of this node
+Description=bootseer: images, environments and checkpoints for the users and pods of this node
 Documentation=https://arxiv.org/abs/2507.12619
 Wants=network-online.target
 After=network-online.target remote-fs.target
+Before=containerd.service
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify
 ExecStart={command}
-# Block servers stay when the daemon ends or is replaced: jobs read through them, and the next daemon adopts the mounts.
+# Block servers stay when the service ends or is replaced: jobs and pods read through them, and the next one adopts all.
 KillMode=process
 SuccessExitStatus=143
 Restart=on-failure
 RestartSec=1
-OOMScoreAdjust=-500
-LimitNOFILE=65536
+OOMScoreAdjust={score}
+LimitNOFILE=1048576
 TasksMax=infinity
-# Add nothing that gives the service mounts of its own (PrivateTmp=, ProtectSystem=): jobs must see what it mounts.
+# Add nothing that gives the service mounts of its own (PrivateTmp=, ProtectSystem=): others must see what it mounts.
 
 [Install]
 WantedBy=multi-user.target
 """
 
 
-def systemd_unit(command: str) -> str:
-    return _UNIT.format(command=command.replace("%", "%%"))
+def systemd_unit(command: Sequence[str], score: int) -> str:
+    """The unit that runs ``command``, which is to be killed as late as ``score`` says where memory is short."""
+    return _UNIT.format(command=shlex.join(command).replace("%", "%%"), score=score)
 
 
 def metrics(status: NodeStatus) -> str:
@@ -38,13 +46,22 @@ def metrics(status: NodeStatus) -> str:
     lines = []
     for name, value, text in (
         ("start_time_seconds", status.started, "When the daemon started, in seconds since 1970."),
-        ("draining", int(status.draining), "1 while the daemon is being drained."),
+        ("draining", int(status.draining), "1 while the service is being drained."),
         ("mounts", status.mounts, "Images mounted for users, or being mounted or unmounted."),
         ("requests_running", status.running, "Requests that are being worked off."),
         ("connections", status.connections, "Clients connected, the one that asks included."),
     ):
         lines += [f"# HELP bootseer_node_{name} {text}", f"# TYPE bootseer_node_{name} gauge"]
         lines.append(f"bootseer_node_{name} {value}")
+    for name, kind, text in (
+        ("up", "gauge", "1 while the part of the service serves."),
+        ("starts_total", "counter", "How often the part was started."),
+        ("mounts", "gauge", "What the part has mounted for pods."),
+    ):
+        lines += [f"# HELP bootseer_node_part_{name} {text}", f"# TYPE bootseer_node_part_{name} {kind}"]
+        for part, found in status.parts.items():
+            value = {"up": int(found.serves), "starts_total": found.starts, "mounts": found.mounts}[name]
+            lines.append(f'bootseer_node_part_{name}{{part="{part}"}} {value}')
     lines += ["# HELP bootseer_node_requests_total Requests answered.", "# TYPE bootseer_node_requests_total counter"]
     for result, counts in (("done", status.done), ("failed", status.failed)):
         for kind, count in sorted(counts.items()):

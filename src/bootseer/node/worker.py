@@ -1,4 +1,4 @@
-"""A forked process that does one thing for the daemon, until a deadline, and answers through a pipe."""
+"""Forked processes that do one thing each for the daemon, until a deadline, and answer through a pipe."""
 
 from __future__ import annotations
 
@@ -6,16 +6,53 @@ import contextlib
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
 
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel.child import Child, close_others, die_with
 from bootseer.node.loop import Loop
 from bootseer.node.protocol import REQUEST_SECONDS, Reply, failure
 
 log = logging.getLogger(__name__)
+
+MAX_RUNNING = 8
+"""Of one user; root may have any number."""
+
+
+class Workers:
+    """Those of a daemon with this ``loop``, which hold its ``lock``."""
+
+    def __init__(self, loop: Loop, lock: int) -> None:
+        self._loop, self._lock = loop, lock
+        self._running: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return self._running.total()
+
+    def check(self, uid: int) -> None:
+        """Raises `UnavailableError` when user ``uid`` has too many."""
+        if uid and self._running[uid] >= MAX_RUNNING:
+            raise UnavailableError(
+                f"{self._running[uid]} requests of user {uid} are being worked off", hint="try again"
+            )
+
+    def start(self, uid: int, name: str, work: Callable[[], Reply], finish: Callable[[Reply], object]) -> Worker | None:
+        """Have a process do ``work`` for user ``uid``; ``finish`` comes later, also when there is no process."""
+
+        def end(reply: Reply) -> None:
+            self._running[uid] -= 1
+            finish(reply)
+
+        self._running[uid] += 1
+        try:
+            return Worker(self._loop, name, self._lock, work, end)
+        except OSError as exc:
+            error = from_os_error(exc, f"work off a {name} request")
+            self._loop.later(finish, 0.0, lambda: end(failure(error)))
+            return None
 
 
 class Worker:

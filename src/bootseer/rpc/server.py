@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import os
 import signal
 import socket as sockets
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import grpc
 
 from bootseer.errors import BootseerError, ConfigError, doing
 from bootseer.folders import private_folder
-from bootseer.kernel import flock
+from bootseer.kernel.parts import Part
 
 log = logging.getLogger(__name__)
 
@@ -36,26 +35,16 @@ Codes = Sequence[tuple[type[Exception], StatusCode]]
 
 _STOP_SECONDS = 5.0
 _THREADS = 16
-_LOCK = "lock"
 
 
-@contextlib.contextmanager
-def alone(root: Path, what: str, unit: str) -> Iterator[None]:
-    """In this context no other process serves ``root``. Raises `BootseerError`, which names ``what`` and its systemd
-    ``unit``, when one does."""
-    with doing(f"use {root / _LOCK}"), flock.locked(root / _LOCK, os.O_RDWR | os.O_CREAT) as alone:
-        if not alone:
-            raise BootseerError(f"{what} serves {root} already", hint=f"systemctl stop {unit} ends the service")
-        yield
-
-
-def serve(paths: Sequence[Path], services: Mapping[str, Calls], codes: Codes) -> None:
-    """Serve ``services`` at each of ``paths`` until SIGTERM or SIGINT. Sockets that killed processes left there are
-    replaced. Raises `ConfigError` for another file, or a socket in use, and for folders that others can write to."""
+def serve(paths: Sequence[Path], services: Mapping[str, Calls], codes: Codes, part: Part) -> None:
+    """Serve ``services`` at each of ``paths`` until SIGTERM or SIGINT, as ``part`` of a service. Sockets that killed
+    processes left there are replaced. Raises `ConfigError` for another file, or a socket in use, and for folders that
+    others can write to."""
     paths = [private_folder(path.parent) / path.name for path in paths]
     for path in paths:
         _remove_dead(path)
-    asyncio.run(_serve(paths, services, codes))
+    asyncio.run(_serve(paths, services, codes, part))
 
 
 def _remove_dead(path: Path) -> None:
@@ -75,7 +64,7 @@ def _remove_dead(path: Path) -> None:
     raise ConfigError(f"{path} is not free: it is in use, or no socket", hint="choose another place for it")
 
 
-async def _serve(paths: Sequence[Path], services: Mapping[str, Calls], codes: Codes) -> None:
+async def _serve(paths: Sequence[Path], services: Mapping[str, Calls], codes: Codes, part: Part) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "call"))
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     for name, calls in services.items():
@@ -94,6 +83,7 @@ async def _serve(paths: Sequence[Path], services: Mapping[str, Calls], codes: Co
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await server.start()
     log.info("serving %s", paths[0])
+    part.serves = True
     await ended.wait()
     await server.stop(_STOP_SECONDS)
 

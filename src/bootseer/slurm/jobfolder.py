@@ -144,7 +144,7 @@ def image(attempt: Attempt) -> tuple[Path, Image]:
             raise NotFoundError(f"the image of job {attempt.job} was not ready in time", hint=hint) from None
         raise NotFoundError(
             f"job {attempt.job} has no image here",
-            hint="submit it with --comment=bootseer=HOST/NAME:TAG; the node needs `bootseer slurm install` "
+            hint="submit it with --comment=bootseer=HOST/NAME:TAG; the node needs `bootseer node install --slurm` "
             "and room in /run",
         ) from None
     except PermissionError:

@@ -1,0 +1,144 @@
+"""The mounts of the node daemon: each is made by one process, then it may be ended by another, then its record goes.
+
+What was made by half is ended in the same way. What must outlive the daemon is in `Records`, in the mounts themselves
+and in their block servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
+from bootseer.kernel import mount as mounts
+from bootseer.kernel.child import ended
+from bootseer.node import places
+from bootseer.node.loop import Loop
+from bootseer.node.protocol import Mount, Reply
+from bootseer.node.records import Record, Records
+from bootseer.node.worker import Worker, Workers
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 30.0
+
+
+class Entry:
+    """A mount; ``pidfd`` is that of its session's leader, -1 without one. ``making``: the process that mounts it."""
+
+    def __init__(self, record: Record, pidfd: int) -> None:
+        self.record, self.pidfd = record, pidfd
+        self.making: Worker | None = None
+
+    @property
+    def mount(self) -> Mount:
+        return self.record.mount
+
+
+class Entries:
+    """All of them, in the folder ``places``; ``state_dir`` has their block servers."""
+
+    def __init__(self, loop: Loop, workers: Workers, records: Records, places: Path, state_dir: Path) -> None:
+        self._loop, self._workers, self._records = loop, workers, records
+        self._places, self._state = places, state_dir
+        self._entries: dict[str, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def mounts(self, uid: int) -> list[Mount]:
+        """Those that user ``uid`` may see, by id."""
+        found = [entry.mount for _, entry in sorted(self._entries.items())]
+        return [mount for mount in found if uid in (0, mount.uid)]
+
+    def mounted(self, uid: int, id: str) -> Entry:
+        """The mount with this id or folder that user ``uid`` may use."""
+        for mount in self.mounts(uid):
+            if id in (mount.id, mount.folder):
+                if mount.state == "mounted":
+                    return self._entries[mount.id]
+                raise UnavailableError(f"{mount.id} is {mount.state} just now", hint="wait for that, then try again")
+        raise NotFoundError(f"user {uid} has no mount {id[:200]!r}", hint="bootseer image status lists them")
+
+    def add(self, record: Record, pidfd: int) -> Entry:
+        """A mount that is about to be made. Raises `BootseerError` when it cannot be written down."""
+        entry = self._enter(record, pidfd)
+        if error := self.keep(entry, record.mount):
+            self.end(entry)
+            raise error
+        return entry
+
+    def keep(self, entry: Entry, mount: Mount) -> BootseerError | None:
+        """From now on ``mount`` is what is known of it; the error is why the next daemon will not know."""
+        entry.record.mount = mount
+        try:
+            self._records.save(entry.record)
+        except OSError as exc:
+            return from_os_error(exc, f"keep the record of {mount.id}")
+        return None
+
+    def end(self, entry: Entry, uid: int = 0, tell: Callable[[Reply], object] = lambda _: None) -> None:
+        """Unmount for user ``uid``, and ``tell`` how that went. What fails is tried again later; nobody can use the
+        mount from now on."""
+        mount = entry.mount
+        killed = mount.state != "mounted"
+        if error := self.keep(entry, msgspec.structs.replace(mount, state="ending")):
+            log.warning("%s; it ends all the same", error)
+
+        def work() -> Reply:
+            places.remove(self._places / mount.id, self._state, killed=killed)
+            return Reply()
+
+        def finish(reply: Reply) -> None:
+            tell(reply)
+            if reply.code:
+                log.warning("%s has not ended, trying again in %.0f s: %r", mount.id, _RETRY_SECONDS, reply.error)
+                self._loop.later(entry, _RETRY_SECONDS, lambda: self.end(entry))
+                return
+            del self._entries[mount.id]
+            if entry.pidfd >= 0:
+                self._loop.forget(entry.pidfd)
+                os.close(entry.pidfd)
+                entry.pidfd = -1
+            self._records.delete(mount.id)
+
+        self._workers.start(uid, "unmount", work, finish)
+
+    def adopt(self) -> None:
+        """Go on with the mounts of an earlier daemon; end those whose session has ended or that were not done."""
+        known = self._records.load()
+        left = {path.name for path in self._places.iterdir()} - {record.mount.id for record in known}
+        for name in sorted(left):
+            folder = str(places.root_of(self._places / name))
+            known.append(Record(mount=Mount(id=name, folder=folder, reference="", uid=0)))
+        for record in known:
+            whole, pidfd = record.mount.state == "mounted" and mounts.is_mounted(record.mount.folder), -1
+            if whole and record.session is not None:
+                try:
+                    pidfd = record.session.reopened()
+                except OSError:
+                    whole = False
+            entry = self._enter(record, pidfd)
+            log.info("%s of an earlier daemon is %s", record.mount.id, "adopted" if whole else "ended")
+            if not whole:
+                self.end(entry)
+
+    def _enter(self, record: Record, pidfd: int) -> Entry:
+        entry = self._entries[record.mount.id] = Entry(record, pidfd)
+        if pidfd >= 0:
+            self._loop.watch(pidfd, lambda: self._see_session_end(entry))
+        return entry
+
+    def _see_session_end(self, entry: Entry) -> None:
+        if entry.pidfd < 0 or not ended(entry.pidfd):
+            return
+        self._loop.forget(entry.pidfd)
+        if entry.making is not None:
+            entry.making.give_up("its session has ended")
+        elif entry.mount.state == "mounted":
+            log.info("%s ends with its session", entry.mount.id)
+            self.end(entry)
