@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -70,9 +70,14 @@ class NodeFile(Local):
         self.comparison: _Comparison | None = None
 
     def fd_of(self, first: int, last: int) -> int | None:
-        durable = self._own.durable if self._own else self._blocks.ready
-        sound = self.users and self._good.find(b"\0", first, last) < 0 and durable.find(b"\0", first, last) < 0
-        return self.fd if sound else None
+        if self._blocks.ready.find(b"\0", first, last) >= 0:
+            return None
+        if self._good.find(b"\0", first, last) >= 0 and self._cache.hold(self):
+            try:
+                self.compare(range(first, last))
+            finally:
+                self.close()
+        return self._sound(first, last)
 
     def fd_of_all(self, seconds: float) -> int | None:
         """What this process has not compared yet is compared, on several cores; when that takes longer than ``seconds``
@@ -81,7 +86,12 @@ class NodeFile(Local):
             return None
         if unknown := [chunk for chunk in range(self._map.count) if not self._good[chunk]]:
             self._cache.compare(self, unknown).wait(seconds)
-        return self.fd_of(0, self._map.count)
+        return self._sound(0, self._map.count)
+
+    def _sound(self, first: int, last: int) -> int | None:
+        durable = self._own.durable if self._own else self._blocks.ready
+        sound = self.users and self._good.find(b"\0", first, last) < 0 and durable.find(b"\0", first, last) < 0
+        return self.fd if sound else None
 
     def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
         chunks = [chunk for chunk in wanted if self._blocks.ready[chunk]]
@@ -99,10 +109,12 @@ class NodeFile(Local):
         filled = {chunk for some in found for chunk in some}
         return {chunk: view for chunk, view in wanted.items() if chunk not in filled}
 
-    def compare(self, chunk: int) -> None:
-        """Compare ``chunk`` with its checksum, if it is there and this process has not yet."""
-        if self._blocks.ready[chunk] and not self._good[chunk]:
-            self._read(chunk, memoryview(bytearray(self._map.length_of(chunk))))
+    def compare(self, chunks: Iterable[int]) -> None:
+        """Compare those of ``chunks`` with their checksums that are here and that this process has not compared yet."""
+        scratch = memoryview(bytearray(self._map.block_size))
+        for chunk in chunks:
+            if self._blocks.ready[chunk] and not self._good[chunk]:
+                self._read(chunk, scratch[: self._map.length_of(chunk)])
 
     def _read(self, chunk: int, view: memoryview) -> bool:
         """Whether ``view`` has ``chunk`` now; else that is not there any more."""
@@ -309,7 +321,7 @@ class NodeCache:
             for chunk in turn:
                 faults.point("stripefs.cache.compare")
                 if not self._closing.is_set():
-                    file.compare(chunk)
+                    file.compare((chunk,))
             more = bool(turn)
         finally:
             with self._lock:

@@ -53,11 +53,12 @@ class Local:
         return False
 
     def fd_of(self, first: int, last: int) -> int | None:
-        """A file from which the kernel may read the chunks ``first`` to ``last`` (exclusive), at their offsets."""
+        """A file from which the kernel may read the chunks ``first`` to ``last`` (exclusive), at their offsets; None
+        when one is not here. What was not checked yet is checked."""
         return None
 
     def fd_of_all(self, seconds: float) -> int | None:
-        """`fd_of` all chunks; those that are here and were not checked yet are checked, for so long."""
+        """`fd_of` all chunks; None also when the check takes longer, which goes on."""
         return None
 
     def close(self) -> None:
