@@ -52,14 +52,12 @@ class ReadyBlocks(Generic[Map]):
         return self.ready.find(b"\0", first, last + 1) < 0
 
     def read(self, offset: int, length: int) -> bytes:
-        """Raises `OSError` (EIO), also when the file is shorter."""
-        data = os.pread(self._fd, length, offset)
-        if len(data) != length:
-            raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
-        return data
+        data = bytearray(length)
+        self.readinto(offset, memoryview(data))
+        return bytes(data)
 
     def readinto(self, offset: int, view: memoryview) -> None:
-        """As `read`, into ``view``."""
+        """Raises `OSError` (EIO), also when the file is shorter."""
         if os.preadv(self._fd, [view], offset) != len(view):
             raise OSError(errno.EIO, f"block cache {self.folder} was cut short")
 
@@ -183,19 +181,11 @@ class CacheFile(ReadyBlocks[Map]):
         """The data file, for reading ready blocks; valid until `close`."""
         return self._fd
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Bytes of ready blocks. Raises `OSError` (EIO) when the file is shorter, or lost them in this moment."""
-        data = super().read(offset, length)
-        self._refuse_lost(offset, length)
-        return data
-
     def readinto(self, offset: int, view: memoryview) -> None:
+        """Of ready blocks. Raises `OSError` (EIO) when the file is shorter, or lost them in this moment."""
         super().readinto(offset, view)
-        self._refuse_lost(offset, len(view))
-
-    def _refuse_lost(self, offset: int, length: int) -> None:
-        unit = self.map.block_size
-        if self.broken and not self.is_ready(offset // unit, max(offset, offset + length - 1) // unit):
+        unit, last = self.map.block_size, max(offset, offset + len(view) - 1)
+        if self.broken and not self.is_ready(offset // unit, last // unit):
             raise OSError(errno.EIO, f"block cache {self.folder} lost data")
 
     def blocks_now(self) -> ReadyBlocks[Map]:

@@ -162,15 +162,14 @@ class StripeFS:
             return [found]
         entries = [entry for entry in self.backend.list(path) if not commit.is_hidden(entry.name)]
 
-        def look(entry: Entry) -> FileStat | None:
+        def stat(entry: Entry) -> FileStat | None:
             try:
                 return of_entry(self.backend, join(path, entry.name), entry)
             except NotFoundError:
                 return None  # gone since
 
         # side by side: a small file is read, to see whether it is a pointer
-        found_entries = parallel(look, entries)
-        return [stat for stat in found_entries if stat is not None]
+        return [one for one in parallel(stat, entries) if one is not None]
 
     def files(self, path: str = "") -> list[str]:
         """Paths of every file at or below ``path``, in order."""

@@ -124,8 +124,8 @@ def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: 
         if _pointer(backend, src) != pointer:
             raise written
 
-    told = backend.stat(src).permissions
-    mode, width, unit = told.kept if told else FILE_MODE, pointer.width, pointer.unit
+    old = backend.stat(src).permissions
+    mode, width, unit = old.kept if old else FILE_MODE, pointer.width, pointer.unit
     writer = StripeWriter(backend, dst, width=width, unit=unit, striped=True, mode=mode, before=attributes)
     try:
         try:

@@ -169,22 +169,20 @@ class ReadAhead:
         go there, and are not held. Returns their numbers. With ``store`` the node's disk takes chunks at once.
         """
         filled: set[int] = set()
-
-        def fetch(run: range) -> None:
-            targets = {chunk: view for chunk in run if (view := target(chunk)) is not None}
-            self._fetch(file, run, targets, demand, force, store)
-            filled.update(targets)
-
-        self._flights.bring(file, chunks, lambda chunk: (file.identity, chunk) in self._held, fetch)
+        self._flights.bring(
+            file,
+            chunks,
+            lambda chunk: (file.identity, chunk) in self._held,
+            lambda run: filled.update(self._fetch(file, run, target, demand, force, store)),
+        )
         return filled
 
-    def _fetch(
-        self, file: ChunkFile, run: range, targets: dict[int, memoryview], demand: bool, force: bool, store: bool
-    ) -> None:
+    def _fetch(self, file: ChunkFile, run: range, target: Target, demand: bool, force: bool, store: bool) -> set[int]:
+        targets = {chunk: view for chunk in run if (view := target(chunk)) is not None}
         lengths = {chunk: file.geometry.chunk_length(chunk) for chunk in run}
         reserved = sum(length for chunk, length in lengths.items() if chunk not in targets)
         if not self._reserve(reserved, force):
-            return
+            return set()
         try:
             parts = {chunk: targets.get(chunk) or memoryview(bytearray(length)) for chunk, length in lengths.items()}
             fetched = file.read_chunks(run[0], list(parts.values()))
@@ -199,6 +197,7 @@ class ReadAhead:
                         reserved -= len(part)
                         with self._lock:
                             self._held[file.identity, chunk] = part
+            return set(targets)
         finally:
             self._budget.give(reserved)
 

@@ -129,15 +129,15 @@ class _Check:
     # -- manifests ------------------------------------------------------------------------------------------------
 
     def _read_commit(self, store: Backend, folder: str) -> Commit:
-        whole = join(self._base, folder) if store is self._backend else folder
+        full = join(self._base, folder) if store is self._backend else folder
         try:
             manifest = commit.read(store, folder)
         except DataError:
             if commit.is_manifest(store, join(folder, commit.NAME)):
-                self._unread.append(whole)
+                self._unread.append(full)
             raise
         for file in manifest.files:
-            parent, _, name = join(whole, file.path).rpartition("/")
+            parent, _, name = join(full, file.path).rpartition("/")
             self._listed[parent, file.uuid] = name
         return manifest
 
@@ -218,8 +218,8 @@ class _Check:
         """Why stripes that look like garbage may be all that is left of a file, "" when they cannot."""
         if any(it.level == "error" for it in striped):
             return "a striped file of this folder is damaged"
-        whole = f"{join(self._base, folder.path)}/"
-        damaged = any(not above or whole.startswith(f"{above}/") for above in self._unread)
+        full = f"{join(self._base, folder.path)}/"
+        damaged = any(not above or full.startswith(f"{above}/") for above in self._unread)
         return "a COMMIT that may list it is damaged" if damaged else ""
 
     def _unnamed(self, folder: Folder, uuid: str, found: Pointer | str, unsure: str, *, remnants: bool) -> Finding:

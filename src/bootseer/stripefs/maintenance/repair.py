@@ -74,10 +74,10 @@ def _rebuild(backend: Backend, folder: Folder, name: str, uuid: str, text: bytes
     tmp = join(folder.path, f"{layout.TEMPORARY}{uuid}")
     pointer = msgspec.structs.replace(whole, digest=digest)
     namespace.write_small(backend, tmp, layout.encode_pointer(pointer))
-    told = backend.stat(path if name in folder.damaged else folder.stripe_path(uuid, 0)).permissions
-    if told is not None:
-        rights.keep_owner(backend, path, None, told, backend.stat(tmp).permissions, at=tmp)
-        rights.change(backend, path, None, at=tmp, mode=told.kept)
+    before = backend.stat(path if name in folder.damaged else folder.stripe_path(uuid, 0)).permissions
+    if before is not None:
+        rights.keep_owner(backend, path, None, before, backend.stat(tmp).permissions, at=tmp)
+        rights.change(backend, path, None, at=tmp, mode=before.kept)
     faults.point("stripefs.repair.rename")
     try:
         if text != _text(backend, path):  # reading the content took its time
