@@ -18,6 +18,7 @@ from bootseer.config import Config
 from bootseer.fsmount import FsMount, FsStatus
 from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess
+from support.node import kill_group
 from support.waits import together, until
 
 pytestmark = pytest.mark.root
@@ -186,7 +187,7 @@ def test_what_is_passed_through_is_not_evicted_even_without_its_server(mounts, c
     with open(made.mountpoint / "f", "rb", buffering=0) as file:
         assert settled(made, 1).opened_passthrough == 1
         assert eviction.collect(cache, 1 << 40).gone == []
-        os.kill(made.pid, signal.SIGKILL)
+        kill_group(made.pid)
         until(lambda: not made.status().alive, 20, "the end of the server", step=0.02)
         assert eviction.collect(cache, 1 << 40).gone == [], "the kernel has it open"
         assert os.pread(file.fileno(), len(DATA), 0) == DATA

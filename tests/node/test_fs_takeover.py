@@ -18,10 +18,11 @@ from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotWritableError
 from bootseer.fsmount import FsMount, client
-from bootseer.fsmount.record import Record
+from bootseer.fsmount.record import state_folder
 from bootseer.kernel import mount as mounts
-from bootseer.kernel.child import born
+from bootseer.kernel.child import BEAT_SECONDS, born
 from bootseer.stripefs import StripeFS, open_fs
+from support.node import kill_group
 from support.waits import later, together, until
 
 pytestmark = [pytest.mark.root, pytest.mark.takeover]
@@ -126,15 +127,15 @@ def test_a_stopped_server_is_replaced(
         file = os.open(made.mountpoint / "run/new", os.O_WRONLY | os.O_TRUNC)
         os.write(file, b"unfinished")
         until(lambda: made.status().unfinished == 1)
-        assert stop_server() >= 7
+        assert stop_server() >= 7 - BEAT_SECONDS  # since the last beat, which is so old
         for refused in (os.fsync, os.close):
             with pytest.raises(OSError, match="Input/output error"):
                 refused(file)
         until(lambda: made.status().unfinished == 0)
         assert Path(fs.url, "run/new").read_bytes() == b"old" == (made.mountpoint / "run/new").read_bytes()
-        log = Record.path(config.state_dir, made.mountpoint).with_suffix(".log").read_text()
+        log = state_folder(config.state_dir, made.mountpoint).with_suffix(".log").read_text()
         for seconds in (3, 7):
-            assert f"the server has had no heartbeat for {seconds} s; killing it" in log
+            assert f"has given no sign of life for {seconds} s; killing it" in log
         assert "unfinished files that are lost with the server: 1" in log
     finally:
         made.unmount()
@@ -193,18 +194,63 @@ def test_a_server_that_dies_at_once_again_and_again_is_given_up(fs: StripeFS, tm
         made.unmount()
 
 
+def test_readers_see_nothing_of_killed_supervisors(mounted: FsMount) -> None:
+    """Each next supervisor, which the server has started, keeps the mount as the first one did."""
+    stop = threading.Event()
+
+    def read(number: int) -> None:
+        held = os.open(mounted.mountpoint / f"run/striped-{number}", os.O_RDONLY)
+        while not stop.is_set():
+            drop(held)
+            assert os.pread(held, 1 << 20, 1 << 20) == DATA[number + (1 << 20) :][: 1 << 20]
+            drop(fresh := os.open(mounted.mountpoint / f"run/plain-{number}", os.O_RDONLY))
+            assert os.pread(fresh, 1 << 20, 0) == DATA[number:][: 1 << 20]
+            os.close(fresh)
+        os.close(held)
+
+    readers = later(lambda: together(read, range(4)))
+    for _ in range(3):
+        before = mounted.pid
+        os.kill(before, signal.SIGKILL)
+        until(lambda before=before: mounted.pid != before, what="another supervisor")
+        kill_server(mounted)
+        assert not readers.done()
+    stop.set()
+    readers.result(120)
+    status = mounted.status()
+    assert (status.alive, status.restarts, status.supervisor_restarts) == (True, 3, 3)
+    assert [file.path for file in mounted.accessed().files if "plain-3" in file.path]
+
+
+def test_a_supervisor_that_was_started_by_a_server_ends_with_the_mount(
+    fs: StripeFS, tmp_path: Path, config: Config
+) -> None:
+    for how in ("unmount", "sigterm"):
+        made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
+        first = made.pid
+        os.kill(first, signal.SIGKILL)
+        until(lambda made=made, first=first: made.pid != first, what="another supervisor")
+        supervisor = made.pid
+        if how == "sigterm":
+            os.kill(supervisor, signal.SIGTERM)
+            until(lambda made=made: not made.status().alive, 20, "the end of the server")
+        made.unmount()
+        assert not born(supervisor)
+        assert not mounts.is_mounted(made.mountpoint)
+    assert not list(Path(config.state_dir, "fs").iterdir())
+
+
 @pytest.mark.parametrize("moment", ["idle", "reading"])
-def test_the_end_of_the_supervisor_is_that_of_the_mount(
+def test_the_end_of_all_processes_is_that_of_the_mount(
     fs: StripeFS, tmp_path: Path, config: Config, moment: str
 ) -> None:
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-    server = made.status().server_pid
     path = made.mountpoint / "run/striped-0"
     reader = later(lambda: read_for_ever(path)) if moment == "reading" else None
     if reader:
         until(lambda: made.status().bytes_read > 1 << 20)
-    os.kill(made.pid, signal.SIGKILL)
-    until(lambda: not born(server), what="the end of the server")
+    kill_group(made.pid)
+    until(lambda: not made.status().alive, what="the end of the server")
     with pytest.raises(OSError) as caught:  # noqa: PT011  the errno says it
         path.read_bytes()
     assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
@@ -226,7 +272,7 @@ def read_for_ever(path: Path) -> None:
 def test_an_unmount_during_reads_gives_errors_and_no_wrong_byte(
     fs: StripeFS, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "_BUSY_SECONDS", 0.3)
+    monkeypatch.setattr("bootseer.served.client._BUSY_SECONDS", 0.3)
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
 
     def read(number: int) -> None:
@@ -269,11 +315,11 @@ def test_two_starts_at_once_are_one_mount(fs: StripeFS, tmp_path: Path, config: 
 def test_sigterm_ends_all_processes_also_without_a_server(fs: StripeFS, tmp_path: Path, config: Config) -> None:
     for kill in (False, True):
         made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-        server = made.status().server_pid
+        status = made.status()
         if kill:
-            os.kill(server, signal.SIGKILL)
-        os.kill(made.pid, signal.SIGTERM)
+            os.kill(status.server_pid, signal.SIGKILL)
+        os.kill(status.pid, signal.SIGTERM)
         until(lambda made=made: not made.status().alive, 20, "the end of the supervisor")
-        assert not born(made.status().server_pid)
+        assert not born(status.server_pid)
         assert not mounts.is_mounted(made.mountpoint)
         made.unmount()

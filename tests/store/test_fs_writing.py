@@ -26,7 +26,7 @@ import pytest
 from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import ConfigError, UnsupportedError
-from bootseer.fsmount import FsMount, client
+from bootseer.fsmount import FsMount
 from bootseer.stripefs import StripeFS, open_fs
 from bootseer.stripefs.files.reader import read_pointer
 from support import hadoop
@@ -57,7 +57,7 @@ class Site:
             raise
 
     def log(self) -> str:
-        return client._log_of(self.made._path).read_text()
+        return self.made._folder.with_suffix(".log").read_text()
 
 
 @pytest.fixture(scope="module", params=[pytest.param("folder", marks=pytest.mark.soak), HDFS])

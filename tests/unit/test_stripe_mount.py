@@ -10,7 +10,7 @@ import pytest
 
 from bootseer.backends.folder import FolderBackend
 from bootseer.backends.interface import Entry, Permissions
-from bootseer.fsmount.nodes import Known
+from bootseer.fsmount.memory import MountMemory
 from bootseer.fsmount.operations import StripeOperations
 from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel import fuse
@@ -44,10 +44,10 @@ def test_what_a_server_before_had_open_is_read_from_the_node_cache_until_it_is_c
     with fs.create("f", width=2, unit=UNIT, striped=True) as out:
         out.write(data)
     ahead = ReadAhead()
-    told: dict[int, Known] = {}
-    before = StripeOperations(fs, ahead, cache=cache, tell=lambda node: told.update({node.number: cast(Known, node)}))
+    memory = MountMemory()
+    before = StripeOperations(fs, ahead, cache=cache, journal=memory.journal)
     node = before.lookup(fuse.ROOT, "f", CONTEXT).node
-    ops = StripeOperations(fs, ahead, cache=cache, known=list(told.values()), generation=1)
+    ops = StripeOperations(fs, ahead, cache=cache, journal=memory.journal, generation=1)
     asks = fuse.Context(1, node, 0)
     other = ops.open(node, 0, CONTEXT)
     with fs.open("f") as file:

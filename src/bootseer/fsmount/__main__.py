@@ -1,49 +1,41 @@
-"""The processes of a mount, a `bootseer.kernel.background` server.
-
-Its request is a `ServerSpec`. It answers when the mount works: with its `Record`, or with class, message and hint of
-the error that kept it from starting.
-"""
+"""The processes of a mount, a server of `bootseer.served`: it is started with a `ServerSpec`, and answers when the
+mount works."""
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
-import signal
+import sys
+from pathlib import Path
 
 import msgspec
 
-from bootseer.errors import BootseerError, from_os_error
-from bootseer.fsmount.record import ServerSpec
-from bootseer.fsmount.supervisor import Answer, Supervisor
-from bootseer.kernel import background
-from bootseer.loglimit import LogRateLimit
+from bootseer.fsmount.memory import Inherited, MountMemory
+from bootseer.fsmount.record import FsStatus, ServerSpec
+from bootseer.fsmount.server import mount_options
+from bootseer.fsmount.supervisor import Supervisor
+from bootseer.kernel import fuse
+from bootseer.served import entry
+from bootseer.served.control import ControlServer
+
+_NAME = "bootseer-fs"
 
 
-def main() -> None:
-    spec = msgspec.json.decode(background.request("bootseer-fs"), type=ServerSpec)
-    say = background.Answer()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogRateLimit())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main() -> int:
+    return entry.run(_NAME, _serve)
+
+
+def _serve(begun: entry.Begun) -> int:
+    spec = msgspec.json.decode(begun.spec, type=ServerSpec)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each file that is open is several here
-    os.chdir("/")
-
-    def answer(found: Answer | None) -> None:
-        if not say(msgspec.json.encode(found).decode() if found else ""):
-            logging.warning("nobody waits for this mount any more")
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    try:
-        Supervisor(spec, answer).run()
-    except (BootseerError, OSError) as exc:
-        error = exc if isinstance(exc, BootseerError) else from_os_error(exc, f"serve {spec.mountpoint}")
-        logging.error("%s", error)
-        answer((type(error).__name__, error.message, error.hint))
-        os._exit(error.exit_code)
+    control, memory = ControlServer(begun.folder), MountMemory()
+    memory.status.write(msgspec.json.encode(FsStatus(url="", mountpoint=spec.mountpoint)))
+    device = fuse.Device.open(Path(spec.mountpoint), mount_options(spec))
+    return Supervisor(Inherited(spec, begun.folder, begun.lock, device, control, memory), begun.answer).run()
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:  # `Inherited.start_supervisor`
+        os._exit(Supervisor(Inherited.read(entry.inherit(_NAME)), None).run())
+    os._exit(main())

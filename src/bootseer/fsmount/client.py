@@ -1,7 +1,7 @@
 """Mounting a striped store: `start` (background processes), `find` and `FsMount.unmount`.
 
-The supervisor has a session of its own and outlives its starter. When it dies, every access fails with ENOTCONN: the
-mount never shows wrong bytes. One process at a time starts or unmounts at a mount point.
+The server outlives its starter. When all its processes die, every access fails with ENOTCONN: the mount never shows
+wrong bytes. One process at a time starts or unmounts at a mount point.
 """
 
 from __future__ import annotations
@@ -9,16 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from bootseer import config as settings
-from bootseer import errors
 from bootseer.chunks.eviction import Limits
 from bootseer.config import Config
 from bootseer.errors import (
@@ -28,15 +24,15 @@ from bootseer.errors import (
     NotWritableError,
     UnavailableError,
     UnsupportedError,
-    doing,
     from_os_error,
 )
 from bootseer.folders import enterable, private_folder, trusted
-from bootseer.fsmount.record import SILENCE, SPOOLS, FsStatus, Record, ServerSpec
+from bootseer.fsmount.record import SERVER, SILENCE, SPOOLS, FsStatus, Record, ServerSpec, state_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
-from bootseer.kernel.child import born
-from bootseer.kernel.flock import is_at, lock
+from bootseer.served import client
+from bootseer.served.client import alive, ask, await_exit, ended, locked, remove, unmount
+from bootseer.served.protocol import GoneError, Request
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit as commits
 from bootseer.stripefs.checkpoint.access import AccessRecord
@@ -45,38 +41,44 @@ from bootseer.stripefs.store import StripeFS, open_fs
 
 _log = logging.getLogger(__name__)
 
-SERVER = background.program("bootseer.fsmount.__main__")
-_BUSY_SECONDS = 5.0
 _END_SECONDS = 15.0
-_START_SECONDS = 60.0
+_UNMOUNTED_SECONDS = 0.5
+"""For a server to see that its mount is gone."""
 _NOTED_SECONDS = 10.0
-"""For which a server is given time to write down what it noted."""
+"""For which a server is given time to say what it noted."""
 
 
 class FsMount:
     """A mount served by a background process."""
 
-    def __init__(self, record: Record, path: Path) -> None:
-        self.url, self.mountpoint, self.pid = record.status.url, Path(record.status.mountpoint), record.status.pid
-        self._record, self._path = record, path
+    def __init__(self, record: Record, folder: Path) -> None:
+        self.url, self.mountpoint = record.url, Path(record.mountpoint)
+        self._record, self._folder = record, folder
+
+    @property
+    def pid(self) -> int:
+        """The supervisor; 0 when the server has died."""
+        return self.status().pid
 
     def status(self) -> FsStatus:
-        """The server's figures, at most half a second old."""
-        record, alive = self._read(), born(self.pid) == self._record.born
-        found = record.status if record else FsStatus(url=self.url, mountpoint=str(self.mountpoint), pid=self.pid)
-        return msgspec.structs.replace(found, alive=alive)
+        """The server's figures; none of one that has died. Raises `UnavailableError` when it lives and does not
+        answer."""
+        if Record.read(self._folder) == self._record:  # else another server has its place
+            with contextlib.suppress(GoneError):
+                return self._ask("status")
+        return FsStatus(url=self.url, mountpoint=str(self.mountpoint), alive=False)
 
-    def _read(self) -> Record | None:
-        """Its record, None when it is gone, or another server has its place."""
-        record = Record.read(self._path)
-        return record if record is not None and record.is_of(self._record) else None
+    def _ask(self, do: str) -> FsStatus:
+        return ask(self._folder, Request(do), FsStatus)
 
     def wait_prefetched(self, seconds: float) -> FsStatus:
         """Wait until nothing is left to prefetch; `UnavailableError` when that takes longer or the server ended."""
         until = time.monotonic() + seconds
-        while (status := self.status()).prefetch == "running":
+        while (status := self.status()).prefetch == "running" or not status.alive:
             if not status.alive:
-                raise UnavailableError(f"the server of {self.mountpoint} has ended", hint=f"see {_log_of(self._path)}")
+                raise UnavailableError(
+                    f"the server of {self.mountpoint} has ended", hint=f"see {_log_of(self._folder)}"
+                )
             if time.monotonic() >= until:
                 done = f"{status.prefetch_done} of {status.prefetch_total} bytes"
                 raise UnavailableError(f"prefetch into {self.mountpoint} has {done} after {seconds:.0f} s")
@@ -85,63 +87,36 @@ class FsMount:
 
     def release(self) -> None:
         """Let a prefetch begin that was started with ``hold``."""
-        Record.hold(self._path).unlink(missing_ok=True)
+        try:
+            self._ask("release")
+        except BootseerError as exc:
+            _log.warning("the prefetch into %s begins by itself, later: %s", self.mountpoint, exc)
 
     def accessed(self) -> AccessRecord:
-        """What the readers of this mount had read when this was called, as far as its server says so in time."""
-        asked, until = Record.asked(self._path), time.monotonic() + _NOTED_SECONDS
-        with contextlib.suppress(OSError):  # no room: what was written down before counts
-            asked.touch()
-            while asked.exists() and time.monotonic() < until:
-                time.sleep(0.02)
-        return Record.read_accessed(self._path)
+        """What the readers of this mount have read; nothing, with a log line, when its server does not say so."""
+        try:
+            return ask(self._folder, Request("accessed"), AccessRecord, timeout=_NOTED_SECONDS)
+        except BootseerError as exc:
+            _log.warning("what was read of %s is not known: %s", self.mountpoint, exc)
+            return AccessRecord()
 
     def unmount(self) -> None:
         """Unmount, and wait for the server to end. A busy mount is detached with a log line. Safe to call twice."""
-        with _alone(self._path):
-            self.end()
+        with locked(self._folder):
+            if Record.read(self._folder) == self._record:  # not a later one
+                _end(self._folder, self.mountpoint)
 
-    def end(self) -> None:
-        """`unmount`, by who is alone at this mount point."""
-        until = time.monotonic() + _BUSY_SECONDS
-        while _is_ours(self.mountpoint) and (self._read() is not None or self.status().alive):  # not a later one
-            late = time.monotonic() >= until
-            if late:
-                _log.warning("%s is in use; detaching it, its users get errors", self.mountpoint)
-            try:
-                mounts.unmount(self.mountpoint, lazy=late)
-            except BootseerError:
-                if late:
-                    raise
-                time.sleep(0.05)
-        self._await_end()
-        if self._read() is not None:
-            for path in (self._path, _log_of(self._path), *Record.beside(self._path)):
-                path.unlink(missing_ok=True)
 
-    def _await_end(self) -> None:
-        """Wait for the server to end. Tell it to, and kill it, with a log line, when that takes longer than it may.
-
-        Its mount being gone from here is not enough: a mount namespace that some container made may still hold a copy.
-        """
-        try:
-            fd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return
-        try:
-            if born(self.pid) != self._record.born:
-                return
-            for number, seconds in ((0, 0.5), (signal.SIGTERM, _END_SECONDS), (signal.SIGKILL, 5.0)):
-                if number == signal.SIGKILL:
-                    _log.warning(
-                        "the server of %s has not ended within %g s; killing it", self.mountpoint, _END_SECONDS
-                    )
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(fd, number)
-                if select.select([fd], [], [], seconds)[0]:
-                    return
-        finally:
-            os.close(fd)
+def _end(folder: Path, mountpoint: Path) -> None:
+    """Unmount; see the server out. Its mount being gone from here is not enough for it: a mount namespace that some
+    container made may still hold a copy."""
+    unmount(mountpoint, lambda: _is_ours(mountpoint), users="get errors")
+    if not ended(folder, _UNMOUNTED_SECONDS):
+        with contextlib.suppress(BootseerError):
+            ask(folder, Request("end"), FsStatus, timeout=_UNMOUNTED_SECONDS)
+        await_exit(folder, _END_SECONDS)
+    remove(folder)
+    _log_of(folder).unlink(missing_ok=True)
 
 
 def _is_ours(mountpoint: Path) -> bool:
@@ -192,16 +167,15 @@ def start(
     elif not fs.stat("").is_dir:
         raise NotFoundError(f"{url} is a file, a mount needs a folder")
     state_dir = private_folder(Path(config.state_dir), sub="fs").parent
-    path = Record.path(state_dir, mountpoint)
-    with _alone(path):
-        if (record := Record.read(path)) is not None:
-            old = FsMount(record, path)
-            if old.status().alive:
-                raise NotWritableError(
-                    f"{mountpoint} is already a mount of {old.url}", hint="`bootseer unmount` it first"
-                )
+    folder = state_folder(state_dir, mountpoint)
+    with locked(folder):
+        if folder.exists():
+            old = Record.read(folder)
+            if alive(folder):
+                what = f"a mount of {old.url}" if old else "mounted"
+                raise NotWritableError(f"{mountpoint} is already {what}", hint="`bootseer unmount` it first")
             _log.warning("the server of %s has died; removing its mount", mountpoint)
-            old.end()
+            _end(folder, mountpoint)
         _make_mountpoint(mountpoint)
         root, closed = os.geteuid() == 0, not enterable(mountpoint)
         shared = root and not closed and _may_be_shared(fs)
@@ -223,10 +197,14 @@ def start(
             shared=shared,
             allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
         )
-        Record.accessed(path).unlink(missing_ok=True)  # of a mount whose server was killed
-        if hold:
-            Record.hold(path).touch()
-        return FsMount(_spawn(spec, path), path)
+        record = Record(fs.url, str(mountpoint), time.time_ns())
+        try:
+            client.start(folder, SERVER, spec, bool, kept=record, ending=signal.SIGTERM)
+        except BaseException:
+            await_exit(folder, _END_SECONDS)
+            remove(folder)
+            raise
+        return FsMount(record, folder)
 
 
 def _may_be_shared(fs: StripeFS) -> bool:
@@ -251,51 +229,12 @@ def _make_mountpoint(mountpoint: Path) -> None:
         raise from_os_error(exc, f"make mount point {mountpoint}") from exc
 
 
-@contextlib.contextmanager
-def _alone(record: Path) -> Iterator[None]:
-    """Nobody else starts or unmounts at the mount point with this record. `UnavailableError` when another does so for
-    too long."""
-    path, until = record.with_suffix(".lock"), time.monotonic() + _START_SECONDS + _END_SECONDS
-    with contextlib.ExitStack() as undo:
-        while True:
-            with doing(f"open {path}"):
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            undo.callback(os.close, fd)
-            if lock(fd, until - time.monotonic()):
-                if is_at(fd, path):
-                    break
-            else:
-                raise UnavailableError(f"another process mounts or unmounts at this place for too long ({path})")
-        try:
-            yield
-        finally:
-            if not record.exists():
-                path.unlink(missing_ok=True)
-
-
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
     """The mount that `start` made at ``mountpoint``, even when its server has died."""
-    path = Record.path(trusted(Path((config or settings.load()).state_dir)), os.path.abspath(mountpoint))
-    record = Record.read(path)
-    return FsMount(record, path) if record else None
+    folder = state_folder(trusted(Path((config or settings.load()).state_dir)), os.path.abspath(mountpoint))
+    record = Record.read(folder)
+    return FsMount(record, folder) if record else None
 
 
-def _log_of(record: Path) -> Path:
-    return record.with_suffix(".log")
-
-
-def _spawn(spec: ServerSpec, path: Path) -> Record:
-    """Start a server and wait until its mount works. Raises what kept it from starting."""
-    with doing(f"write {path.parent}"):
-        log = open(_log_of(path), "wb")  # noqa: SIM115  closed below
-    with log:
-        answer = background.start(SERVER, msgspec.json.encode(spec), seconds=_START_SECONDS, stderr=log.fileno())
-    try:
-        found = msgspec.json.decode(answer, type=Record | tuple[str, str, str])
-    except ValueError:
-        raise UnavailableError(f"the server of {spec.mountpoint} did not start", hint=f"see {_log_of(path)}") from None
-    if isinstance(found, Record):
-        return found
-    name, message, hint = found
-    raise getattr(errors, name, BootseerError)(message, hint=hint)
+def _log_of(folder: Path) -> Path:
+    return folder.with_suffix(".log")

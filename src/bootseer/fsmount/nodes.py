@@ -1,6 +1,6 @@
 """The nodes of a mount: which path and content each number stands for that the kernel knows.
 
-Each change is told to the supervisor before the kernel can know of it, and the next server begins with what was told.
+Each change is told to the journal before the kernel can know of it, and the next server begins with what was told.
 How often the kernel looked a node up is not: the FORGETs that a dead server had read are lost, so what it left is kept
 until the mount ends. A number is never given twice.
 """
@@ -8,37 +8,19 @@ until the mount ends. A number is never given twice.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
+from bootseer.fsmount.memory import Gone, Journal, Known
 from bootseer.kernel import fuse
 
 GENERATION_SHIFT = 40
 """Numbers of nodes and file handles: those of a server begin with its own."""
 
 
-class Known(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """A node. ``content``: `ChunkFile.identity`, "" of a folder; ``version``: of what lies at ``path`` in the storage
-    (`bootseer.backends.interface.Entry`). ``path`` as bytes: names need not be UTF-8. ``backing``: the kernel's number
-    of the file that it reads by itself, 0 for none."""
-
-    number: int
-    path: bytes
-    content: str
-    version: str
-    attr: fuse.Attr
-    backing: int = 0
-
-
-class Gone(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """The kernel has dropped its last reference to the node."""
-
-    number: int
-
-
 class Nodes:
-    """``tell``: called with each change, in their order. ``known``: what earlier servers of the mount told,
+    """``journal``: is told each change, in their order. ``known``: what earlier servers of the mount told,
     ``generation``: how many there were. Any thread may call anything."""
 
     def __init__(
@@ -46,10 +28,10 @@ class Nodes:
         root: Known | None,
         *,
         known: Iterable[Known] = (),
-        tell: Callable[[Known | Gone], None] = lambda _: None,
+        journal: Journal | None = None,
         generation: int = 0,
     ) -> None:
-        self._tell = tell
+        self._journal = journal
         self._lock = threading.Lock()
         self._nodes: dict[int, Known] = {}
         self._numbers: dict[tuple[bytes, str], int] = {}
@@ -60,7 +42,16 @@ class Nodes:
             self._put(node)
         if root is not None:
             self._put(root)
-            tell(root)
+            self._tell(root)
+
+    def _tell(self, message: Known | Gone) -> None:
+        if self._journal is None:
+            return
+        if self._journal.is_old(len(self._nodes)):
+            self._journal.rewrite(
+                sorted(self._nodes.values(), key=lambda node: self._newest.get(node.path) == node.number)
+            )
+        self._journal.tell(message)
 
     def __getitem__(self, number: int) -> Known:
         return self._nodes[number]

@@ -17,13 +17,13 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bootseer.backends.interface import Entry, join
 from bootseer.errors import ConfigError
 from bootseer.fsmount.callers import caller
+from bootseer.fsmount.memory import Journal
 from bootseer.fsmount.newversion import Writing
-from bootseer.fsmount.nodes import Gone, Known
 from bootseer.fsmount.operations import StripeOperations
 from bootseer.fsmount.refusals import numbered, refusal
 from bootseer.fsmount.unfinished import Spools, Unfinished
@@ -51,14 +51,13 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         spools: Spools,
         *,
         shared: bool = False,
-        known: Sequence[Known] = (),
-        tell: Callable[[Known | Gone], None] = lambda _: None,
+        journal: Journal | None = None,
         generation: int = 0,
         width: int = layout.WIDTH,
         unit: int = layout.UNIT,
     ) -> None:
         self._user, self._group = os.geteuid(), os.getegid()
-        super().__init__(fs, ahead, shared=shared, known=known, tell=tell, generation=generation)
+        super().__init__(fs, ahead, shared=shared, journal=journal, generation=generation)
         self._spools, self._shape = spools, (width, unit)
         self._writing: dict[int, Writing] = {}  # by node
         self._unfinished: dict[str, int] = {}  # path -> node of what differs from the store

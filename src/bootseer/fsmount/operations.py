@@ -18,12 +18,13 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bootseer.backends.interface import Entry, join
 from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError
-from bootseer.fsmount.nodes import GENERATION_SHIFT, Gone, Known, Nodes
+from bootseer.fsmount.memory import Journal, Known
+from bootseer.fsmount.nodes import GENERATION_SHIFT, Nodes
 from bootseer.fsmount.refusals import numbered, refusal
 from bootseer.kernel import fuse
 from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess, Ranges
@@ -59,15 +60,15 @@ class StripeOperations(fuse.Operations):
         cache: NodeCache | None = None,
         shared: bool = False,
         expected: Iterable[FileAccess] = (),
-        known: Sequence[Known] = (),
-        tell: Callable[[Known | Gone], None] = lambda _: None,
+        journal: Journal | None = None,
         generation: int = 0,
     ) -> None:
-        """``known``, ``tell``: as of `Nodes`; ``generation``: how many servers the mount had before this one."""
+        """``journal``: of the nodes; ``generation``: how many servers the mount had before this one."""
         self._fs, self._ahead, self._cache, self._shared = fs, ahead, cache, shared
         self._lock = threading.Lock()
+        known = journal.read() if journal else []
         root = None if known else Known(fuse.ROOT, b"", "", "", self._attr(fs.stat("")))
-        self._nodes = Nodes(root, known=known, tell=tell, generation=generation)
+        self._nodes = Nodes(root, known=known, journal=journal, generation=generation)
         self._handles: dict[int, tuple[int, ChunkFile | None]] = {}
         """By file handle: node, and open file; None where that is to be opened at the next read."""
         self._next_handle = itertools.count((generation << GENERATION_SHIFT) + 1)

@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 from bootseer.backends.interface import clean, join
 from bootseer.backends.pool import parallel
@@ -37,8 +35,8 @@ _HOLD_SECONDS = 600.0
 class Prefetch:
     """Prefetch of ``ranges``, or of the files and folders ``named``. ``total``, ``done``: bytes.
 
-    ``hold``: while this file exists, nothing is prefetched; None for no such file. ``memory``: bytes that
-    ``ahead`` holds. ``operations`` are told what of ``ranges`` is here.
+    ``hold``: nothing is prefetched before `release`. ``memory``: bytes that ``ahead`` holds. ``operations`` are told
+    what of ``ranges`` is here.
     """
 
     def __init__(
@@ -50,22 +48,28 @@ class Prefetch:
         named: Sequence[str],
         ranges: Sequence[FileAccess],
         *,
-        hold: Path | None,
+        hold: bool,
         memory: int,
     ) -> None:
         self._fs, self._cache, self._ahead, self._ops = fs, cache, ahead, operations
-        self._named, self._ranges, self._hold, self._memory = named, ranges, hold, memory
+        self._named, self._ranges, self._memory = named, ranges, memory
         self.state: State = "running" if named or ranges else "none"
         self.total = self.done = 0
-        self._stop = threading.Event()
+        self._stop, self._released = threading.Event(), threading.Event()
+        if not hold:
+            self._released.set()
         self._thread = threading.Thread(target=self._pull, name="prefetch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def release(self) -> None:
+        self._released.set()
+
     def end(self) -> None:
         """Begin no more reads."""
         self._stop.set()
+        self._released.set()
 
     def join(self) -> None:
         """Wait for the reads under way, for some seconds."""
@@ -116,13 +120,10 @@ class Prefetch:
 
     def _await_release(self) -> None:
         """Wait until whoever held the prefetch back lets it go."""
-        until = time.monotonic() + _HOLD_SECONDS
-        while self._hold is not None and self._hold.exists():
-            if self._stop.wait(0.1):
-                raise UnavailableError("the mount ended")
-            if time.monotonic() >= until:
-                _log.warning("prefetch begins: it was held back for %.0f s", _HOLD_SECONDS)
-                return
+        if not self._released.wait(_HOLD_SECONDS):
+            _log.warning("prefetch begins: it was held back for %.0f s", _HOLD_SECONDS)
+        if self._stop.is_set():
+            raise UnavailableError("the mount ended")
 
     def _recorded(self) -> list[tuple[str, Ranges]]:
         """The given ranges, of files that have a counterpart here."""

@@ -1,4 +1,8 @@
-"""What is on record of a mount: what its server is told, what it has moved, and the file that says so."""
+"""What is known of a mount: what its server is told, what it has moved, and what stays when it has died.
+
+Its requests are ``status``, ``release`` (a prefetch that was held back may begin), ``end``, all answered with an
+`FsStatus`, and ``accessed``, with an `AccessRecord`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,13 @@ from typing import Literal
 import msgspec
 
 from bootseer.chunks.eviction import Limits
+from bootseer.kernel import background
+from bootseer.served.protocol import SPEC
 from bootseer.stripefs import layout
-from bootseer.stripefs.checkpoint.access import AccessRecord, FileAccess
+from bootseer.stripefs.checkpoint.access import FileAccess
 from bootseer.stripefs.files.readahead import MEMORY
 
+SERVER = background.program("bootseer.fsmount.__main__")
 SPOOLS = 4 << 30
 """Bytes of all spools of a mount."""
 SILENCE = 10.0, 60.0
@@ -27,7 +34,7 @@ State = Literal["none", "running", "done", "failed"]
 
 
 class ServerSpec(msgspec.Struct, frozen=True):
-    """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of its record and log; "" for none.
+    """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of what `loads` keeps; "" for none.
     ``limits``: of the node cache.
 
     ``prefetch``: paths as of `mount.start`; ``ranges`` of files go before; ``hold``: it begins after
@@ -58,15 +65,17 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a mount has moved, in bytes. ``fetched_*``: from the store, because a reader waited or ahead of readers.
 
     ``bytes_read``: through the server. ``opened_passthrough``: how often a file was opened that the kernel reads from
-    the node cache by itself; ``opened_served``: others. ``pid``: of the supervisor; ``server_pid``: of the process that
-    serves now, which took over ``restarts`` times. ``unfinished``: files that are being written and not published.
+    the node cache by itself; ``opened_served``: others. ``pid``: of the supervisor, 0 of a mount that has died;
+    ``server_pid``: of the process that serves now, which took over ``restarts`` times. ``unfinished``: files that are
+    being written and not published.
     """
 
     url: str
     mountpoint: str
-    pid: int
+    pid: int = 0
     server_pid: int = 0
     restarts: int = 0
+    supervisor_restarts: int = 0
     alive: bool = True
     bytes_read: int = 0
     bytes_written: int = 0
@@ -81,54 +90,21 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A server and its latest status, in ``<id>.json`` of the state folder: ``<id>`` is the hashed mount point.
+    """What stays known of a mount whose server has died. ``began``: Unix time in ns; no two mounts are the same."""
 
-    ``born``: its start time in clock ticks since boot, so that a reused pid is not mistaken.
-    """
-
-    status: FsStatus
-    born: int
+    url: str
+    mountpoint: str
+    began: int
 
     @staticmethod
-    def path(state_dir: str | Path, mountpoint: str | Path) -> Path:
-        return Path(state_dir, "fs", hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16] + ".json")
-
-    @staticmethod
-    def hold(path: Path) -> Path:
-        """Beside the record at ``path``: while it exists the prefetch does not begin."""
-        return path.with_suffix(".hold")
-
-    @staticmethod
-    def accessed(path: Path) -> Path:
-        """Beside the record at ``path``: the `AccessRecord` of the mount's readers."""
-        return path.with_suffix(".access")
-
-    @staticmethod
-    def asked(path: Path) -> Path:
-        """Beside the record at ``path``: exists until the server has written down what was read before it was made."""
-        return path.with_suffix(".asked")
-
-    @staticmethod
-    def beside(path: Path) -> tuple[Path, ...]:
-        """The files beside the record at ``path`` that go with it."""
-        return Record.hold(path), Record.accessed(path), Record.asked(path)
-
-    @staticmethod
-    def read_accessed(path: Path) -> AccessRecord:
-        """What the readers of the mount with the record at ``path`` have read, as far as it was written down."""
+    def read(folder: Path) -> Record | None:
+        """That of the server whose state is in ``folder``."""
         try:
-            return msgspec.json.decode(Record.accessed(path).read_bytes(), type=AccessRecord)
-        except (OSError, ValueError):
-            return AccessRecord()
-
-    @staticmethod
-    def read(path: Path) -> Record | None:
-        """The record of a mount, alive or not."""
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Record)
+            return msgspec.json.decode((folder / SPEC).read_bytes(), type=Record)
         except (OSError, ValueError):
             return None
 
-    def is_of(self, other: Record) -> bool:
-        """Whether both are of one server."""
-        return (self.status.pid, self.born) == (other.status.pid, other.born)
+
+def state_folder(state_dir: str | Path, mountpoint: str | Path) -> Path:
+    """Of the server of the mount on ``mountpoint``."""
+    return Path(state_dir, "fs", hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16])

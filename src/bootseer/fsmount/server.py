@@ -1,34 +1,37 @@
 """The server of a mount: FUSE operations, read-ahead, node cache, prefetch. The supervisor forks it.
 
-Concurrency: FUSE workers, read threads, read-ahead threads, and for the prefetch one thread with two of its own; the
-main thread tells the supervisor what was moved while it waits for the unmount or for SIGTERM.
+Concurrency: FUSE workers, read threads, read-ahead threads, and for the prefetch one thread with two of its own; one
+thread answers the control socket and replaces a dead supervisor; the main thread notes for the next server what was
+moved, while it waits for the unmount or for SIGTERM.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
+import select
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bootseer.errors import BootseerError, doing
+from bootseer.errors import BootseerError
 from bootseer.folders import private_folder
-from bootseer.fsmount.nodes import Gone, Known
+from bootseer.fsmount.memory import Count, Inherited
 from bootseer.fsmount.operations import FRESH, StripeOperations
 from bootseer.fsmount.prefetch import Prefetch
-from bootseer.fsmount.record import FsStatus, Record, ServerSpec
+from bootseer.fsmount.record import FsStatus, ServerSpec
 from bootseer.fsmount.unfinished import Spools
 from bootseer.fsmount.writing import WritableStripes
-from bootseer.kernel import channel, fuse
-from bootseer.kernel.child import born
+from bootseer.kernel import fuse
+from bootseer.served.entry import Answer
+from bootseer.served.keeper import Heir
+from bootseer.served.protocol import Request
 from bootseer.stripefs import loads
+from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.store import open_fs
@@ -37,40 +40,8 @@ _log = logging.getLogger(__name__)
 
 _WORKERS = 8
 _REPORT_SECONDS = 5.0
-PROVEN_SECONDS = 0.5
+_PROVEN_SECONDS = 0.5
 """A server that has served for so long, or whose reads have moved bytes, has not died of its start."""
-_TELL_SECONDS = 10.0
-"""For which a request waits until the supervisor takes what it is told; then it fails."""
-
-
-class Ready(msgspec.Struct, tag=3, array_like=True, frozen=True):
-    """The server serves. ``negotiated``: `fuse.Negotiated.encode`."""
-
-    negotiated: bytes
-    status: FsStatus
-
-
-class Figures(msgspec.Struct, tag=4, array_like=True, frozen=True):
-    """What the mount has moved so far, with what earlier servers had."""
-
-    status: FsStatus
-
-
-class Failed(msgspec.Struct, tag=5, array_like=True, frozen=True):
-    """The server cannot start: name, message and hint of the error."""
-
-    name: str
-    message: str
-    hint: str
-
-
-Message = Known | Gone | Ready | Figures | Failed
-
-
-class Channel(channel.Channel[Message]):
-    """From the server, the first end of a pair, to the supervisor."""
-
-    message = Message
 
 
 def mount_options(spec: ServerSpec) -> fuse.Options:
@@ -93,30 +64,22 @@ def mount_options(spec: ServerSpec) -> fuse.Options:
 
 
 class Server:
-    """Serves the mount ``device``, as the server number ``generation`` of it, from 0.
+    """Serves a mount, as one of several after each other, until it has ended or ``stop`` is set. ``answer``: to who
+    started the mount. Raises what reading the folder at its URL raises."""
 
-    ``known`` and ``negotiated``: what servers before it told, ``before``: with the figures that it goes on from.
-    Raises what reading the folder at its URL raises.
-    """
-
-    def __init__(
-        self,
-        spec: ServerSpec,
-        device: fuse.Device,
-        supervisor: Channel,
-        before: FsStatus,
-        *,
-        known: Sequence[Known] = (),
-        negotiated: bytes = b"",
-        generation: int = 0,
-    ) -> None:
-        self._spec, self._device, self._supervisor, self._before = spec, device, supervisor, before
+    def __init__(self, inherited: Inherited, stop: threading.Event, answer: Answer | None) -> None:
+        self._inherited, self._stop, self._answer = inherited, stop, answer
+        self._spec = spec = inherited.spec
+        self._memory, self._counts = inherited.memory, inherited.memory.counts
+        self._before = msgspec.json.decode(self._memory.status.read(), type=FsStatus)
+        negotiated = self._memory.negotiated.read()
         self._negotiated = fuse.Negotiated.decode(negotiated) if negotiated else None
         self._fs = open_fs(spec.url)
-        self._path = Record.path(spec.state_dir, spec.mountpoint)
         self._cache = NodeCache(Path(spec.cache_dir), spec.limits) if spec.cache_dir else None
         self._ahead = ReadAhead(memory=spec.memory)
-        told: Any = {"shared": spec.shared, "known": known, "tell": self._tell, "generation": generation}
+        told: Any = {
+            "shared": spec.shared, "journal": self._memory.journal, "generation": self._counts[Count.SERVER_STARTS] - 1,
+        }  # fmt: skip
         if spec.writable:
             spools = Spools(private_folder(Path(spec.cache_dir), sub="spools"), spec.spool)
             self._ops: StripeOperations = WritableStripes(
@@ -124,36 +87,35 @@ class Server:
             )
         else:
             self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, expected=spec.ranges, **told)
-        if generation:
-            self._ops.accessed.add_all(Record.read_accessed(self._path))
+        if read := self._memory.accessed.read():
+            self._ops.accessed.add_all(msgspec.json.decode(read, type=AccessRecord))
         self._server: fuse.Server | None = None
         self._prefetch = Prefetch(
             self._fs, self._cache, self._ahead, self._ops, spec.prefetch, spec.ranges,
-            hold=Record.hold(self._path) if spec.hold else None, memory=spec.memory,
+            hold=spec.hold and not self._counts[Count.RELEASED], memory=spec.memory,
         )  # fmt: skip
         self._accessed = 0
         self._meter = loads.LoadMeter(self._fs.url, "mount")
         self._reported = 0.0, 0, 0  # when, and which bytes
-        self._born = born(before.pid)
+        self._heir = Heir(self._counts[Count.SUPERVISOR_PID], inherited.start_supervisor)
 
-    def run(self, stop: threading.Event) -> None:
-        """Prefetch and serve until the mount has ended or ``stop`` is set. Nothing is left running."""
+    def run(self) -> None:
+        """Prefetch and serve. Nothing is left running."""
         server = self._server = self._serve()
         try:
             assert server.negotiated is not None
-            told = self._before
-            if self._negotiated is None:
-                told = self._status()
-                self._write_record(told)  # who started the mount finds it
-            self._tell(Ready(server.negotiated.encode(), self._status()))
+            self._memory.negotiated.write(server.negotiated.encode())
+            threading.Thread(target=self._control, name="control", daemon=True).start()
+            if self._answer is not None and not self._answer.done(True):
+                _log.warning("nobody waits for the mount %s any more", self._spec.mountpoint)
+                self._stop.set()
             self._prefetch.start()
-            began = time.monotonic()
-            while not server.wait(0.02 if time.monotonic() - began < PROVEN_SECONDS else 0.2) and not stop.is_set():
-                if (status := self._status()) != told and self._supervisor.send(Figures(status)):
-                    with contextlib.suppress(BootseerError):  # a full disk does not end the mount
-                        self._write_record(status)
-                    told = status
-                self._keep_access()
+            began, proven = time.monotonic(), False
+            while not server.wait(0.2 if proven else 0.02) and not self._stop.is_set():
+                if not proven and (time.monotonic() - began >= _PROVEN_SECONDS or self._ops.bytes_read):
+                    proven = True
+                    self._counts[Count.SERVER_READY] = self._counts[Count.SERVER_STARTS]
+                self._note()
                 self._keep_report()
         finally:
             self._prefetch.end()
@@ -167,17 +129,38 @@ class Server:
                 self._cache.close()
 
     def _serve(self) -> fuse.Server:
-        options = mount_options(self._spec)
+        options, device = mount_options(self._spec), self._inherited.device
         if self._negotiated is not None:
-            return fuse.Server.resume(self._ops, self._device, self._negotiated, workers=_WORKERS, options=options)
-        server = fuse.Server(self._ops, self._device.mountpoint, workers=_WORKERS, options=options, device=self._device)
+            return fuse.Server.resume(self._ops, device, self._negotiated, workers=_WORKERS, options=options)
+        server = fuse.Server(self._ops, device.mountpoint, workers=_WORKERS, options=options, device=device)
         server.start()
         return server
 
-    def _tell(self, message: Message) -> None:
-        if not self._supervisor.send(message, timeout=_TELL_SECONDS):
-            _log.error("the supervisor of %s does not take what it is told", self._spec.mountpoint)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+    def _control(self) -> None:
+        """Answer the control socket; replace a supervisor that has died."""
+        control = self._inherited.control
+        while True:
+            poll = select.poll()
+            poll.register(control.fileno(), select.POLLIN)
+            poll.poll(self._heir.register(poll))
+            try:
+                control.answer(self._handle)
+                self._heir.look()
+            except Exception:  # nobody else would
+                _log.exception("the control thread goes on after this")
+                time.sleep(0.2)
+
+    def _handle(self, request: Request) -> FsStatus | AccessRecord:
+        if request.do == "accessed":
+            return self._ops.accessed.record()
+        if request.do == "release":
+            self._counts[Count.RELEASED] = 1
+            self._prefetch.release()
+        elif request.do == "end":
+            self._stop.set()
+        elif request.do != "status":
+            raise BootseerError(f"unknown request {request.do!r}")
+        return self._status()
 
     def _keep_report(self, *, at_once: bool = False) -> None:
         """Tell `loads.last` what the mount has moved, if anything new."""
@@ -189,35 +172,27 @@ class Server:
             report = self._meter.report(needed=needed, fetched=fetched, cached=cached, waited=waited)
             loads.keep(report, self._spec.state_dir)
 
-    def _keep_access(self) -> None:
-        """Write down what was read, if anything new; then who asked for it may look."""
-        asked = Record.asked(self._path).exists()
-        if self._spec.state_dir and (changes := self._ops.accessed.changes) != self._accessed:
-            path = Record.accessed(self._path)
-            with contextlib.suppress(OSError):  # a full disk does not end the mount
-                path.with_suffix(".noted").write_bytes(msgspec.json.encode(self._ops.accessed.record()))
-                os.replace(path.with_suffix(".noted"), path)
-                self._accessed = changes
-        if asked:
-            Record.asked(self._path).unlink(missing_ok=True)
-
-    def _write_record(self, status: FsStatus) -> None:
-        if self._spec.state_dir:
-            path = Record.path(self._spec.state_dir, self._spec.mountpoint)
-            tmp = path.with_suffix(".new")
-            with doing(f"write {path}"):
-                tmp.write_bytes(msgspec.json.encode(Record(status, self._born)))
-                os.replace(tmp, path)
+    def _note(self) -> None:
+        """Leave for the next server what this one has moved, and what its readers have read."""
+        self._memory.status.write(msgspec.json.encode(self._status()))
+        if (changes := self._ops.accessed.changes) != self._accessed:
+            self._accessed = changes
+            with contextlib.suppress(ValueError):  # it is advice, and has no room
+                self._memory.accessed.write(msgspec.json.encode(self._ops.accessed.record()))
 
     def _status(self) -> FsStatus:
         passed, served = self._server.opens if self._server else (0, 0)
+        self._counts[Count.UNFINISHED] = unfinished = self._ops.unfinished
         return msgspec.structs.replace(
             self._before,
             url=self._fs.url,
+            pid=self._counts[Count.SUPERVISOR_PID],
             server_pid=os.getpid(),
+            restarts=self._counts[Count.SERVER_STARTS] - 1,
+            supervisor_restarts=self._counts[Count.SUPERVISOR_STARTS] - 1,
             bytes_read=self._before.bytes_read + self._ops.bytes_read,
             bytes_written=self._before.bytes_written + self._ops.bytes_written,
-            unfinished=self._ops.unfinished,
+            unfinished=unfinished,
             fetched_demand=self._before.fetched_demand + self._ahead.demand,
             fetched_ahead=self._before.fetched_ahead + self._ahead.ahead,
             opened_passthrough=self._before.opened_passthrough + passed,

@@ -23,9 +23,13 @@ _PEER_SECONDS = 2.0
 
 
 class ControlServer:
-    """Listens in ``folder``. It survives a fork: any process of the server may answer."""
+    """Listens in ``folder``. It survives a fork: any process of the server may answer. ``fd``: where it does so
+    already."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fd: int = -1) -> None:
+        if fd >= 0:
+            self._sock = socket.socket(fileno=fd)
+            return
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         # Through a descriptor of the folder: a socket's own path may have 107 bytes only.
         fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

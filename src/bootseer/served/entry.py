@@ -61,11 +61,7 @@ def run(name: str, serve: Callable[[Begun], int]) -> int:
     exit code when all is over. What it raises before is answered here."""
     order = msgspec.json.decode(background.request(name), type=Order)
     folder, answer = Path(order.folder), Answer()
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
-    )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogRateLimit())
+    _log_to_stderr()
     try:
         _write_to(folder.with_suffix(".log"))
         os.chdir("/")
@@ -81,6 +77,23 @@ def run(name: str, serve: Callable[[Begun], int]) -> int:
         log.exception("the server failed")
         answer.failed(exc)
         return BootseerError.exit_code
+
+
+def inherit(name: str) -> bytes:
+    """Be a process of the server ``name`` that another of its processes has started as a program of its own: what that
+    says on the standard input."""
+    _log_to_stderr()
+    background.call_it(name)
+    with open(0, "rb", closefd=False) as file:
+        return file.read()
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+    )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogRateLimit())
 
 
 def _write_to(path: Path) -> None:
