@@ -141,7 +141,7 @@ def test_avoiding_datanodes_costs_no_replica(site, fs, folder):
     try:
         put(fs)
     finally:
-        placement._shunned.clear()
+        placement.shunned_nodes.clear()
     log = site.cluster.namenode.log.read_text()
     for stripe in stripechaos.stripes(site.cluster.url, folder, "f"):
         for block in site.cluster.web.blocks(stripe):

@@ -16,7 +16,7 @@ from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode, login_user
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import Channel
-from support._hadoopsite import Daemon, Site, free_ports
+from support.hadoopsite import Daemon, Site, free_ports
 
 pytestmark = pytest.mark.hdfs
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"

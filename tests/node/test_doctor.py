@@ -227,7 +227,7 @@ def test_canary_sees_zeros(place: Path) -> None:
     """Control: zeros where an error should be."""
     (place / "after").write_bytes(bytes(canary.FILE_SIZE))
     with pytest.raises(DataError, match="zeros after"):
-        canary._expect_errors(place / "after", canary.contents("after"))
+        canary.expect_errors(place / "after", canary.contents("after"))
 
 
 def _image(place: Path) -> tuple[Path, Path]:

@@ -221,13 +221,13 @@ def test_a_device_is_not_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_opens_are_named_by_the_mounts_of_the_command(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when they are read late: paths of a mount that is gone begin at its root."""
-    take, late = Opens._take, threading.Event()
+    take, late = Opens.take, threading.Event()
 
     def slow(self: Opens, data: bytes) -> None:
         late.wait(0.5)
         take(self, data)
 
-    monkeypatch.setattr(Opens, "_take", slow)
+    monkeypatch.setattr(Opens, "take", slow)
     (node.work / "mnt").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", node.work / "mnt"], check=True)
     try:
@@ -243,7 +243,7 @@ def test_a_lost_event_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> No
     def lose(self: Opens, data: bytes) -> None:
         raise ValueError("no such event")
 
-    monkeypatch.setattr(Opens, "_take", lose)
+    monkeypatch.setattr(Opens, "take", lose)
     assert node.run().reason.endswith("; only its stated inputs count: an event was lost: no such event")
 
 
@@ -253,8 +253,8 @@ def test_the_reader_of_events_does_not_wait_for_who_holds_a_lease(
     """On a file system of its own: tests beside this one watch that of ``tmp_path``, and would lose the event, too."""
     place = tmp_path / "place"
     place.mkdir()
-    watch, ready = Opens._watch, threading.Event()
-    monkeypatch.setattr(Opens, "_watch", lambda self: (ready.wait(60), watch(self)))
+    watch, ready = Opens.watch, threading.Event()
+    monkeypatch.setattr(Opens, "watch", lambda self: (ready.wait(60), watch(self)))
     monkeypatch.setattr("bootseer.kernel.opens._JOIN_SECONDS", 2.0)
     before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     opens = Opens()
@@ -313,8 +313,8 @@ def test_others_who_never_stop_opening_files_delay_nobody(node: Node, monkeypatc
 
 def test_an_event_that_the_kernel_drops_delays_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose file the observer may not open: it is counted, and never comes."""
-    waiting = lib_opens._waiting
-    monkeypatch.setattr(lib_opens, "_waiting", lambda fd: waiting(fd) + lib_opens._EVENT.size)
+    waiting = lib_opens.waiting
+    monkeypatch.setattr(lib_opens, "waiting", lambda fd: waiting(fd) + lib_opens.EVENT.size)
     monkeypatch.setattr(lib_opens, "_JOIN_SECONDS", 6.0)
     opens = Opens()
     opens.begin()
@@ -338,7 +338,7 @@ def test_without_a_thread_the_command_runs(node: Node, monkeypatch: pytest.Monke
 
 
 def test_without_its_reader_nothing_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Opens, "_take", None)
+    monkeypatch.setattr(Opens, "take", None)
     opens = Opens()
     opens.begin()
     try:
@@ -484,9 +484,9 @@ def test_what_a_container_reads_of_the_host_counts(
     from bootseer.oci.spec import RootFS
 
     if late:  # events are read when the container has ended
-        drained, watch, ended = Opens._drained, Opens._watch, threading.Event()
-        monkeypatch.setattr(Opens, "_watch", lambda self: (ended.wait(60), watch(self)))
-        monkeypatch.setattr(Opens, "_drained", lambda self: (ended.set(), drained(self))[1])
+        drained, watch, ended = Opens.drained, Opens.watch, threading.Event()
+        monkeypatch.setattr(Opens, "watch", lambda self: (ended.wait(60), watch(self)))
+        monkeypatch.setattr(Opens, "drained", lambda self: (ended.set(), drained(self))[1])
     for folder in ("root", "up", "wk"):
         (tmp_path / folder).mkdir()
     root = tmp_path / "root"

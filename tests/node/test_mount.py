@@ -263,6 +263,6 @@ def test_loop_device_frees_itself(place: Path, image: tuple[Path, Path]) -> None
 
 
 def test_privilege_error_names_the_way_out() -> None:
-    error = mount._translate(OSError(errno.EPERM, "Operation not permitted"), "mount erofs on /x", "erofs")
+    error = mount.translate(OSError(errno.EPERM, "Operation not permitted"), "mount erofs on /x", "erofs")
     assert isinstance(error, PrivilegeError)
     assert error.exit_code == 77

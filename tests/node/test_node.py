@@ -38,7 +38,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import close_others
 from bootseer.node import access, client, places
 from bootseer.node.daemon import Daemon
-from bootseer.node.door import _SO_PEERPIDFD, MAX_CONNECTIONS, Client
+from bootseer.node.door import MAX_CONNECTIONS, SO_PEERPIDFD, Client
 from bootseer.node.userimage import UserImage
 from bootseer.objects import open_store
 from bootseer.oci.credentials import Logins
@@ -793,7 +793,7 @@ class ClientGone(socket.socket):
     """The end of a connection whose maker has been seen to end, on kernels that give no pidfd of such a process."""
 
     def getsockopt(self, level: int, option: int, *size: int) -> Any:
-        if option == _SO_PEERPIDFD:
+        if option == SO_PEERPIDFD:
             raise OSError(errno.EINVAL, "Invalid argument")
         return super().getsockopt(level, option, *size)
 

@@ -38,7 +38,7 @@ def path() -> str:
 def fresh() -> Iterator[None]:
     """No DataNode is avoided because of an earlier test."""
     yield
-    placement._shunned.clear()
+    placement.shunned_nodes.clear()
 
 
 @contextlib.contextmanager

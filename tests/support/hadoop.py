@@ -26,7 +26,7 @@ from types import TracebackType
 
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.hdfs import client as hdfs
-from support._hadoopsite import Daemon, Site, free_ports, jars
+from support.hadoopsite import Daemon, Site, free_ports, jars
 from support.waits import until
 from support.webhdfs import WebHdfs
 

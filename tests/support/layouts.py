@@ -36,7 +36,7 @@ def write_layout(
     level: int | None = None,
 ) -> str:
     """`write.write_layout` with this ``compression`` of all layers, or of each. ``level``: that of gzip, by pigz."""
-    gzip = write._gzip if level is None else partial(_pigz, level)
+    gzip = write.packed_by_gzip if level is None else partial(_pigz, level)
     packers = {"gzip": ("+gzip", gzip), "zstd": ("+zstd", _zstd), "none": ("", contextlib.nullcontext)}
     kinds = [compression] * len(layers) if isinstance(compression, str) else compression
     return write.write_layout(folder, layers, config, tag, packers=[packers[kind] for kind in kinds])

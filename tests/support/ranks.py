@@ -177,7 +177,7 @@ def _load(task: Task) -> Result:
 
     module.read_shared = noted
     state: Any = checkpoints.load(f"{task.url}/{task.load}", group=dist.group.WORLD)
-    local._end()  # what the end of the process does, which no rank comes to
+    local.end()  # what the end of the process does, which no rank comes to
     return Result(right=True, report=reports[0], loaded=float(state["w"].double().sum()))
 
 

@@ -191,7 +191,7 @@ def test_an_interrupt_before_the_group_is_known_leaves_no_server(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It comes as soon as that step of the owner's is done. Servers that begin to answer find out that nobody waits."""
-    real, calls = getattr(background._Starter, name), []
+    real, calls = getattr(background.Starter, name), []
 
     def interrupted(*args: Any) -> Any:
         found = real(*args)
@@ -203,7 +203,7 @@ def test_an_interrupt_before_the_group_is_known_leaves_no_server(
     steps = (("end unheard", str(tmp_path / "end")), ("sleep", 0.5), ("say", "x"), ("wait", str(tmp_path / "pid")))
     with background.preloaded(SERVER):
         with monkeypatch.context() as patch:
-            patch.setattr(background._Starter, name, interrupted)
+            patch.setattr(background.Starter, name, interrupted)
             with pytest.raises(KeyboardInterrupt):
                 ask(*steps)
         assert ask(("say", "y")) == b"y"

@@ -225,6 +225,6 @@ def test_bash_completes_a_verb(monkeypatch):
 def test_what_others_wrote_does_not_move_the_cursor(capsys):
     """Names and platforms of images are in messages."""
     with pytest.raises(SystemExit) as ended:
-        main._fail(DataError("image x is for \x1b[2J\r/a\nb", hint="convert caf\u00e9"))
+        main.fail(DataError("image x is for \x1b[2J\r/a\nb", hint="convert caf\u00e9"))
     assert ended.value.code == 65
     assert capsys.readouterr().err == "bootseer: image x is for \\x1b[2J\\r/a\\nb; convert caf\u00e9\n"

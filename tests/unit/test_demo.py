@@ -99,7 +99,7 @@ def test_a_library_comes_with_the_links_to_it(tmp_path: Path) -> None:
     (here / "lib.so.1").symlink_to("lib.so.1.2")
     (here / "lib.so").symlink_to("lib.so.1")
     (tmp_path / "link").symlink_to("here")
-    image._copy(str(tmp_path / "link/lib.so"), root)
+    image.copy_in(str(tmp_path / "link/lib.so"), root)
     there = root / str(here)[1:]
     assert os.readlink(there / "lib.so") == "lib.so.1"
     assert (there / "lib.so").read_bytes() == b"code"

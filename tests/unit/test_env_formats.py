@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.env import inventory, manifest
-from bootseer.env._json import canonical, sha256_of
+from bootseer.env.canonical import canonical, sha256_of
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry, sort_key
 from bootseer.env.key import KeyDocument

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from bootseer.env import EnvSpec, Target, key, resolve_in
-from bootseer.env._json import canonical
+from bootseer.env.canonical import canonical
 from bootseer.env.explain import changes, explain
 from bootseer.env.key import KeyDocument, document_from
 from bootseer.errors import ConfigError, DataError

@@ -16,7 +16,7 @@ from bootseer.env import scan
 from bootseer.env import unpack as unpacking
 from bootseer.env.layer import check_unchanged, read_layer, stage_layer
 from bootseer.env.pyc import compile_missing, missing
-from bootseer.env.unpack import _place, _Undo, verify_stage
+from bootseer.env.unpack import Undo, place_entries, verify_stage
 from bootseer.errors import DataError, UnsupportedError
 
 
@@ -38,8 +38,8 @@ def listing(root: Path) -> dict[str, tuple[object, ...]]:
     return out
 
 
-def _undo(tmp_path: Path) -> _Undo:
-    return _Undo(Path(tempfile.mkdtemp(dir=tmp_path)))
+def undoing(tmp_path: Path) -> Undo:
+    return Undo(Path(tempfile.mkdtemp(dir=tmp_path)))
 
 
 def base(root: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_difference_makes_another_base_equal(tmp_path: Path) -> None:
     assert paths["0/turns"] == "f"
     assert "0/turns/deep" not in paths
     verify_stage(layers, entries)
-    _place(layers, entries, two, _undo(tmp_path))
+    place_entries(layers, entries, two, undoing(tmp_path))
     assert listing(two) == listing(one)
     assert os.lstat(two / "lib" / "edited.py").st_ino != inode
 
@@ -112,7 +112,7 @@ def test_a_difference_comes_from_another_file_system(tmp_path: Path) -> None:
         layers = capture(one, Path(work, "work"), act)
         entries = read_layer(layers, 1).entries
         verify_stage(layers, entries)
-        _place(layers, entries, two, _undo(tmp_path))
+        place_entries(layers, entries, two, undoing(tmp_path))
     assert listing(two) == listing(one)
 
 
@@ -125,7 +125,7 @@ def test_restoring_twice_changes_nothing(tmp_path: Path) -> None:
     entries = read_layer(layers, 1).entries
     for stage in (layers, tmp_path / "again"):
         verify_stage(stage, entries)
-        _place(stage, entries, two, _undo(tmp_path))
+        place_entries(stage, entries, two, undoing(tmp_path))
         assert listing(two) == listing(one)
 
 
@@ -135,7 +135,9 @@ def test_never_writes_through_a_hard_link(tmp_path: Path) -> None:
         base(root)
     os.link(two / "lib" / "edited.py", cache)
     layers = capture(one, tmp_path / "work", change)
-    _place(layers, [entry for entry in read_layer(layers, 1).entries if entry.kind != "w"], two, _undo(tmp_path))
+    place_entries(
+        layers, [entry for entry in read_layer(layers, 1).entries if entry.kind != "w"], two, undoing(tmp_path)
+    )
     assert (two / "lib" / "edited.py").read_text() == "after"
     assert cache.read_text() == "before"
 
@@ -147,7 +149,7 @@ def test_never_writes_through_a_symbolic_link(tmp_path: Path) -> None:
         folder.mkdir()
     (two / "lib").symlink_to(outside)
     layers = capture(one, tmp_path / "work", lambda root: shutil.copytree(tmp_path / "some", root / "lib"))
-    _place(layers, read_layer(layers, 1).entries, two, _undo(tmp_path))
+    place_entries(layers, read_layer(layers, 1).entries, two, undoing(tmp_path))
     assert list(outside.iterdir()) == []
     assert not (two / "lib").is_symlink()
 
@@ -259,7 +261,7 @@ def test_layers_that_change_after_they_were_read_are_refused(tmp_path: Path, act
 
 
 def test_placing_that_fails_midway_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two, plain = tmp_path / "one", tmp_path / "two", unpacking._move
+    one, two, plain = tmp_path / "one", tmp_path / "two", unpacking.move_in
     for root in (one, two):
         base(root)
     before = listing(two)
@@ -278,10 +280,10 @@ def test_placing_that_fails_midway_is_taken_back(tmp_path: Path, monkeypatch: py
             plain(source, dest)
 
         subprocess.run(["cp", "-a", str(layers), str(stage)], check=True)
-        monkeypatch.setattr(unpacking, "_move", move)
-        undo = _undo(tmp_path)
+        monkeypatch.setattr(unpacking, "move_in", move)
+        undo = undoing(tmp_path)
         try:
-            _place(stage, entries, two, undo)
+            place_entries(stage, entries, two, undo)
         except OSError:
             failed += 1
         else:
@@ -314,14 +316,14 @@ def test_a_restore_that_was_killed_anywhere_is_taken_back_whole(
     monkeypatch.setattr(unpacking.faults, "point", point)
     while stop <= visits:
         stop, visits = stop + 1, 0
-        stage, undo = tmp_path / f"stage{stop}", _undo(tmp_path)
+        stage, undo = tmp_path / f"stage{stop}", undoing(tmp_path)
         subprocess.run(["cp", "-a", str(layers), str(stage)], check=True)
         try:
-            _place(stage, entries, two, undo)
+            place_entries(stage, entries, two, undo)
         except KeyboardInterrupt:
             with open(undo.folder / "journal", "ab") as file:
                 file.write(b'["' + os.fsencode(two))  # and the next line was not written to its end
-        undo = _Undo(undo.folder)  # as the next process has it
+        undo = Undo(undo.folder)  # as the next process has it
         undo.roll_back()
         assert listing(two) == before
         undo.roll_back()
@@ -336,13 +338,13 @@ def test_what_cannot_be_taken_back_is_kept_for_the_next_start(tmp_path: Path, mo
     file = target / "a"
     file.write_text("old")
 
-    def full(steps: _Undo, dest: Path, kept: Path, before: object) -> None:
+    def full(steps: Undo, dest: Path, kept: Path, before: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with unpacking._undo(target) as steps, monkeypatch.context() as patch:
+    with unpacking.undoing(target) as steps, monkeypatch.context() as patch:
         steps.replace(file)
         file.write_text("new")
-        patch.setattr(_Undo, "_take_back", full)
+        patch.setattr(Undo, "_take_back", full)
         steps.roll_back()
     assert file.read_text() == "new"
     unpacking.recover(target)

@@ -11,7 +11,7 @@ import pytest
 
 from bootseer.env import Publication
 from bootseer.launch import node
-from bootseer.launch.node import Start, _seen_out
+from bootseer.launch.node import Start, seen_out
 
 
 def record() -> Start:
@@ -33,7 +33,7 @@ def test_the_end_of_a_start_cancels_what_is_not_done(
 ) -> None:
     monkeypatch.setattr(node, "_PUBLICATION_DEADLINE", 0.1)
     publication, start = Publication(until_cancelled), record()
-    with contextlib.suppress(KeyboardInterrupt), _seen_out(publication, start):
+    with contextlib.suppress(KeyboardInterrupt), seen_out(publication, start):
         if kind:
             raise kind
     assert publication.ended(0)
@@ -44,6 +44,6 @@ def test_a_publication_that_ends_in_time_counts() -> None:
     done = threading.Event()
     publication, start = Publication(lambda cancelled: (done.wait(20) and not cancelled(), "")), record()
     threading.Timer(0.1, done.set).start()
-    with _seen_out(publication, start):
+    with seen_out(publication, start):
         pass
     assert start.env["how"] == "ran-and-published"

@@ -20,7 +20,7 @@ from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, manifest, snapshots
 from bootseer.env.manifest import SnapshotManifest
-from bootseer.env.unpack import _beside, recover
+from bootseer.env.unpack import beside, recover
 from bootseer.errors import ConfigError, NotWritableError, UnavailableError
 from bootseer.objects import lease
 from bootseer.objects.folder import FolderStore
@@ -464,10 +464,10 @@ def test_a_restore_that_still_runs_is_not_taken_back(site: Site, caplog: pytest.
 @pytest.mark.root
 def test_what_another_user_left_beside_the_target_is_not_believed(site: Site) -> None:
     site.run("a")
-    folder = _beside(site.host("b"))[0]
+    folder = beside(site.host("b"))[0]
     folder.mkdir()
-    (folder / (_beside(site.host("b"))[1] + "x")).mkdir()
-    os.chown(folder / (_beside(site.host("b"))[1] + "x"), 1234, 1234)
+    (folder / (beside(site.host("b"))[1] + "x")).mkdir()
+    os.chown(folder / (beside(site.host("b"))[1] + "x"), 1234, 1234)
     result = site.run("b")
     assert (result.outcome, site.runs) == (Outcome.RAN, ["a", "b"])
     assert "is of another user's restore" in result.reason
@@ -476,7 +476,7 @@ def test_what_another_user_left_beside_the_target_is_not_believed(site: Site) ->
 def test_a_journal_of_another_user_moves_nothing(site: Site) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs another user's file")
-    base, prefix = _beside(site.host("a"))
+    base, prefix = beside(site.host("a"))
     folder = base / f"{prefix}x"  # as if the owner of its parent had renamed a folder of ours that all may write to
     folder.mkdir(parents=True)
     ours = site.root / "ours"

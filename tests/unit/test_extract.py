@@ -19,7 +19,7 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.extract.tree import _Extraction, extract
+from bootseer.blocks.extract.tree import Extraction, extract
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.metadata import localize
@@ -257,7 +257,7 @@ def test_a_failure_to_write_ends_it(site: Site, monkeypatch: pytest.MonkeyPatch)
     def take(self: object, block: int, data: bytes) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr("bootseer.blocks.extract.tree._Extraction._take", take)
+    monkeypatch.setattr("bootseer.blocks.extract.tree.Extraction._take", take)
     with pytest.raises(RuntimeError, match="no"):
         extract(site.store, site.digest, site.folder / "plain")
     assert os.listdir(site.folder / "plain") == []
@@ -411,7 +411,7 @@ def test_nothing_is_taken_after_the_end(site: Site) -> None:
     local = localize(site.store, site.digest, site.folder / "look")
     entered, events = threading.Event(), []
 
-    class Slow(_Extraction):
+    class Slow(Extraction):
         def _take(self, block: int, data: Buffer) -> None:
             entered.set()
             time.sleep(0.5)

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import UnsupportedError
-from bootseer.kernel import _fuse_device, fuse
-from bootseer.kernel import _fuse_wire as wire
-from bootseer.kernel._fuse_loop import Loop
+from bootseer.kernel import fuse, fuse_device
+from bootseer.kernel import fuse_wire as wire
+from bootseer.kernel.fuse_loop import Loop
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def _start(
 ) -> tuple[Kernel, fuse.Server]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(10)
-    monkeypatch.setattr(_fuse_device, "_open_and_mount", lambda *_, **__: theirs.detach())
+    monkeypatch.setattr(fuse_device, "_open_and_mount", lambda *_, **__: theirs.detach())
     server = fuse.Server(operations, Path("/nowhere"), workers=2, options=fuse.Options(**options))
     kernel = Kernel(ours)
     kernel.send(wire.INIT, init)

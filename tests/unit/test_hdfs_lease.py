@@ -44,8 +44,8 @@ def running() -> bool:
 def soon(monkeypatch) -> Iterator[None]:
     monkeypatch.setattr(lease, "RENEW", 0.02)
     yield
-    with lease._lock:
-        lease._files.clear()
+    with lease.lock:
+        lease.held.clear()
     await_(lambda: not running())
 
 

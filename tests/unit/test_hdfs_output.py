@@ -267,8 +267,8 @@ class Pair(Names):
 @pytest.fixture
 def unshunned() -> Iterator[None]:
     yield
-    placement._shunned.clear()
-    placement._live.clear()
+    placement.shunned_nodes.clear()
+    placement.live_nodes.clear()
 
 
 def test_a_datanode_that_is_only_slow_keeps_what_else_one_datanode_would_have(lines, unshunned):

@@ -33,12 +33,12 @@ def nodes(count: int, racks: int = 1) -> list[DataNode]:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    placement._live.clear()
-    placement._shunned.clear()
+    placement.live_nodes.clear()
+    placement.shunned_nodes.clear()
     random.seed(3)
     yield
-    placement._live.clear()
-    placement._shunned.clear()
+    placement.live_nodes.clear()
+    placement.shunned_nodes.clear()
 
 
 @pytest.mark.parametrize(("count", "replicas", "files"), [(4, 1, 4), (4, 2, 8), (4, 3, 4), (7, 3, 14), (3, 3, 5)])

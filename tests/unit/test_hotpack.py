@@ -204,7 +204,7 @@ def test_who_is_in_a_hurry_gets_a_larger_pack_soon(
     path = tmp_path / "hot"
     order = real(cache.map)[:6]
     assert make(cache, order, path, hurry=hurry)
-    assert levels == [hotpack_builder._LEVEL] * 3 + [hotpack_builder._QUICK_LEVEL] * 3
+    assert levels == [hotpack_builder.LEVEL] * 3 + [hotpack_builder.QUICK_LEVEL] * 3
 
 
 def test_what_is_not_in_the_cache_is_left_out(blob: lazy.LazyBlob, tmp_path: Path) -> None:

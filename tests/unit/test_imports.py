@@ -110,10 +110,6 @@ def test_the_three_parts_do_not_know_each_other(part: str) -> None:
     assert not packages()[part] & (PARTS - {part})
 
 
-def test_doubles_are_for_tests() -> None:
-    assert {name for name, used in packages().items() if "testing" in used} <= set()
-
-
 def test_blocks_point_down() -> None:
     for path in modules("blocks"):
         first, *rest = path.relative_to(ROOT / "blocks").parts

@@ -19,7 +19,7 @@ from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.metadata import localize
 from bootseer.blocks.profiles import hotpack_builder, library
-from bootseer.blocks.profiles.hotpack_builder import _joined, build_pages
+from bootseer.blocks.profiles.hotpack_builder import build_pages, joined
 from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.blocks.publish.tree import publish
 from bootseer.chunks import hashing
@@ -84,7 +84,7 @@ def test_absurd_ones_are_refused_before_they_cost_anything(monkeypatch: pytest.M
     store.put("a.pages", bytes(pagelist.MAX_STORED + 1))
     with pytest.raises(DataError, match="bytes"):
         library.load_pages(store, "a.pages", TREE, SIZE)
-    large = Trace(TREE, SIZE, 1, True, (Touch(0, 9, 0, hotpack_builder._MAX_UNITS + 1),))
+    large = Trace(TREE, SIZE, 1, True, (Touch(0, 9, 0, hotpack_builder.MAX_UNITS + 1),))
     with pytest.raises(DataError, match="GiB"):
         build_pages([large], TREE, b"", 5)
 
@@ -128,7 +128,7 @@ def test_neighbours_are_joined_where_they_are_touched_at_about_the_same_time(mon
     monkeypatch.setattr(hotpack_builder, "_WINDOW", 4)
     extents = [(0, 100, b"x", 0), (200, 100, b"y", 50)]
     units = [210, 9, 8, 211, 10, 150, 209, 7]
-    found = [(one.path, one.offset // UNIT, one.data // UNIT, one.length // UNIT) for one in _joined(units, extents)]
+    found = [(one.path, one.offset // UNIT, one.data // UNIT, one.length // UNIT) for one in joined(units, extents)]
     assert found == [(b"y", 60, 210, 2), (b"x", 8, 8, 2), (b"x", 10, 10, 1), (b"y", 59, 209, 1), (b"x", 7, 7, 1)]
 
 
@@ -137,7 +137,7 @@ def test_each_unit_of_a_file_is_in_one_range(units: list[int], window: int) -> N
     extents = [(0, 20, b"x", 3), (20, 7, b"y", 0), (30, 20, b"x", 40)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hotpack_builder, "_WINDOW", window)
-        ranges = list(_joined(units, extents))
+        ranges = list(joined(units, extents))
     covered = [one.data // UNIT + at for one in ranges for at in range(one.length // UNIT)]
     assert sorted(covered) == [*range(27), *range(30, 50)]
     for one in ranges:

@@ -214,7 +214,7 @@ def test_another_platform(server: Server) -> None:
 def test_images_with_a_variant_are_found_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, said: str, as_index: bool
 ) -> None:
-    monkeypatch.setattr(spec._platform, "machine", lambda: machine)
+    monkeypatch.setattr("platform.machine", lambda: machine)
     digest = put_image(server, as_index=as_index, platform=said)
     ref = f"{server.address}/x:v1"
     made = image.convert(ref, str(tmp_path / "store"), work_dir=tmp_path / "work")
@@ -230,7 +230,7 @@ def test_conversion_for_other_machines(
 ) -> None:
     put_image(server, as_index=as_index, platform="linux/arm64/v8")
     ref, store = f"{server.address}/x:v1", str(tmp_path / "store")
-    monkeypatch.setattr(spec._platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(DataError, match="linux/arm64"):
         image.convert(ref, store, work_dir=tmp_path / "work")
     made = image.convert(ref, store, work_dir=tmp_path / "work", platform=asked)
@@ -238,7 +238,7 @@ def test_conversion_for_other_machines(
     if not as_index:
         with pytest.raises(NotFoundError):
             image.resolve(ref, store)
-    monkeypatch.setattr(spec._platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert image.resolve(ref, store) == made
 
 

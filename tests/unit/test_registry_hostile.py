@@ -515,7 +515,7 @@ def test_a_token_server_that_fails_is_asked_again_later(monkeypatch: pytest.Monk
         for _ in range(5):
             with pytest.raises(UnavailableError, match="503"):
                 client.manifest("x")
-        assert tokens.asked == auth._TRIES
+        assert tokens.asked == auth.TRIES
         tokens.said = reply(200, b'{"token":"abc"}')
         time.sleep(0.3)
         assert client.manifest("x")[0] == b"{}"

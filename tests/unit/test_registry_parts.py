@@ -19,7 +19,7 @@ from bootseer.config import load
 from bootseer.errors import ConfigError
 from bootseer.objects import artifact
 from bootseer.oci import connect, credentials, spec, wire
-from bootseer.oci.auth import _challenges
+from bootseer.oci.auth import challenges
 from bootseer.oci.credentials import Credential
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport
@@ -62,7 +62,7 @@ def test_manifests_of_others_have_no_objects() -> None:
 
 @given(st.lists(st.text(max_size=200), max_size=3))
 def test_any_challenge_is_read(headers: list[str]) -> None:
-    _challenges(headers)
+    challenges(headers)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_any_challenge_is_read(headers: list[str]) -> None:
     ],
 )
 def test_challenges(headers: list[str]) -> None:
-    found = _challenges(headers)
+    found = challenges(headers)
     assert found["basic"] == {"realm": "r"}
     assert found["bearer"] == {"realm": "https://a/t?x=1,2", "service": "s", "scope": "repository:x:pull,push"}
 
@@ -84,7 +84,7 @@ def test_any_file_of_logins_is_read(data: bytes) -> None:
 
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(data)
-        credentials._read(Path(file.name))
+        credentials.read(Path(file.name))
 
 
 def test_logins_do_not_show() -> None:

@@ -81,7 +81,7 @@ def url(node) -> str:
 
 def kept() -> None:
     """Wait until what was read is in the node cache."""
-    cache = local._caches[os.environ["BOOTSEER_CACHE_DIR"]]
+    cache = local.caches[os.environ["BOOTSEER_CACHE_DIR"]]
     assert cache is not None
     until(lambda: cache._pending == 0, 60, "the write of what was read")
 
@@ -133,7 +133,7 @@ def test_another_process_finds_it_and_a_damaged_byte_of_it_is_found(node, url, c
 
 def test_the_memory_of_a_load_may_change_at_once(node, url, monkeypatch):
     """What is kept is what was read, not what became of it."""
-    cache = local._cache()
+    cache = local.node_cache()
     assert cache is not None
     hold, write = local.threading.Event(), cache._store
     monkeypatch.setattr(cache, "_store", lambda *given: hold.wait(60) and write(*given))
@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_be_used_is_a_log_line(node, url, caplog):
 def test_the_default_folder_in_a_container_is_not_filled(node, url, monkeypatch, caplog):
     monkeypatch.delenv("BOOTSEER_CACHE_DIR")
     monkeypatch.delenv("BOOTSEER_CONFIG", raising=False)
-    monkeypatch.setattr(local, "_caches", {})
+    monkeypatch.setattr(local, "caches", {})
     monkeypatch.setattr(mounts, "fstype", lambda path: "overlay")
     caplog.set_level(logging.INFO)
     for _ in range(2):
@@ -189,7 +189,7 @@ def test_a_cache_that_is_shown_read_only_is_read(node, url, monkeypatch):
         monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(node / "shown"))
         assert torch.equal(_torch(url), WEIGHTS)
         assert told(node, "torch.load").fetched == 0
-        local._caches[str(node / "shown")].close()
+        local.caches[str(node / "shown")].close()
     finally:
         mounts.unmount(node / "shown")
 
@@ -214,7 +214,7 @@ def test_a_forked_child_keeps_no_folder_owned(node, url):
         child = int(said)
         try:
             assert process.returncode == 0
-            cache = local._cache()
+            cache = local.node_cache()
             with open_fs(url).open("model.safetensors") as file:
                 mine = cache.open(file)
                 assert mine._own is not None

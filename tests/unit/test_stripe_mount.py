@@ -12,9 +12,9 @@ from bootseer.backends.folder import FolderBackend
 from bootseer.backends.interface import Entry, Permissions
 from bootseer.fsmount.memory import MountMemory
 from bootseer.fsmount.operations import StripeOperations
-from bootseer.kernel import _fuse_wire as wire
 from bootseer.kernel import fuse
-from bootseer.kernel._fuse_loop import Loop
+from bootseer.kernel import fuse_wire as wire
+from bootseer.kernel.fuse_loop import Loop
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.nodecache import NodeCache

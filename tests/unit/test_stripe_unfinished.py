@@ -62,13 +62,13 @@ def test_while_the_stored_bytes_are_fetched_for_an_append_the_size_is_that_of_al
         out.write(b"b" * 5000)
     file = Unfinished(fs, "f", Spools(tmp_path), width=2, unit=4096, base=fs.open("f"))
     sizes = []
-    real = Unfinished._keep
+    real = Unfinished.keep
 
     def keep(self, offset, data):
         sizes.append((self.size, self.changed))
         return real(self, offset, data)
 
-    monkeypatch.setattr(Unfinished, "_keep", keep)
+    monkeypatch.setattr(Unfinished, "keep", keep)
     file.write(5000, PIECE)
     assert {size for size, _ in sizes} == {5000}
     assert file.size == 6000

@@ -37,15 +37,15 @@ class Flaky:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
         self.left = failures
-        real = folder._Sink.write
+        real = folder.FolderSink.write
 
-        def failing(sink: folder._Sink, data: bytes | memoryview) -> None:
+        def failing(sink: folder.FolderSink, data: bytes | memoryview) -> None:
             if self.left and sink._path.suffix == ".1" and len(data) == UNIT and data[:1] != b"B":
                 self.left -= 1
                 raise UnavailableError("every DataNode of a block failed")
             real(sink, data)
 
-        monkeypatch.setattr(folder._Sink, "write", failing)
+        monkeypatch.setattr(folder.FolderSink, "write", failing)
 
 
 def test_put_begins_anew_when_a_stripe_is_lost(fs, tmp_path, monkeypatch, caplog):
@@ -112,10 +112,10 @@ def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
     monkeypatch.setattr(stripe, "STALL", 0.5)
     release = threading.Event()
 
-    def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:
+    def hanging(sink: folder.FolderSink, data: bytes | memoryview) -> None:
         release.wait(30)
 
-    monkeypatch.setattr(folder._Sink, "write", hanging)
+    monkeypatch.setattr(folder.FolderSink, "write", hanging)
     out = fs.create("f", striped=True, unit=UNIT, width=1)
     try:
         with pytest.raises(UnavailableError, match="has not gone on"):
@@ -127,9 +127,9 @@ def test_a_storage_that_hangs_is_an_error_in_time(fs, monkeypatch):
 
 def test_a_stripe_that_hangs_hides_no_error_and_keeps_no_other_from_going(fs, monkeypatch):
     monkeypatch.setattr(stripe, "STALL", 0.5)
-    release, real = threading.Event(), folder._Sink.write
+    release, real = threading.Event(), folder.FolderSink.write
 
-    def hanging(sink: folder._Sink, data: bytes | memoryview) -> None:
+    def hanging(sink: folder.FolderSink, data: bytes | memoryview) -> None:
         if sink._path.name.endswith(".0"):
             release.wait(30)
         real(sink, data)
@@ -139,7 +139,7 @@ def test_a_stripe_that_hangs_hides_no_error_and_keeps_no_other_from_going(fs, mo
             out.write(b"x" * 8 * UNIT)  # the queue of the first stripe is full now
             raise ValueError("mine")
 
-    monkeypatch.setattr(folder._Sink, "write", hanging)
+    monkeypatch.setattr(folder.FolderSink, "write", hanging)
     try:
         with pytest.raises(ValueError, match="mine"):
             fail()
@@ -200,8 +200,8 @@ def test_no_temporary_file_is_left_by_a_storage_whose_sinks_keep_what_was_closed
     def refuse(pointer: object) -> None:
         raise UnavailableError("not now")
 
-    real = folder._Sink.abandon
-    monkeypatch.setattr(folder._Sink, "abandon", lambda sink: None if sink._file.closed else real(sink))
+    real = folder.FolderSink.abandon
+    monkeypatch.setattr(folder.FolderSink, "abandon", lambda sink: None if sink._file.closed else real(sink))
     for striped in (False, True):
         with (
             pytest.raises(UnavailableError, match="not now"),

@@ -75,14 +75,14 @@ def test_a_file_that_is_opened_again_while_it_is_released(ops, monkeypatch, flag
 def test_a_file_whose_last_handle_goes_while_another_is_opened(ops, monkeypatch):
     node, first = put(ops, "f", b"old")
     ops.flush(first, asks())
-    real = OpenFiles._hand_out
+    real = OpenFiles.hand_out
 
     def hand_out(self, *args):
         if first in self._opened:
             self.release(first, asks())
         return real(self, *args)
 
-    monkeypatch.setattr(OpenFiles, "_hand_out", hand_out)
+    monkeypatch.setattr(OpenFiles, "hand_out", hand_out)
     second = ops.open(node, os.O_WRONLY, asks())
     ops.write(second, 3, memoryview(b"new"), asks())
     ops.flush(second, asks())

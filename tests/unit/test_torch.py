@@ -205,15 +205,15 @@ def test_every_cut_is_an_error_of_the_file(tmp_path, mmap):
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_lost_stripe_costs_no_checkpoint(tmp_path, monkeypatch, caplog, name, failures):
     state, left = {"w": torch.randn(600, 2000)}, [failures]
-    real = folder._Sink.write
+    real = folder.FolderSink.write
 
-    def failing(sink: folder._Sink, data: bytes | memoryview) -> None:
+    def failing(sink: folder.FolderSink, data: bytes | memoryview) -> None:
         if left[0] and sink._path.suffix == ".1" and len(data) > 100_000:
             left[0] -= 1
             raise UnavailableError("every DataNode of a block failed")
         real(sink, data)
 
-    monkeypatch.setattr(folder._Sink, "write", failing)
+    monkeypatch.setattr(folder.FolderSink, "write", failing)
     if failures > 1:
         with pytest.raises(StripeLost, match="every DataNode"):
             bt.save(state, f"{tmp_path}/{name}")

@@ -152,7 +152,7 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.chunks: dict[tuple[str, int], int] = {}
-        real = ChunkFile._by_stripe
+        real = ChunkFile.by_stripe
 
         def counted(file, wanted, **more):
             for chunk in wanted:
@@ -160,7 +160,7 @@ class Counted:
                 self.chunks[key] = self.chunks.get(key, 0) + 1
             return real(file, wanted, **more)
 
-        monkeypatch.setattr(ChunkFile, "_by_stripe", counted)
+        monkeypatch.setattr(ChunkFile, "by_stripe", counted)
 
 
 def test_each_chunk_is_read_once_and_only_what_is_needed(tmp_path, monkeypatch):
@@ -446,8 +446,8 @@ def test_a_checkpoint_changes_nothing_in_the_process(module, name):
 
     with pytest.raises(DataError):
         load_metadata(Patch(module, name, "planted").pickled(), "x")
-    held = [getattr(importlib.import_module(module), name), pathlib.PurePath, *pickles._CLASSES.values()]
-    assert not any(hasattr(one, "planted") for one in (*held, pickles._member))
+    held = [getattr(importlib.import_module(module), name), pathlib.PurePath, *pickles.CLASSES.values()]
+    assert not any(hasattr(one, "planted") for one in (*held, pickles.member))
 
 
 def test_a_checkpoint_does_not_change_the_members_of_an_enumeration():
@@ -471,7 +471,7 @@ def test_a_saved_tensor_changes_nothing_in_the_process():
         archive.writestr("a/data.pkl", Patch("torch._utils", "_rebuild_tensor_v2", "planted").pickled())
     data = out.getvalue()
     assert tensor_layout(data, data, len(data)) is None
-    assert not any(hasattr(one, "planted") for one in (pickles._tensor_v2, *pickles._MAKERS.values()))
+    assert not any(hasattr(one, "planted") for one in (pickles.tensor_v2, *pickles.MAKERS.values()))
 
 
 COPIES = b"q\x00ctorch\nSize\nq\x010" + b"h\x01h\x00\x85R" * 100_000 + b"."

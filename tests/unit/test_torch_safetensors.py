@@ -136,8 +136,8 @@ def test_other_indexes(striped):
 def test_a_slice_reads_only_its_chunks(striped, monkeypatch):
     folder, tensor = striped
     read: list[int] = []
-    real = ChunkFile._by_stripe
-    monkeypatch.setattr(ChunkFile, "_by_stripe", lambda file, wanted, **more: read.extend(wanted) or real(file, wanted))
+    real = ChunkFile.by_stripe
+    monkeypatch.setattr(ChunkFile, "by_stripe", lambda file, wanted, **more: read.extend(wanted) or real(file, wanted))
     with bt.safe_open(f"{folder}/m.safetensors") as file:
         lazy = file.get_slice("t")
         read.clear()

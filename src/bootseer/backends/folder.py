@@ -77,7 +77,7 @@ class _Source(Source):
         self.close()
 
 
-class _Sink:
+class FolderSink:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = open(path, "xb", buffering=0)  # noqa: SIM115  closed by close() or abandon()
@@ -184,7 +184,7 @@ class FolderBackend(Backend):
     def read_many(self, pieces: Sequence[Piece]) -> None:
         read_each(pieces)
 
-    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> _Sink:
+    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> FolderSink:
         target = self._path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ class FolderBackend(Backend):
         except OSError as exc:
             raise from_os_error(exc, f"make folder {target.parent}") from exc
         try:
-            return _Sink(target)
+            return FolderSink(target)
         except FileExistsError:
             raise
         except OSError as exc:

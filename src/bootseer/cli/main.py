@@ -110,9 +110,9 @@ def carry_out(command: Callable[[], object]) -> None:
     try:
         command()
     except BootseerError as exc:
-        _fail(exc)
+        fail(exc)
     except OSError as exc:
-        _fail(from_os_error(exc, f"use {exc.filename}" if exc.filename else "finish"))
+        fail(from_os_error(exc, f"use {exc.filename}" if exc.filename else "finish"))
 
 
 def _end(number: int, _frame: object) -> None:
@@ -122,7 +122,7 @@ def _end(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _fail(exc: BootseerError) -> None:
+def fail(exc: BootseerError) -> None:
     if os.environ.get("BOOTSEER_TRACEBACK"):
         raise exc
     sys.stderr.write(f"bootseer: {one_line(str(exc))}\n")

@@ -91,7 +91,7 @@ def build(layout: Path, empty: Path, work: Path, say: Say) -> None:
         ignore = shutil.ignore_patterns(*_NOT_NEEDED)
         shutil.copytree(folder, system / folder[1:], symlinks=True, ignore=ignore, dirs_exist_ok=True)
     for file in (executable, *_shared_libraries(executable, [*libraries, str(rest)])):
-        _copy(file, system)
+        copy_in(file, system)
     python3 = system / "usr/bin/python3"
     if not os.path.lexists(python3):
         python3.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _shared_libraries(executable: str, folders: Sequence[str]) -> list[str]:
     return sorted(path for path in found if not path.startswith(tuple(folders)))
 
 
-def _copy(file: str, root: Path) -> None:
+def copy_in(file: str, root: Path) -> None:
     """``file`` with the links that lead to it, below ``root``; folders that are links stay where they lead to."""
     name = os.path.basename(file)
     place = Path(os.path.realpath(os.path.dirname(file)))
@@ -125,6 +125,6 @@ def _copy(file: str, root: Path) -> None:
         link = os.readlink(place / name)
         if not os.path.lexists(target):
             target.symlink_to(link)
-        _copy(os.path.join(place, link), root)
+        copy_in(os.path.join(place, link), root)
     else:
         shutil.copy2(place / name, target)

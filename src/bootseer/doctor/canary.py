@@ -56,7 +56,7 @@ def whole(folder: Path, meta: Path, data: Path) -> str:
         mounted = time.monotonic() - started
         server.kill()
         server.wait(_DEADLINE)
-        _expect_errors(target / "after", contents("after"))
+        expect_errors(target / "after", contents("after"))
     how = "as a file" if way == "file" else "through a loop device"
     return f"read through FUSE and EROFS (mounted {how}) in {mounted * 1000:.0f} ms; an error, not zeros, after a kill"
 
@@ -70,7 +70,7 @@ def fuse_only(folder: Path, data: Path) -> str:
     return "read through FUSE"
 
 
-def _expect_errors(path: Path, right: bytes) -> None:
+def expect_errors(path: Path, right: bytes) -> None:
     """Read all of ``path``: right bytes (readahead brought them before) or errors, and an error at the end."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -109,7 +109,7 @@ class Digests:
             try:
                 if info.st_size <= _TEXT:
                     data = file.read(info.st_size + 1)  # in /proc there are files without an end, and without a size
-                    return _digest(os.path.basename(path), data) if len(data) == info.st_size else "?"
+                    return digest_of(os.path.basename(path), data) if len(data) == info.st_size else "?"
                 if info.st_size <= _LARGE:
                     return hashlib.file_digest(file, "sha256").hexdigest()
                 return self._remembered(file, info)
@@ -158,7 +158,7 @@ def _sources(folder: str) -> list[str]:
         return []
 
 
-def _digest(name: str, data: bytes) -> str:
+def digest_of(name: str, data: bytes) -> str:
     if not holds_credentials(name) and not name.endswith(".py") and b"\0" not in data[:8192]:
         data = remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     if holds_password(name, data):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 import zstandard
 
-from bootseer.env._json import canonical
+from bootseer.env.canonical import canonical
 from bootseer.errors import DataError
 
 Kind = Literal["d", "o", "f", "l", "h", "w"]

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from bootseer.env._json import sha256_of
+from bootseer.env.canonical import sha256_of
 from bootseer.env.credentials import (
     holds_credentials,
     holds_password,

@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from bootseer.env._json import canonical, sha256_of
+from bootseer.env.canonical import canonical, sha256_of
 from bootseer.env.inputs import MAX_FILES, Observed
 from bootseer.env.key import KeyDocument, document_from
 from bootseer.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ import msgspec
 from bootseer import erofs, faults
 from bootseer.blocks import tree
 from bootseer.env import inventory
-from bootseer.env._json import canonical
+from bootseer.env.canonical import canonical
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.layer import check_unchanged

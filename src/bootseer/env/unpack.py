@@ -46,7 +46,7 @@ def unpack(store: Store, found: SnapshotManifest, entries: list[Entry], targets:
     `FullError`, `OSError`: what was moved in by then is taken back, as far as what it replaced could be kept.
     """
     with contextlib.ExitStack() as stack:
-        undo = [stack.enter_context(_undo(target.host)) for target in targets]
+        undo = [stack.enter_context(undoing(target.host)) for target in targets]
         stage = undo[0].folder / "tree"
         tree.extract(store, found.tree, stage)
         verify_stage(stage, entries)
@@ -57,7 +57,7 @@ def unpack(store: Store, found: SnapshotManifest, entries: list[Entry], targets:
         try:
             for mine, target, steps in zip(own, targets, undo, strict=True):
                 target.host.mkdir(parents=True, exist_ok=True)
-                _place(stage, mine, target.host, steps)
+                place_entries(stage, mine, target.host, steps)
             faults.point("env.unpack.placed")
         except BaseException:
             for steps in reversed(undo):
@@ -70,7 +70,7 @@ def unpack(store: Store, found: SnapshotManifest, entries: list[Entry], targets:
 def recover(host: Path) -> None:
     """Take back what a restore into ``host`` did that was killed, and delete what it left. To be called while no other
     one begins. Raises `BootseerError` when what lies there cannot be believed, `OSError`."""
-    base, prefix = _beside(host)
+    base, prefix = beside(host)
     for folder in [path for path in base.iterdir() if path.name.startswith(prefix)] if base.is_dir() else []:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -78,13 +78,13 @@ def recover(host: Path) -> None:
         with folders.adopted(folder) as ours:
             if ours:
                 log.warning("a restore into %s was killed; taking back what it did", host)
-                steps = _Undo(folder)
+                steps = Undo(folder)
                 steps.roll_back()
                 steps.clear()
                 folders.remove(folder)
 
 
-def _beside(host: Path) -> tuple[Path, str]:
+def beside(host: Path) -> tuple[Path, str]:
     """The folder on the file system of ``host`` that folders for its restore are made in, and how their names begin."""
     real = Path(os.path.realpath(host))
     base = real.parent
@@ -94,11 +94,11 @@ def _beside(host: Path) -> tuple[Path, str]:
 
 
 @contextlib.contextmanager
-def _undo(host: Path) -> Iterator[_Undo]:
-    base, prefix = _beside(host)
+def undoing(host: Path) -> Iterator[Undo]:
+    base, prefix = beside(host)
     base.mkdir(parents=True, exist_ok=True)
     with folders.owned_folder(base, prefix) as folder:
-        steps = _Undo(folder)
+        steps = Undo(folder)
         try:
             yield steps
         finally:
@@ -117,7 +117,7 @@ def check_mounts(entries: Sequence[Entry], host: Path) -> None:
             raise UnsupportedError(f"cannot restore {dest}: something is mounted there")
 
 
-class _Undo:
+class Undo:
     """What was placed in one target, and in ``folder`` what was there before: ``N`` is what line N of the journal tells
     of, missing when it could not be kept."""
 
@@ -236,7 +236,7 @@ def _dress(path: Path, entry: Entry) -> None:
     os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
 
 
-def _place(stage: Path, entries: Sequence[Entry], host: Path, undo: _Undo) -> None:
+def place_entries(stage: Path, entries: Sequence[Entry], host: Path, undo: Undo) -> None:
     """Move the entries of one target in, as an overlay would show them; directories get their times last.
 
     Nothing of `check_mounts` may be in the way.
@@ -257,10 +257,10 @@ def _place(stage: Path, entries: Sequence[Entry], host: Path, undo: _Undo) -> No
                 undo.replace(dest)
             else:
                 undo.overwrite(dest)
-            _move(source, dest)
+            move_in(source, dest)
         elif entry.inner and not _holds_mount(dest, fence) and (entry.kind == "o" or not _is_real_dir(dest)):
             undo.replace(dest)
-            _move(source, dest)
+            move_in(source, dest)
             moved = entry.path + "/"
         else:
             undo.dress(dest)
@@ -288,7 +288,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _move(source: Path, dest: Path) -> None:
+def move_in(source: Path, dest: Path) -> None:
     try:
         os.rename(source, dest)
     except OSError as exc:

@@ -138,7 +138,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
                 made = self._begin(path, base)
                 made.file.mode = stat.S_IMODE(self._nodes[node].attr.mode)
-            found = self._hand_out(node, opener, made)  # None: what was open is closed by now
+            found = self.hand_out(node, opener, made)  # None: what was open is closed by now
         if flags & os.O_TRUNC:
             try:
                 self._truncate(node, 0, found)
@@ -170,7 +170,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 stat.S_IFREG | mode, mtime_ns=time.time_ns(), blksize=self._shape[1], uid=self._user, gid=self._group
             )
             node = self._nodes.make(os.fsencode(path), _NOT_STORED, attr)
-            handle = self._hand_out(node, opener, writing)
+            handle = self.hand_out(node, opener, writing)
             assert handle is not None
             with self._lock:
                 self._unfinished[path] = node
@@ -290,7 +290,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         width, unit = self._shape
         return Writing(Unfinished(self._fs, path, self._spools, width=width, unit=unit, base=base))
 
-    def _hand_out(self, node: int, opener: int, made: Writing | None) -> int | None:
+    def hand_out(self, node: int, opener: int, made: Writing | None) -> int | None:
         """A handle of a node that is open for writing, or is now as ``made``; None: it is not."""
         with self._lock:
             if (writing := self._writing.get(node, made)) is None:

@@ -191,7 +191,7 @@ class Unfinished:
     def _put(self, offset: int, data: memoryview) -> None:
         """To the spool, and to the store where that comes next; ``offset`` is at most the size."""
         end = offset + len(data)
-        if self._spoolable and not self._keep(offset, data):
+        if self._spoolable and not self.keep(offset, data):
             if offset != self._end:
                 self._broken = True
                 raise refusal(errno.ENOSPC, self.path)
@@ -209,7 +209,7 @@ class Unfinished:
         self.changed = self.written = True
         self.failed = False
 
-    def _keep(self, offset: int, data: memoryview) -> bool:
+    def keep(self, offset: int, data: memoryview) -> bool:
         """Put ``data`` into the spool; False: it has no room."""
         more = max(0, offset + len(data) - self._spooled)
         if not self._spools.take(more):

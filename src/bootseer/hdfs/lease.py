@@ -34,14 +34,14 @@ class Open(Protocol):
         """Say something to the DataNodes if that is due. Never waits for the file's own user."""
 
 
-_files: weakref.WeakSet[Open] = weakref.WeakSet()
-_lock = threading.Lock()
+held: weakref.WeakSet[Open] = weakref.WeakSet()
+lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
 def _forget() -> None:
-    global _files, _lock, _thread
-    _files, _lock, _thread = weakref.WeakSet(), threading.Lock(), None
+    global held, lock, _thread
+    held, lock, _thread = weakref.WeakSet(), threading.Lock(), None
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -50,16 +50,16 @@ os.register_at_fork(after_in_child=_forget)
 def hold(file: Open) -> None:
     """Renew the lease of ``file`` until `release`, or until nobody has the object any more."""
     global _thread
-    with _lock:
-        _files.add(file)
+    with lock:
+        held.add(file)
         if _thread is None or not _thread.is_alive():
             _thread = threading.Thread(target=_work, name="bootseer-leases", daemon=True)
             _thread.start()
 
 
 def release(file: Open) -> None:
-    with _lock:
-        _files.discard(file)
+    with lock:
+        held.discard(file)
 
 
 def _work() -> None:
@@ -72,8 +72,8 @@ def _work() -> None:
 def _renew_all() -> bool:
     """One round; False when no files are open. A function of its own: no variable may hold on to a file meanwhile."""
     global _thread
-    with _lock:
-        files = list(_files)
+    with lock:
+        files = list(held)
         if not files:
             _thread = None
             return False

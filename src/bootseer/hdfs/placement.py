@@ -38,8 +38,8 @@ _ASK = 5.0
 _KNOWN = 60.0
 """Seconds for which a list of the DataNodes is good enough."""
 
-_shunned: dict[str, tuple[float, DataNode, bool]] = {}  # until when, and whether it is only slow, by uuid
-_live: dict[str, tuple[float, list[DataNode]]] = {}  # since when, by the URL of the NameNode
+shunned_nodes: dict[str, tuple[float, DataNode, bool]] = {}  # until when, and whether it is only slow, by uuid
+live_nodes: dict[str, tuple[float, list[DataNode]]] = {}  # since when, by the URL of the NameNode
 _lock, _asking = threading.Lock(), threading.Lock()
 
 
@@ -56,14 +56,14 @@ def shun(nodes: Iterable[DataNode], *, slow: bool = False) -> None:
     until = time.monotonic() + SHUNNED
     failed = shunned(slow=False)
     with _lock:
-        _shunned.update((node.uuid, (until, node, slow and node not in failed)) for node in nodes)
+        shunned_nodes.update((node.uuid, (until, node, slow and node not in failed)) for node in nodes)
 
 
 def shunned(*, slow: bool = True) -> list[DataNode]:
     """The DataNodes to leave out now: those that failed and, with ``slow``, those that are only slow."""
     now = time.monotonic()
     with _lock:
-        return [node for until, node, only_slow in _shunned.values() if until > now and (slow or not only_slow)]
+        return [node for until, node, only_slow in shunned_nodes.values() if until > now and (slow or not only_slow)]
 
 
 def live(namenode: NameNode) -> list[DataNode]:
@@ -73,14 +73,14 @@ def live(namenode: NameNode) -> list[DataNode]:
     and without a list two would share a DataNode.
     """
     with _asking:
-        since, nodes = _live.get(namenode.url, (0.0, []))
+        since, nodes = live_nodes.get(namenode.url, (0.0, []))
         if not since or time.monotonic() - since >= _KNOWN:
             try:
                 nodes = namenode.live_nodes(deadline=_ASK)
             except BootseerError as exc:
                 _log.info("blocks go wherever the NameNode says: %s", exc)
                 nodes = []
-            _live[namenode.url] = time.monotonic(), nodes
+            live_nodes[namenode.url] = time.monotonic(), nodes
         return nodes
 
 

@@ -164,7 +164,7 @@ class _Order(msgspec.Struct):
 
 
 @contextlib.contextmanager
-def _starter(modules: Sequence[str]) -> Iterator[_Starter]:
+def _starter(modules: Sequence[str]) -> Iterator[Starter]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
@@ -176,14 +176,14 @@ def _starter(modules: Sequence[str]) -> Iterator[_Starter]:
                 start_new_session=True,
             )
         try:
-            yield _Starter(ours)
+            yield Starter(ours)
         finally:
             ours.close()
             process.kill()  # its servers are not its children any more
             _see_out(process)
 
 
-class _Starter:
+class Starter:
     """Its owner's end. The process ends when that is closed. Each `order` is followed by `group`."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -218,7 +218,7 @@ class _Starter:
 
 
 class _Thread(threading.local):
-    starter: _Starter | None = None
+    starter: Starter | None = None
 
 
 _this_thread = _Thread()

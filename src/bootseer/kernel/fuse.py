@@ -18,10 +18,10 @@ import weakref
 from pathlib import Path
 
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError, from_os_error
-from bootseer.kernel import _fuse_device, mount
-from bootseer.kernel import _fuse_wire as wire
-from bootseer.kernel._fuse_device import Device
-from bootseer.kernel._fuse_loop import Loop
+from bootseer.kernel import fuse_device, mount
+from bootseer.kernel import fuse_wire as wire
+from bootseer.kernel.fuse_device import Device
+from bootseer.kernel.fuse_loop import Loop
 from bootseer.kernel.fuse_ops import (
     LATER,
     ROOT,
@@ -179,11 +179,11 @@ class Server:
         """Unmount and end. While the mount is busy this retries up to ``timeout`` seconds, then aborts it: its users
         get ECONNABORTED, with a log line. Safe to call twice."""
         deadline = time.monotonic() + timeout
-        while self._mount and not _fuse_device.detach(self._mount, force=False):
+        while self._mount and not fuse_device.detach(self._mount, force=False):
             if time.monotonic() >= deadline:
                 _log.warning("%s is still in use, aborting it: its users get errors", self.mountpoint)
                 try:
-                    _fuse_device.detach(self._mount, force=True)
+                    fuse_device.detach(self._mount, force=True)
                 except BootseerError as exc:
                     _log.warning("%s", exc)
                 break

@@ -56,10 +56,10 @@ def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0
     try:
         libc.mount(str(source), str(target), fstype, flags, data)
     except OSError as exc:
-        raise _translate(exc, what, fstype) from exc
+        raise translate(exc, what, fstype) from exc
 
 
-def _translate(exc: OSError, what: str, fstype: str) -> BootseerError:
+def translate(exc: OSError, what: str, fstype: str) -> BootseerError:
     if exc.errno in (errno.EPERM, errno.EACCES):
         return PrivilegeError(f"cannot {what}: {exc.strerror}", hint="run as root, or with CAP_SYS_ADMIN")
     if exc.errno == errno.ENODEV:
@@ -227,7 +227,7 @@ def in_use(target: str | Path) -> bool:
         if exc.errno == errno.EAGAIN:  # it is marked as not in use, and would go if it were asked for again
             os.close(os.open(target, os.O_PATH | os.O_CLOEXEC))
         elif exc.errno != errno.EBUSY:
-            raise _translate(exc, f"look at {target}", "overlay") from exc
+            raise translate(exc, f"look at {target}", "overlay") from exc
         return exc.errno == errno.EBUSY
     raise BootseerError(f"{target} was unmounted by another process")
 
@@ -297,7 +297,7 @@ def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = F
         except OSError as exc:
             # ENOTBLK: not built in. EINVAL: this backing file system is not fit for it (tmpfs, overlay over it).
             if exc.errno not in (errno.ENOTBLK, errno.EINVAL):
-                raise _translate(exc, what, "erofs") from exc
+                raise translate(exc, what, "erofs") from exc
             _log.warning("kernel does not mount %s as a file (%s), using loop devices", meta, exc.strerror)
     with ExitStack() as stack:
         source = stack.enter_context(loop.attached(meta))

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
 
-_EVENT = struct.Struct("=IBBHQii")
+EVENT = struct.Struct("=IBBHQii")
 _OPEN, _CLOSE_WRITE, _CLOSE_NOWRITE, _OVERFLOW = 0x20, 0x08, 0x10, 0x4000
 _MASK = _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE | 0x40000000  # of folders, too
 _CLASS, _UNLIMITED = 0x01 | 0x02, 0x10  # close on exec, do not block; no limit of the queue
@@ -98,7 +98,7 @@ class Opens:
                 _in_time(self._mark)
             self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/mnt", "/", ".")]
             # Before the namespace is: a thread shares its root and working directory with who starts it.
-            thread = threading.Thread(target=self._watch, name="env-opens", daemon=True)
+            thread = threading.Thread(target=self.watch, name="env-opens", daemon=True)
             _start(thread)
             self._thread = thread
             if not self._shown:
@@ -113,7 +113,7 @@ class Opens:
 
     def end(self) -> None:
         """Back to the mounts of before. May be called twice."""
-        stuck = not self._drained()  # before the mounts are gone, by which paths are named
+        stuck = not self.drained()  # before the mounts are gone, by which paths are named
         if self._away:
             if others := [target for _, target in _mounts() ^ self._mounts if not self._is_ignored(target)]:
                 self.failure = f"{min(others)} was mounted or unmounted meanwhile"
@@ -130,7 +130,7 @@ class Opens:
                 os.close(fd)
         self._events = self._wake = self._inner = -1
 
-    def _drained(self) -> bool:
+    def drained(self) -> bool:
         if self._thread is None:
             return True
         os.eventfd_write(self._wake, 1)
@@ -162,7 +162,7 @@ class Opens:
     def _is_ignored(self, target: str) -> bool:
         return (target + "/").startswith(self._ignored)
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         poll = select.poll()
         poll.register(self._events, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
@@ -176,10 +176,10 @@ class Opens:
                     if table.fileno() in ready:  # the number of a mount that is gone is soon another's
                         self._ours = mounts.identifiers()
                     if left is None and self._wake in ready:
-                        left = _waiting(self._events)
+                        left = waiting(self._events)
                     if self._events in ready:
                         data = os.read(self._events, _READ)
-                        self._take(data)
+                        self.take(data)
                         left = None if left is None else left - len(data)
                     elif left is not None:
                         return  # the rest was counted, but the kernel drops what it cannot open for us
@@ -187,10 +187,10 @@ class Opens:
             self.failure = f"an event was lost: {exc}"
             os.dup2(self._wake, self._events, inheritable=False)  # else the queue grows as long as the command runs
 
-    def _take(self, data: bytes) -> None:
+    def take(self, data: bytes) -> None:
         at = 0
         while at < len(data):
-            length, _, _, _, mask, fd, pid = _EVENT.unpack_from(data, at)
+            length, _, _, _, mask, fd, pid = EVENT.unpack_from(data, at)
             at += length
             if mask & _OVERFLOW:
                 self.failure = "too many files were opened at once"
@@ -267,7 +267,7 @@ def _start(thread: threading.Thread) -> None:
         raise OSError(errno.EAGAIN, str(exc)) from exc
 
 
-def _waiting(fd: int) -> int:
+def waiting(fd: int) -> int:
     """Bytes that can be read from ``fd`` now."""
     count = array.array("i", [0])
     fcntl.ioctl(fd, termios.FIONREAD, count)

@@ -239,7 +239,7 @@ class _Node:
         for mount in result.mounts:
             self.stack.callback(mount.unmount)
         if result.publication:
-            self.stack.enter_context(_seen_out(result.publication, self.record))
+            self.stack.enter_context(seen_out(result.publication, self.record))
         how, reason = result.outcome.value, result.reason
         emit.annotate(span, how=how, reason=reason)
         self.record.env = {"how": how, "reason": reason, "key": result.key, "seconds": result.timings}
@@ -315,7 +315,7 @@ def _convert(ref: str, config: Config) -> None:
 
 
 @contextlib.contextmanager
-def _seen_out(publication: env.Publication, record: Start) -> Iterator[None]:
+def seen_out(publication: env.Publication, record: Start) -> Iterator[None]:
     """At the end of a start wait for the snapshot, unless the start is being broken off."""
     try:
         yield

@@ -38,7 +38,7 @@ MAX_CONNECTIONS = 16
 _ASK_SECONDS = 10.0
 _ACCEPTED_AT_ONCE = 32
 _PAUSE_SECONDS = 1.0
-_SO_PEERPIDFD = 77
+SO_PEERPIDFD = 77
 
 
 class Client:
@@ -54,7 +54,7 @@ class Client:
         if self.pid <= 0:
             raise ProcessLookupError(errno.ESRCH, "it is in a process namespace that is not seen from here")
         try:
-            self.pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+            self.pidfd = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
         except OSError as exc:
             if exc.errno != errno.ENOPROTOOPT:
                 raise  # it has ended: its number may be another process's

@@ -36,7 +36,7 @@ _EARLY_MOST = 60.0
 _MAX_TOKEN = 1 << 20
 _REMEMBERED = 16
 """Secrets looked for in what servers say: those in use and the last few tokens."""
-_TRIES = 3
+TRIES = 3
 _PAUSE = 0.5
 _MAX_PAUSE = 1.0
 """The longest pause that a token server may ask for within one of our requests."""
@@ -89,7 +89,7 @@ class Auth:
 
         Raises `PrivilegeError` (the login is refused), `UnavailableError` (no token to be had).
         """
-        found = _challenges(answer.headers.get_all("www-authenticate") or [])
+        found = challenges(answer.headers.get_all("www-authenticate") or [])
         with self._lock:
             current = f"Bearer {self._token}" if self._token else self._basic
             if used != current:
@@ -198,7 +198,7 @@ class Auth:
             if login:
                 headers["Authorization"] = login.basic
         after: float | None = None
-        for attempt in range(1, _TRIES + 1):
+        for attempt in range(1, TRIES + 1):
             try:
                 with self._transport.request(method, url, headers=headers, body=body) as answer:
                     text = answer.document(_MAX_TOKEN)
@@ -221,7 +221,7 @@ class Auth:
                 )
             if status not in (0, 429, 500, 502, 503, 504) or (after or 0.0) > _MAX_PAUSE:
                 break
-            if attempt < _TRIES:
+            if attempt < TRIES:
                 log.warning("token for %s from %s: %s; trying again", self._registry, host, why)
                 time.sleep((_PAUSE * attempt if after is None else after) * random.uniform(1.0, 1.25))
         raise UnavailableError(
@@ -231,7 +231,7 @@ class Auth:
         )
 
 
-def _challenges(headers: list[str]) -> Mapping[str, dict[str, str]]:
+def challenges(headers: list[str]) -> Mapping[str, dict[str, str]]:
     """Scheme in small letters -> parameters, of all ``WWW-Authenticate`` headers."""
     found: dict[str, dict[str, str]] = {}
     for header in headers:

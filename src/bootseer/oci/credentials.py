@@ -104,7 +104,7 @@ def find(registry: str, name: str = "", logins: Logins | None = None) -> Credent
 
 def _of_this_machine() -> Iterator[tuple[Path, Logins]]:
     for path in _files():
-        if (found := _read(path)) is not None:
+        if (found := read(path)) is not None:
             yield path, found
 
 
@@ -121,7 +121,7 @@ def _files() -> Iterator[Path]:
         yield Path(env["XDG_RUNTIME_DIR"], "containers", "auth.json")
 
 
-def _read(path: Path) -> Logins | None:
+def read(path: Path) -> Logins | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Logins)
     except FileNotFoundError:

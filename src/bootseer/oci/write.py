@@ -45,7 +45,7 @@ def write_layout(
     os_name, arch = spec.host_platform().split("/")
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
-    packers = packers or [("+gzip", _gzip)] * len(layers)
+    packers = packers or [("+gzip", packed_by_gzip)] * len(layers)
     done = [_write_layer(blobs, layer, *packer) for layer, packer in zip(layers, packers, strict=True)]
     image = spec.ImageConfig(
         architecture=arch,
@@ -99,7 +99,7 @@ def _write_layer(blobs: Path, layer: Path | LayerDir, suffix: str, packer: Packe
 
 
 @contextlib.contextmanager
-def _gzip(out: BinaryIO) -> Iterator[BinaryIO]:
+def packed_by_gzip(out: BinaryIO) -> Iterator[BinaryIO]:
     # igzip at its level 1 packs 2-3x faster than pigz -6 for about 10 % more bytes
     with igzip_threaded.open(out, "wb", compresslevel=1, threads=len(os.sched_getaffinity(0))) as sink:
         yield cast(BinaryIO, sink)

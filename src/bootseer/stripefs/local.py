@@ -47,7 +47,7 @@ class Load:
     def __init__(self, base: str, url: str, how: str) -> None:
         self.pid = os.getpid()
         self._base, self._meter, self._waited = base, LoadMeter(url, how), Waited()
-        self._cache = _cache()
+        self._cache = node_cache()
         self._noted = _job_access()
         self._lock = threading.RLock()  # a file that nobody closed may be collected while this thread has it
         self._files: set[_Here] = set()
@@ -154,12 +154,12 @@ class _Here(Local):
 
 
 _lock, _telling = threading.Lock(), threading.Lock()
-_caches: dict[str, NodeCache | None] = {}
+caches: dict[str, NodeCache | None] = {}
 _jobs: dict[tuple[str, Path], JobAccess] = {}
 _untold: set[Load] = set()
 
 
-def _cache() -> NodeCache | None:
+def node_cache() -> NodeCache | None:
     """The node cache of the settings; None, with a log line for each folder, where there is none to use."""
     try:
         config, sources = settings.trace()
@@ -167,9 +167,9 @@ def _cache() -> NodeCache | None:
         _log.warning("loads do not use a node cache: %s", exc)
         return None
     with _lock:
-        if config.cache_dir not in _caches:
-            _caches[config.cache_dir] = _opened(config, chosen=sources["cache_dir"] != "default")
-        return _caches[config.cache_dir]
+        if config.cache_dir not in caches:
+            caches[config.cache_dir] = _opened(config, chosen=sources["cache_dir"] != "default")
+        return caches[config.cache_dir]
 
 
 def _opened(config: settings.Config, *, chosen: bool) -> NodeCache | None:
@@ -192,10 +192,10 @@ def _job_access() -> JobAccess | None:
 
 
 @atexit.register
-def _end() -> None:
+def end() -> None:
     for load in list(_untold):
         load.tell()
-    for cache in list(_caches.values()):
+    for cache in list(caches.values()):
         if cache is not None:
             cache.close()
 
@@ -203,10 +203,10 @@ def _end() -> None:
 def _leave() -> None:
     global _lock, _telling
     _lock, _telling = threading.Lock(), threading.Lock()
-    for cache in _caches.values():
+    for cache in caches.values():
         if cache is not None:
             cache.leave()
-    _caches.clear()
+    caches.clear()
     _jobs.clear()
     _untold.clear()
 

@@ -67,7 +67,7 @@ class _Member:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _member(kind: object, name: object) -> object:
+def member(kind: object, name: object) -> object:
     """What Python 3.11 writes for a member of an enumeration: ``getattr`` of its class."""
     members: dict[object, dcp._MEM_FORMAT_ENCODING] = dict(dcp._MEM_FORMAT_ENCODING.__members__)
     if kind is not _FORMATS or name not in members:
@@ -76,9 +76,9 @@ def _member(kind: object, name: object) -> object:
 
 
 _FORMATS = _sealed(_Member)
-_GETATTR = _sealed(_member)
+_GETATTR = _sealed(member)
 _NAMES = "torch.distributed.checkpoint.metadata"
-_CLASSES: dict[tuple[str, str], object] = {
+CLASSES: dict[tuple[str, str], object] = {
     (_NAMES, "Metadata"): _instances(dcp.Metadata),
     (_NAMES, "MetadataIndex"): _instances(dcp.MetadataIndex),
     (_NAMES, "TensorStorageMetadata"): _instances(dcp.TensorStorageMetadata),
@@ -108,7 +108,7 @@ class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> object:
         if (module, name) == ("builtins", "getattr"):
             return _GETATTR
-        found = _CLASSES.get((module, name)) or _dtype(module, name)
+        found = CLASSES.get((module, name)) or _dtype(module, name)
         if found is None:
             raise pickle.UnpicklingError(f"it holds {module}.{name}")
         return found
@@ -181,7 +181,7 @@ class _Storage(NamedTuple):
     key: str
 
 
-def _tensor_v2(storage: _Storage, offset: int, size: object, stride: object, *rest: object) -> tuple[object, ...]:
+def tensor_v2(storage: _Storage, offset: int, size: object, stride: object, *rest: object) -> tuple[object, ...]:
     return storage, offset, size, stride, storage.dtype, rest[2:]  # grad and hooks are no data
 
 
@@ -193,8 +193,8 @@ def _parameter(data: object, *rest: object) -> object:
     return data
 
 
-_MAKERS: dict[tuple[str, str], Callable[..., object]] = {
-    ("torch._utils", "_rebuild_tensor_v2"): _sealed(_tensor_v2),
+MAKERS: dict[tuple[str, str], Callable[..., object]] = {
+    ("torch._utils", "_rebuild_tensor_v2"): _sealed(tensor_v2),
     ("torch._utils", "_rebuild_tensor_v3"): _sealed(_tensor_v3),
     ("torch._utils", "_rebuild_parameter"): _sealed(_parameter),
     ("collections", "OrderedDict"): collections.OrderedDict,
@@ -205,7 +205,7 @@ class _TensorUnpickler(pickle.Unpickler):
     """Reads how a tensor is to be made, and makes none."""
 
     def find_class(self, module: str, name: str) -> object:
-        if (found := _MAKERS.get((module, name)) or _dtype(module, name)) is not None:
+        if (found := MAKERS.get((module, name)) or _dtype(module, name)) is not None:
             return found
         if (module, name) == ("torch.storage", "UntypedStorage"):
             return _Storage(None, "")

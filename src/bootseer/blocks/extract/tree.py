@@ -72,7 +72,7 @@ def extract(
     try:
         tree = localize(store, digest, work)
         traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
-        site = _Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, work)
+        site = Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, work)
         site.prepare()
         wanted = site.order(merge(traces, tree.map))
         try:
@@ -121,7 +121,7 @@ class _File:
         self.placed = False
 
 
-class _Extraction:
+class Extraction:
     """The tree of ``reader`` on its way into ``dest``, as the cache of a fetcher; ``work`` holds files that are not
     whole yet. `prepare`, `write` for all blocks of `order` (once each, from any thread), `close`, then `finish`."""
 

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 _FRAME = 1 << 20
 """Bytes of blocks: neighbours in time are of one kind, often of one file. What this and the level save, and what they
 cost: the table in ``docs/internals/hotpack.md``."""
-_LEVEL = 12
-_QUICK_LEVEL = 3
+LEVEL = 12
+QUICK_LEVEL = 3
 """Once somebody waits for the end."""
 _SHARE = 0.25
 """Of a core. A low priority would be simpler, but a thread that does not run while
@@ -55,7 +55,7 @@ _TRACES = 5
 """Traces that a page list is made of: the newest."""
 _HALF = 0.5
 """Share of them that touched what is in the list."""
-_MAX_UNITS = 1 << 19
+MAX_UNITS = 1 << 19
 """Units that a page list may have, 2 GiB: making one takes memory for each, in a process beside the job."""
 _WINDOW = 2048
 """Units, 8 MiB, whose order among each other counts for less than that few ranges have them."""
@@ -179,7 +179,7 @@ def build(
         out.seek(hotpack.index_size(len(wanted), per_frame))
         for group in groups:
             began = time.monotonic()
-            frame = _frame(ready, group, _QUICK_LEVEL if hurry.is_set() else _LEVEL)
+            frame = _frame(ready, group, QUICK_LEVEL if hurry.is_set() else LEVEL)
             out.write(frame)
             lengths.append(len(frame))
             hurry.wait((time.monotonic() - began) * (1 / _SHARE - 1))
@@ -232,10 +232,10 @@ def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, cre
     units.
     """
     used = sorted(traces, key=lambda trace: trace.began)[-_TRACES:]
-    if any(sum(touch.count for touch in trace.touches) > _MAX_UNITS for trace in used):
-        raise DataError(f"starts that read more than {_MAX_UNITS * UNIT >> 30} GiB are not read ahead of")
+    if any(sum(touch.count for touch in trace.touches) > MAX_UNITS for trace in used):
+        raise DataError(f"starts that read more than {MAX_UNITS * UNIT >> 30} GiB are not read ahead of")
     units = in_order([units_of(trace) for trace in used], _HALF)
-    return PageList(tree, created, list(_joined(units, _extents(meta))))
+    return PageList(tree, created, list(joined(units, _extents(meta))))
 
 
 def _extents(meta: bytes | mmap.mmap) -> list[tuple[int, int, bytes, int]]:
@@ -254,7 +254,7 @@ def _extents(meta: bytes | mmap.mmap) -> list[tuple[int, int, bytes, int]]:
     return sorted(found)
 
 
-def _joined(units: Sequence[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
+def joined(units: Sequence[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
     """Units in order as ranges of files. Neighbours within one window of `_WINDOW` units of that order are read one
     after another, at the turn of the first: starts jump about in a library, and each jump costs an event."""
     starts = [extent[0] for extent in extents]

@@ -127,7 +127,7 @@ class ChunkFile:
             if len(part) != self.geometry.chunk_length(chunk):
                 raise ValueError(f"chunk {chunk} of {self.path} has {self.geometry.chunk_length(chunk)} bytes")
         self.local.note(first * self.unit, sum(map(len, parts)))
-        return self._fetch(self._by_stripe(dict(enumerate(parts, first)), keep=False))
+        return self._fetch(self.by_stripe(dict(enumerate(parts, first)), keep=False))
 
     def _fetch(self, pieces: Sequence[Piece]) -> int:
         if not pieces:
@@ -138,7 +138,7 @@ class ChunkFile:
             self.fetched += fetched
         return fetched
 
-    def _by_stripe(self, wanted: Mapping[int, memoryview], *, keep: bool = True) -> list[Piece]:
+    def by_stripe(self, wanted: Mapping[int, memoryview], *, keep: bool = True) -> list[Piece]:
         """Whole chunks, each into its memory: a piece for each run of chunks that lie beside each other in a stripe."""
         runs: list[tuple[int, int, list[memoryview]]] = []
         last: dict[int, tuple[int, int, list[memoryview]]] = {}
@@ -171,7 +171,7 @@ class ChunkFile:
                         continue
                     wanted[chunk] = memoryview(bytearray(length))
                 copies.append((view[low:high], wanted[chunk][low - start : high - start]))
-        return self._by_stripe(wanted)
+        return self.by_stripe(wanted)
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: bool) -> Piece:
         """Consecutive whole chunks of ``stripe``, from position ``first`` on. ``keep``: in `local`."""
@@ -337,11 +337,11 @@ class StripedFile(ChunkFile):
         self._backend.read_many([piece(i) for i in stripes])
         return tuple(footers[i] for i in stripes)
 
-    def _by_stripe(self, wanted: Mapping[int, memoryview], *, keep: bool = True) -> list[Piece]:
+    def by_stripe(self, wanted: Mapping[int, memoryview], *, keep: bool = True) -> list[Piece]:
         every, wanted = wanted, self.local.fill(wanted)
         with self._lock:
             self.cached += sum(len(view) for chunk, view in every.items() if chunk not in wanted)
-        return super()._by_stripe(wanted, keep=keep)
+        return super().by_stripe(wanted, keep=keep)
 
     def _decode_footer(self, stripe: int, data: memoryview) -> Footer:
         name = self.pointer.stripe_path(self.path, stripe)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 
-from bootseer.kernel import _fuse_wire as wire
+from bootseer.kernel import fuse_wire as wire
 from bootseer.kernel.fuse_ops import Attr, Change, Context, Entry, WritableOperations
 
 Handler = Callable[[Context, memoryview], bytes]

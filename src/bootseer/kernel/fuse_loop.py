@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bootseer.kernel import _fuse_wire as wire
-from bootseer.kernel._fuse_backing import Backings
-from bootseer.kernel._fuse_write import write_handlers
+from bootseer.kernel import fuse_wire as wire
+from bootseer.kernel.fuse_backing import Backings
 from bootseer.kernel.fuse_ops import (
     LATER,
     Attr,
@@ -27,6 +26,7 @@ from bootseer.kernel.fuse_ops import (
     ReadResult,
     WritableOperations,
 )
+from bootseer.kernel.fuse_write import write_handlers
 
 _log = logging.getLogger(__name__)
 _BACKGROUND = 64

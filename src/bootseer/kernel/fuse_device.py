@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError, NotFoundError, PrivilegeError, UnsupportedError
 from bootseer.kernel import mount
-from bootseer.kernel._fuse_wire import MAX_READ
 from bootseer.kernel.fuse_ops import Options
+from bootseer.kernel.fuse_wire import MAX_READ
 
 _DEADLINE = 20.0
 
