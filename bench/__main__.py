@@ -78,8 +78,11 @@ def main() -> int:
     if name not in BENCHMARKS:
         print(f"error: no benchmark named {name}; there are: {' '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
-    chosen = BENCHMARKS[name]
-    if not {"-h", "--help"} & set(rest) or not PYTHON.exists():
+    chosen, asks = BENCHMARKS[name], {"-h", "--help"} & set(rest)
+    if chosen.needs.startswith("root") and os.geteuid() and not asks:
+        print(f"error: {name} mounts file systems and makes network namespaces (run it with sudo)", file=sys.stderr)
+        return 77
+    if not asks or not PYTHON.exists():
         try:
             prepare(chosen)
         except subprocess.CalledProcessError as exc:

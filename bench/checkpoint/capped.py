@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
@@ -14,14 +12,13 @@ from statistics import median
 from msgspec import structs
 
 import bootseer.torch
-from bench.checkpoint import mounts
-from bench.checkpoint.figures import ONCE
+from bench.checkpoint import mounts, once
 from bench.checkpoint.state import Made
 from bench.stripes.capped import CAP
 from bench.stripes.client import Answer, Task
 from bench.stripes.faults import Faults
 from bench.stripes.runner import Runner
-from bootseer.demo.report import Report, Run
+from bootseer.demo.report import Report
 from bootseer.errors import UnsupportedError
 from support.shapedhdfs import ShapedHadoop
 
@@ -62,9 +59,9 @@ class Capped:
             if "resume" in parts:
                 for _ in range(self._rounds):
                     self._resumes()
-            for part, ways in (("once", "WAYS"), ("sharing", "SHARING")):
+            for part, ways in (("once", once.WAYS), ("sharing", once.SHARING)):
                 if part in parts:
-                    self._once(part, ways)
+                    self._once(ways)
 
     def _runner(self, content: Path, expected: str) -> Runner:
         return Runner(self._report, "capped", self._site.cluster, content, program=self._program, expected=expected)
@@ -117,15 +114,9 @@ class Capped:
         local = Task(way="torch-file", url="", path=str(tensors.content), size=tensors.size)
         tensors.record("torch-local", lambda: tensors.client(local))
 
-    def _once(self, part: str, ways: str) -> None:
-        """The ways of `ONCE` with the name ``ways``."""
-        if importlib.util.find_spec(ONCE) is None:
-            reason = "could not run: this version does not read a checkpoint once for all ranks"
-            self._report.runs.append(Run(variant=f"capped:{part}", n=1, failed=reason))
-            return
-        module = importlib.import_module(ONCE)
+    def _once(self, ways: Mapping[str, str]) -> None:
         path = f"{FOLDER}/{STRIPED}"
-        module.run(self._site, self._report, path, self._large, rounds=self._rounds, ways=getattr(module, ways))
+        once.run(self._site, self._report, path, self._large, rounds=self._rounds, ways=ways)
 
     # -- saves ----------------------------------------------------------------------------------------------------
 

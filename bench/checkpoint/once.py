@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from bench.checkpoint.state import Made
-from bench.common import figures
+from bench.common.figures import Figures
+from bench.common.invocation import say
 from bench.stripes.client import Answer, Task
-from bench.stripes.runner import LIMIT, Wrong, say
+from bench.stripes.runner import LIMIT, Wrong
 from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError, UnavailableError
 from support.shapedhdfs import ShapedHadoop
@@ -70,35 +70,13 @@ def run(
             say(f"{variant}: {seconds:.2f} s, DataNodes sent {found['sent_by_datanodes'] / size:.3f} of it")
 
 
-def makers(report: Report) -> list[Callable[[], None]]:
-    medians = figures.Medians(report.runs)
-
-    def speed() -> None:
-        ratio = medians.of(VANILLA) / medians.of(ONCE)
-        n = medians.count(VANILLA, ONCE)
-        report.figure("resume_4_ranks_vs_torch_load", ratio, unit="x", target=">= 3", n=n, of="median")
-
-    def apart() -> None:
-        ratio = medians.of(APART) / medians.of(ONCE)
-        n = medians.count(APART, ONCE)
-        report.figure("resume_4_ranks_vs_apart", ratio, unit="x", target=">= 1.05", n=n, of="median")
-
-    def counted() -> None:
-        ratio = medians.of(ONCE, "read") / medians.of(ONCE, "unique")
-        report.figure("bytes_vs_unique", ratio, unit="x", target="<= 1.02", n=medians.count(ONCE), of="median")
-
-    def gain(name: str, without: str) -> None:
-        if not (found := [100 * (1 - ratio) for ratio in figures.paired(report.runs, ONCE, without)]):
-            raise figures.Missing(f"no round with {ONCE} and {without}")
-        report.figure(name, statistics.median(found), unit="%", target=">= 5", n=len(found), of="median")
-
-    return [
-        speed,
-        apart,
-        counted,
-        lambda: gain("gain_two_reads", ONE_READ),
-        lambda: gain("gain_buckets", ONE_BUCKET),
-    ]
+def compute(found: Figures) -> None:
+    """Add the figures."""
+    found.ratio("resume_4_ranks_vs_torch_load", ">= 3", VANILLA, ONCE, unit="x")
+    found.ratio("resume_4_ranks_vs_apart", ">= 1.05", APART, ONCE, unit="x")
+    found.ratio("bytes_vs_unique", "<= 1.02", ONCE, ONCE, field="read", of="unique", unit="x")
+    found.gain("gain_two_reads", ONCE, ONE_READ)
+    found.gain("gain_buckets", ONCE, ONE_BUCKET)
 
 
 def _measure(task: Task) -> tuple[float, list[Answer]]:

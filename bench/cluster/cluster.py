@@ -15,34 +15,31 @@ containerd where it is not built), uv with a full cache that all nodes share at 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
 import shutil
-import signal
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
-from bench.cluster import figures as cluster_figures
 from bench.cluster import started
+from bench.cluster.figures import compute
 from bench.cluster.scenario import Scenario, load, names
 from bench.cluster.site import WORKLOAD, Cluster, cache
-from bench.common import figures, invocation, ordinary
+from bench.common import invocation, ordinary
 from bench.common.debian import uv
-from bench.common.invocation import say
+from bench.common.invocation import Options, say
 from bench.demo.full import JOB_ENV, forget_starts
 from bench.demo.ingredients import Ingredients
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import SETTINGS
 from bootseer.demo.programs import BOOTSEER, run
-from bootseer.demo.report import Report, Run, new
+from bootseer.demo.report import Report, Run
 from bootseer.demo.starts import Measured
-from bootseer.errors import BootseerError, DataError, PrivilegeError
+from bootseer.errors import BootseerError, ConfigError, DataError
 from bootseer.launch.job import Job, MountTable
 
 PROGRAMS = {
@@ -219,61 +216,36 @@ def _cpu_seconds() -> float:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-def _bench(options: argparse.Namespace) -> None:
-    scenarios = [load(name) for name in options.scenario]
-    if os.geteuid() != 0:
-        raise PrivilegeError("the bench mounts file systems and makes network namespaces", hint="run it with sudo")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    report = new("cluster-quick" if options.quick else "cluster")
+def _run(options: Options, report: Report) -> None:
+    if not 2 <= (nodes := options.nodes or (3 if options.quick else 8)) <= 64:
+        raise ConfigError("--nodes is none of 2 to 64")
+    rate = options.rate or (100.0 if options.quick else 50.0)
+    scenarios = [load(name) for name in options.scenario or (["cold"] if options.quick else names())]
     place = cache()
     place.mkdir(parents=True, exist_ok=True)
     parts = Ingredients(WORKLOAD, place)
-    with workplace.session(place, lambda: parts.prepare(say)) as work:
-        began = time.monotonic()
-        prefix = workplace.prefix(place)
-        with Cluster(parts, work, prefix, options.subnet, nodes=options.nodes, rate=options.rate, say=say) as cluster:
-            say(f"{options.nodes} nodes, {options.rate:g} Mbit/s each; strongest: {cluster.strongest}")
-            fleets = {
-                way: Fleet(cluster, work, report, options.runs, way)
-                for way in dict.fromkeys(scenario.store for scenario in scenarios)
-            }
-            next(iter(fleets.values())).fill_uv()
-            for scenario in scenarios:
-                say(f"{scenario.name}: {scenario.about}")
-                fleets[scenario.store].scenario(scenario)
-                _write(report, options)  # what is measured stays, whatever comes
-        say(f"{time.monotonic() - began:.0f} s")
-    figures.show(report)
-    if options.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
-
-
-def _write(report: Report, options: argparse.Namespace) -> None:
-    cluster_figures.compute(report, say)
-    if options.out:
-        report.write(options.out)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="cold only, on three nodes, once")
-    parser.add_argument("--nodes", type=int, help="of the job (default 8, quick 3)")
-    parser.add_argument("--runs", type=int, help="rounds (default 3, quick 1)")
-    parser.add_argument("--scenario", action="append", metavar="NAME|FILE", help="default: all, quick: cold")
-    parser.add_argument("--rate", type=float, help="of each link, Mbit/s (default 50, quick 100)")
-    parser.add_argument("--subnet", default="10.86.0.0/24", help="a /24 network that is free on this machine")
-    parser.add_argument("--json", action="store_true", help="print the report on standard output, too")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    options.nodes = options.nodes or (3 if options.quick else 8)
-    options.runs = options.runs or (1 if options.quick else 3)
-    options.rate = options.rate or (100.0 if options.quick else 50.0)
-    options.scenario = options.scenario or (["cold"] if options.quick else names())
-    if not 2 <= options.nodes <= 64:
-        parser.error("--nodes is none of 2 to 64")
-    return options
+    with (
+        workplace.session(place, lambda: parts.prepare(say)) as work,
+        Cluster(parts, work, workplace.prefix(place), options.subnet, nodes=nodes, rate=rate, say=say) as cluster,
+    ):
+        say(f"{nodes} nodes, {rate:g} Mbit/s each; strongest: {cluster.strongest}")
+        fleets = {
+            way: Fleet(cluster, work, report, options.runs, way)
+            for way in dict.fromkeys(scenario.store for scenario in scenarios)
+        }
+        next(iter(fleets.values())).fill_uv()
+        for scenario in scenarios:
+            say(f"{scenario.name}: {scenario.about}")
+            fleets[scenario.store].scenario(scenario)
+            if options.out:
+                report.write(options.out)  # what is measured stays, whatever comes
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.ERROR)
-    sys.exit(invocation.main(_bench, _options()))
+    parser = invocation.parser("cluster", __doc__, quick="cold only, on three nodes, once", runs=(3, 1))
+    parser.add_argument("--nodes", type=int, help="of the job (default 8, quick 3)")
+    parser.add_argument("--scenario", action="append", metavar="NAME|FILE", help="default: all, quick: cold")
+    parser.add_argument("--rate", type=float, help="of each link, Mbit/s (default 50, quick 100)")
+    parser.add_argument("--subnet", default="10.86.0.0/24", help="a /24 network that is free on this machine")
+    sys.exit(invocation.carry_out(parser, _run, compute))

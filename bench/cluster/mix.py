@@ -1,7 +1,7 @@
 """`bootseer run` with the strongest other tools in place of the ordinary ones: ``python -m bench.cluster.mix ...``
 
 hdfs-native copies the checkpoint. The image comes through nydusd, which prefetches what the job is known to open, where
-``CLUSTER_NYDUS`` has the arguments of `peers.Nydus`; containerd pulls it else. uv stands in the job file.
+``CLUSTER_NYDUS`` has the arguments of `peers.nydus`; containerd pulls it else. uv stands in the job file.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def nydus_rootfs(ref: str, rootfs: Path) -> Iterator[oci.Image]:
     upper, inner = rootfs.with_name("upper"), rootfs.with_name("inner")
     for folder in (upper, inner, rootfs):
         folder.mkdir(exist_ok=True)
-    with oci.open_image(ref) as pulled, peers.Nydus(work, **json.loads(os.environ["CLUSTER_NYDUS"])) as lower:
-        mount.mount_overlay([lower.target], rootfs, upper=upper, work=inner)
+    with oci.open_image(ref) as pulled, peers.nydus(work, **json.loads(os.environ["CLUSTER_NYDUS"])) as lower:
+        mount.mount_overlay([lower], rootfs, upper=upper, work=inner)
         try:
             yield pulled
         finally:

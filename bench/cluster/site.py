@@ -17,7 +17,7 @@ from bench.common import peers
 from bench.common.debian import Workload
 from bench.demo.full import Addresses, stored
 from bench.demo.ingredients import Ingredients
-from bench.image import parts as image_parts
+from bench.image.parts import nydus_image
 from bootseer import oci
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import read_all
@@ -130,19 +130,18 @@ class Cluster:
         return root
 
     def _nydus(self) -> str:
-        """What `peers.Nydus` is to be given; empty where it is not built."""
+        """What `peers.nydus` is to be given; empty where it is not built."""
         folder = self.work / "nydus-image"
         folder.mkdir()
         try:
             peers.program("nydusd")
-            build = image_parts.NydusImage(folder, self.site.ref, f"{self.registry}/{_NYDUS}:1", self._job, self.say)
-            build.make()
+            bootstrap = nydus_image(folder, self.site.ref, f"{self.registry}/{_NYDUS}:1", self._job, self.say)
         except UnsupportedError:
             return ""
         options = {
             "registry": self.registry,
             "repository": _NYDUS,
-            "bootstrap": str(build.bootstrap),
+            "bootstrap": str(bootstrap),
             "prefetch": "yes",
         }
         return json.dumps(options)

@@ -12,9 +12,7 @@ time to the first step that a part saves, the median over the rounds.
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import sys
 from pathlib import Path
 
@@ -22,7 +20,9 @@ import numpy
 from safetensors.numpy import load_file, save_file
 
 from bench.cluster.started import BESIDE, EVERYTHING, IN_TURN, NEITHER, STARTED, VARIANTS
-from bench.common import figures, invocation, peers
+from bench.common import invocation, peers
+from bench.common.figures import Figures, Say
+from bench.common.invocation import Options, say
 from bootseer import stripefs
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import STATE
@@ -30,11 +30,11 @@ from bootseer.demo.light import Light, LightSite
 from bootseer.demo.report import Report, Run
 
 GAINS = {
-    "gain_record": (IN_TURN, EVERYTHING, ">= 5"),
-    "gain_turn": (IN_TURN, BESIDE, ">= 5"),
-    "gain_turn_without_record": (EVERYTHING, NEITHER, ">= 5"),
+    "gain_record": (IN_TURN, EVERYTHING),
+    "gain_turn": (IN_TURN, BESIDE),
+    "gain_turn_without_record": (EVERYTHING, NEITHER),
 }
-"""The variant with a part of the product, the one without, and the target."""
+"""The variant with a part of the product and the one without."""
 
 
 class Start(Light):
@@ -42,7 +42,7 @@ class Start(Light):
 
     checkpoint = "striped/run/step-1"
 
-    def __init__(self, cache: Path, options: argparse.Namespace) -> None:
+    def __init__(self, cache: Path, options: Options) -> None:
         super().__init__(cache, options.rate)
         self._read, self._unread = options.read, options.unread
 
@@ -63,7 +63,7 @@ def once(site: LightSite, name: str, variant: str, number: int, work: Path) -> R
     """One start, on a cold node. One name of the job: its starts share what they record."""
     starts.forget("start", work)
     done = site.start("start", work, program=(*STARTED, variant))
-    invocation.say(f"{name} {number}: {done.seconds:.2f} s, {done.bytes_ready / 1e6:.0f} MB until the first step")
+    say(f"{name} {number}: {done.seconds:.2f} s, {done.bytes_ready / 1e6:.0f} MB until the first step")
     return Run(
         variant=variant,
         n=number,
@@ -74,48 +74,29 @@ def once(site: LightSite, name: str, variant: str, number: int, work: Path) -> R
     )
 
 
-def compute(document: Report) -> None:
-    """Replace the figures of ``document``."""
-    document.figures.clear()
-    for name, (ours, other, target) in GAINS.items():
-        if gains := [100 * (1 - ratio) for ratio in figures.paired(document.runs, ours, other)]:
-            gain = round(statistics.median(gains), 1)
-            document.figure(name, gain, unit="%", target=target, n=len(gains), of="median")
+def compute(report: Report, say: Say) -> Figures:
+    """Replace the figures of ``report``."""
+    found = Figures(report, say)
+    for name, (ours, other) in GAINS.items():
+        found.gain(name, ours, other)
+    return found
 
 
-def _run(options: argparse.Namespace) -> None:
-    document = invocation.document("start", options)
+def _run(options: Options, report: Report) -> None:
     cache = workplace.claim(peers.cache_dir() / "bench/start")
     recipe = Start(cache, options)
-    with (
-        workplace.session(cache, lambda: recipe.prepare(invocation.say)) as work,
-        recipe.open(work, invocation.say) as site,
-    ):
+    with workplace.session(cache, lambda: recipe.prepare(say)) as work, recipe.open(work, say) as site:
         once(site, "record", IN_TURN, 0, work / "job")
         for number in range(1, options.runs + 1):
             for variant in VARIANTS if number % 2 else reversed(VARIANTS):
-                document.runs.append(once(site, variant, variant, number, work / "job"))
-    compute(document)
-    figures.show(document)
-    if options.out:
-        document.write(options.out)
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two rounds")
-    parser.add_argument("--runs", type=int, help="rounds (default 5, quick 2)")
-    parser.add_argument(
-        "--read", type=int, default=128, help="MB of the checkpoint that the job reads beside its state"
-    )
-    parser.add_argument("--unread", type=int, default=96, help="MB of the checkpoint that the job does not read")
-    parser.add_argument("--rate", type=float, default=300.0, help="of the link, Mbit/s")
-    parser.add_argument("--append", action="store_true", help="add to the report that is there")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    options.runs = options.runs or (2 if options.quick else 5)
-    return options
+                report.runs.append(once(site, variant, variant, number, work / "job"))
 
 
 if __name__ == "__main__":
-    sys.exit(invocation.main(_run, _options()))
+    parser = invocation.parser("start", __doc__, quick="two rounds", runs=(5, 2), append=True)
+    parser.add_argument(
+        "--read", type=int, default=128, help="MB that the job reads of the checkpoint beside its state"
+    )
+    parser.add_argument("--unread", type=int, default=96, help="MB of the checkpoint that the job does not read")
+    parser.add_argument("--rate", type=float, default=300.0, help="of the link, Mbit/s")
+    sys.exit(invocation.carry_out(parser, _run, compute))

@@ -1,144 +1,83 @@
-"""Figures computed from the runs of a report, and those of bench/image (whose runs may be of several invocations)."""
+"""Figures of a report, computed from its runs."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from bench.image.checkout import BEFORE
 from bootseer.demo.report import Report, Run
 
 Say = Callable[[str], None]
-
-
-class Medians:
-    """Medians over the runs of a variant that ended well. `Missing` when there is none."""
-
-    def __init__(self, runs: list[Run]) -> None:
-        self._runs = [run for run in runs if not run.failed]
-
-    def of(self, variant: str, field: str = "seconds") -> float:
-        """``field``: ``seconds`` or a key of ``details`` or ``bytes``."""
-        if not (values := self._values(variant, field)):
-            raise Missing(f"variant {variant} has no {field}")
-        return statistics.median(values)
-
-    def count(self, *variants: str, field: str = "seconds") -> int:
-        """Runs that say ``field``, of the variant with the fewest."""
-        return min(len(self._values(variant, field)) for variant in variants)
-
-    def _values(self, variant: str, field: str) -> list[float]:
-        of = [{**run.details, **run.bytes, "seconds": run.seconds} for run in self._runs if run.variant == variant]
-        values = [one.get(field) for one in of]
-        return [float(value) for value in values if value is not None]
-
-
 SPEED = "mib_per_s"
 
 
-def ratio(report: Report, name: str, target: str, ours: str, others: Sequence[str], field: str = SPEED) -> None:
-    """A figure: the median of ``ours`` divided by the largest of those of ``others`` that have runs."""
-    runs = Medians(report.runs)
-    others = tuple(other for other in others if runs.count(other, field=field)) or others
-    value = runs.of(ours, field) / max(runs.of(other, field) for other in others)
-    report.figure(name, value, unit="ratio", target=target, n=runs.count(ours, *others, field=field), of="median")
+class Figures:
+    """Replaces the figures of ``report``. Of each that its runs do not allow it says which run is missing.
+
+    A ``field`` is ``seconds`` or a key of a run's ``details`` or ``bytes``; runs that failed do not count.
+    """
+
+    def __init__(self, report: Report, say: Say) -> None:
+        report.figures.clear()
+        self.report, self._say = report, say
+
+    def values(self, variant: str, field: str = "seconds") -> list[float]:
+        """Of every run of ``variant`` that has the field."""
+        runs = [run for run in self.report.runs if run.variant == variant and not run.failed]
+        found = [{**run.details, **run.bytes, "seconds": run.seconds}.get(field) for run in runs]
+        return [float(value) for value in found if value is not None]
+
+    def add(self, name: str, target: str, values: Sequence[float], unit: str = "ratio", missing: str = "runs") -> None:
+        """The median of ``values``; ``missing``: what to say when there are none."""
+        if not values:
+            self._say(f"no figure {name}: no {missing}")
+            return
+        value, n = statistics.median(values), len(values)
+        self.report.figure(name, value, unit=unit, target=target, n=n, of="median" if n > 1 else "single")
+
+    def median(
+        self, name: str, target: str, variant: str, field: str = "seconds", *, unit: str = "ratio", scale: float = 1.0
+    ) -> None:
+        """The median of one field, ``scale`` times."""
+        values = [value * scale for value in self.values(variant, field)]
+        self.add(name, target, values, unit, missing=f"{field} of {variant}")
+
+    def ratio(
+        self, name: str, target: str, ours: str, *others: str, field: str = "seconds", of: str = "", unit: str = "ratio"
+    ) -> None:
+        """The median of ``ours`` divided by the largest of those of ``others`` (whose field is ``of``)."""
+        mine, theirs = self.values(ours, field), [self.values(other, of or field) for other in others]
+        theirs = [values for values in theirs if values]
+        if not mine or not theirs:
+            self._say(f"no figure {name}: no {field} of {ours if not mine else ' or '.join(others)}")
+            return
+        value = statistics.median(mine) / max(max(statistics.median(values) for values in theirs), 1e-9)
+        n = min(len(values) for values in (mine, *theirs))
+        self.report.figure(name, value, unit=unit, target=target, n=n, of="median" if n > 1 else "single")
+
+    def rounds(self, name: str, target: str, ours: str, other: str) -> None:
+        """The median of the ratios of single rounds."""
+        self.add(name, target, paired(self.report.runs, ours, other), missing=f"round with {ours} and {other}")
+
+    def gain(self, name: str, having: str, without: str, target: str = ">= 5") -> None:
+        """The percentage of its time that a run saves by what ``without`` lacks: the median over rounds."""
+        found = gains(self.report.runs, having, without)
+        self.add(name, target, found, "%", missing=f"round with {having} and {without}")
+
+    def show(self) -> None:
+        """Print them."""
+        for figure in self.report.figures:
+            met = "met" if figure.met else "NOT MET"
+            print(f"{figure.name:28} {figure.value:9.4g} {figure.unit}  n={figure.n}  target {figure.target}  {met}")
 
 
-def make(report: Report, makers: Iterable[Callable[[], None]], say: Say) -> None:
-    """Replace the figures of ``report``; says which cannot be computed and why."""
-    report.figures.clear()
-    for maker in makers:
-        try:
-            maker()
-        except Missing as exc:
-            say(f"no figure: {exc}")
-
-
-class Missing(Exception):
-    """A figure cannot be computed: says which runs it lacks."""
-
-
-def rename(runs: list[Run]) -> None:
-    """Reports of when there were two drivers say which of them a start went through: FUSE is the one that stayed."""
-    for run in runs:
-        run.variant = run.variant.replace("-fuse", "")
-
-
-def paired(runs: list[Run], ours: str, other: str) -> list[float]:
+def paired(runs: Sequence[Run], ours: str, other: str) -> list[float]:
     """Seconds of ``ours`` divided by those of ``other``, for each round in which both ended well."""
     times = {(run.variant, run.n): run.seconds for run in runs if not run.failed and run.seconds}
     rounds = sorted(n for variant, n in times if variant == ours and (other, n) in times)
     return [times[ours, n] / times[other, n] for n in rounds]
 
 
-def show(report: Report) -> None:
-    """Print the figures."""
-    for figure in report.figures:
-        met = "met" if figure.met else "NOT MET"
-        print(f"{figure.name:28} {figure.value:9.4f} {figure.unit}  n={figure.n}  target {figure.target}  {met}")
-
-
-def compute(report: Report, say: Say) -> None:
-    """Replace the figures of ``report``; says which cannot be computed and why."""
-    report.figures.clear()
-    rename(report.runs)
-    runs = Medians(report.runs)
-
-    def ratio(name: str, target: str, ours: str, other: str, field: str = "seconds") -> None:
-        value = runs.of(ours, field) / max(runs.of(other, field), 1e-9)
-        n = runs.count(ours, other, field=field)
-        report.figure(name, value, unit="ratio", target=target, n=n, of="median")
-
-    def single(name: str, target: str, variant: str, field: str, unit: str = "ratio") -> None:
-        n = runs.count(variant, field=field)
-        report.figure(name, runs.of(variant, field), unit=unit, target=target, n=n, of="median")
-
-    def slow(name: str, target: str) -> None:
-        """Of the reads that a start makes where nothing was read ahead of it."""
-        value = runs.of("hot", "slow_faults") / runs.of("record", "reads")
-        n = runs.count("hot", "record", field="reads")
-        report.figure(name, value, unit="ratio", target=target, n=n, of="median")
-
-    def listed(name: str, target: str) -> None:
-        """Read ahead, and touched by no start."""
-        n = int(runs.of("page-list", "starts"))
-        report.figure(name, runs.of("page-list", "unused"), unit="ratio", target=target, n=n, of="median")
-
-    def complete(name: str, target: str) -> None:
-        ours, plain = "read-complete", "read-complete-plain"
-        values = [
-            runs.of(ours, "sequential_mb_per_s") / runs.of(plain, "sequential_mb_per_s"),
-            runs.of(plain, "us_per_4k") / runs.of(ours, "us_per_4k"),
-        ]
-        report.figure(name, min(values), unit="ratio", target=target, n=runs.count(ours, plain), of="median")
-
-    def before(name: str, target: str, ours: str) -> None:
-        if not (ratios := paired(report.runs, ours, f"{ours}{BEFORE}")):
-            raise Missing(f"no round has both {ours} and {ours}{BEFORE}")
-        say(f"{name}: {' '.join(f'{one:.3f}' for one in ratios)}")
-        report.figure(name, statistics.median(ratios), unit="ratio", target=target, n=len(ratios), of="median")
-
-    wanted: list[tuple[str, str, Callable[..., None], tuple[str, ...]]] = [
-        ("readiness_vs_local", "<= 1.3", ratio, ("hot", "local")),
-        ("readiness_vs_full_pull", "<= 0.0667", ratio, ("hot", "containerd")),
-        ("readiness_vs_nydus", "<= 0.4", ratio, ("hot", "nydus")),
-        ("readiness_vs_nydus_10ms", "<= 0.4", ratio, ("hot-10ms", "nydus-10ms")),
-        ("stall_vs_on_demand", "<= 0.02", ratio, ("hot", "on-demand", "stall_seconds")),
-        ("slow_faults", "<= 0.01", slow, ()),
-        ("waste", "<= 0.2", single, ("record", "waste")),
-        ("readahead_waste", "<= 0.2", listed, ()),
-        ("complete_vs_erofs", ">= 0.97", complete, ()),
-        ("filled_vs_erofs", ">= 0.6", ratio, ("read-filled", "read-filled-plain", "sequential_mb_per_s")),
-        ("filled_random_us", "<= 30", single, ("read-filled", "us_per_4k", "us")),
-        ("recording_overhead", "<= 1.02", ratio, ("warm", "warm-norecord")),
-        ("conversion_vs_tools", "<= 1", ratio, ("convert", "convert-tools")),
-    ]
-    for variant in dict.fromkeys(run.variant for run in report.runs):
-        ours = variant.removesuffix(BEFORE)
-        if ours not in (variant, "record"):  # recordings are no pairs
-            wanted.append((f"{ours}_vs_before", "<= 1.03", before, (ours,)))
-    for name, target, add, words in wanted:
-        try:
-            add(name, target, *words)
-        except Missing as exc:
-            say(f"no figure {name}: {exc}")
+def gains(runs: Sequence[Run], having: str, without: str) -> list[float]:
+    """The percentages of its time that ``having`` saves, for each round in which both ended well."""
+    return [100 * (1 - ratio) for ratio in paired(runs, having, without)]

@@ -10,15 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
+from bootseer.errors import UnavailableError, UnsupportedError
 from bootseer.kernel import mount as mounts
 from support.service import free_port, service, wait_for_port
 
 NYDUS = "2.2.0"
 _START_SECONDS = 30.0
-_CALL_SECONDS = 900.0
 
 
 def cache_dir() -> Path:
@@ -34,22 +34,6 @@ def program(name: str) -> Path:
     if not os.access(path, os.X_OK):
         raise UnsupportedError(f"{path.name} is not built", hint="run scripts/bench-peers")
     return path
-
-
-def call(argv: list[str], *, show: bool = False) -> None:
-    """Run a program to its end, its output on ours when ``show``; `BootseerError` with its last words on failure."""
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=None if show else subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, timeout=_CALL_SECONDS, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise UnsupportedError(f"{argv[0]} is not installed") from None
-    except subprocess.TimeoutExpired:
-        raise UnavailableError(f"{argv[0]} did not end within {_CALL_SECONDS:.0f} s") from None
-    if done.returncode:
-        words = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise BootseerError(f"{' '.join(argv[:4])} failed with code {done.returncode}: {words}")
 
 
 _CONTAINERD = """version = 2
@@ -100,70 +84,51 @@ def containerd(folder: Path, prefix: Sequence[str] = (), *, built: bool = True) 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _await_mount(target: Path, process: subprocess.Popen[bytes], log: Path, name: str) -> None:
-    end = time.monotonic() + _START_SECONDS
-    while not mounts.is_mounted(target):
-        if process.poll() is not None or time.monotonic() > end:
-            words = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
-            raise UnavailableError(f"{name} did not mount: {words}")
-        time.sleep(0.005)
-
-
 @contextlib.contextmanager
-def mounted(kind: str, source: str, target: Path) -> Iterator[None]:
-    """A FUSE library for Python serves ``source`` on ``target`` while the context is open; see `peer_mounts`."""
-    script = Path(__file__).parents[1] / "checkpoint/peer_mounts.py"
-    argv = [str(program("../fuse/bin/python")), "-P", str(script), kind, source]
-    log = target.with_suffix(".log")
+def _served(name: str, argv: list[str], target: Path, log: Path) -> Iterator[Path]:
+    """The program mounts and serves ``target`` while the context is open."""
     try:
-        with service([*argv, str(target)], log) as process:
-            _await_mount(target, process, log, kind)
-            yield
+        with service(argv, log) as process:
+            end = time.monotonic() + _START_SECONDS
+            while not mounts.is_mounted(target):
+                if process.poll() is not None or time.monotonic() > end:
+                    words = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+                    raise UnavailableError(f"{name} did not mount: {words}")
+                time.sleep(0.005)
+            yield target
     finally:
         if mounts.is_mounted(target):
             mounts.unmount(target, lazy=True)
 
 
-class Nydus:
-    """nydusd serving ``bootstrap`` on ``target`` while the context is open; blob from ``registry``, cached in ``work``.
+def mounted(kind: str, source: str, target: Path) -> AbstractContextManager[Path]:
+    """A FUSE library for Python serves ``source`` on ``target`` while the context is open; see `peer_mounts`."""
+    script = Path(__file__).parents[1] / "checkpoint/peer_mounts.py"
+    argv = [str(program("../fuse/bin/python")), "-P", str(script), kind, source, str(target)]
+    return _served(kind, argv, target, target.with_suffix(".log"))
 
-    ``prefetch`` (``yes`` or empty): it fetches the files of the bootstrap's prefetch table on its own.
-    """
 
-    def __init__(self, work: Path, *, registry: str, repository: str, bootstrap: str, prefetch: str = "") -> None:
-        self.target, cache, config = work / "nydus", work / "nydus-cache", work / "nydus.json"
-        for folder in (self.target, cache):
-            folder.mkdir(exist_ok=True)
-        backend = {"scheme": "http", "host": registry, "repo": repository, "timeout": 30, "connect_timeout": 5}
-        config.write_text(
-            json.dumps(
-                {
-                    "device": {
-                        "backend": {"type": "registry", "config": backend},
-                        "cache": {"type": "blobcache", "config": {"work_dir": str(cache)}},
-                    },
-                    "mode": "direct",
-                    "digest_validate": False,
-                    "enable_xattr": True,
-                    "fs_prefetch": {"enable": bool(prefetch), "threads_count": 8, "merging_size": 1 << 20},
-                }
-            )
-        )
-        argv = [str(program("nydusd")), "fuse", "--mountpoint", str(self.target), "--bootstrap", bootstrap]
-        argv += ["--config", str(config), "--log-level", "warn", "--fuse-threads", "4", "--rlimit-nofile", "0"]
-        self._log = work / "nydusd.log"
-        self._service = service(argv, self._log)
-
-    def __enter__(self) -> Nydus:
-        process = self._service.__enter__()
-        try:
-            _await_mount(self.target, process, self._log, "nydusd")
-        except BaseException:
-            self._service.__exit__(None, None, None)
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._service.__exit__(None, None, None)
-        if mounts.is_mounted(self.target):
-            mounts.unmount(self.target, lazy=True)
+def nydus(
+    work: Path, *, registry: str, repository: str, bootstrap: str, prefetch: str = ""
+) -> AbstractContextManager[Path]:
+    """nydusd serves ``bootstrap`` below ``work`` while the context is open; blob from ``registry``, cached in ``work``.
+    It is the mount point. ``prefetch`` (``yes`` or empty): it fetches the files of the bootstrap's prefetch table on
+    its own."""
+    target, cache, config, log = work / "nydus", work / "nydus-cache", work / "nydus.json", work / "nydusd.log"
+    for folder in (target, cache):
+        folder.mkdir(exist_ok=True)
+    backend = {"scheme": "http", "host": registry, "repo": repository, "timeout": 30, "connect_timeout": 5}
+    settings = {
+        "device": {
+            "backend": {"type": "registry", "config": backend},
+            "cache": {"type": "blobcache", "config": {"work_dir": str(cache)}},
+        },
+        "mode": "direct",
+        "digest_validate": False,
+        "enable_xattr": True,
+        "fs_prefetch": {"enable": bool(prefetch), "threads_count": 8, "merging_size": 1 << 20},
+    }
+    config.write_text(json.dumps(settings))
+    argv = [str(program("nydusd")), "fuse", "--mountpoint", str(target), "--bootstrap", bootstrap]
+    argv += ["--config", str(config), "--log-level", "warn", "--fuse-threads", "4", "--rlimit-nofile", "0"]
+    return _served("nydusd", argv, target, log)

@@ -11,17 +11,18 @@ Needs what bench/image needs, but no peers. Five rounds of all parts take about 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator
 from functools import partial
 
-from bench.common import figures, invocation
-from bench.image import parts as image_parts
+from bench.common import invocation
+from bench.common.figures import Figures, Say, gains
+from bench.common.invocation import Options, chosen, say
 from bench.image import rounds
 from bench.image import site as image_site
 from bench.image.ablated import PARTS, WITH, WITHOUT, Part
+from bench.image.parts import SMALL, TORCH, Parts
 from bootseer.blocks.tree import ProfileKey
 from bootseer.demo.report import Report, Run
 from bootseer.objects import Store, open_store
@@ -57,63 +58,44 @@ class Ablation(rounds.Bench):
             return self.outcome(f"{part.name}:{how}", number, order)
 
 
-def compute(document: Report) -> None:
-    """Replace the figures of ``document``."""
-    document.figures.clear()
+def compute(report: Report, say: Say) -> Figures:
+    """Replace the figures of ``report``."""
+    found = Figures(report, say)
     for part in PARTS:
-        if gains := gains_of(document.runs, part):
-            gain = round(statistics.median(gains), 1)
-            document.figure(f"gain_{part.name}", gain, unit="%", target=part.target, n=len(gains), of="median")
+        found.gain(f"gain_{part.name}", *_names(part), part.target)
+    return found
 
 
-def gains_of(runs: list[Run], part: Part) -> list[float]:
-    """The percentage of its time that a start saves by ``part``, for each round."""
-    ratios = figures.paired(runs, f"{part.name}:{WITH}", f"{part.name}:{WITHOUT}")
-    return [100 * (1 - ratio) for ratio in ratios]
+def _names(part: Part) -> tuple[str, str]:
+    """Of the variants with it and without."""
+    return f"{part.name}:{WITH}", f"{part.name}:{WITHOUT}"
 
 
 def table(runs: list[Run]) -> Iterator[str]:
     """A line per part, in Markdown."""
-    found = figures.Medians(runs)
+    found = Figures(Report(name="", runs=runs), lambda line: None)
     yield "| part | without it | seconds with | without | gain, % | least to most | MB moved with | without |"
     yield "|---|---|---|---|---|---|---|---|"
     for part in PARTS:
-        if not (gains := gains_of(runs, part)):
+        if not (saved := gains(runs, *_names(part))):
             continue
-        names = [f"{part.name}:{how}" for how in (WITH, WITHOUT)]
-        seconds = " | ".join(f"{found.of(name):.2f}" for name in names)
-        moved = " | ".join(f"{found.of(name, 'link') / 1e6:.0f}" for name in names)
-        spread = f"{statistics.median(gains):.1f} | {min(gains):.1f} to {max(gains):.1f}"
+        names = _names(part)
+        seconds = " | ".join(f"{statistics.median(found.values(name)):.2f}" for name in names)
+        moved = " | ".join(f"{statistics.median(found.values(name, 'link')) / 1e6:.0f}" for name in names)
+        spread = f"{statistics.median(saved):.1f} | {min(saved):.1f} to {max(saved):.1f}"
         yield f"| {part.name} | {part.without} | {seconds} | {spread} | {moved} |"
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    names = [part.name for part in PARTS]
-    parser.add_argument("--quick", action="store_true", help="a small image, two rounds, at most 5 minutes")
-    parser.add_argument("--runs", type=int, help="rounds (default 5, quick 2)")
-    parser.add_argument("--parts", default=",".join(names), help="comma-separated, of: %(default)s")
-    image_site.options(parser)
-    options = parser.parse_args()
-    options.runs = options.runs or (2 if options.quick else 5)
-    options.parts = options.parts.split(",")
-    if unknown := set(options.parts) - set(names):
-        parser.error(f"no part is called {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
-    return options
-
-
-def _run(options: argparse.Namespace) -> None:
-    document = invocation.document("ablate", options)
-    parts = image_parts.Parts(image_parts.SMALL if options.quick else image_parts.TORCH, invocation.say)
+def _run(options: Options, report: Report) -> None:
+    names = chosen(options.parts, [part.name for part in PARTS])
+    parts = Parts(SMALL if options.quick else TORCH, say)
     with image_site.prepared(parts, options) as (work, site):
-        ablation = Ablation(options, work, site, parts, document, [])
-        ablation.rounds([part for part in PARTS if part.name in options.parts])
-    compute(document)
-    print("\n".join(table(document.runs)))
-    figures.show(document)
-    if options.out:
-        document.write(options.out)
+        Ablation(options, work, site, parts, report, []).rounds([part for part in PARTS if part.name in names])
+    print("\n".join(table(report.runs)))
 
 
 if __name__ == "__main__":
-    sys.exit(invocation.main(_run, _options()))
+    parser = invocation.parser("ablate", __doc__, quick="a small image, at most 5 minutes", runs=(5, 2), append=True)
+    parser.add_argument("--parts", default="", help=f"of: {','.join(part.name for part in PARTS)}")
+    image_site.options(parser)
+    sys.exit(invocation.carry_out(parser, _run, compute))

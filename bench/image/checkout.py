@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -41,10 +40,7 @@ class Checkout:
 
     def argv(self, order: Order) -> list[str]:
         """The command of one start."""
-        words: dict[str, Any] = msgspec.to_builtins(order)
-        # Checkouts of when there were two drivers want to be told which; later ones leave the word unread.
-        words["driver"] = "fuse"
-        return [self._python, *self._node, msgspec.json.encode(words).decode()]
+        return [self._python, *self._node, msgspec.json.encode(order).decode()]
 
     def environ(self) -> dict[str, str]:
         """With the packages of this checkout before any that the interpreter has installed."""

@@ -6,8 +6,8 @@ import shutil
 import time
 from pathlib import Path
 
-from bench.common import peers
 from bootseer import image
+from bootseer.demo.programs import run
 from bootseer.demo.report import Run
 
 
@@ -31,7 +31,7 @@ def tools(ref: str, work: Path, number: int) -> Run:
 
     def step(name: str, *argv: str) -> None:
         began = time.monotonic()
-        peers.call(list(argv))
+        run(argv)
         stages[name] = round(time.monotonic() - began, 3)
 
     layout, bundle, out = work / "layout", work / "bundle", work / "image.erofs"

@@ -11,22 +11,20 @@ events Pulling and Pulled.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from bench.common import figures, invocation
-from bench.image import parts as image_parts
+from bench.common import invocation
+from bench.common.figures import Figures, Say
+from bench.common.invocation import Options, say
 from bench.image import site as image_site
+from bench.image.parts import SMALL, TORCH, Parts
 from bootseer import image, oci
-from bootseer.demo import report
-from bootseer.demo.report import Run
+from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError, UnsupportedError
 from support import kubernetes
 from support.images import programs, write_image
@@ -76,50 +74,39 @@ class Starts:
         Path("/proc/sys/vm/drop_caches").write_text("3")
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: Options, report: Report) -> None:
     if reason := kubernetes.missing():
         raise UnsupportedError(reason)
-    document = report.new("kubernetes-quick" if options.quick else "kubernetes")
-    parts = image_parts.Parts(image_parts.SMALL if options.quick else image_parts.TORCH, invocation.say)
+    parts = Parts(SMALL if options.quick else TORCH, say)
     code = "import sklearn, pandas" if options.quick else "import torch"
     with image_site.prepared(parts, options) as (work, site):
         ref, store, pause = site.ref(), site.store(), f"{site.registry()}/bench/pause:1"
         sleeping = oci.ContainerConfig(cmd=("/bin/sleep", "1000000"))
         write_image(work / "pause", [programs("sleep")], config=sleeping)
         push(f"oci:{work}/pause", pause)
-        invocation.say("converting the image")
+        say("converting the image")
         image.convert(ref, store, work_dir=work / "convert")
         (work / "cluster").mkdir()
         with Kubernetes(work / "cluster", [site.node], kubernetes.Site(site.registry(), pause, store)) as cluster:
             starts = Starts(cluster, ref, code)
-            for number in range(1, RECORDED + 1):
-                _note(document, starts.run, -number)
-            for number in range(1, options.runs + 1):
-                for start in (starts.run, starts.pod) if number % 2 else (starts.pod, starts.run):
-                    _note(document, start, number)
-    document.runs = [run for run in document.runs if run.n > 0]
-    figures.ratio(document, "pod_vs_image_run", "<= 1.3", "pod", ["run"], "seconds")
-    pulls = [run.details["pull"] for run in document.runs if run.variant == "pod"]
-    median = statistics.median(pulls)
-    document.figure("pull_seconds", median, unit="s", target="<= 0.5", n=len(pulls), of="median")
-    figures.show(document)
-    if options.out:
-        document.write(options.out)
+            for number in range(1 - RECORDED, options.runs + 1):
+                both = [starts.run, starts.pod] if number > 0 else [starts.run]
+                for start in both[:: 1 if number % 2 else -1]:
+                    run = start(number)
+                    say(f"{run.variant} {number}: {run.seconds} s {run.details or ''}")
+                    if number > 0:
+                        report.runs.append(run)
 
 
-def _note(document: report.Report, start: Callable[[int], Run], number: int) -> None:
-    run = start(number)
-    document.runs.append(run)
-    invocation.say(f"{run.variant} {number}: {run.seconds} s {run.details or ''}")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a small image")
-    parser.add_argument("--runs", type=int, default=5, help="of each")
-    image_site.options(parser)
-    return parser.parse_args()
+def compute(report: Report, say: Say) -> Figures:
+    """Replace the figures of ``report``."""
+    found = Figures(report, say)
+    found.ratio("pod_vs_image_run", "<= 1.3", "pod", "run")
+    found.median("pull_seconds", "<= 0.5", "pod", "pull", unit="s")
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(invocation.main(_run, _options()))
+    parser = invocation.parser("kubernetes", __doc__, quick="a small image", runs=(5, 5))
+    image_site.options(parser)
+    sys.exit(invocation.carry_out(parser, _run, compute))

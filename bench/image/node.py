@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -26,12 +27,14 @@ from bench.common import peers
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.blocks import tree
+from bootseer.demo.programs import run
 from bootseer.errors import BootseerError
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import mount as mounts
 
 _RECORDED_SECONDS = 15.0
 _PACK_SECONDS = 300.0
+_JOB_SECONDS = 900.0
 
 
 class Order(msgspec.Struct, kw_only=True):
@@ -270,9 +273,11 @@ def containerd(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any
     work = Path(order.work)
     with peers.containerd(work / "containerd") as ctr:
         clock.start()
-        peers.call([*ctr, "images", "pull", "--plain-http", order.ref])
+        run([*ctr, "images", "pull", "--plain-http", order.ref])
         clock.lap("pulled")
-        peers.call([*ctr, "run", "--rm", "--net-host", order.ref, "bench", *order.command], show=True)
+        words = [*ctr, "run", "--rm", "--net-host", order.ref, "bench", *order.command]
+        if code := subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_JOB_SECONDS, check=False).returncode:
+            raise BootseerError(f"the job ended with code {code}")
     return {}
 
 
@@ -280,10 +285,9 @@ def nydus(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
     """nydusd serves the image by FUSE; overlay and runtime are those of our own variants."""
     work = Path(order.work)
     with contextlib.ExitStack() as undo:
-        lower = peers.Nydus(work, **order.options)
         clock.start()
-        undo.enter_context(lower)
-        rootfs = undo.enter_context(overlay(lower.target, work))
+        lower = undo.enter_context(peers.nydus(work, **order.options))
+        rootfs = undo.enter_context(overlay(lower, work))
         clock.lap("mounted")
         run_job(rootfs, order, record.config)
     return {}

@@ -66,62 +66,46 @@ class Parts:
         if nydus:
             make("nydus", self.folder / "nydus.key", f"{key} {peers.NYDUS}", self._nydus, self.say)
 
-    def blob_id(self) -> str:
-        """Digest (hex) of nydus's data blob."""
-        return (self.folder / "blob").read_text()
-
     def _nydus(self) -> None:
         with DockerRegistry(root=self.registry) as registry:
             ref, target = (f"{registry.address}/{name}:1" for name in (REPOSITORY, NYDUS))
             job = partial(_run, self.command)
-            twin = NydusImage(
-                self.folder, ref, target, job, lambda line: self.say(f"nydus {self.workload.name}: {line}")
-            )
-            (self.folder / "blob").write_text(twin.make())
+            nydus_image(self.folder, ref, target, job, lambda line: self.say(f"nydus {self.workload.name}: {line}"))
 
 
-class NydusImage:
-    """Nydus's form of the image ``ref``, its data blob pushed to ``target`` and its ``bootstrap`` in ``folder``.
-
-    ``job`` runs the job in a root file system, with a folder for state: the files that it opens are prefetched.
-    """
-
-    def __init__(
-        self, folder: Path, ref: str, target: str, job: Callable[[Path, oci.ImageConfig, Path], None], say: Say
-    ) -> None:
-        self.folder, self.ref, self.target, self.job, self.say = folder, ref, target, job, say
-        self.bootstrap = folder / "bootstrap"
-
-    def make(self) -> str:
-        """Unpack the image, run the job once to see which files it opens, build nydus's image, push its blob; returns
-        the blob's digest (hex)."""
-        work = self.folder / "nydus-build"
+def nydus_image(
+    folder: Path, ref: str, target: str, job: Callable[[Path, oci.ImageConfig, Path], None], say: Say
+) -> Path:
+    """Make nydus's form of the image ``ref``: its data blob is pushed to ``target``, its bootstrap, which is returned,
+    is in ``folder``. The files that ``job`` opens are prefetched: it is run in a root file system, with a folder for
+    state."""
+    bootstrap = folder / "bootstrap"
+    work = folder / "nydus-build"
+    shutil.rmtree(work, ignore_errors=True)
+    root = work / "root"
+    root.mkdir(parents=True)
+    try:
+        say("unpack")
+        with oci.open_image(ref) as opened:
+            oci.unpack(opened, root)
+            config = opened.config
+        say("the files the job opens")
+        opens = opened_files(root, lambda: job(root, config, work))
+        say(f"nydus-image create, prefetching {len(opens)} files")
+        blob = work / "blob"
+        argv = [str(peers.program("nydus-image")), "create", "--log-level", "warn", "--prefetch-policy", "fs",
+                "--bootstrap", str(bootstrap), "--blob", str(blob), str(root)]  # fmt: skip
+        done = subprocess.run(argv, input="\n".join(opens), text=True, capture_output=True, timeout=1800)
+        if done.returncode:
+            raise BootseerError(f"nydus-image failed: {(done.stderr or done.stdout).strip()[-300:]}")
+        with open(blob, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        item = spec.Descriptor(spec.LAYER, f"sha256:{digest}", blob.stat().st_size)
+        with Registry(oci.Reference.parse(target)) as registry:
+            registry.put_blob(item, blob)
+    finally:
         shutil.rmtree(work, ignore_errors=True)
-        root = work / "root"
-        root.mkdir(parents=True)
-        try:
-            self.say("unpack")
-            with oci.open_image(self.ref) as opened:
-                oci.unpack(opened, root)
-                config = opened.config
-            self.say("the files the job opens")
-            opens = opened_files(root, lambda: self.job(root, config, work))
-            (self.folder / "opened").write_text("\n".join(opens) + "\n")
-            self.say(f"nydus-image create, prefetching {len(opens)} files")
-            blob = work / "blob"
-            argv = [str(peers.program("nydus-image")), "create", "--log-level", "warn", "--prefetch-policy", "fs",
-                    "--bootstrap", str(self.bootstrap), "--blob", str(blob), str(root)]  # fmt: skip
-            done = subprocess.run(argv, input="\n".join(opens), text=True, capture_output=True, timeout=1800)
-            if done.returncode:
-                raise BootseerError(f"nydus-image failed: {(done.stderr or done.stdout).strip()[-300:]}")
-            with open(blob, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-            item = spec.Descriptor(spec.LAYER, f"sha256:{digest}", blob.stat().st_size)
-            with Registry(oci.Reference.parse(self.target)) as target:
-                target.put_blob(item, blob)
-            return digest
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    return bootstrap
 
 
 def opened_files(root: Path, run: Callable[[], None]) -> list[str]:

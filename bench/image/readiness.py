@@ -18,72 +18,47 @@ that is there, so that a long bench can be done in parts.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import time
 from pathlib import Path
 
-from bench.common import figures, invocation, plot
-from bench.common.invocation import say
-from bench.image import parts as image_parts
+from bench.common import invocation, plot
+from bench.common.invocation import Options, chosen, say
 from bench.image import site as image_site
 from bench.image.checkout import BEFORE, Checkout
+from bench.image.figures import compute
+from bench.image.parts import SMALL, TORCH, Parts
 from bench.image.rounds import OTHERS, STARTS, Bench
+from bootseer.demo.report import Report
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a small image, three runs of each, at most 5 minutes")
-    parser.add_argument("--runs", type=int, help="runs of each variant (default 5, quick 3)")
+def _variants(options: Options) -> list[str]:
+    """Those to run."""
+    known = [*STARTS, *OTHERS]
+    spare = ["nydus-prefetch-10ms"] if options.quick and not options.variants else []
+    left_out = chosen(options.without, known) if options.without else spare
+    return [name for name in chosen(options.variants, known) if name not in left_out]
+
+
+def _run(options: Options, report: Report) -> None:
+    variants = _variants(options)
+    options.conversions = options.conversions or (1 if options.quick else 2)
+    against = Checkout(options.against, BEFORE) if options.against else None
+    parts = Parts(SMALL if options.quick else TORCH, say)
+    nydus = any(name.startswith("nydus") for name in variants)
+    with image_site.prepared(parts, options, nydus=nydus) as (work, site):
+        Bench(options, work, site, parts, report, variants, against).run()
+    if options.plot:
+        options.plot.write_text(plot.readiness(report.runs, STARTS))
+
+
+if __name__ == "__main__":
+    quick = "a small image, three runs of each, at most 5 minutes"
+    parser = invocation.parser("image", __doc__, quick=quick, runs=(5, 3), append=True)
     parser.add_argument("--conversions", type=int, help="runs of the conversions (default 2, quick 1)")
-    parser.add_argument("--variants", help=f"comma-separated, of: {', '.join([*STARTS, *OTHERS])}; all by default."
-                        " A trailing * stands for any ending")  # fmt: skip
+    parser.add_argument("--variants", default="", help=f"comma-separated, of: {', '.join([*STARTS, *OTHERS])}; all by"
+                        " default. A trailing * stands for any ending")  # fmt: skip
     parser.add_argument("--without", help="variants to leave out, in the same form")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout whose starts are to be compared")
     parser.add_argument("--plot", type=Path, help="also draw the readiness of the variants, as SVG")
     image_site.options(parser)
-    options = parser.parse_args()
-    options.runs = options.runs or (3 if options.quick else 5)
-    options.conversions = options.conversions or (1 if options.quick else 2)
-    return options
-
-
-def _choose(options: argparse.Namespace) -> list[str]:
-    """The variants to run."""
-    known = [*STARTS, *OTHERS]
-
-    def named(text: str) -> list[str]:
-        found = []
-        for pattern in text.split(","):
-            some = [n for n in known if n == pattern or (pattern.endswith("*") and n.startswith(pattern[:-1]))]
-            if not some:
-                raise SystemExit(f"error: no variant is called {pattern}; there are: {', '.join(known)}")
-            found += some
-        return found
-
-    spare = ["nydus-prefetch-10ms"] if options.quick else []
-    chosen = named(options.variants) if options.variants else [name for name in known if name not in spare]
-    left_out = named(options.without) if options.without else []
-    return [name for name in chosen if name not in left_out]
-
-
-def _run(options: argparse.Namespace) -> None:
-    document = invocation.document("image", options)
-    variants = _choose(options)
-    against = Checkout(options.against, BEFORE) if options.against else None
-    parts = image_parts.Parts(image_parts.SMALL if options.quick else image_parts.TORCH, say)
-    began = time.monotonic()
-    nydus = any(name.startswith("nydus") for name in variants)
-    with image_site.prepared(parts, options, nydus=nydus) as (work, site):
-        Bench(options, work, site, parts, document, variants, against).run()
-    figures.compute(document, say)
-    figures.show(document)
-    if options.out:
-        document.write(options.out)
-    if options.plot:
-        options.plot.write_text(plot.readiness(document.runs, STARTS))
-    say(f"took {(time.monotonic() - began) / 60:.1f} minutes")
-
-
-if __name__ == "__main__":
-    sys.exit(invocation.main(_run, _options()))
+    sys.exit(invocation.carry_out(parser, _run, compute))

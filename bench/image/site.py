@@ -6,13 +6,12 @@ import argparse
 import contextlib
 import os
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 from bench.image import parts as image_parts
 from bootseer.demo import workplace
-from bootseer.errors import BootseerError, FullError, PrivilegeError, UnsupportedError
+from bootseer.errors import BootseerError, FullError, UnsupportedError
 from support.hadoop import HadoopCluster
 from support.latency import LatencyProxy
 from support.netns import Node, ShapedNetwork
@@ -50,8 +49,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=float, default=1000, help="Mbit/s of the link")
     parser.add_argument("--rtt", type=float, default=0.01, help="seconds of the -10ms variants' round trip")
     parser.add_argument("--store", choices=STORES, default="registry", help="where converted images go")
-    parser.add_argument("--append", action="store_true", help="add to the runs of the report that is there")
-    parser.add_argument("--out", type=Path)
 
 
 @contextlib.contextmanager
@@ -60,9 +57,6 @@ def prepared(
 ) -> Iterator[tuple[Path, Site]]:
     """The parts, made where they are missing; then a work folder and the site. One bench at a time: they share names
     of network devices."""
-    if os.geteuid() != 0:
-        raise PrivilegeError("the bench mounts file systems and makes network namespaces", hint="run it with sudo")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     parts.folder.mkdir(parents=True, exist_ok=True)
 
     def prepare() -> None:

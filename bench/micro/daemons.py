@@ -10,17 +10,18 @@ processor meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
-import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bootseer.demo import report
+from bench.common import invocation
+from bench.common.figures import Figures, Say
+from bench.common.invocation import Options
 from bootseer.demo.programs import BOOTSEER
+from bootseer.demo.report import Report, Run
 from support.service import service
 from support.waits import until
 
@@ -41,7 +42,7 @@ def services(here: Path) -> dict[str, tuple[list[str], list[Path]]]:
     }
 
 
-def measure(name: str, number: int, work: Path, idle: float) -> report.Run:
+def measure(name: str, number: int, work: Path, idle: float) -> Run:
     """Start one below ``work``, wait ``idle`` seconds, look, and end it."""
     with tempfile.TemporaryDirectory(prefix="bootseer-daemons-", dir=work) as folder, contextlib.ExitStack() as stack:
         here = Path(folder)
@@ -65,7 +66,7 @@ def measure(name: str, number: int, work: Path, idle: float) -> report.Run:
         time.sleep(idle)
         used = sum(map(_cpu_ms, pids)) - before
         details = {"pss_mb": round(sum(map(_pss, pids)) / 1e6, 1), "cpu_ms_per_s": round(used / idle, 3)}
-    return report.Run(variant=name, n=number, seconds=round(seconds, 3), details=details)
+    return Run(variant=name, n=number, seconds=round(seconds, 3), details=details)
 
 
 def _cpu_ms(pid: int) -> float:
@@ -79,31 +80,21 @@ def _pss(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
-def main() -> int:
-    """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="once, and left alone for 5 s")
-    parser.add_argument("--runs", type=int, help="of each (default 5, quick 1)")
-    parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    if os.geteuid():
-        parser.error("the service is root's: run it with sudo")
-    made = report.new("daemons")
-    for number in range(1, (options.runs or (1 if options.quick else 5)) + 1):
+def _run(options: Options, made: Report) -> None:
+    for number in range(1, options.runs + 1):
         for name in services(Path()):
             made.runs.append(measure(name, number, options.work, 5.0 if options.quick else 30.0))
+
+
+def compute(made: Report, say: Say) -> Figures:
+    """Replace the figures of the report."""
+    found = Figures(made, say)
     for name in services(Path()):
-        runs = [run for run in made.runs if run.variant == name]
-        for key, unit, target in (("pss_mb", "MB", "<= 80"), ("cpu_ms_per_s", "ms/s", "<= 1")):
-            value = statistics.median(float(run.details[key]) for run in runs)
-            made.figure(f"{name}_{key}", value, unit=unit, target=target, n=len(runs), of="median")
-    for figure in made.figures:
-        print(f"{figure.name:24} {figure.value:8.2f} {figure.unit:5} {figure.target}")
-    if options.out:
-        made.write(options.out)
-    return 0
+        found.median(f"{name}_pss_mb", "<= 80", name, "pss_mb", unit="MB")
+        found.median(f"{name}_cpu_ms_per_s", "<= 1", name, "cpu_ms_per_s", unit="ms/s")
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = invocation.parser("daemons", __doc__, quick="once, left alone for 5 s", runs=(5, 1), work=True)
+    sys.exit(invocation.carry_out(parser, _run, compute))

@@ -1,6 +1,6 @@
 """The profiler at the size of a fleet: a job of 10,000 nodes with 8 ranks each, and 30,000 start-ups.
 
-    scripts/bench fleet [--quick] [--rounds 3] [--out report.json]
+    scripts/bench fleet [--quick] [--runs 3] [--out report.json]
 
 ``ingest`` reads the events of the job (20 spans a rank), ``page`` analyses them and makes the HTML page, ``fleet``
 looks at the kept rows of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``jobs``,
@@ -13,21 +13,19 @@ planted ones that were. --quick: a tenth of the nodes, start-ups and noisy ones.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from bootseer.demo import report
+from bench.common import invocation
+from bench.common.figures import Figures, Say
+from bench.common.invocation import Options
+from bootseer.demo.report import Report, Run
 from bootseer.profile.index import key
 
 STAGES = ("import", "dist_init", "model_init", "checkpoint_load", "first_step")
@@ -131,7 +129,7 @@ def flags(count: int) -> tuple[float, float]:
     return wrong / count, found / planted
 
 
-def pages(kept: Path, events: Path, rounds: int) -> list[report.Run]:
+def pages(kept: Path, events: Path, rounds: int) -> list[Run]:
     """The pages of a server, asked for ``rounds`` times."""
     command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", str(kept), str(events)]
     job = key(("big", "0", 0))
@@ -146,54 +144,43 @@ def pages(kept: Path, events: Path, rounds: int) -> list[report.Run]:
                     size = len(answer.read())
                 if n:
                     seconds = time.perf_counter() - began
-                    made.append(report.Run(variant=variant, n=n, seconds=seconds, details={"bytes": size}))
+                    made.append(Run(variant=variant, n=n, seconds=seconds, details={"bytes": size}))
         server.terminate()
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    tenth = 10 if args.quick else 1
-    made = report.new("fleet")
-    with tempfile.TemporaryDirectory(prefix="bootseer-fleet-", dir=args.work) as folder:
-        events, kept = Path(folder) / "job.jsonl", Path(folder) / "starts.parquet"
-        job(events, 10_000 // tenth)
-        starts(kept, 30_000 // tenth)
-        for n in range(1, args.rounds + 1):
-            for variant, code, file in (("ingest", INGEST, events), ("page", PAGE, events), ("fleet", FLEET, kept)):
-                made.runs.append(_run(variant, n, code, file))
-        made.runs += pages(kept, events, max(args.rounds, 5))
+def _run(options: Options, made: Report) -> None:
+    tenth = 10 if options.quick else 1
+    events, kept = options.work / "job.jsonl", options.work / "starts.parquet"
+    job(events, 10_000 // tenth)
+    starts(kept, 30_000 // tenth)
+    for n in range(1, options.runs + 1):
+        for variant, code, file in (("ingest", INGEST, events), ("page", PAGE, events), ("fleet", FLEET, kept)):
+            made.runs.append(_one(variant, n, code, file))
+    made.runs += pages(kept, events, max(options.runs, 5))
     began = time.perf_counter()
     wrong, found = flags(1000 // tenth)
     took = time.perf_counter() - began
-    made.runs.append(report.Run(variant="flags", n=1, seconds=took, details={"false": wrong, "found": found}))
-    figures: list[tuple[str, str, str, Callable[[report.Run], Any], str]] = [
-        ("ingest_10k_nodes_s", "ingest", "s", lambda run: run.seconds, "<= 30"),
-        ("ingest_10k_nodes_mb", "ingest", "MB", lambda run: run.details["rss"], "<= 500"),
-        ("job_page_s", "job", "s", lambda run: run.seconds, "<= 1"),
-        ("job_page_mb", "job", "MB", lambda run: run.details["bytes"] / 1e6, "<= 1"),
-        ("html_export_s", "page", "s", lambda run: run.seconds, "<= 1"),
-        ("fleet_page_s", "fleet", "s", lambda run: run.seconds, "<= 2"),
-        ("served_fleet_page_s", "served-fleet", "s", lambda run: run.seconds, "<= 2"),
-        ("jobs_page_ms", "jobs", "ms", lambda run: 1000 * (run.seconds or 0.0), "<= 200"),
-        ("false_flags", "flags", "%", lambda run: 100 * run.details["false"], "<= 1"),
-        ("planted_found", "flags", "%", lambda run: 100 * run.details["found"], ">= 99"),
-    ]
-    for name, variant, unit, value, target in figures:
-        values = [value(run) for run in made.runs if run.variant == variant]
-        of: report.Statistic = "median" if len(values) > 1 else "single"
-        figure = made.figure(name, statistics.median(values), unit=unit, target=target, n=len(values), of=of)
-        print(f"{figure.name}: {figure.value:g} {figure.unit} (target {figure.target})")
-    if args.out:
-        made.write(args.out)
+    made.runs.append(Run(variant="flags", n=1, seconds=took, details={"false": wrong, "found": found}))
 
 
-def _run(variant: str, n: int, code: str, file: Path) -> report.Run:
+def compute(made: Report, say: Say) -> Figures:
+    """Replace the figures of the report."""
+    found = Figures(made, say)
+    found.median("ingest_10k_nodes_s", "<= 30", "ingest", unit="s")
+    found.median("ingest_10k_nodes_mb", "<= 500", "ingest", "rss", unit="MB")
+    found.median("job_page_s", "<= 1", "job", unit="s")
+    found.median("job_page_mb", "<= 1", "job", "bytes", unit="MB", scale=1e-6)
+    found.median("html_export_s", "<= 1", "page", unit="s")
+    found.median("fleet_page_s", "<= 2", "fleet", unit="s")
+    found.median("served_fleet_page_s", "<= 2", "served-fleet", unit="s")
+    found.median("jobs_page_ms", "<= 200", "jobs", unit="ms", scale=1e3)
+    found.median("false_flags", "<= 1", "flags", "false", unit="%", scale=100)
+    found.median("planted_found", ">= 99", "flags", "found", unit="%", scale=100)
+    return found
+
+
+def _one(variant: str, n: int, code: str, file: Path) -> Run:
     """``seconds`` are the first that it prints, or those of the process; ``rss`` in MB."""
     began = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-c", code, str(file)], stdout=subprocess.PIPE, text=True)
@@ -204,11 +191,12 @@ def _run(variant: str, n: int, code: str, file: Path) -> report.Run:
     seconds = time.perf_counter() - began
     if process.returncode:
         raise SystemExit(f"{variant} failed")
-    return report.Run(
+    return Run(
         variant=variant, n=n, seconds=seconds if variant == "ingest" else said[0],
         details={"rss": usage.ru_maxrss / 1000, "said": said},
     )  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    parser = invocation.parser("fleet", __doc__, quick="a tenth of everything", runs=(3, 3), work=True)
+    sys.exit(invocation.carry_out(parser, _run, compute))

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 
-from bench.stripes.runner import say
+from bench.common.invocation import say
 from bootseer.backends.cluster import HdfsBackend
 from bootseer.backends.interface import FILE_MODE, Sink
 from bootseer.errors import BootseerError

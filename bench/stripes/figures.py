@@ -2,78 +2,42 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
-from functools import partial
-
-from bench.common import figures
-from bench.common.figures import SPEED, Medians, Missing, paired
+from bench.common.figures import SPEED, Figures, Say
 from bench.stripes.capped import CAP
 from bootseer.demo.report import Report
 
 FAULTS = ("frozen", "killed", "slow")
-FAULTS_OF_WRITES = ("slow", "frozen")
+FAULTS_OF_WRITES = {"slow": "<= 1.5", "frozen": "<= 2"}
 
 
-def compute(report: Report, say: Callable[[str], None]) -> None:
+def compute(report: Report, say: Say) -> Figures:
     """Replace the figures of ``report``; says which cannot be computed and why."""
-    runs = Medians(report.runs)
-    ratio = partial(figures.ratio, report)
+    found = Figures(report, say)
 
-    def caps() -> None:
-        n = runs.count("capped:striped")
-        value = runs.of("capped:striped", SPEED) / (4 * CAP)
-        report.figure("read_vs_caps", value, unit="ratio", target=">= 0.85", n=n, of="median")
+    def faster(name: str, target: str, ours: str, *vanilla: str) -> None:
+        found.ratio(name, target, ours, *vanilla, field=SPEED)
 
-    def failed() -> None:
-        faults = (*FAULTS, *(f"write-{fault}" for fault in FAULTS_OF_WRITES))
-        of_faults = [run for run in report.runs if run.variant in {f"capped:{name}" for name in faults}]
-        if not of_faults:
-            raise Missing("no run with a fault")
-        count = sum(bool(run.failed) for run in of_faults)
-        report.figure("failed_with_faults", float(count), unit="runs", target="<= 0", n=len(of_faults), of="max")
-
-    def gain(part: str, made: str) -> None:
-        """The percentage of the time of a write that ``part`` of the placement saves; by rounds."""
-        having, without = f"capped:{made}-with-{part}", f"capped:{made}-without-{part}"
-        if not (gains := [100 * (1 - ratio) for ratio in paired(report.runs, having, without)]):
-            raise Missing(f"no runs of {without}")
-        value = round(statistics.median(gains), 1)
-        report.figure(f"gain_placement_{part}", value, unit="%", target=">= 5", n=len(gains), of="median")
-
+    striped, replicated = "capped:striped", "capped:write-striped-replicated"
     vanilla = ("capped:hdfs-native", "capped:hadoop-client")
-    replicated = ("capped:write-hdfs-native-replicated", "capped:write-hadoop-client-replicated")
+    faster("read_vs_vanilla", ">= 3.5", striped, *vanilla)
+    colliding = ("capped:colliding-striped", *vanilla, "capped:colliding-hdfs-native")
+    faster("read_vs_vanilla_colliding", ">= 3.5", *colliding)
+    found.median("read_vs_caps", ">= 0.85", striped, SPEED, scale=1 / (4 * CAP))
+    writes = ("capped:write-hdfs-native", "capped:write-hadoop-client")
+    faster("write_vs_vanilla", ">= 2.5", "capped:write-striped", *writes)
+    # with both directions limited, two replicas use the links of 4 DataNodes twice: nobody can have more than 2
+    faster("write_vs_vanilla_replicated", ">= 1", replicated, *(f"{name}-replicated" for name in writes))
+    faster("uncapped_vs_hdfs_native", ">= 2", "free:striped", "free:hdfs-native", "free:hdfs-native-4-stripes")
+    for fault in FAULTS:
+        found.ratio(f"{fault}_vs_healthy", "<= 1.5", f"capped:{fault}", striped)
+    for fault, target in FAULTS_OF_WRITES.items():
+        found.ratio(f"{fault}_write_vs_healthy", target, f"capped:write-{fault}", replicated)
+    names = {f"capped:{name}" for name in (*FAULTS, *(f"write-{fault}" for fault in FAULTS_OF_WRITES))}
+    if disturbed := [bool(run.failed) for run in report.runs if run.variant in names]:
+        n, failed = len(disturbed), float(sum(disturbed))
+        report.figure("failed_with_faults", failed, unit="runs", target="<= 0", n=n, of="max")
+    found.gain("gain_placement_wish", "capped:write-with-wish", "capped:write-without-wish")
+    found.gain("gain_placement_slow", "capped:slow-write-with-slow", "capped:slow-write-without-slow")
     coded = ("capped:erasure-coded-hdfs-native", "capped:erasure-coded-hadoop-client")
-    striped, collided = "capped:striped", "capped:colliding-striped"
-    makers: list[Callable[[], None]] = [
-        lambda: ratio("read_vs_vanilla", ">= 3.5", striped, vanilla),
-        lambda: ratio(
-            "read_vs_vanilla_colliding", ">= 3.5", collided, (*vanilla, "capped:colliding-hdfs-native")
-        ),
-        caps,
-        lambda: ratio(
-            "write_vs_vanilla", ">= 2.5", "capped:write-striped",
-            ("capped:write-hdfs-native", "capped:write-hadoop-client"),
-        ),
-        # with both directions limited, two replicas use the links of 4 DataNodes twice: nobody can have more than 2
-        lambda: ratio("write_vs_vanilla_replicated", ">= 1", "capped:write-striped-replicated", replicated),
-        lambda: ratio(
-            "uncapped_vs_hdfs_native", ">= 2", "free:striped", ("free:hdfs-native", "free:hdfs-native-4-stripes")
-        ),
-        *(
-            (lambda fault=fault: ratio(f"{fault}_vs_healthy", "<= 1.5", f"capped:{fault}", (striped,), "seconds"))
-            for fault in FAULTS
-        ),
-        *(
-            (lambda fault=fault, target=target: ratio(
-                f"{fault}_write_vs_healthy", target, f"capped:write-{fault}", ("capped:write-striped-replicated",),
-                "seconds",
-            ))
-            for fault, target in zip(FAULTS_OF_WRITES, ("<= 1.5", "<= 2"), strict=True)
-        ),
-        failed,
-        lambda: gain("wish", "write"),
-        lambda: gain("slow", "slow-write"),
-        lambda: ratio("read_vs_erasure_coding", ">= 1", striped, coded),
-    ]  # fmt: skip
-    figures.make(report, makers, say)
+    faster("read_vs_erasure_coding", ">= 1", striped, *coded)
+    return found

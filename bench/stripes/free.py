@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.stripes.runner import Runner, say
+from bench.common.invocation import say
+from bench.stripes.runner import Runner
 from bootseer.demo.report import Report
 from bootseer.errors import BootseerError
 from support.hadoop import HadoopCluster

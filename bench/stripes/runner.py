@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -14,13 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from blake3 import blake3
 
+from bench.common.invocation import say
 from bench.stripes.client import Answer, Task, digest
-from bootseer.demo import report as report_form
 from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.hdfs import client as hdfs
@@ -32,53 +28,6 @@ _PIPE = 64 << 10
 """Bytes that a pipe holds (Linux): what is in it was not yet taken."""
 LIMIT = 240.0
 """Seconds after which a client is killed: it hangs."""
-
-
-Say = Callable[[str], None]
-_began = time.monotonic()
-
-
-def say(line: str) -> None:
-    """A line of progress, with the seconds since the start."""
-    print(f"{time.monotonic() - _began:4.0f} s  {line}", file=sys.stderr, flush=True)
-
-
-def arguments(name: str, doc: str, parts: Sequence[str], quick: str) -> argparse.ArgumentParser:
-    """The options that a benchmark of striped files has; ``quick``: what ``--quick`` makes smaller."""
-    parser = argparse.ArgumentParser(prog=f"scripts/bench {name}", description=doc.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--rounds", type=int, default=0, help="runs of each variant")
-    parser.add_argument("--parts", default=",".join(parts), help="of: %(default)s")
-    parser.add_argument("--work", type=Path, default=Path("/var/tmp"))
-    parser.add_argument("--out", type=Path)
-    return parser
-
-
-@contextlib.contextmanager
-def session(name: str, options: argparse.Namespace, figures: Callable[[Report, Say], None]) -> Iterator[Session]:
-    """A folder for what a benchmark makes, deleted at the end; then the figures, printed, and the report, written."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    out = report_form.new(f"{name}-quick" if options.quick else name)
-    work = Path(tempfile.mkdtemp(prefix=f"bench-{name}-", dir=options.work))
-    try:
-        yield Session(work, out, options.parts.split(","), options.rounds or (3 if options.quick else 5))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        figures(out, say)
-        for made in out.figures:
-            print(f"{made.name}: {made.value} (target {made.target}){'' if made.met else ', not met'}", flush=True)
-        say(f"{time.monotonic() - _began:.0f} s in all")
-        if options.out:
-            out.write(options.out)
-
-
-class Session(NamedTuple):
-    """``work``: the folder; ``parts``: those asked for; ``rounds``: how often each variant runs."""
-
-    work: Path
-    report: Report
-    parts: list[str]
-    rounds: int
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
@@ -201,17 +150,9 @@ class Runner(LocalRunner):
     """Runs variants over the content of a file on ``cluster``, which ``where`` names (``capped:striped``)."""
 
     def __init__(
-        self,
-        report: Report,
-        where: str,
-        cluster: HadoopCluster,
-        content: Path,
-        prefix: Sequence[str] = (),
-        *,
-        program: str = CLIENT,
-        expected: str = "",
+        self, report: Report, where: str, cluster: HadoopCluster, content: Path, prefix: Sequence[str] = (), **more: str
     ) -> None:
-        super().__init__(report, where, content, prefix, program=program, expected=expected)
+        super().__init__(report, where, content, prefix, **more)
         self.cluster = cluster
 
     def stock_read(self, path: str) -> Answer:

@@ -10,16 +10,16 @@ disturbs only the case ``cpu``. A run is one seed: its ``stages`` are the second
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import random
 import statistics
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-from bench.common import figures, invocation
+from bench.common import invocation
+from bench.common.figures import Figures, Say
+from bench.common.invocation import Options, chosen, say
 from bench.stripes.scheduler_cases import CASES
 from bench.stripes.scheduler_parts import PARTS
 from bootseer.demo.report import Report, Run
@@ -45,14 +45,14 @@ def gains(runs: list[Run], part: str) -> dict[str, float]:
     }
 
 
-def compute(document: Report) -> None:
-    """Replace the figures of ``document``."""
-    document.figures.clear()
+def compute(report: Report, say: Say) -> Figures:
+    """Replace the figures of ``report``."""
+    made = Figures(report, say)
     for part in PARTS:
-        if found := gains(document.runs, part.name):
-            count = sum(run.variant == f"without:{part.name}" for run in document.runs)
-            best = round(max(found.values()), 1)
-            document.figure(f"gain_{part.name}", best, unit="%", target=">= 5", n=count, of="median")
+        if found := gains(report.runs, part.name):
+            n, best = len(made.values(f"without:{part.name}")), round(max(found.values()), 1)
+            report.figure(f"gain_{part.name}", best, unit="%", target=">= 5", n=n, of="median")
+    return made
 
 
 def table(runs: list[Run]) -> Iterator[str]:
@@ -66,40 +66,21 @@ def table(runs: list[Run]) -> Iterator[str]:
             yield f"| {part.name} | {part.without} | {told or 'none'} |"
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    names = [part.name for part in PARTS]
-    parser.add_argument("--quick", action="store_true", help="two seeds")
-    parser.add_argument("--runs", type=int, help="seeds (default 5, quick 2)")
-    parser.add_argument("--parts", default=",".join(names), help="comma-separated, of: %(default)s")
-    parser.add_argument("--append", action="store_true", help="keep the runs of other parts that stand in the report")
-    parser.add_argument("--out", type=Path, help="the report")
-    options = parser.parse_args()
-    options.runs = options.runs or (2 if options.quick else 5)
-    options.parts = options.parts.split(",")
-    if unknown := set(options.parts) - set(names):
-        parser.error(f"no part is called {', '.join(sorted(unknown))}; there are: {', '.join(names)}")
-    return options
-
-
-def _run(options: argparse.Namespace) -> None:
+def _run(options: Options, report: Report) -> None:
     logging.disable(logging.WARNING)  # of DataNodes that are frozen on purpose
-    document = invocation.document("scheduler", options)
-    chosen = [part for part in PARTS if part.name in options.parts]
-    again = {WITH, *(f"without:{part.name}" for part in chosen)}
-    document.runs = [run for run in document.runs if run.variant not in again]
+    names = chosen(options.parts, [part.name for part in PARTS])
+    again = {WITH, *(f"without:{name}" for name in names)}
+    report.runs = [run for run in report.runs if run.variant not in again]
     for seed in range(1, options.runs + 1):
-        for part in (None, *chosen):
+        for part in (None, *(part for part in PARTS if part.name in names)):
             name = f"without:{part.name}" if part else WITH
-            invocation.say(f"{name}, seed {seed}")
+            say(f"{name}, seed {seed}")
             with part.taken_away() if part else contextlib.nullcontext():
-                document.runs.append(run(name, seed))
-    compute(document)
-    print("\n".join(table(document.runs)))
-    figures.show(document)
-    if options.out:
-        document.write(options.out)
+                report.runs.append(run(name, seed))
+    print("\n".join(table(report.runs)))
 
 
 if __name__ == "__main__":
-    sys.exit(invocation.main(_run, _options()))
+    parser = invocation.parser("scheduler", __doc__, quick="two seeds", runs=(5, 2), append=True)
+    parser.add_argument("--parts", default="", help=f"of: {','.join(part.name for part in PARTS)}")
+    sys.exit(invocation.carry_out(parser, _run, compute))

@@ -1,6 +1,6 @@
 """Striped files on HDFS against one HDFS file: reads, writes, with slow, frozen and dead DataNodes, and without limits.
 
-    scripts/bench stripefs [--quick] [--rounds N] [--work DIR] [--out report.json] [--plot FILE.svg] [--parts LIST]
+    scripts/bench stripefs [--quick] [--runs N] [--work DIR] [--out report.json] [--plot FILE.svg] [--parts LIST]
 
 Needs root and Hadoop's jars. NameNode and DataNodes are a JVM each; each DataNode is in a network namespace whose link
 carries 60 MiB/s in each direction (``capped``), then the same on loopback without limits (``free``). Every run is a
@@ -14,11 +14,12 @@ import os
 import sys
 from pathlib import Path
 
-from bench.common import plot
-from bench.stripes import figures as stripes_figures
+from bench.common import invocation, plot
+from bench.common.invocation import Options, chosen
 from bench.stripes import free
 from bench.stripes.capped import CAP, PARTS, Capped
-from bench.stripes.runner import arguments, session
+from bench.stripes.figures import compute
+from bootseer.demo.report import Report
 
 KiB, MiB = 1 << 10, 1 << 20
 
@@ -30,28 +31,25 @@ def _content(path: Path, size: int) -> Path:
     return path
 
 
-def main() -> int:
-    parser = arguments(
-        "stripefs", __doc__ or "", (*PARTS, "free"), "96 MiB instead of 320, 3 rounds instead of 5, small scan"
-    )
-    parser.add_argument("--plot", type=Path, help="draw the scan of widths and units as SVG")
-    options = parser.parse_args()
-    with session("stripefs", options, stripes_figures.compute) as (work, out, parts, rounds):
-        content = _content(work / "content", (96 if options.quick else 320) * MiB)
-        small = _content(work / "small", (64 if options.quick else 256) * MiB)
-        widths, units, reads = [1, 2, 4, 8, 16], [256 * KiB, MiB, 4 * MiB, 16 * MiB], 3
-        if options.quick:
-            widths, units, reads = [1, 4, 16], [MiB, 16 * MiB], 1
-        if set(parts) & set(PARTS):
-            Capped(work, out, content, small, rounds=rounds, scan=(widths, units, reads), brief=options.quick).run(
-                parts
-            )
-        if "free" in parts:
-            free.run(work, out, content, rounds=rounds)
+def _run(options: Options, report: Report) -> None:
+    content = _content(options.work / "content", (96 if options.quick else 320) * MiB)
+    small = _content(options.work / "small", (64 if options.quick else 256) * MiB)
+    widths, units, reads = [1, 2, 4, 8, 16], [256 * KiB, MiB, 4 * MiB, 16 * MiB], 3
+    if options.quick:
+        widths, units, reads = [1, 4, 16], [MiB, 16 * MiB], 1
+    parts = chosen(options.parts, (*PARTS, "free"))
+    if set(parts) & set(PARTS):
+        scan = (widths, units, reads)
+        Capped(options.work, report, content, small, rounds=options.runs, scan=scan, brief=options.quick).run(parts)
+    if "free" in parts:
+        free.run(options.work, report, content, rounds=options.runs)
     if options.plot:
-        options.plot.write_text(plot.scan(out.runs, 4 * CAP))
-    return 0
+        options.plot.write_text(plot.scan(report.runs, 4 * CAP))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    quick = "96 MiB instead of 320, 3 runs instead of 5, small scan"
+    parser = invocation.parser("stripefs", __doc__, quick=quick, runs=(5, 3), work=True)
+    parser.add_argument("--parts", default="", help=f"of: {','.join((*PARTS, 'free'))}")
+    parser.add_argument("--plot", type=Path, help="draw the scan of widths and units as SVG")
+    sys.exit(invocation.carry_out(parser, _run, compute))
