@@ -22,7 +22,8 @@ from bootseer.blocks.serving.protocol import ServerSpec, TreeStatus
 from bootseer.errors import BootseerError, FullError, NotFoundError, UnavailableError
 from bootseer.served import client
 from bootseer.served.control import ControlServer
-from bootseer.served.protocol import LOCK, SOCKET, SPEC, GoneError, Request, StoppingError
+from bootseer.served.protocol import LOCK, SOCKET, SPEC, GoneError, Request
+from support.waits import later
 
 STATUS = TreeStatus(id="a", digest="a", pid=1, targets=["/t"])
 
@@ -109,16 +110,21 @@ def test_errors_come_over_as_what_they_are(folder: Path) -> None:
         client.ask(folder, Request("status"), TreeStatus)
 
 
-def test_a_server_that_ends_is_waited_for(folder: Path) -> None:
-    began = time.monotonic()
-
-    def stopping(request: Request) -> TreeStatus:
-        if time.monotonic() - began < 0.5:
-            raise StoppingError("soon")
-        return STATUS
-
-    with serving(folder, stopping):
-        assert client.ask(folder, Request("status"), TreeStatus) == STATUS
+def test_a_server_that_answers_nobody_is_waited_for_while_it_lives(folder: Path) -> None:
+    ControlServer(folder).close()
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    asked = later(lambda: client.ask(folder, Request("status"), TreeStatus))
+    time.sleep(0.5)
+    assert not asked.done()
+    with serving(folder, lambda request: STATUS):
+        assert asked.result(10) == STATUS
+    asked = later(lambda: client.ask(folder, Request("status"), TreeStatus))
+    time.sleep(0.2)
+    assert not asked.done()
+    os.close(fd)
+    with pytest.raises(GoneError):
+        asked.result(10)
 
 
 def test_a_client_that_says_nothing_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,9 @@ from bootseer.errors import BootseerError, from_os_error
 from bootseer.fsmount.memory import Count, Inherited
 from bootseer.fsmount.server import Server
 from bootseer.kernel import fuse
+from bootseer.kernel.child import wait
 from bootseer.served.entry import Answer
-from bootseer.served.keeper import SIGNALS, Kept, supervise, wait
+from bootseer.served.keeper import SIGNALS, Kept, supervise
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Supervisor:
             server.start()
             if self._answer is not None:  # who started the mount waits until nobody can answer any more
                 self._answer.forget()
-        wait([server], min(_LOOK_SECONDS, self._until - time.monotonic()) if self._until else _LOOK_SECONDS)
+        wait([server.child], min(_LOOK_SECONDS, self._until - time.monotonic()) if self._until else _LOOK_SECONDS)
         unfinished = counts[Count.UNFINISHED]
         server.watch.limit = self._spec.silence[unfinished > 0]  # later, when much would be lost
         if not server.dead():

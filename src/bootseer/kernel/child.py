@@ -14,7 +14,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bootseer.kernel import libc
@@ -147,6 +147,20 @@ class Child:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+def wait(children: Iterable[Child], seconds: float | None, *fds: int) -> None:
+    """Wait until one of ``children`` ends, or one that has ended may be started again, or one of ``fds`` can be read;
+    for ``seconds`` at most."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    for child in children:
+        if not child.dead:
+            poll.register(child.fileno(), select.POLLIN)
+        else:
+            seconds = min(child.wait_seconds, child.wait_seconds if seconds is None else seconds)
+    poll.poll(None if seconds is None else max(0, int(seconds * 1000)) + 1)
 
 
 def ended(pidfd: int, seconds: float = 0.0) -> bool:

@@ -12,7 +12,6 @@ import gc
 import logging
 import mmap
 import os
-import select
 import socket
 import sys
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from bootseer.errors import BootseerError, doing, from_os_error
 from bootseer.kernel import flock
-from bootseer.kernel.child import Child, die_with
+from bootseer.kernel.child import Child, die_with, wait
 from bootseer.units import one_line
 
 log = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ def keep(parts: Mapping[str, Part], runs: Mapping[str, Callable[[], object]], sc
                 if name not in children or (name in ended and not children[name].wait_seconds):
                     children[name] = _start(name, part, runs[name], scores[name], children.get(name))
                     ended.discard(name)
-            _wait(list(children.values()), None if all_served else _LOOK_SECONDS)
+            wait(list(children.values()), None if all_served else _LOOK_SECONDS)
             for name, part in parts.items():
                 if part.serves:
                     children[name].succeeded()
@@ -135,23 +134,12 @@ def _start(name: str, part: Part, run: Callable[[], object], score: int, before:
     return child
 
 
-def _wait(children: Sequence[Child], seconds: float | None) -> None:
-    """Until one of ``children`` ends, or one that has ended may be started again, or for ``seconds``."""
-    poll = select.poll()
-    for child in children:
-        if not child.dead:
-            poll.register(child.fileno(), select.POLLIN)
-        else:
-            seconds = min(child.wait_seconds, child.wait_seconds if seconds is None else seconds)
-    poll.poll(None if seconds is None else int(seconds * 1000) + 1)
-
-
 def _end(children: Sequence[Child]) -> None:
     """Tell all to end, and kill those that take long."""
     for child in children:
         child.terminate()
     until = time.monotonic() + _STOP_SECONDS
     while any(not child.dead for child in children) and time.monotonic() < until:
-        _wait([child for child in children if not child.dead], until - time.monotonic())
+        wait([child for child in children if not child.dead], until - time.monotonic())
     for child in children:
         child.end()

@@ -17,7 +17,7 @@ import msgspec
 from bootseer.errors import BootseerError, UnavailableError, doing, from_exit_code
 from bootseer.kernel import background, flock
 from bootseer.kernel import mount as mounts
-from bootseer.served.protocol import LOCK, MAX_REPLY, SOCKET, SPEC, GoneError, Order, Reply, Request, StoppingError
+from bootseer.served.protocol import LOCK, MAX_REPLY, SOCKET, SPEC, GoneError, Order, Reply, Request
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +54,14 @@ def ask(folder: Path, request: Request, kind: type[T], *, timeout: float = PATIE
 
     Raises `GoneError` when there is no such server, `UnavailableError` when it does not answer within ``timeout``
     seconds (then it may well live), and the error of its own that it answers with. While a process of the server lives
-    without the one that answers, another is about to start, so that is waited for.
+    and nobody answers, another is about to start, or it is about to end: that is waited for.
     """
     until = time.monotonic() + timeout
     while True:
         try:
             line = _ask(folder, request, min(_ATTEMPT_SECONDS, max(0.1, until - time.monotonic())))
             return _value(line, kind, f"server in {folder}: ")
-        except (OSError, ValueError, StoppingError) as exc:
+        except (OSError, ValueError) as exc:
             if isinstance(exc, ConnectionRefusedError | FileNotFoundError) and not alive(folder):
                 raise GoneError(f"no server answers in {folder}: {exc}") from None
             if time.monotonic() >= until:
@@ -89,8 +89,6 @@ def _ask(folder: Path, request: Request, timeout: float) -> bytes:
 def _value(line: bytes, kind: type[T], who: str = "") -> T:
     """What a reply says. Raises the error that it says, and `ValueError` for what is no reply."""
     reply = msgspec.json.decode(line, type=Reply)
-    if reply.stopping:
-        raise StoppingError(who + reply.error)
     if reply.code:
         raise from_exit_code(reply.code, who + reply.error, hint=reply.hint)
     return msgspec.json.decode(reply.value, type=kind)

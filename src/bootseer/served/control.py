@@ -62,6 +62,7 @@ class ControlServer:
                     log.warning("control connection: %s", exc)
 
     def close(self) -> None:
+        """Answer nobody any more. Who asks waits for the end of the server."""
         self._sock.close()
 
 

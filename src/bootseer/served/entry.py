@@ -24,25 +24,19 @@ _LOCK_SECONDS = 0.1
 """Who looks whether a server lives holds the lock for a moment."""
 
 
-class Answer:
+class Answer(background.Answer):
     """Answers who has started this server, once: `done` or `failed`. False: nobody waits any more, and the server is to
     end."""
 
-    def __init__(self) -> None:
-        self._say = background.Answer()
-
     def done(self, value: object) -> bool:
-        return self._reply(Reply(msgspec.Raw(msgspec.json.encode(value))))
+        return self(msgspec.json.encode(Reply(msgspec.Raw(msgspec.json.encode(value)))).decode())
 
     def failed(self, exc: BaseException) -> bool:
-        return self._reply(failure(exc))
-
-    def _reply(self, reply: Reply) -> bool:
-        return self._say(msgspec.json.encode(reply).decode())
+        return self(msgspec.json.encode(failure(exc)).decode())
 
     def forget(self) -> None:
-        """In a process that is not to answer: what ends before it has answered is noticed."""
-        self._say("")
+        """In a process that is not to answer: then it is noticed that the one which is to has ended."""
+        self("")
 
 
 class Begun(NamedTuple):

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from bootseer.kernel.child import Child, Watch, ended, keep_beating
 
@@ -74,19 +74,6 @@ class Kept:
     @property
     def restarts(self) -> int:
         return max(0, self.cells[STARTS] - 1)
-
-
-def wait(kept: Iterable[Kept | None], seconds: float, *fds: int) -> None:
-    """Wait for ``seconds`` at most until a process ends, or may be started again, or one of ``fds`` can be read."""
-    poll = select.poll()
-    for fd in fds:
-        poll.register(fd, select.POLLIN)
-    for child in (one.child for one in kept if one is not None):
-        if child.dead:
-            seconds = min(seconds, child.wait_seconds)
-        else:
-            poll.register(child.fileno(), select.POLLIN)
-    poll.poll(max(0, int(seconds * 1000)) + 1)
 
 
 def supervise(what: str, step: Callable[[], bool], end: Callable[[], object]) -> None:

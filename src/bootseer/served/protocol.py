@@ -43,20 +43,14 @@ class Reply(msgspec.Struct):
     error: str = ""
     hint: str = ""
     code: int = 0
-    stopping: bool = False
-    """The server ends: ask again, soon nobody will answer."""
 
 
 def failure(exc: BaseException) -> Reply:
     """What an exception is to who asked."""
     if isinstance(exc, BootseerError):
-        return Reply(error=exc.message, hint=exc.hint, code=exc.exit_code, stopping=isinstance(exc, StoppingError))
+        return Reply(error=exc.message, hint=exc.hint, code=exc.exit_code)
     return Reply(error=str(exc) if isinstance(exc, msgspec.MsgspecError) else repr(exc), code=BootseerError.exit_code)
 
 
 class GoneError(UnavailableError):
     """Nobody listens any more: the server ended or died."""
-
-
-class StoppingError(BootseerError):
-    """This server is about to end."""

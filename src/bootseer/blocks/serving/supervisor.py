@@ -35,13 +35,13 @@ from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.kernel import fuse, mount
-from bootseer.kernel.child import BEAT_SECONDS
+from bootseer.kernel.child import BEAT_SECONDS, wait
 from bootseer.objects import Store
 from bootseer.served.client import remove_unwatched
 from bootseer.served.control import ControlServer
 from bootseer.served.entry import Begun
-from bootseer.served.keeper import SIGNALS, Kept, supervise, wait
-from bootseer.served.protocol import Request, StoppingError
+from bootseer.served.keeper import SIGNALS, Kept, supervise
+from bootseer.served.protocol import Request
 
 log = logging.getLogger(__name__)
 
@@ -185,14 +185,15 @@ class Supervisor:
 
     def _step(self) -> bool:
         """Wait for something, see to it. Whether this was the end."""
-        seconds = _LOOK_SECONDS if self._finishing else 2 * BEAT_SECONDS
+        children = [one.child for one in (self._fetcher, self._server) if one is not None]
+        if self._finishing:
+            wait(children, _LOOK_SECONDS)
+            return self._finished()
+        seconds = 2 * BEAT_SECONDS
         if self._leaving:
             seconds = min(seconds, max(0.0, self._next_try - time.monotonic()))
-        control = self._inherited.control
-        wait((self._fetcher, self._server), seconds, control.fileno())
-        control.answer(self._handle)
-        if self._finishing:
-            return self._finished()
+        wait(children, seconds, self._inherited.control.fileno())
+        self._inherited.control.answer(self._handle)
         if self._leaving and time.monotonic() >= self._next_try:
             self._leave()
         if self._device is not None and self._inherited.shared.ready.find(b"\0") < 0:
@@ -283,9 +284,6 @@ class Supervisor:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _handle(self, request: Request) -> TreeStatus:
-        """Raises `StoppingError` (mount anew) and `BootseerError`."""
-        if self._finishing:
-            raise StoppingError("the block server is stopping")
         if request.do == "ready":
             self._counts[Count.JOB_READY] = 1
         elif request.do == "add":
@@ -385,6 +383,7 @@ class Supervisor:
     def _finish(self) -> None:
         """Nobody reads any more: end the FUSE server, have the fetcher publish and persist."""
         self._leaving = self._finishing = True
+        self._inherited.control.close()
         if self._server is not None:
             self._server.child.end()
         self._server = None
