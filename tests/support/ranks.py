@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -18,7 +19,7 @@ from bootseer.torch.shared_read import SharedReadReport
 Wanted = Sequence[tuple[str, int, int]]
 """(path, offset, length) of what a rank needs, in the order of its requests."""
 PATIENCE = 120.0
-_THREADS = ("bootseer-shared", "bootseer-receive", "bootseer-peer", "bootseer-door")
+_THREADS = ("bootseer-shared", "bootseer-receive")
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed", "support.ranks"])
@@ -26,8 +27,8 @@ _context.set_forkserver_preload(["torch.distributed", "support.ranks"])
 
 class Task(msgspec.Struct, kw_only=True):
     """What one rank does. ``faults``: its ``BOOTSEER_FAULTS``; ``delay``: seconds before it calls; ``calls``: False: it
-    never calls; ``damage``: as of `_damage`; ``load``: the checkpoint that it loads instead; ``spare``: most bytes
-    beside the callers' memory; ``stranger``: somebody without the token connects to each rank's door and stays.
+    never calls; ``damage``: as of `_damage`; ``load``: the checkpoint that it loads instead. ``backend``: of the job's
+    default group; ``members``: ranks of the group that reads, if it is not all of them.
     """
 
     url: str
@@ -37,21 +38,21 @@ class Task(msgspec.Struct, kw_only=True):
     calls: bool = True
     damage: int | None = None
     load: str = ""
-    spare: int = 0
-    stranger: bool = False
+    backend: str = "gloo"
+    members: list[int] = []
     options: dict[str, Any] = {}
 
 
 class Result(msgspec.Struct, kw_only=True):
     """``right``: the bytes are those that the store has; ``report`` is None after an ``error``. ``threads``: those of
-    ours that were left; ``spare``: most bytes that were held beside the callers' memory."""
+    ours that were left; ``scratch``: most bytes that were held at a time beside the callers' memory."""
 
     right: bool = False
     report: SharedReadReport | None = None
     error: str = ""
     seconds: float = 0.0
     threads: list[str] = []
-    spare: int = 0
+    scratch: int = 0
     loaded: float = 0.0
 
 
@@ -109,8 +110,10 @@ def _main(rank: int, size: int, port: int, task: Task, pipe: Connection) -> None
     import torch.distributed as dist
 
     logging.basicConfig(level=logging.INFO, format=f"rank {rank} %(relativeCreated)d: %(message)s")
+    if task.backend == "fake":
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    dist.init_process_group(task.backend, store=store, rank=rank, world_size=size)
     try:
         pipe.send(_read(task) if task.calls else Result())
     finally:
@@ -120,20 +123,14 @@ def _main(rank: int, size: int, port: int, task: Task, pipe: Connection) -> None
 
 
 def _read(task: Task) -> Result:
-    import threading
-
     import torch.distributed as dist
 
     from bootseer.errors import BootseerError
-    from bootseer.torch import outbox, peers, shared_read
+    from bootseer.torch import destination, peers, shared_read
 
     if task.damage is not None:
-        _damage(peers, outbox, task.damage)
-    if task.stranger:
-        _visit(peers)
-    if task.spare:
-        outbox.SPARE = task.spare
-    spare = _watch_spare(outbox)
+        _damage(peers.Peers, task.damage)
+    vars(destination)["bytearray"] = _Scratch
     time.sleep(task.delay)
     os.environ["BOOTSEER_FAULTS"] = task.faults
     before = set(threading.enumerate())
@@ -145,13 +142,14 @@ def _read(task: Task) -> Result:
         files = {name: fs.open(name) for name in dict.fromkeys(path for path, _, _ in task.wanted)}
         memory = [bytearray(length) for _, _, length in task.wanted]
         requests = [(files[path], offset, memoryview(memory[n])) for n, (path, offset, _) in enumerate(task.wanted)]
+        group = dist.new_group(task.members) if task.members else dist.group.WORLD
         began = time.monotonic()
-        result.report = shared_read.read_shared(requests, dist.group.WORLD, **task.options)
+        result.report = shared_read.read_shared(requests, group, **task.options)
     except (BootseerError, OSError) as exc:
         result.error = str(exc)
         return result
     result.seconds = time.monotonic() - began
-    result.spare = max(spare, default=0)
+    result.scratch = _Scratch.most
     result.threads = [t.name for t in threading.enumerate() if t not in before and t.name.startswith(_THREADS)]
     held = [bytes(data) for data in memory]
     result.right = all(
@@ -181,44 +179,39 @@ def _load(task: Task) -> Result:
     return Result(right=True, report=reports[0], loaded=float(state["w"].double().sum()))
 
 
-def _damage(peers: Any, outbox: Any, frame: int) -> None:
-    """Change one bit of the last byte of the chunk that is sent as that one, -1 for any message of a rendezvous."""
-    plain, frames = peers.send, iter(range(1 << 30))
+def _damage(peers: Any, tag: int) -> None:
+    """Change one bit of the last byte of what is first sent as that piece, -1 for what ranks tell each other before."""
+    send, gather = peers.send, peers._gather
+    damaged: list[bytearray] = []
 
-    def send(sock: Any, parts: Sequence[Any], until: float) -> None:
-        size = outbox.HEADER.size if frame >= 0 else peers._MESSAGE.size
-        if len(parts[0]) == size and (frame < 0 or next(frames) == frame):
-            last = bytearray(parts[-1])
-            last[-1] ^= 1
-            parts = [*parts[:-1], memoryview(last)]
-        plain(sock, parts, until)
+    def send_other(self: Any, data: memoryview, to: int, number: int) -> Any:
+        if number == tag and not damaged:
+            damaged.append(bytearray(data))
+            damaged[0][-1] ^= 1
+            data = memoryview(damaged[0])
+        return send(self, data, to, number)
 
-    peers.send = send
+    def gather_other(self: Any, body: bytes) -> list[bytes]:
+        return [found[:-1] + bytes([found[-1] ^ 1]) for found in gather(self, body)]
 
-
-def _visit(peers: Any) -> None:
-    """Somebody connects to each door, says something wrong or nothing at all, and does not leave."""
-    import socket
-
-    plain, visits = peers.Door.open, []
-
-    def open_(door: Any, handlers: Any) -> None:
-        plain(door, handlers)
-        for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n", bytes(16) + b"\x02" + bytes(4)):
-            visits.append(socket.create_connection((door.host, door.port)))
-            visits[-1].sendall(said)
-
-    peers.Door.open = open_
+    if tag >= 0:
+        peers.send = send_other
+    else:
+        peers._gather = gather_other
 
 
-def _watch_spare(module: Any) -> list[int]:
-    """What `Outbox` holds beside the callers' memory, whenever that grows."""
-    outbox, seen = module.Outbox, list[int]()
-    free = outbox._free
+class _Scratch(bytearray):
+    """Counts the bytes of all that there are at a time."""
 
-    def watched(self: Any) -> None:
-        seen.append(self._spare)
-        free(self)
+    now = most = 0
+    _lock = threading.Lock()
 
-    outbox._free = watched
-    return seen
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        with self._lock:
+            _Scratch.now += size
+            _Scratch.most = max(self.most, self.now)
+
+    def __del__(self) -> None:
+        with self._lock:
+            _Scratch.now -= len(self)

@@ -1,9 +1,7 @@
-"""Ranks that meet: what goes wrong before they have, and connections of strangers, hold up nobody."""
+"""Ranks that meet in the job's store: who is there, and what goes wrong before all are."""
 
-import socket
-import struct
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,101 +9,69 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
+from bootseer.errors import UnavailableError
 from bootseer.torch import peers, shared_read
 
 pytestmark = pytest.mark.torch
 
 
-class Failing:
-    """A store whose ``set`` comes through, and whose answer is lost."""
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch):
+    monkeypatch.setattr(peers, "_GRACE", 0.1)
 
-    host = "127.0.0.1"
 
-    def __init__(self, came: threading.Event) -> None:
-        self._came, self._inner = came, dist.HashStore()
+def test_all_know_how_many_came():
+    store = dist.HashStore()
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(peers._arrive, store, 4, 10) for _ in range(4)]
+        assert sorted(each.result() for each in found) == [(n, 4) for n in range(4)]
 
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
 
-    def set(self, key, value):
-        self._inner.set(key, value)
-        self._came.wait(10)
+def test_who_comes_late_is_not_among_them():
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as pool:
+        found = [pool.submit(peers._arrive, store, 3, 0.3) for _ in range(2)]
+        assert sorted(each.result() for each in found) == [(0, 2), (1, 2)]
+    with pytest.raises(UnavailableError, match="did not wait for it"):
+        peers._arrive(store, 3, 0.3)
+
+
+def test_nobody_else_comes():
+    with pytest.raises(UnavailableError, match="no other rank came"):
+        peers._arrive(dist.HashStore(), 2, 0.1)
+
+
+def test_the_first_rank_dies_before_it_says_who_is_there():
+    store = dist.HashStore()
+    store.add("came", 1)
+    with pytest.raises(UnavailableError, match="first did not say"):
+        peers._arrive(store, 2, 0.1)
+
+
+class Broken:
+    """A store that fails, or does not answer until it is ``let_go``."""
+
+    def __init__(self, *, hangs):
+        self._hangs, self.let_go = hangs, threading.Event()
+
+    def add(self, key, number):
+        if self._hangs:
+            self.let_go.wait(20)
         raise RuntimeError("connection reset")
 
 
-def test_a_first_rank_that_fails_while_others_are_with_it_does_not_hang():
-    came = threading.Event()
-    store = Failing(came)
-    first, other = (peers.Rendezvous(store, "read/1", rank, 3) for rank in range(2))
-    welcome = first._welcome
+@pytest.mark.parametrize(("hangs", "said"), [(False, "connection reset"), (True, "does not answer")])
+def test_a_broken_store_costs_reads_alone(monkeypatch, hangs, said):
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    def noted(sock, rank):
-        came.set()
-        welcome(sock, rank)
-
-    first._welcome = noted
-    said = []
-
-    def join_other():
-        try:
-            other.join(b"", 1, lambda sock, rank: None, 5)
-        except OSError as exc:
-            said.append(exc)
-
-    def join_first():
-        try:
-            first.join(b"", 1, lambda sock, rank: None, 5)
-        except (OSError, RuntimeError) as exc:  # which of them depends on who was quicker
-            said.append(exc)
-        first.door.close()
-
-    one = threading.Thread(target=join_first, daemon=True)
-    one.start()
-    two = threading.Thread(target=join_other, daemon=True)
-    two.start()
-    one.join(10)
-    hung = one.is_alive()
-    if hung:
-        with first._changed:  # let it go
-            first._over = True
-            first._changed.notify_all()
-    two.join(10)
-    other.door.close()
-    assert not hung, "the door of a rank that gave up did not close"
-    assert len(said) == 2
-
-
-@pytest.mark.parametrize("length", [1 << 63, 1 << 62, 1 << 40])
-def test_a_damaged_length_is_a_broken_connection(length):
-    mine, theirs = socket.socketpair()
-    with mine, theirs:
-        theirs.sendall(struct.pack("<QI", length, 0))
-        theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(OSError, match="damaged"):
-            peers._receive_message(mine, time.monotonic() + 5)
-
-
-def test_a_door_without_threads_left_closes(monkeypatch):
-    door = peers.Door("127.0.0.1", bytes(16))
-    door.open({})
-    real, failed = threading.Thread.start, threading.Event()
-
-    def start(thread):
-        if thread.name == "bootseer-peer" and not failed.is_set():
-            failed.set()
-            raise RuntimeError("can't start new thread")
-        real(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with socket.create_connection((door.host, door.port)) as sock:
-        assert failed.wait(5)
-        sock.settimeout(5)
-        assert sock.recv(1) == b""
-    with socket.create_connection((door.host, door.port), 5) as sock:  # it goes on
-        sock.sendall(b"\1" * 21)
-        sock.settimeout(5)
-        assert sock.recv(1) == b""
-    door.close()
+    store = Broken(hangs=hangs)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        monkeypatch.setattr(dist, "PrefixStore", lambda prefix, inner: store)
+        assert said in shared_read.read_shared([], dist.group.WORLD, deadline=0.1).alone
+    finally:
+        store.let_go.set()
+        dist.destroy_process_group()
 
 
 def test_a_group_that_is_made_anew_begins_to_count_anew(monkeypatch):
@@ -113,25 +79,12 @@ def test_a_group_that_is_made_anew_begins_to_count_anew(monkeypatch):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     met = []
-
-    class Meeting:
-        door = None
-
-        def __init__(self, store, key, rank, size):
-            met.append(key)
-
-        def join(self, *args):
-            raise OSError("nobody here")
-
-        def finish(self):
-            pass
-
-    monkeypatch.setattr(shared_read, "Rendezvous", Meeting)
+    monkeypatch.setattr(dist, "PrefixStore", lambda prefix, store: met.append(prefix) or Broken(hangs=False))
     for _ in range(2):
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
         try:
             for group in (dist.group.WORLD, dist.group.WORLD, dist.new_group([0, 1])):
-                assert "nobody here" in shared_read.read_shared([], group).alone
+                assert "connection reset" in shared_read.read_shared([], group).alone
         finally:
             del group
             dist.destroy_process_group()

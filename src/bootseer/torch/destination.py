@@ -1,12 +1,13 @@
-"""Where the chunks of a load go: each chunk as the pieces of the callers' memory, and of scratch, that make it up.
+"""Where the pieces of a load go: the callers' memory, and scratch memory for a piece that is not in one place there.
 
-A chunk is received in its place also when several tensors share it. What nobody here wants of it goes into scratch
-memory, because its CRC, and a rank that it is sent to, need all of it.
+A piece is consecutive whole chunks of one file. It is read, sent and received as a whole, also where the requests want
+parts of its chunks only: a CRC, and a rank that it is sent to, need all of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -16,63 +17,16 @@ from bootseer.torch.shared_plan import FileId, Needs, Span
 
 Request = tuple[ChunkFile, int, memoryview]
 """Fill the memory with the bytes of the file from that offset."""
-Range = tuple[int, memoryview]
+_CRC = 4
+"""Bytes behind a piece of a plain file: the store has no CRC of it to compare with."""
 
 
-def id_of(file: ChunkFile) -> FileId:
-    return FileId(file.identity, file.unit, file.size)
+class Place(NamedTuple):
+    """Memory for one piece: all of ``data`` is sent. It is a part of ``view``, a caller's memory, or scratch."""
 
-
-class Chunk:
-    """One chunk: ``parts`` make it up in order. ``spare``: bytes of them that are scratch, not the caller's.
-
-    ``copies``: (offset in the chunk, target) to be filled after it, where two requests want the same bytes.
-    """
-
-    def __init__(self, start: int, length: int, wanted: Sequence[Range]) -> None:
-        self.parts: list[memoryview] = []
-        self.wanted: list[Range] = []
-        self.copies: list[Range] = []
-        self.spare, at = 0, start
-        for offset, view in sorted(wanted, key=lambda one: one[0]):
-            low, high = max(offset, start), min(offset + len(view), start + length)
-            if low < at:  # the same bytes twice: all of them are copied from a whole chunk in scratch memory
-                self.parts, self.wanted, self.spare = [memoryview(bytearray(length))], [], length
-                self.copies = [_clip(start, length, *one) for one in wanted]
-                return
-            self._skip(low - at)
-            self.parts.append(view[low - offset : high - offset])
-            self.wanted.append((low, self.parts[-1]))
-            at = high
-        self._skip(start + length - at)
-
-    def _skip(self, count: int) -> None:
-        if count:
-            self.parts.append(memoryview(bytearray(count)))
-            self.spare += count
-
-    def fill(self, data: memoryview) -> None:
-        """Take the bytes of the whole chunk from elsewhere."""
-        at = 0
-        for part in self.parts:
-            part[:] = data[at : at + len(part)]
-            at += len(part)
-
-    def finish(self) -> None:
-        """After ``parts`` were filled."""
-        for at, target in self.copies:
-            target[:] = self.parts[0][at : at + len(target)]
-
-    def crc(self) -> int:
-        found = 0
-        for part in self.parts:
-            found = crc32c(part, found)
-        return found
-
-
-def _clip(start: int, length: int, offset: int, view: memoryview) -> Range:
-    low, high = max(offset, start), min(offset + len(view), start + length)
-    return low - start, view[low - offset : high - offset]
+    piece: Span
+    data: memoryview
+    view: memoryview | None
 
 
 class Destination:
@@ -81,13 +35,13 @@ class Destination:
     def __init__(self, requests: Iterable[Request]) -> None:
         self.files: dict[FileId, ChunkFile] = {}
         self.size = 0
-        self._wanted: dict[FileId, dict[int, list[Range]]] = {}
+        self._wanted: dict[FileId, dict[int, list[tuple[int, memoryview]]]] = {}
         for file, offset, memory in requests:
             view = memory.cast("B")
             file.check_range(offset, len(view))
             if not len(view):
                 continue
-            name = id_of(file)
+            name = FileId(file.identity, file.unit, file.size)
             self.files.setdefault(name, file)
             self.size += len(view)
             chunks = self._wanted.setdefault(name, {})
@@ -98,51 +52,78 @@ class Destination:
     def needs(self) -> Needs:
         return {name: tuple(runs(chunks)) for name, chunks in self._wanted.items()}
 
-    def chunk(self, name: FileId, chunk: int) -> Chunk:
-        """Its places; the scratch memory among them is new."""
-        return Chunk(chunk * name.unit, name.bytes_of(chunk, 1), self._wanted[name][chunk])
-
-    def read(self, spans: Iterable[Span], *, whole: bool) -> tuple[dict[tuple[FileId, int], Chunk], int]:
-        """Read ``spans`` from the store: their chunks, and the bytes that were read.
-
-        Without ``whole`` only what is wanted of them is there after it. Errors of `ChunkFile.readinto`.
-        """
-        chunks = {(span.file, n): self.chunk(span.file, n) for span in spans for n in _numbers(span)}
-        ranges: dict[FileId, list[Range]] = {}
-        scratch: list[tuple[Chunk, memoryview]] = []
-        for (name, number), chunk in chunks.items():
-            found = ranges.setdefault(name, [])
-            if len(chunk.parts) == 1 and not chunk.spare:
-                found.append((number * name.unit, chunk.parts[0]))
-            elif not whole and not chunk.copies and not isinstance(self.files[name], StripedFile):
-                found += chunk.wanted  # nothing checks a chunk of a plain file: no need for the rest of it
-            else:
-                scratch.append((chunk, memoryview(bytearray(name.bytes_of(number, 1)))))
-                found.append((number * name.unit, scratch[-1][1]))
-        for name, found in ranges.items():
-            self.files[name].readinto_many(found)
-        for chunk, data in scratch:
-            chunk.fill(data)
-        for chunk in chunks.values():
-            chunk.finish()
-        return chunks, sum(len(view) for found in ranges.values() for _, view in found)
-
     @property
     def cached(self) -> int:
         """Bytes that came from the node cache so far."""
         return sum(file.cached for file in self.files.values())
 
-    def keep(self, name: FileId, number: int, chunk: Chunk) -> None:
-        """Put a chunk that another rank has read into the node cache, if it has the store's CRC."""
-        file = self.files[name]
-        if isinstance(file, StripedFile):
-            file.local.keep(number, chunk.parts)
+    def place(self, piece: Span) -> Place:
+        striped = isinstance(self.files[piece.file], StripedFile)
+        if striped:
+            for offset, view in self._wanted[piece.file][piece.first]:
+                at = piece.start - offset
+                if at >= 0 and at + piece.size <= len(view):
+                    return Place(piece, view[at : at + piece.size], view)
+        return Place(piece, memoryview(bytearray(piece.size + (0 if striped else _CRC))), None)
 
-    def expected_crc(self, name: FileId, number: int) -> int | None:
-        """CRC-32C that the store says of a chunk; None for a plain file."""
-        file = self.files[name]
-        return file.chunk_crc(number) if isinstance(file, StripedFile) else None
+    def read(self, pieces: Sequence[Span]) -> list[Place]:
+        """Read whole pieces from the store, to be sent. Errors of `ChunkFile.readinto`."""
+        places = [self.place(piece) for piece in pieces]
+        self._read((piece.file, piece.start, data[: piece.size]) for piece, data, _ in places)
+        for place in places:
+            if len(place.data) > place.piece.size:
+                place.data[-_CRC:] = crc32c(place.data[:-_CRC]).to_bytes(_CRC)
+            self._copy(place)
+        return places
 
+    def read_alone(self, pieces: Sequence[Span]) -> int:
+        """Read what is wanted of ``pieces`` from the store, and how many bytes that took. Errors as of `read`."""
+        parts, read = list[tuple[FileId, int, memoryview]](), 0
+        for piece in pieces:
+            found = [(piece.file, *part) for part in self._parts(piece)]
+            striped = isinstance(self.files[piece.file], StripedFile)
+            # a chunk of a plain file is not checked: no need for the rest of it
+            read += piece.size if striped else sum(len(view) for _, _, view in found)
+            parts += found
+        self._read(parts)
+        return read
 
-def _numbers(span: Span) -> Iterator[int]:
-    return iter(range(span.first, span.first + span.chunks))
+    def _read(self, parts: Iterable[tuple[FileId, int, memoryview]]) -> None:
+        ranges: dict[FileId, list[tuple[int, memoryview]]] = {}
+        for name, offset, view in parts:
+            ranges.setdefault(name, []).append((offset, view))
+        for name, found in ranges.items():
+            self.files[name].readinto_many(found)
+
+    def received(self, place: Place) -> list[Span]:
+        """Take what another rank has read, also into the node cache. Those of its chunks that are damaged."""
+        piece, file = place.piece, self.files[place.piece.file]
+        if not isinstance(file, StripedFile):
+            if crc32c(place.data[:-_CRC]) != int.from_bytes(place.data[-_CRC:]):
+                return [piece]
+            self._copy(place)
+            return []
+        damaged = []
+        for chunk in piece.cut(1):
+            data = place.data[chunk.start - piece.start :][: chunk.size]
+            if crc32c(data) != file.chunk_crc(chunk.first):
+                damaged.append(chunk)
+            else:
+                file.local.keep(chunk.first, [data])
+        self._copy(place)
+        return damaged
+
+    def _copy(self, place: Place) -> None:
+        """From its place to the other requests that want something of it."""
+        for offset, part in self._parts(place.piece, place.view):
+            at = offset - place.piece.start
+            part[:] = place.data[at : at + len(part)]
+
+    def _parts(self, piece: Span, apart: memoryview | None = None) -> Iterator[tuple[int, memoryview]]:
+        """(offset in the file, memory) of what the requests want of ``piece``, without the one for ``apart``."""
+        chunks = self._wanted[piece.file]
+        wanted = {id(one): one for n in range(piece.first, piece.first + piece.chunks) for one in chunks[n]}
+        for offset, view in wanted.values():
+            if view is not apart:
+                low, high = max(offset, piece.start), min(offset + len(view), piece.start + piece.size)
+                yield low, view[low - offset : high - offset]

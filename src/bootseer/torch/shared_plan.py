@@ -36,11 +36,20 @@ class Span(NamedTuple):
     file: FileId
     first: int
     chunks: int
-    ranks: int
+    ranks: int = 0
+
+    @property
+    def start(self) -> int:
+        return self.first * self.file.unit
 
     @property
     def size(self) -> int:
         return self.file.bytes_of(self.first, self.chunks)
+
+    def cut(self, size: int) -> list[Span]:
+        """It, in order, in spans of at most ``size`` bytes (but whole chunks)."""
+        step, end = max(1, size // self.file.unit), self.first + self.chunks
+        return [self._replace(first=at, chunks=min(step, end - at)) for at in range(self.first, end, step)]
 
 
 class Plan(NamedTuple):
@@ -49,36 +58,15 @@ class Plan(NamedTuple):
     owned: Mapping[int, Sequence[Sequence[Span]]]
     own: Mapping[int, Sequence[Span]]
 
-    def between(self, owner: int, needer: int) -> list[list[Span]]:
-        """What ``owner`` sends to ``needer``, by bucket of the owner. A bucket may be empty, but not the last."""
-        found = [[span for span in bucket if span.ranks >> needer & 1] for bucket in self.owned[owner]]
-        while found and not found[-1]:
-            found.pop()
-        return found
-
 
 def encode(needs: Needs) -> bytes:
-    """Equal needs have equal encodings. Numbers of runs are distances: small, however large the file is."""
-    body = []
-    for file, runs in sorted(needs.items()):
-        distances, at = list[int](), 0
-        for first, count in runs:
-            distances += (first - at, count)
-            at = first + count
-        body.append((file, distances))
-    return msgspec.msgpack.encode(body)
+    """Equal needs have equal encodings."""
+    return msgspec.msgpack.encode(sorted(needs.items()))
 
 
 def decode(data: bytes) -> Needs:
     """Raises `msgspec.DecodeError`."""
-    needs = dict[FileId, Runs]()
-    for file, distances in msgspec.msgpack.decode(data, type=list[tuple[FileId, list[int]]]):
-        runs, at = list[tuple[int, int]](), 0
-        for distance, count in zip(distances[::2], distances[1::2], strict=True):
-            runs.append((at + distance, count))
-            at += distance + count
-        needs[file] = tuple(runs)
-    return needs
+    return dict(msgspec.msgpack.decode(data, type=list[tuple[FileId, Runs]]))
 
 
 def plan(needs: Sequence[tuple[int, Needs]], bucket: int) -> Plan:
@@ -107,7 +95,7 @@ def plan(needs: Sequence[tuple[int, Needs]], bucket: int) -> Plan:
         if heap is None:
             heap = heaps[span.ranks] = [(load[rank], rank) for rank in _bits(span.ranks)]
             heapq.heapify(heap)
-        for piece in _cut(span, bucket):
+        for piece in span.cut(bucket):
             while heap[0][0] < load[heap[0][1]]:  # it was given something of other ranks' meanwhile
                 heapq.heapreplace(heap, (load[heap[0][1]], heap[0][1]))
             owner = heap[0][1]
@@ -132,12 +120,6 @@ def _spans(file: FileId, needs: Sequence[tuple[int, Needs]]) -> list[Span]:
     return found
 
 
-def _cut(span: Span, bucket: int) -> list[Span]:
-    step = max(1, bucket // span.file.unit)
-    end = span.first + span.chunks
-    return [span._replace(first=at, chunks=min(step, end - at)) for at in range(span.first, end, step)]
-
-
 def _in_buckets(spans: Sequence[Span], bucket: int) -> list[list[Span]]:
     """``spans`` in order, as many together as ``bucket`` bytes allow, at least one."""
     found: list[list[Span]] = []
@@ -151,15 +133,9 @@ def _in_buckets(spans: Sequence[Span], bucket: int) -> list[list[Span]]:
     return found
 
 
-def alone(needs: Needs, request: int) -> list[list[Span]]:
-    """``needs`` in requests of at most ``request`` bytes (but whole chunks)."""
-    spans = [Span(file, first, count, 1) for file, runs in sorted(needs.items()) for first, count in runs]
-    return requests(spans, request)
-
-
 def requests(spans: Sequence[Span], request: int) -> list[list[Span]]:
     """``spans`` in requests of at most ``request`` bytes (but whole chunks)."""
-    return _in_buckets([piece for span in spans for piece in _cut(span, request)], request)
+    return _in_buckets([piece for span in spans for piece in span.cut(request)], request)
 
 
 def _bits(mask: int) -> list[int]:
