@@ -5,8 +5,8 @@ Every rank computes the same plan from the same needs. A chunk is the smallest u
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -22,9 +22,6 @@ class FileId(NamedTuple):
     unit: int
     size: int
 
-    def bytes_of(self, first: int, count: int) -> int:
-        return min((first + count) * self.unit, self.size) - first * self.unit
-
 
 Needs = Mapping[FileId, Runs]
 """What one rank needs."""
@@ -36,7 +33,7 @@ class Span(NamedTuple):
     file: FileId
     first: int
     chunks: int
-    ranks: int = 0
+    ranks: int
 
     @property
     def start(self) -> int:
@@ -44,7 +41,7 @@ class Span(NamedTuple):
 
     @property
     def size(self) -> int:
-        return self.file.bytes_of(self.first, self.chunks)
+        return min(self.start + self.chunks * self.file.unit, self.file.size) - self.start
 
     def cut(self, size: int) -> list[Span]:
         """It, in order, in spans of at most ``size`` bytes (but whole chunks)."""
@@ -53,10 +50,10 @@ class Span(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """``owned``: by rank, the buckets that it reads and sends, in order; ``own``: what only it needs."""
+    """By rank: ``owned``: the buckets that it reads and sends, in order; ``own``: what only it needs."""
 
-    owned: Mapping[int, Sequence[Sequence[Span]]]
-    own: Mapping[int, Sequence[Span]]
+    owned: Sequence[Sequence[Sequence[Span]]]
+    own: Sequence[Sequence[Span]]
 
 
 def encode(needs: Needs) -> bytes:
@@ -64,54 +61,42 @@ def encode(needs: Needs) -> bytes:
     return msgspec.msgpack.encode(sorted(needs.items()))
 
 
-def decode(data: bytes) -> Needs:
-    """Raises `msgspec.DecodeError`."""
-    return dict(msgspec.msgpack.decode(data, type=list[tuple[FileId, Runs]]))
-
-
-def plan(needs: Sequence[tuple[int, Needs]], bucket: int) -> Plan:
-    """The plan for ``needs``: (ranks that all need just this, as bits; what), each rank in one of them.
+def plan(needs: Sequence[bytes], bucket: int) -> Plan:
+    """The plan for the encoded ``needs`` of each rank. Raises `msgspec.DecodeError`.
 
     What several ranks need is cut into at most ``bucket`` bytes (but whole chunks), and each piece goes to the rank
     among them that has the fewest bytes to read so far, counting first what only it needs.
     """
-    spans = [span for file in sorted({file for _, one in needs for file in one}) for span in _spans(file, needs)]
-    every = 0
-    for ranks, _ in needs:
-        every |= ranks
-    load = dict.fromkeys(_bits(every), 0)
-    own: dict[int, list[Span]] = {rank: [] for rank in load}
-    owned: dict[int, list[Span]] = {rank: [] for rank in load}
-    for span in spans:
-        if span.ranks.bit_count() == 1:
-            rank = span.ranks.bit_length() - 1
-            own[rank].append(span)
-            load[rank] += span.size
-    heaps: dict[int, list[tuple[int, int]]] = {}
-    for span in spans:
-        if span.ranks.bit_count() == 1:
-            continue
-        heap = heaps.get(span.ranks)
-        if heap is None:
-            heap = heaps[span.ranks] = [(load[rank], rank) for rank in _bits(span.ranks)]
-            heapq.heapify(heap)
-        for piece in span.cut(bucket):
-            while heap[0][0] < load[heap[0][1]]:  # it was given something of other ranks' meanwhile
-                heapq.heapreplace(heap, (load[heap[0][1]], heap[0][1]))
-            owner = heap[0][1]
-            owned[owner].append(piece)
-            load[owner] += piece.size
-            heapq.heapreplace(heap, (load[owner], owner))
-    return Plan({rank: _in_buckets(found, bucket) for rank, found in owned.items()}, own)
+    same: dict[bytes, int] = {}
+    for rank, one in enumerate(needs):
+        same[one] = same.get(one, 0) | 1 << rank
+    changes: dict[FileId, dict[int, int]] = {}
+    for one, ranks in same.items():
+        for file, runs in msgspec.msgpack.decode(one, type=list[tuple[FileId, Runs]]):
+            of_file = changes.setdefault(file, {})
+            for first, count in runs:
+                for chunk in (first, first + count):
+                    of_file[chunk] = of_file.get(chunk, 0) ^ ranks
+    own: list[list[Span]] = [[] for _ in needs]
+    owned: list[list[Span]] = [[] for _ in needs]
+    load = [0 for _ in needs]
+    shared: list[Span] = []
+    for file in sorted(changes):
+        for span in _spans(file, changes[file]):
+            if span.ranks.bit_count() > 1:
+                shared += span.cut(bucket)
+            else:
+                own[span.ranks.bit_length() - 1].append(span)
+                load[span.ranks.bit_length() - 1] += span.size
+    for piece in shared:
+        owner = min(_numbers(piece.ranks), key=load.__getitem__)
+        owned[owner].append(piece)
+        load[owner] += piece.size
+    return Plan([batches(pieces, bucket) for pieces in owned], own)
 
 
-def _spans(file: FileId, needs: Sequence[tuple[int, Needs]]) -> list[Span]:
-    """The chunks of ``file`` that anybody needs, cut where the set of those who need them changes."""
-    changes: dict[int, int] = {}
-    for ranks, one in needs:
-        for first, count in one.get(file, ()):
-            changes[first] = changes.get(first, 0) ^ ranks
-            changes[first + count] = changes.get(first + count, 0) ^ ranks
+def _spans(file: FileId, changes: Mapping[int, int]) -> list[Span]:
+    """The chunks that anybody needs, cut where the set of those who need them changes."""
     found, at, now = list[Span](), 0, 0
     for chunk, change in sorted(changes.items()):
         if now and chunk > at:
@@ -120,23 +105,19 @@ def _spans(file: FileId, needs: Sequence[tuple[int, Needs]]) -> list[Span]:
     return found
 
 
-def _in_buckets(spans: Sequence[Span], bucket: int) -> list[list[Span]]:
-    """``spans`` in order, as many together as ``bucket`` bytes allow, at least one."""
+def batches(spans: Sequence[Span], size: int) -> list[list[Span]]:
+    """``spans`` in order, as many together as ``size`` bytes allow (but whole chunks)."""
     found: list[list[Span]] = []
-    size = 0
-    for span in spans:
-        if not found or size + span.size > bucket:
+    left = 0
+    for piece in (piece for span in spans for piece in span.cut(size)):
+        if not found or piece.size > left:
             found.append([])
-            size = 0
-        found[-1].append(span)
-        size += span.size
+            left = size
+        found[-1].append(piece)
+        left -= piece.size
     return found
 
 
-def requests(spans: Sequence[Span], request: int) -> list[list[Span]]:
-    """``spans`` in requests of at most ``request`` bytes (but whole chunks)."""
-    return _in_buckets([piece for span in spans for piece in span.cut(request)], request)
-
-
-def _bits(mask: int) -> list[int]:
-    return [rank for rank in range(mask.bit_length()) if mask >> rank & 1]
+@lru_cache
+def _numbers(ranks: int) -> list[int]:
+    return [rank for rank in range(ranks.bit_length()) if ranks >> rank & 1]

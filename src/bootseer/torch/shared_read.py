@@ -95,19 +95,20 @@ def read_shared(
     """
     began = time.monotonic()
     destination = Destination(requests)
-    before, needs = destination.cached, destination.needs()
+    before, needs = destination.cached, shared_plan.encode(destination.needs())
     peers, alone = None, "no group"
     if group is not None:
         try:
-            peers, alone = meet(group, shared_plan.encode(needs), deadline), ""
+            peers, alone = meet(group, needs, deadline), ""
         except UnavailableError as exc:
             alone = str(exc)
             _log.warning("this rank reads by itself: %s", alone)
     waited = time.monotonic() - began
     counts, late = Counter[str](), list[int]()
     if peers is None:
-        for each in shared_plan.requests(shared_plan.plan([(1, needs)], bucket).own[0], _REQUEST):
-            counts["read"] += destination.read_alone(each)
+        with ThreadPoolExecutor(_READS, "bootseer-shared") as readers:
+            own = shared_plan.batches(shared_plan.plan([needs], bucket).own[0], _REQUEST)
+            counts["read"] = sum(readers.map(destination.read_alone, own))
     else:
         try:
             _Exchange(destination, peers, bucket, counts, late).run()
@@ -140,10 +141,7 @@ class _Exchange:
 
     def __init__(self, to: Destination, peers: Peers, bucket: int, counts: Counter[str], late: list[int]) -> None:
         self._to, self._peers, self._counts, self._late = to, peers, counts, late
-        same: dict[bytes, int] = {}
-        for number, one in enumerate(peers.needs):
-            same[one] = same.get(one, 0) | 1 << number
-        self._plan = shared_plan.plan([(ranks, shared_plan.decode(one)) for one, ranks in same.items()], bucket)
+        self._plan = shared_plan.plan(peers.needs, bucket)
         self._others = [number for number in range(len(peers.ranks)) if number != peers.me]
         self._gone = set[int]()
         faults.point("stripefs.shared.planned")
@@ -157,7 +155,7 @@ class _Exchange:
         ):
 
             def read(spans: Sequence[Span]) -> list[Future[int]]:
-                return [readers.submit(self._to.read_alone, each) for each in shared_plan.requests(spans, _REQUEST)]
+                return [readers.submit(self._to.read_alone, each) for each in shared_plan.batches(spans, _REQUEST)]
 
             try:
                 shares = [readers.submit(self._share, bucket) for bucket in _numbered(self._plan.owned[me])]
@@ -174,10 +172,10 @@ class _Exchange:
                 peers.close()
                 readers.shutdown(wait=False, cancel_futures=True)
                 raise
-        owned = {owner: [span for bucket in buckets for span in bucket] for owner, buckets in self._plan.owned.items()}
-        counts["read"] += sum(span.size for span in owned.pop(me))
-        wanted = sum(span.size for spans in owned.values() for span in spans if span.ranks >> me & 1)
-        counts["received"] = wanted - counts["read_again"]
+        owned = [[span for bucket in buckets for span in bucket] for buckets in self._plan.owned]
+        counts["read"] += sum(span.size for span in owned[me])
+        needed = sum(span.size for owner in self._others for span in owned[owner] if span.ranks >> me & 1)
+        counts["received"] = needed - counts["read_again"]
 
     def _share(self, bucket: Sequence[tuple[int, Span]]) -> int:
         """Read the pieces of a bucket and send them to all who need them. How many bytes were sent."""
