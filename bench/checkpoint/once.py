@@ -37,7 +37,8 @@ ONCE, APART, VANILLA = "capped:ranks-once", "capped:ranks-apart", "capped:ranks-
 WAYS = {VANILLA: "torch-native", APART: "torch", ONCE: "once"}
 ONE_READ, ONE_BUCKET = "capped:ranks-once-one-read", "capped:ranks-once-one-bucket"
 SHARING = {ONCE: "once", ONE_READ: "once-one-read", ONE_BUCKET: "once-one-bucket"}
-"""Without: an owner reads one bucket at a time; each owner has one bucket, and sends nothing before it has read it."""
+"""Without: an owner reads and sends one bucket after the other; each owner has one bucket, and sends nothing before
+it has read it."""
 
 
 def run(
