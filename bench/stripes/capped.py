@@ -115,8 +115,8 @@ class Capped:
         task = run.written("striped", folder, "striped", replication=2)
         healthy: list[float] = []
         for n in range(self._rounds):
-            for without in ("", "wish") if n % 2 else ("wish", ""):
-                name = f"write-without-{without}" if without else "write-with-wish"
+            for without in ("", "avoid") if n % 2 else ("avoid", ""):
+                name = f"write-without-{without}" if without else "write-with-avoid"
                 took = run.record(name, lambda without=without: run.client(structs.replace(task, without=without)))  # type: ignore[misc]
                 healthy += [] if took is None else [took]
             for without in ("", "slow") if n % 2 else ("slow", ""):

@@ -183,7 +183,7 @@ def write_native(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
 
 
 WITHOUT: dict[str, Callable[..., list[DataNode]]] = {
-    "wish": lambda placement, file, namenode, replicas: [],
+    "avoid": lambda placement, file, cluster, replicas, busy=(): [],
     "slow": lambda placement, file, nodes, run: [],
 }
 """Methods of `Placement` and what takes their place: the NameNode chooses, and no pipeline is left for being slow."""

@@ -1,14 +1,14 @@
 """Files whose blocks all have a replica on one DataNode, and the other replicas on the others in turn.
 
 A client beside that DataNode is told of it first for every block. HDFS places blocks at random, so these are written
-with the DataNodes named (the NameNode's favoured nodes), and looked at again before each run that reads them.
+with all other DataNodes left out, and looked at again before each run that reads them.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bench.common.invocation import say
 from bootseer.backends.cluster import HdfsBackend
@@ -21,7 +21,7 @@ from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import DataNode
 from bootseer.stripefs import StripeFS
 from support.hadoop import HadoopCluster
-from support.replicas import Replicas
+from support.replicas import Replicas, datanodes
 
 FOLDER, PLAIN, STRIPED = "/collide", "plain", "striped"
 FIRST, OTHERS = 0, (1, 2, 3)
@@ -33,14 +33,15 @@ _TRIES, _HEARTBEAT = 5, 3.5
 
 
 class Chosen(Placement):
-    """Every new block on ``first`` and the next of ``others``."""
+    """Every new block on the first of ``nodes``, which are all, and the next of ``others``."""
 
-    def __init__(self, first: DataNode, others: Iterator[DataNode]) -> None:
+    def __init__(self, nodes: Sequence[DataNode], others: Iterator[DataNode]) -> None:
         super().__init__()
-        self._both = first, others
+        self._nodes, self._others = nodes, others
 
-    def wish(self, file: int, namenode: NameNode, replicas: int) -> list[DataNode]:
-        return [self._both[0], next(self._both[1])]
+    def avoid(self, file: int, cluster: str, replicas: int, busy: Iterable[DataNode] = ()) -> list[DataNode]:
+        other = next(self._others)
+        return [node for node in self._nodes[1:] if node != other]
 
 
 class _Backend(HdfsBackend):
@@ -50,12 +51,12 @@ class _Backend(HdfsBackend):
         super().__init__(url)
         self._nodes = nodes
 
-    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
-        if placement is not None:  # a stripe
-            first, *others = self._nodes
+    def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> Sink:
+        if siblings is not None:  # a stripe
+            others = self._nodes[1:]
             stripe = int(path.rpartition(".")[2])
-            placement = Chosen(first, itertools.repeat(others[stripe % len(others)]))
-        return super().create(path, placement=placement, mode=mode)
+            siblings = Chosen(self._nodes, itertools.repeat(others[stripe % len(others)]))
+        return super().create(path, siblings=siblings, mode=mode)
 
 
 class Collision:
@@ -75,14 +76,14 @@ class Collision:
                 time.sleep(_HEARTBEAT)
 
     def _nodes(self) -> list[DataNode]:
-        live = {node.address: node for node in NameNode.connect(self._cluster.url).live_nodes()}
-        return [live[self._cluster.addresses[index]] for index in (FIRST, *OTHERS)]
+        found = datanodes(self._cluster)
+        return [found[index] for index in (FIRST, *OTHERS)]
 
     def _write_plain(self, content: bytes) -> None:
-        first, *others = self._nodes()
+        nodes = self._nodes()
         namenode, path = NameNode.connect(self._cluster.url), f"{FOLDER}/{PLAIN}"
         namenode.delete(path)
-        placement = Chosen(first, itertools.cycle(others))
+        placement = Chosen(nodes, itertools.cycle(nodes[1:]))
         with FileOutput(namenode, path, bytes_per_checksum=_STOCK_CHECKSUM, placement=placement) as out:
             out.write(content)
 

@@ -25,11 +25,10 @@ from bootseer.config import Config
 from bootseer.errors import DataError
 from bootseer.fsmount import FsMount
 from bootseer.hdfs import placement
-from bootseer.hdfs.namenode import NameNode
 from bootseer.stripefs import StripeFS, layout, open_fs
 from bootseer.stripefs.files import reader
 from support import stripechaos
-from support.replicas import Replicas
+from support.replicas import Replicas, datanodes
 from support.shapedhdfs import ShapedHadoop
 from support.stripecrowd import StripeCrowd
 
@@ -136,7 +135,7 @@ def test_readers_and_writers_notice_nothing_but_time(site, crowded, mounted, pla
 
 def test_avoiding_datanodes_costs_no_replica(site, fs, folder):
     """Three of four failed lately: new blocks have two replicas all the same, or the next fault takes the only one."""
-    nodes = placement.live(NameNode.connect(site.cluster.url))[:3]
+    nodes = datanodes(site.cluster)[:3]
     placement.shun(nodes)
     try:
         put(fs)

@@ -190,8 +190,14 @@ def test_two_writers_of_one_name_at_once(cluster, namenode, folder):
     assert native(cluster, f"{folder}/f") == outcomes[0] * (MIB + 5)
 
 
+QUIET = 1.5
+"""Seconds until every DataNode has told the NameNode that it is idle: it gives no block to one that seems busy."""
+
+
 @pytest.mark.parametrize("replication", [1, 2, 3])
 def test_files_written_together_burden_all_datanodes_alike(cluster, namenode, folder, replication):
+    """Also for an ordinary user: the NameNode tells only its superuser which DataNodes there are."""
+    time.sleep(QUIET)
     placement = Placement()
     outs = [FileOutput(namenode, f"{folder}/{i}", placement=placement, replication=replication) for i in range(4)]
     for out in outs:
@@ -205,6 +211,7 @@ def test_files_written_together_burden_all_datanodes_alike(cluster, namenode, fo
 
 
 def test_stripes_are_on_all_datanodes_alike_with_large_checksum_chunks(cluster, namenode, folder):
+    time.sleep(QUIET)
     fs = open_fs(f"{cluster.url}{folder}")
     data = os.urandom(9 * MIB + 17)
     with fs.create("f", striped=True) as out:

@@ -17,6 +17,7 @@ from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.records import Block, DataNode, FileBlocks
 from support import hadoop
+from support.replicas import datanodes
 
 pytestmark = pytest.mark.hdfs
 MIB = 1 << 20
@@ -112,7 +113,7 @@ def test_blocks_and_where_they_are(node, folder):
     found = located(node, f"{folder}/a")
     assert (found.length, found.under_construction, found.erasure, found.encrypted) == (2 * MIB + 5, False, "", False)
     assert [(block.offset, block.block.length) for block in found.blocks] == [(0, MIB), (MIB, MIB), (2 * MIB, 5)]
-    live = {each.uuid: each for each in node.live_nodes()}
+    live = {each.uuid: each for each in datanodes(hadoop.shared())}
     assert len(live) == 4
     for block in found.blocks:
         assert len({each.uuid for each in block.nodes} & live.keys()) == 3
@@ -151,9 +152,9 @@ def test_a_file_without_blocks_and_one_that_is_being_written(node, folder):
 
 def test_blocks_are_placed_given_up_and_renewed(node, folder):
     path = f"{folder}/a"
-    live = node.live_nodes()
+    live = datanodes(hadoop.shared())
     file_id = node.create(path, replication=2).file_id
-    first = node.add_block(path, file_id, favoured=[live[2].address, live[0].address])
+    first = node.add_block(path, file_id, exclude=[live[1], live[3]])
     assert {each.uuid for each in first.nodes} == {live[2].uuid, live[0].uuid}
     assert (first.offset, first.block.length) == (0, 0)
     node.abandon_block(first.block, path, file_id)
@@ -280,7 +281,7 @@ def test_defaults_and_the_way_to_the_cluster(node):
 
 
 def test_a_port_that_is_not_the_namenodes_is_said():
-    live = NameNode.connect(hadoop.shared().url).live_nodes()[0]
+    live = datanodes(hadoop.shared())[0]
     assert isinstance(live, DataNode)
     assert isinstance(live.message.id.ipc_port, int)
     wrong = NameNode([(live.host, live.message.id.ipc_port)], "ann")

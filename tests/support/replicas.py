@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from crc32c import crc32c
 from google.protobuf.message import Message
 
 from bootseer.errors import BootseerError, UnavailableError
+from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.records import DataNode
 from support.hadoop import HadoopCluster
 from support.waits import until
 from support.webhdfs import BlockAt, Holder
@@ -21,6 +25,17 @@ _META_HEADER = 7
 _CRC32C = 2
 _TRANSFER_VERSION, _REPLACE_BLOCK = 28, 83
 _SUCCESS, _IN_PROGRESS = 0, 12
+
+
+def datanodes(cluster: HadoopCluster) -> list[DataNode]:
+    """All DataNodes, in the order of ``cluster.addresses``, as the NameNode tells of them."""
+    namenode, path, count = NameNode.connect(cluster.url), f"/datanodes-{uuid.uuid4().hex}", len(cluster.addresses)
+    with FileOutput(namenode, path, replication=count) as out:
+        out.write(b"x")
+    until(lambda: len(namenode.blocks(path).blocks[0].nodes) == count, 30.0, "a replica on each DataNode")
+    (block,) = namenode.blocks(path).blocks
+    namenode.delete(path)
+    return sorted(block.nodes, key=lambda node: cluster.index_of(node.address))
 
 
 class Replicas:

@@ -228,7 +228,6 @@ def test_a_limit_of_this_process_ends_the_write_and_shuns_no_datanode(monkeypatc
 
     monkeypatch.setattr(blockwriter, "Pipeline", fail)
     shared = Placement()
-    monkeypatch.setattr(Placement, "wish", lambda *_: [])
     out = FileOutput(Full(), PATH, replication=1, placement=shared)  # type: ignore[arg-type]
     with pytest.raises(BootseerError, match="at its limit"):
         out.write(b"x" * output.PACKET)
@@ -260,15 +259,12 @@ class Pair(Names):
 
     def update_pipeline(self, *args: object, **options: object) -> None: ...
 
-    def live_nodes(self, *, deadline: float) -> tuple[DataNode, ...]:
-        return self.nodes
-
 
 @pytest.fixture
 def unshunned() -> Iterator[None]:
     yield
     placement.shunned_nodes.clear()
-    placement.live_nodes.clear()
+    placement.all_nodes.clear()
 
 
 def test_a_datanode_that_is_only_slow_keeps_what_else_one_datanode_would_have(lines, unshunned):

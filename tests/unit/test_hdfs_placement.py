@@ -1,129 +1,145 @@
-"""Which DataNodes blocks are wished to have, begin at, and avoid."""
+"""Which DataNodes new blocks leave out."""
 
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bootseer.errors import NotWritableError
 from bootseer.hdfs import placement
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.records import DataNode
 
-
-class Names:
-    """What `placement` asks of a NameNode."""
-
-    def __init__(self, url: str, nodes: list[DataNode] | None) -> None:
-        self.url, self._nodes, self.asked = url, nodes, 0
-
-    def live_nodes(self, *, deadline: float) -> list[DataNode]:
-        self.asked += 1
-        if self._nodes is None:
-            raise NotWritableError("superuser privilege is required")
-        return self._nodes
+CLUSTER = "hdfs://a:1"
 
 
 def nodes(count: int, racks: int = 1) -> list[DataNode]:
     return [DataNode(f"n{i}", "127.0.0.1", 1000 + i, f"/r{i % racks}") for i in range(count)]
 
 
+class Cluster:
+    """A NameNode that chooses at random among what is neither left out nor ``busy``; ``refused``: blocks for which it
+    had too few."""
+
+    def __init__(self, count: int, racks: int = 1) -> None:
+        self.nodes, self.refused = nodes(count, racks), 0
+        self.busy: list[DataNode] = []
+
+    def place(self, made: Placement, file: int, replicas: int) -> list[DataNode]:
+        """What `FileOutput` does."""
+        busy: list[DataNode] = []
+        for _ in range(4):
+            exclude = made.avoid(file, CLUSTER, replicas, busy)
+            able = [node for node in self.nodes if node not in (*exclude, *self.busy)]
+            given = random.sample(able, min(replicas, len(able)))
+            if len(given) == replicas or not exclude:
+                break
+            self.refused += 1
+            busy += placement.too_few(CLUSTER, exclude, given)
+        made.begin(file, CLUSTER, tuple(given))
+        return given
+
+
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    placement.live_nodes.clear()
+    placement.all_nodes.clear()
     placement.shunned_nodes.clear()
     random.seed(3)
     yield
-    placement.live_nodes.clear()
+    placement.all_nodes.clear()
     placement.shunned_nodes.clear()
 
 
-@pytest.mark.parametrize(("count", "replicas", "files"), [(4, 1, 4), (4, 2, 8), (4, 3, 4), (7, 3, 14), (3, 3, 5)])
-def test_wishes_burden_all_alike(count, replicas, files):
-    names, made = Names("hdfs://a:1", nodes(count)), Placement()
-    burden = Counter(node.uuid for file in range(files) for node in made.wish(file, names, replicas))
-    assert max(burden.values()) - min(burden.values()) <= 1
-    assert names.asked == 1
+@pytest.mark.parametrize(
+    ("count", "replicas", "files", "refused"),
+    [(4, 1, 4, 0), (4, 2, 8, 1), (4, 3, 4, 1), (7, 3, 14, 1), (3, 3, 5, 1), (100, 3, 16, 0)],
+)
+def test_files_written_together_burden_all_alike(count, replicas, files, refused):
+    cluster, made = Cluster(count), Placement()
+    burden = Counter(node.uuid for file in range(files) for node in cluster.place(made, file, replicas))
+    assert max(burden.values()) - min(burden[node.uuid] for node in cluster.nodes) <= 1
+    assert cluster.refused == refused, "once it is known which DataNodes there are"
 
 
 def test_more_replicas_than_datanodes():
-    made = Placement()
-    assert len(made.wish(1, Names("hdfs://a:1", nodes(2)), 3)) == 2
+    cluster, made = Cluster(2), Placement()
+    assert [len(cluster.place(made, file, 2)) for file in range(3)] == [2, 2, 2]
+    assert made.avoid(4, CLUSTER, 3) == []
 
 
 def test_racks_are_as_hdfs_wants_them():
-    names, made = Names("hdfs://a:1", nodes(12, racks=4)), Placement()
-    for file in range(20):
-        first, second, third = made.wish(file, names, 3)
-        assert first.rack != second.rack
-        assert second.rack == third.rack
-
-
-def test_where_only_the_superuser_is_told_the_namenode_chooses():
-    names, made = Names("hdfs://a:1", None), Placement()
-    assert made.wish(1, names, 3) == []
-    assert made.wish(2, names, 3) == []
-    assert names.asked == 1
+    cluster, made = Cluster(12, racks=4), Placement()
+    placement.too_few(CLUSTER, cluster.nodes, ())
+    made.begin(0, CLUSTER, tuple(cluster.nodes[:3]))
+    for file in range(1, 20):
+        first, *others = cluster.place(made, file, 3)
+        assert len({node.rack for node in (first, *others)}) == 2
 
 
 def test_what_is_over_counts_no_longer():
-    names, made = Names("hdfs://a:1", nodes(4)), Placement()
-    kept = made.wish(0, names, 2)
+    cluster, made = Cluster(4), Placement()
+    kept = cluster.place(made, 0, 2)
     for file in range(1, 10):
-        wished = made.wish(file, names, 2)
-        assert not set(wished) & set(kept)
-        if file % 2:  # else the NameNode had no block for it
-            made.begin(file, tuple(wished))
+        assert not set(cluster.place(made, file, 2)) & set(kept)
         made.end(file)
     made.end(0)
-    assert {node.uuid for _ in range(20) for node in made.wish(1, names, 2)} == {"n0", "n1", "n2", "n3"}
+    assert made.avoid(1, CLUSTER, 2) == []
 
 
-def test_for_a_file_that_is_written_alone_the_namenode_chooses():
-    names, made = Names("hdfs://a:1", nodes(4)), Placement(alone=True)
-    assert made.wish(1, names, 3) == []
-    assert names.asked == 0
+def test_the_first_file_goes_where_the_namenode_says():
+    made = Placement()
+    placement.too_few(CLUSTER, nodes(4), ())
+    assert made.avoid(1, CLUSTER, 3) == []
+    made.begin(1, CLUSTER, tuple(nodes(2)))
+    assert made.avoid(1, CLUSTER, 3) == [], "its own block is over"
+
+
+def test_which_datanodes_there_are_is_believed_for_a_time(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(placement.time, "monotonic", lambda: clock[0])
+    made, all_nodes = Placement(), nodes(4)
+    made.begin(0, CLUSTER, tuple(all_nodes[:2]))
+    assert made.avoid(1, CLUSTER, 2) == all_nodes[:2]
+    assert placement.too_few(CLUSTER, all_nodes[:3], all_nodes[3:]) == []
+    assert placement.too_few(CLUSTER, all_nodes[:2], all_nodes[2:3]) == all_nodes[3:], "it is busy"
+    assert made.avoid(1, CLUSTER, 1) in ([*all_nodes[:3]], [*all_nodes[:2], all_nodes[3]])
+    clock[0] += 61
+    assert made.avoid(1, CLUSTER, 1) == all_nodes[:2]
 
 
 def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(placement.time, "monotonic", lambda: clock[0])
-    names, made = Names("hdfs://a:1", nodes(4)), Placement()
-    bad = nodes(4)[1]
+    made, bad = Placement(), nodes(4)[1]
     placement.shun([bad])
     assert placement.shunned() == [bad]
-    for file in range(8):
-        assert bad not in made.wish(file, names, 3)
+    placement.too_few(CLUSTER, nodes(4), ())
+    made.begin(0, CLUSTER, tuple(nodes(1)))
+    for file in range(1, 8):
+        assert bad in made.avoid(file, CLUSTER, 3)
     clock[0] += placement.SHUNNED
     assert placement.shunned() == []
-
-
-def test_the_first_files_of_a_process_wait_for_the_list():
-    """They are written together: who went on without it would begin where another one does."""
-
-    class Slow(Names):
-        def live_nodes(self, *, deadline: float) -> list[DataNode]:
-            time.sleep(0.2)
-            return super().live_nodes(deadline=deadline)
-
-    namenode = Slow("slow", nodes(4))
-    placed = Placement()
-    with ThreadPoolExecutor(4) as pool:
-        firsts = [wished[0].uuid for wished in pool.map(lambda file: placed.wish(file, namenode, 1), range(4))]
-    assert sorted(firsts) == ["n0", "n1", "n2", "n3"]
-    assert namenode.asked == 1
 
 
 def test_no_two_blocks_have_the_same_pair_of_datanodes():
     """Else two files may be held up by one pair, and nobody tells by whom of it."""
     for seed in range(20):
         random.seed(seed)
-        names, made = Names("hdfs://a:1", nodes(4)), Placement()
-        pairs = [frozenset(node.uuid for node in made.wish(file, names, 2)) for file in range(4)]
+        cluster, made = Cluster(4), Placement()
+        pairs = [frozenset(node.uuid for node in cluster.place(made, file, 2)) for file in range(4)]
         assert len(set(pairs)) == 4
+
+
+def test_others_have_the_blocks_of_a_datanode_that_is_busy():
+    cluster, made = Cluster(5), Placement()
+    placement.too_few(CLUSTER, cluster.nodes[:4], ())
+    cluster.busy = cluster.nodes[1:2]
+    for file in range(4):
+        cluster.place(made, file, 2)
+    cluster.busy = []
+    burden = Counter(node.uuid for file in (4, 5) for node in cluster.place(made, file, 2))
+    assert burden["n1"] == 2, "it has the fewest by then"
+    assert burden["n4"] <= 1, "nobody knew of it at first"
 
 
 def test_a_slow_datanode_is_told_from_one_that_failed():
@@ -192,5 +208,5 @@ def test_who_takes_part_in_a_new_block_is_measured_anew():
     made = Placement()
     slow(made, 1, "A", QUICK)
     assert slow(made, 2, "X", SLOW, SLOW) == "X"
-    made.begin(3, (DataNode("X", "127.0.0.1", 1),))
+    made.begin(3, CLUSTER, (DataNode("X", "127.0.0.1", 1),))
     assert slow(made, 4, "X") == ""

@@ -681,4 +681,4 @@ def test_a_file_that_somebody_writes_is_open_also_when_that_is_this_process(monk
         raise remote(RemoteError(f"org.apache.hadoop.{java}", said), "create /a on hdfs://n:1")
 
     monkeypatch.setattr(HdfsBackend, "create", create)
-    assert HdfsBackend("hdfs://n:1").is_open("a") is open_
+    assert HdfsBackend("hdfs://n:1").writers.has_open("a") is open_

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from bootseer.backends.hdfs_direct import DirectSource, read_directly
 from bootseer.backends.hdfs_native import NativeSource, still_written
 from bootseer.backends.hdfs_rights import group_name, permissions, user_name
-from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Sink, Source, clean
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Sink, Source, Writers, clean
 from bootseer.backends.pool import read_each
 from bootseer.errors import (
     BootseerError,
@@ -31,10 +31,10 @@ from bootseer.errors import (
 from bootseer.hdfs import access
 from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.placement import Placement
 
 if TYPE_CHECKING:
     from bootseer.hdfs.client import HdfsClient
-    from bootseer.hdfs.placement import Placement
     from bootseer.hdfs.records import FileBlocks, FileStatus
 
 _log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class HdfsBackend(Backend):
         self._access: access.Access | None = None
         self._lock = threading.Lock()
         self._said: set[str] = set()
+        self.writers = _Leases(self)
 
     @property
     def access(self) -> access.Access:
@@ -62,13 +63,13 @@ class HdfsBackend(Backend):
                 self._access = self._access or found
         return self._access
 
-    def _direct(self) -> NameNode | None:
+    def namenode(self) -> NameNode | None:
         """The NameNode, where the cluster is reached directly."""
         return NameNode.connect(self.url) if self.access.kind == "direct" else None
 
     def _names(self) -> HdfsClient | NameNode:
         """What tells and changes the names of files and folders."""
-        return self._direct() or self._native
+        return self.namenode() or self._native
 
     def full(self, path: str) -> str:
         """``path`` as HDFS knows it."""
@@ -83,7 +84,7 @@ class HdfsBackend(Backend):
         return whole, base
 
     def space(self) -> tuple[int, int]:
-        namenode = self._direct()
+        namenode = self.namenode()
         return (0, 0) if namenode is None else namenode.space()
 
     # -- names ------------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class HdfsBackend(Backend):
     def open(self, path: str, *, pinned: bool = False) -> Source:
         full = self.full(path)
         look = (lambda: self._status(path).version) if pinned else None
-        if (namenode := self._direct()) is None:
+        if (namenode := self.namenode()) is None:
             source = NativeSource(self._native, full, look)
             if pinned:
                 if (unfinished := still_written(self._native, full, source.size)) is None:
@@ -174,11 +175,15 @@ class HdfsBackend(Backend):
         read_directly(pieces)
         read_each([piece for piece in pieces if not isinstance(piece.source, DirectSource)])
 
-    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
+    def siblings(self) -> Placement:
+        return Placement()
+
+    def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> Sink:
         full = self.full(path)
-        if (namenode := self._direct()) is not None:
+        if (namenode := self.namenode()) is not None:
             from bootseer.hdfs.output import FileOutput
 
+            placement = siblings if isinstance(siblings, Placement) else None
             try:
                 return FileOutput(namenode, full, placement=placement, mode=mode)
             except UnsupportedError as exc:
@@ -190,12 +195,17 @@ class HdfsBackend(Backend):
             self._said.add(why)
             _log.info("%s goes through hdfs-native: %s (said once)", full, why)
 
-    # -- writers ----------------------------------------------------------------------------------------------------
 
-    def is_open(self, path: str) -> bool:
+class _Leases(Writers):
+    """Whose lease a file is under, by the NameNode."""
+
+    def __init__(self, backend: HdfsBackend) -> None:
+        self._backend = backend
+
+    def has_open(self, path: str) -> bool:
         # asked by trying to make it: the NameNode then says whether the lease is alive, and ends it when it is not
         try:
-            sink = self.create(path)
+            sink = self._backend.create(path)
         except FileExistsError as exc:
             return _is_leased(str(exc))
         except UnavailableError as exc:
@@ -209,19 +219,20 @@ class HdfsBackend(Backend):
         sink.abandon()  # it was gone
         return False
 
-    def may_be_open(self, path: str) -> str:
-        if (namenode := self._direct()) is None:
+    def may_have_open(self, path: str) -> str:
+        if (namenode := self._backend.namenode()) is None:
             return "it may be open: only a run that removes can tell"
         try:
-            blocks = namenode.blocks(self.full(path))
+            blocks = namenode.blocks(self._backend.full(path))
         except NotFoundError:
             return ""
         return "it may be open: its writer has not closed it" if blocks.under_construction else ""
 
-    def end_writer(self, path: str) -> None:
-        _log.info("taking the lease of %s from its writer", self.full(path))
-        if (namenode := self._direct()) is not None:
-            namenode.recover_lease(self.full(path))
+    def end(self, path: str) -> None:
+        full = self._backend.full(path)
+        _log.info("taking the lease of %s from its writer", full)
+        if (namenode := self._backend.namenode()) is not None:
+            namenode.recover_lease(full)
 
 
 def _entry(status: FileStatus) -> Entry:

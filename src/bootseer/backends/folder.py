@@ -9,16 +9,12 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bootseer import faults
 from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean
 from bootseer.backends.pool import read_each
 from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
 from bootseer.kernel import libc
-
-if TYPE_CHECKING:
-    from bootseer.hdfs.placement import Placement
 
 _IOV_MAX = 512
 
@@ -184,7 +180,7 @@ class FolderBackend(Backend):
     def read_many(self, pieces: Sequence[Piece]) -> None:
         read_each(pieces)
 
-    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> FolderSink:
+    def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> FolderSink:
         target = self._path(path)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

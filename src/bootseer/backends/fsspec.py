@@ -54,7 +54,6 @@ from bootseer.errors import (
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-    from bootseer.hdfs.placement import Placement
 
 _log = logging.getLogger(__name__)
 
@@ -294,7 +293,7 @@ class FsspecBackend(FsspecPlace, Backend):
     def read_many(self, pieces: Sequence[Piece]) -> None:
         read_each(pieces)
 
-    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
+    def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> Sink:
         if not self.objects():
             self.make_folder(path.rpartition("/")[0])
             if exists(self, path):

@@ -14,13 +14,10 @@ import errno
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from bootseer import faults
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
-
-if TYPE_CHECKING:
-    from bootseer.hdfs.placement import Placement
 
 TEMPORARY = ".tmp-"
 """How names begin of what is not published yet."""
@@ -152,10 +149,30 @@ class Sink(Protocol):
         """Remove the unfinished file as far as that is possible; never raises."""
 
 
+class Writers:
+    """Who has files of a backend open for writing; here, of storage that knows no writers: nobody."""
+
+    def has_open(self, path: str) -> bool:
+        """Whether a live writer has the file open. On HDFS, asking closes the file of a writer that is dead."""
+        return False
+
+    def may_have_open(self, path: str) -> str:
+        """Why a writer may have the file open, "" when none has. Asks without changing anything."""
+        return ""
+
+    def end(self, path: str) -> None:
+        """Take the file away from a writer that has it open."""
+
+
 class Backend(abc.ABC):
-    """A folder of a file system, local or not."""
+    """A folder of a file system, local or not.
+
+    What not all storage can is told apart: `Writers`; the other methods that are not abstract do here what such storage
+    does.
+    """
 
     url: str
+    writers: Writers = Writers()
 
     @property
     @abc.abstractmethod
@@ -188,11 +205,16 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def create(self, path: str, *, placement: Placement | None = None, mode: int = FILE_MODE) -> Sink:
+    def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> Sink:
         """A new file with ``mode`` where the storage keeps modes; missing folders above it are made.
 
-        Files written together share a ``placement``, so that they begin on different servers where there are several.
+        ``siblings``: of `siblings`, which files that are written together share.
         """
+
+    def siblings(self) -> object:
+        """What has files that are written together begin on different servers, where there are several: one for all of
+        them."""
+        return None
 
     def put(self, path: str, data: bytes | Path, *, overwrite: bool) -> None:
         """Publish a file at once: ``data``, or the content of that local file.
@@ -278,17 +300,6 @@ class Backend(abc.ABC):
     def whole(self) -> tuple[Backend, str]:
         """The whole storage, and the path of this folder in it; this folder and "" when that is not known."""
         return self, ""
-
-    def is_open(self, path: str) -> bool:
-        """Whether a live writer has the file open. On HDFS, asking closes the file of a writer that is dead."""
-        return False
-
-    def may_be_open(self, path: str) -> str:
-        """Why a writer may have the file open, "" when none has. Asks without changing anything."""
-        return ""
-
-    def end_writer(self, path: str) -> None:  # noqa: B027 - most storage knows no writers
-        """Take the file away from a writer that has it open."""
 
 
 def _write(sink: Sink, data: bytes | Path) -> int:

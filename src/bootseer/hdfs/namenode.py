@@ -241,21 +241,17 @@ class NameNode:
         file_id: int,
         previous: Block | None = None,
         exclude: Iterable[DataNode] = (),
-        favoured: Iterable[str] = (),
         *,
         deadline: float = DEADLINE,
     ) -> Located:
-        """A new last block, and where to write it. ``previous``: the last one, with its final length.
-
-        ``favoured``: "address:transfer port" of DataNodes that should have it; the NameNode takes them where it can.
-        """
+        """A new last block, and where to write it: not on the DataNodes ``exclude``. ``previous``: the last block, with
+        its final length."""
         request = wire.AddBlockRequest(
             src=_text(path),
             client=self.client_name,
             previous=previous.message if previous else None,
             exclude=[node.message for node in exclude],
             file_id=file_id,
-            favoured=list(favoured),
         )
         found = self._call("addBlock", request, wire.AddBlockResponse, f"add a block to {path}", deadline)
         return Located.of(found.block)
@@ -329,10 +325,3 @@ class NameNode:
         """Bytes of the cluster in all, and free ones; replicas count."""
         found = self._call("getFsStats", wire.Empty(), wire.FsStats, "ask for free space")
         return found.capacity, found.remaining
-
-    def live_nodes(self, *, deadline: float = DEADLINE) -> builtins.list[DataNode]:
-        """The DataNodes that are alive. HDFS tells this to its superuser only: `NotWritableError` for others."""
-        request = wire.GetDatanodeReportRequest(type=2)
-        answer = wire.GetDatanodeReportResponse
-        found = self._call("getDatanodeReport", request, answer, "list the live DataNodes", deadline)
-        return [DataNode.of(node) for node in found.nodes]

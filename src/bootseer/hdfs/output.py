@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bootseer import faults
@@ -35,11 +36,19 @@ PACKET = 1 << 20
 HEARTBEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 16
+_APART = 4  # times that other DataNodes than those of siblings are asked for
 _EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a short block
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
 _MANY = 512
 """Pieces of one packet that are kept apart: more, of tiny writes, would take more memory than their bytes."""
 _ABANDON = 10.0
+
+
+class _TooFew(Exception):
+    """The NameNode has no block on enough DataNodes; ``nodes``: those that it has."""
+
+    def __init__(self, nodes: Sequence[DataNode], why: str) -> None:
+        self.nodes, self.why = nodes, why
 
 
 class FileOutput(NewFile):
@@ -69,7 +78,7 @@ class FileOutput(NewFile):
             raise ValueError(f"{bytes_per_checksum} bytes per checksum")
         super().__init__(path)
         self.namenode, self.length = namenode, 0
-        self._placement = placement or Placement(alone=True)
+        self._placement = placement or Placement()
         self._pieces: list[memoryview] = []
         self._held = self._early = 0
         self._block: BlockWriter | None = None
@@ -162,7 +171,6 @@ class FileOutput(NewFile):
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
             else:
-                self._placement.begin(id(self), located.nodes)
                 return block
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
@@ -182,27 +190,54 @@ class FileOutput(NewFile):
         for nodes in (placement.shunned(slow=False), placement.shunned()):  # rather a slow one than one that failed
             if more := [node for node in nodes if node not in stages[0]]:
                 stages.insert(0, [*stages[0], *more])
-        favoured = [node.address for node in self._placement.wish(id(self), self.namenode, self.replication)]
+        with self._placement.turn:
+            located = self._apart(stages[0], until) or self._anywhere(stages, until)
+            self._placement.begin(id(self), self.namenode.url, located.nodes)
+            return located
+
+    def _apart(self, left_out: list[DataNode], until: float) -> Located | None:
+        """A new block on DataNodes that have few blocks of files written together; None where those are too few."""
+        busy: set[DataNode] = set()
+        for _ in range(_APART):
+            apart = self._placement.avoid(id(self), self.namenode.url, self.replication, busy)
+            if not apart:
+                return None
+            exclude = list(dict.fromkeys([*left_out, *apart]))
+            try:
+                return self._ask(exclude, self.replication, until)
+            except _TooFew as exc:
+                busy.update(placement.too_few(self.namenode.url, exclude, exc.nodes))
+        return None
+
+    def _anywhere(self, stages: list[list[DataNode]], until: float) -> Located:
+        """A new block without the DataNodes of the first of ``stages`` for which there are enough others."""
+        *_, bad = stages
+        problem = ""
         while True:
             for exclude in (*stages, []) if bad else stages:
-                left = max(until - time.monotonic(), 1.0)
+                # where we avoid too many: a replica where something failed lately is better than only one
+                enough = min(blockwriter.ENOUGH, self.replication) if len(exclude) > len(bad) else 1
                 try:
-                    located = self.namenode.add_block(
-                        self.path, self.file_id, self._previous, exclude, favoured, deadline=left
-                    )
-                except UnavailableError as exc:
-                    if not isinstance(exc.__cause__, RemoteError) or time.monotonic() >= until:
-                        raise  # the NameNode itself was asked for as long as there was time
-                    problem = exc
-                else:
-                    faults.point("hdfs.output.add-block")
-                    if len(located.nodes) < min(blockwriter.ENOUGH, self.replication) and len(exclude) > len(bad):
-                        # we avoid too many: a replica where something failed lately is better than only one
-                        self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
-                        continue
-                    return located
-            _log.warning("%s waits for DataNodes: %s", self.path, problem.message)
+                    return self._ask(exclude, enough, until)
+                except _TooFew as exc:
+                    problem = exc.why
+            _log.warning("%s waits for DataNodes: %s", self.path, problem)
             time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
+
+    def _ask(self, exclude: Sequence[DataNode], enough: int, until: float) -> Located:
+        """A new block on at least ``enough`` DataNodes, not those that are left out. Raises `_TooFew`."""
+        left = max(until - time.monotonic(), 1.0)
+        try:
+            located = self.namenode.add_block(self.path, self.file_id, self._previous, exclude, deadline=left)
+        except UnavailableError as exc:
+            if not isinstance(exc.__cause__, RemoteError) or time.monotonic() >= until:
+                raise  # the NameNode itself was asked for as long as there was time
+            raise _TooFew((), exc.message) from exc
+        faults.point("hdfs.output.add-block")
+        if len(located.nodes) < enough:
+            self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=left)
+            raise _TooFew(located.nodes, f"only {len(located.nodes)} are left")
+        return located
 
     def _end(self) -> None:
         block, self._block = self._block, None

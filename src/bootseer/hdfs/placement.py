@@ -1,9 +1,10 @@
 """Which DataNodes new blocks go to: stripes written together use all alike, and none uses one that just failed.
 
-The NameNode chooses the DataNodes of a block; a client may name those that it would like, and some to leave out.
+The NameNode chooses the DataNodes of a block; any client may name some to leave out. So a new block leaves out those
+that have blocks of its siblings. Where too few are left, the answer tells which DataNodes there are in all; then all
+but those wanted are left out.
 
-Concurrency: any thread may call anything. The lock of the counts is never held during a request; that of the list of
-DataNodes is.
+Concurrency: any thread may call anything. The lock of the counts is never held during a request; `Placement.turn` is.
 """
 
 from __future__ import annotations
@@ -17,10 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from bootseer.errors import BootseerError
-
 if TYPE_CHECKING:
-    from bootseer.hdfs.namenode import NameNode
     from bootseer.hdfs.records import DataNode
 
 _log = logging.getLogger(__name__)
@@ -34,21 +32,20 @@ HELD_UP, FREE = 0.7, 0.3
 SLOW = 1 / 3
 """Of the largest rate that a pipeline of the same files has had: a slow one has less. To leave a DataNode that is only
 busier than others costs more than it brings."""
-_ASK = 5.0
 _KNOWN = 60.0
-"""Seconds for which a list of the DataNodes is good enough."""
+"""Seconds for which it is believed which DataNodes there are in all."""
 
 shunned_nodes: dict[str, tuple[float, DataNode, bool]] = {}  # until when, and whether it is only slow, by uuid
-live_nodes: dict[str, tuple[float, list[DataNode]]] = {}  # since when, by the URL of the NameNode
-_lock, _asking = threading.Lock(), threading.Lock()
+all_nodes: dict[str, tuple[float, list[DataNode]]] = {}  # until when it is believed, by the URL of the NameNode
+_lock = threading.Lock()
 
 
-def _renew_locks() -> None:
-    global _lock, _asking
-    _lock, _asking = threading.Lock(), threading.Lock()  # a forked child may have inherited them locked
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()  # a forked child may have inherited it locked
 
 
-os.register_at_fork(after_in_child=_renew_locks)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def shun(nodes: Iterable[DataNode], *, slow: bool = False) -> None:
@@ -66,22 +63,23 @@ def shunned(*, slow: bool = True) -> list[DataNode]:
         return [node for until, node, only_slow in shunned_nodes.values() if until > now and (slow or not only_slow)]
 
 
-def live(namenode: NameNode) -> list[DataNode]:
-    """The DataNodes that ``namenode`` counts as alive; none where it tells only its superuser, or does not answer.
+def too_few(cluster: str, left_out: Sequence[DataNode], given: Sequence[DataNode]) -> list[DataNode]:
+    """The NameNode at the URL ``cluster``, asked to leave DataNodes out, has only those that it has ``given``: they are
+    all there are, if that is not known yet. Returns those that it has and did not give: they are busy, or full."""
+    now = time.monotonic()
+    with _lock:
+        until, nodes = all_nodes.get(cluster, (0.0, []))
+        if until > now:
+            return [node for node in nodes if node not in left_out and node not in given]
+        all_nodes[cluster] = now + _KNOWN, list(dict.fromkeys([*left_out, *given]))
+        return []
 
-    One thread asks while the others wait, at most `_ASK` seconds: the stripes of a process's first file begin together,
-    and without a list two would share a DataNode.
-    """
-    with _asking:
-        since, nodes = live_nodes.get(namenode.url, (0.0, []))
-        if not since or time.monotonic() - since >= _KNOWN:
-            try:
-                nodes = namenode.live_nodes(deadline=_ASK)
-            except BootseerError as exc:
-                _log.info("blocks go wherever the NameNode says: %s", exc)
-                nodes = []
-            live_nodes[namenode.url] = time.monotonic(), nodes
-        return nodes
+
+def _everything(cluster: str) -> list[DataNode]:
+    """All DataNodes of a small cluster; none where that is not known."""
+    with _lock:
+        until, nodes = all_nodes.get(cluster, (0.0, []))
+    return list(nodes) if until > time.monotonic() else []
 
 
 class Run(NamedTuple):
@@ -101,49 +99,51 @@ class Run(NamedTuple):
 
 
 class Placement:
-    """Shared by files that are written at the same time, so that they burden all DataNodes alike.
+    """Shared by files that are written at the same time, so that they burden all DataNodes alike. A ``file`` is any
+    number that stands for one of them.
 
-    What the NameNode tells of its DataNodes needs superuser rights; without them, and ``alone`` (one file), it chooses.
-    A ``file`` is any number that stands for one of them.
+    ``turn``: who asks for a new block holds it until `begin`, so that the next one knows.
     """
 
-    def __init__(self, *, alone: bool = False) -> None:
-        self._alone = alone
-        self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block, or is wished to have it
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block
         self._runs: dict[int, Run] = {}  # by file
         self._slow: set[str] = set()  # by uuid
         self._best = 0.0  # bytes per second of one pipeline
         self._lock = threading.Lock()
 
-    def wish(self, file: int, namenode: NameNode, replicas: int) -> list[DataNode]:
-        """The DataNodes with the fewest replicas now; they count for ``file`` from now on.
+    def avoid(self, file: int, cluster: str, replicas: int, busy: Iterable[DataNode] = ()) -> list[DataNode]:
+        """The DataNodes to leave out of a new block of ``file``: none while no other file has one, those of the others,
+        or, where all DataNodes of ``cluster`` are known, all but those with the fewest replicas. The NameNode does not
+        want those that are ``busy``.
 
         Racks as HDFS chooses them: the second replica on another rack than the first, the third beside the second.
         Rather two that have no other block together: when they hold up two files, nobody tells which of them does.
         """
-        if self._alone:
-            return []
-        avoided = {node.uuid for node in shunned()}
-        able = [node for node in live(namenode) if node.uuid not in avoided]
+        everything, avoided = _everything(cluster), {*shunned(), *busy}
+        able = [node for node in everything if node not in avoided]
         random.shuffle(able)  # else every process would begin with the same ones
         chosen: list[DataNode] = []
         with self._lock:
             self._placed.pop(file, None)
-            used = Counter(node.uuid for nodes in self._placed.values() for node in nodes)
+            used = Counter(node for nodes in self._placed.values() for node in nodes)
+            if not used or not everything:
+                return list(used)
             while able and len(chosen) < replicas:
-                beside = Counter(
-                    node.uuid for nodes in self._placed.values() if set(chosen) & set(nodes) for node in nodes
-                )
-                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), used[node.uuid], beside[node.uuid])))
+                beside = Counter(node for nodes in self._placed.values() if set(chosen) & set(nodes) for node in nodes)
+                chosen.append(min(able, key=lambda node: (not _fits(node, chosen), used[node], beside[node])))
                 able.remove(chosen[-1])
-            self._placed[file] = tuple(chosen)
-        return chosen
+        return [node for node in everything if node not in chosen]
 
-    def begin(self, file: int, nodes: tuple[DataNode, ...]) -> None:
-        """``nodes`` take part in a new pipeline of ``file``; they count until `end`.
+    def begin(self, file: int, cluster: str, nodes: tuple[DataNode, ...]) -> None:
+        """``nodes`` of ``cluster`` are to take part in a new pipeline of ``file``; they count until `end`.
 
         Whoever was slow is measured anew: nobody else may have been there.
         """
+        with _lock:  # one that was busy when all were told
+            known = all_nodes.get(cluster, (0.0, []))[1]
+            known += [node for node in nodes if node not in known]
         with self._lock:
             self._placed[file] = nodes
             self._slow.difference_update(node.uuid for node in nodes)

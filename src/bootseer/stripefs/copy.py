@@ -103,7 +103,7 @@ def copy_file(
         version = ""
         old: Permissions | None = None
         if in_place:
-            if dst.backend.is_open(target):
+            if dst.backend.writers.has_open(target):
                 raise NotWritableError(
                     f"{target} is still being written", hint="run again when its writer has closed it"
                 )

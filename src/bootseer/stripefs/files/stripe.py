@@ -18,7 +18,6 @@ from crc32c import crc32c
 from bootseer import faults
 from bootseer.backends.interface import DEADLINE, FILE_MODE, Backend, Sink
 from bootseer.errors import UnavailableError, from_os_error
-from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Header
 
@@ -49,11 +48,9 @@ class Stripe:
     ``error``: what ended its thread; `raise_error` raises it, as `StripeLost` where the storage did not answer.
     """
 
-    def __init__(
-        self, backend: Backend, path: str, header: Header, placement: Placement, mode: int = FILE_MODE
-    ) -> None:
+    def __init__(self, backend: Backend, path: str, header: Header, siblings: object, mode: int = FILE_MODE) -> None:
         self.path, self.footer_crc = path, 0
-        self._backend, self._header, self._placement, self._mode = backend, header, placement, mode
+        self._backend, self._header, self._siblings, self._mode = backend, header, siblings, mode
         self._queue: queue.Queue[Sequence[memoryview] | int | None] = queue.Queue(_DEPTH)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name=f"bootseer-write-{header.stripe}", daemon=True)
@@ -100,7 +97,7 @@ class Stripe:
         sink: Sink | None = None
         crcs, length = list[int](), 0
         try:
-            sink = self._backend.create(self.path, placement=self._placement, mode=self._mode)
+            sink = self._backend.create(self.path, siblings=self._siblings, mode=self._mode)
             sink.write(layout.encode_header(self._header))
             while not isinstance(item := self._queue.get(), int | None):
                 faults.point("stripefs.write.stripe")

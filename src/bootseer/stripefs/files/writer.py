@@ -29,7 +29,6 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.hdfs.pieces import cut, kept
-from bootseer.hdfs.placement import Placement
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.publication import Publication, patiently
 from bootseer.stripefs.files.stripe import Stripe
@@ -141,9 +140,9 @@ class StripeWriter:
         id, epoch = self._uuid.bytes, self._publication.epoch
         headers = [Header(id, i, self._width, self._unit, epoch, name) for i in range(self._width)]
         folder = join(self.path.rpartition("/")[0], layout.FOLDER)
-        placement = Placement()
+        siblings = self._backend.siblings()
         self._stripes = [
-            Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header, placement, self.mode)
+            Stripe(self._backend, f"{folder}/{self._uuid.hex}.{header.stripe}", header, siblings, self.mode)
             for header in headers
         ]
 

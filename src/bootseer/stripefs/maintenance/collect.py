@@ -210,14 +210,14 @@ class _Collector:
     def _in_use(self, paths: list[str]) -> str:
         for path in paths:
             if self._dry_run:
-                if not self._taken and (why := self._backend.may_be_open(path)):
+                if not self._taken and (why := self._backend.writers.may_have_open(path)):
                     return why
                 continue
-            if not self._backend.is_open(path):
+            if not self._backend.writers.has_open(path):
                 continue
             if not self._taken:
                 return "a writer has it open"
-            self._backend.end_writer(path)
+            self._backend.writers.end(path)
         return ""
 
 
