@@ -54,7 +54,7 @@ def _options() -> str:
 
 def _await_prefetch(target: Path, environ: dict[str, str]) -> None:
     until = time.monotonic() + _PREFETCH_SECONDS
-    while (state := json.loads(run([*BOOTSEER, "fs", "status", str(target), "--json"], env=environ))["prefetch"]) != (
+    while (state := json.loads(run([*BOOTSEER, "fs", "inspect", str(target), "--json"], env=environ))["prefetch"]) != (
         "done"
     ):
         if state != "running":

@@ -406,9 +406,9 @@ def test_the_commands(fs, tmp_path, config):
     listing = json.loads(cli("ls", f"{url}/step-1", "--json", config=config).stdout)
     assert [(row["path"], row["striped"]) for row in listing] == [("step-1/COMMIT", False), ("step-1/state.pt", True)]
     assert cli("ls", url, config=config).stdout.split()[-1] == "step-2/"
-    assert cli("latest", url, config=config).stdout.strip() == f"{url}/step-1"
+    assert cli("ls", "--latest", url, config=config).stdout.strip() == f"{url}/step-1"
     assert "no COMMIT" in json.loads(cli("inspect", f"{url}/step-2", "--json", config=config).stdout)["checkpoint"]
-    assert json.loads(cli("verify", url, "--json", config=config).stdout)["ok"]
+    assert json.loads(cli("fsck", "--read", url, "--json", config=config).stdout)["ok"]
     assert cli("commit", f"{url}/step-2", config=config).returncode == 0
     assert cli("get", f"{url}/step-2", tmp_path / "back", config=config).returncode == 0
     assert [path.name for path in (tmp_path / "back").iterdir()] == ["state.pt"]
@@ -416,7 +416,7 @@ def test_the_commands(fs, tmp_path, config):
     done = cli("mount", url, tmp_path / "mnt", "--prefetch", "@latest", config=config)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mnt/step-2/state.pt").read_bytes() == DATA
-    assert json.loads(cli("status", tmp_path / "mnt", "--json", config=config).stdout)["alive"]
+    assert json.loads(cli("inspect", tmp_path / "mnt", "--json", config=config).stdout)["alive"]
     assert cli("unmount", tmp_path / "mnt", config=config, group=()).returncode == 0
 
 
@@ -430,7 +430,7 @@ def test_the_commands(fs, tmp_path, config):
         (("put", "S/step-1/config.json", "S/x", "--unit", "5"), 78, "stripe unit 5"),
         (("mount", "S/open", "T/mnt", "--commit"), 65, "has no COMMIT: its save did not finish"),
         (("commit", "S/step-1"), 73, "has a COMMIT already"),
-        (("latest", "S/open"), 66, "no complete checkpoint"),
+        (("ls", "--latest", "S/open"), 66, "no complete checkpoint"),
         (("ls", "nosuch://bucket/x"), 71, "cannot open store nosuch://"),
         (("ls", "hdfs://127.0.0.1:9/x"), 69, "connection refused"),
     ],

@@ -369,7 +369,7 @@ def test_a_checkpoint_that_another_user_owns(
     for path in [store, *store.rglob("*")]:
         os.chown(path, BOB, BOB)
     (place / "new/lost+found").mkdir(mode=0o700, parents=True)  # of a file system, as it is before the first save
-    code, _, errors = alice.run("fs", "latest", str(place / "new"))
+    code, _, errors = alice.run("fs", "ls", "--latest", str(place / "new"))
     assert (code, "no complete checkpoint" in errors) == (NotFoundError.exit_code, True), errors
     {"folder": checkpoint, "store": store, "file": checkpoint / "weights"}[closed].chmod(0o700)
     job = alice.folder / "job.toml"

@@ -56,30 +56,34 @@ def test_a_checkpoint_from_a_folder_to_hdfs_and_back(call, base, tmp_path):
     (tmp_path / "ck/model").write_bytes(BIG)
     (tmp_path / "ck/config").write_bytes(b"{}")
     call("put", "ck", f"{base}/run/step-1", "--commit")
-    assert call("latest", f"{base}/run").stdout == f"{base}/run/step-1\n"
+    assert call("ls", "--latest", f"{base}/run").stdout == f"{base}/run/step-1\n"
     call("cp", f"{base}/run/step-1", "local/step-1", "--verify")
     call("get", "local/step-1", "out")
     assert (tmp_path / "out/model").read_bytes() == BIG
-    assert "access: direct" in call("explain", f"{base}/run/step-1/model", "--read").stdout
+    assert "access: direct" in call("inspect", "--plan", f"{base}/run/step-1/model", "--read").stdout
     assert call("fsck", base, "--json", BOOTSEER_HDFS_ACCESS="native").stdout == call("fsck", base, "--json").stdout
     assert call("rm", base, code=78).stderr.endswith("is a folder; remove it with --recursive\n")
 
 
 def test_a_plain_file_is_imported_in_place_but_not_while_it_is_written(call, base):
     plain(f"{base}/model", BIG)
-    done = json.loads(call("import", base, "--width", "3", "--json").stdout)
+    done = json.loads(call("cp", "--stripe", base, "--width", "3", "--json").stdout)
     assert [(file["striped"], file["skipped"]) for file in done["files"]] == [(True, "")]
     assert json.loads(call("inspect", f"{base}/model", "--json").stdout)["width"] == 3
-    call("verify", base)
+    call("fsck", "--read", base)
     with hdfs.connect(base).create(f"{hdfs.split(base)[1]}/open", block_size=1 << 20) as writer:
         writer.write(BIG + BIG)  # its full blocks count as its size already
-        for how in (["import", f"{base}/open"], ["get", f"{base}/open", "out"], ["cp", f"{base}/open", f"{base}/b"]):
+        for how in (
+            ["cp", "--stripe", f"{base}/open"],
+            ["get", f"{base}/open", "out"],
+            ["cp", f"{base}/open", f"{base}/b"],
+        ):
             assert "still being written" in call(*how, code=73).stderr
             assert "still being written" in call(*how, code=73, BOOTSEER_HDFS_ACCESS="native").stderr
         with open_fs(base).open("open") as file:  # who reads it on purpose gets what there is
             assert file.unfinished
             assert file.read(0, file.size) == (BIG + BIG)[: file.size]
-    assert "1 file, 10.5 MB imported" in call("import", f"{base}/open").stdout
+    assert "1 file, 10.5 MB striped" in call("cp", "--stripe", f"{base}/open").stdout
 
 
 @pytest.mark.parametrize("access", ["direct", "native"])

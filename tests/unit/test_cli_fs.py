@@ -54,20 +54,15 @@ def test_every_verb_has_help_and_takes_json(run):
         "put",
         "get",
         "cp",
-        "import",
         "ls",
         "inspect",
         "mv",
         "rm",
         "commit",
-        "latest",
-        "verify",
         "fsck",
         "gc",
         "bench",
-        "explain",
         "mount",
-        "status",
     ]
     for verb in verbs:
         assert f" {verb} " in overview
@@ -84,7 +79,7 @@ def test_a_file_there_and_back(run, tmp_path):
     assert run("get", "store/big", "back").out == "back: 1 file, 5.0 MB copied\n"
     assert Path("back").read_bytes() == BIG
     assert "2 x 524288  big" in run("ls", "store").out
-    assert run("verify", "store", "--json").json == {"url": "store", "files": 1, "bytes": len(BIG), "ok": True}
+    assert run("fsck", "--read", "store", "--json").json == {"url": "store", "files": 1, "bytes": len(BIG), "ok": True}
 
 
 def test_a_file_goes_into_a_folder(run):
@@ -103,12 +98,12 @@ def test_a_folder_as_a_checkpoint(run):
     assert run("put", "ck", "run/step-1", "--commit").out == "run/step-1: 2 files, 5.0 MB committed\n"
     done = run("put", "ck", "run/step-2", "--commit", "--json").json
     assert [file["striped"] for file in done["files"]] == [True, False]
-    assert run("latest", "run").out.strip().endswith("/run/step-2")
+    assert run("ls", "--latest", "run").out.strip().endswith("/run/step-2")
     assert run("inspect", "run/step-2", "--json").json["checkpoint"] == "complete"
     refused = run("rm", "run/step-2/model")
     assert (refused.code, "listed by the COMMIT of checkpoint" in refused.error) == (73, True)
     assert run("rm", "run/step-2/model", "--force").code == 0
-    assert run("latest", "run", "--json").json["path"] == "run/step-1"
+    assert run("ls", "--latest", "run", "--json").json["path"] == "run/step-1"
     assert "lacks model" in run("inspect", "run/step-2").out
     assert run("get", "run/step-1", "out", "--json").code == 0
     assert sorted(path.name for path in Path("out").rglob("*")) == ["config", "model", "sub"]
@@ -126,7 +121,7 @@ def test_copies_have_stripes_of_their_own(run):
     first, second = (run("inspect", f"{place}/step-1/model", "--json").json for place in ("run", "other"))
     assert first["uuid"] != second["uuid"]
     assert (second["width"], second["digest"]) == (3, first["digest"])
-    assert run("latest", "other").code == 0
+    assert run("ls", "--latest", "other").code == 0
     again = run("cp", "run/step-1", "other/step-1", "--resume")
     assert again.out.splitlines() == [
         "other/step-1: 0 files, 0 B copied",
@@ -156,19 +151,19 @@ def test_imports_in_place_and_to_another_place(run):
     Path("plain/sub").mkdir(parents=True)
     Path("plain/model").write_bytes(BIG)
     Path("plain/sub/config").write_bytes(b"{}")
-    done = run("import", "plain", "copy/plain", "--width", "2", "--json").json
+    done = run("cp", "--stripe", "plain", "copy/plain", "--width", "2", "--json").json
     assert [(file["path"].rpartition("/")[2], file["striped"]) for file in done["files"]] == [
         ("model", True),
         ("config", False),
     ]
-    again = run("import", "plain", "copy/plain", "--json").json
+    again = run("cp", "--stripe", "plain", "copy/plain", "--json").json
     assert {file["skipped"] for file in again["files"]} == {"there already"}
     assert Path("plain/model").read_bytes() == BIG
-    assert run("import", "plain").out.splitlines() == [
-        "plain: 1 file, 5.0 MB imported",
+    assert run("cp", "--stripe", "plain").out.splitlines() == [
+        "plain: 1 file, 5.0 MB striped",
         "1 file, 2 B left alone: small files stay plain",
     ]
-    assert "1 file, 5.0 MB left alone: striped already" in run("import", "plain").out
+    assert "1 file, 5.0 MB left alone: striped already" in run("cp", "--stripe", "plain").out
     with open_fs("plain").open("model") as file:
         assert file.read(0, file.size) == BIG
 
@@ -182,7 +177,7 @@ def test_an_import_in_place_gives_up_when_the_file_changes(run, monkeypatch):
             Path("model").write_bytes(BIG + b"more")
 
     monkeypatch.setattr(copy.faults, "point", change)
-    done = run("import", "model")
+    done = run("cp", "--stripe", "model")
     assert (done.code, "was changed while it was imported" in done.error) == (73, True)
     assert Path("model").read_bytes() == BIG + b"more"
     assert list(Path(".bsx").iterdir()) == []
@@ -232,13 +227,13 @@ def test_fsck_and_gc(run):
 def test_explanations(run):
     Path("big").write_bytes(BIG)
     run("put", "big", "store/big", "--width", "2")
-    done = run("explain", "store/big", "--read").out
+    done = run("inspect", "--plan", "store/big", "--read").out
     assert "store/big: 5.0 MB, 2 stripes, unit 1 MiB\naccess: folder, " in done
-    assert run("explain", "store/big", "--json").json["access"] == "folder"
-    assert "5.0 MB, plain" in run("explain", "big").out
+    assert run("inspect", "--plan", "store/big", "--json").json["access"] == "folder"
+    assert "5.0 MB, plain" in run("inspect", "--plan", "big").out
     next(Path("store/.bsx").glob("*.1")).unlink()
-    assert "no such file" in run("explain", "store/big").out
-    assert run("explain", "store").code == 66
+    assert "no such file" in run("inspect", "--plan", "store/big").out
+    assert run("inspect", "--plan", "store").code == 66
 
 
 def test_a_measurement_leaves_nothing(run):
@@ -288,9 +283,9 @@ def test_a_measurement_leaves_nothing(run):
         (["commit", "store"], 0, ""),
         (["commit", "store/f"], 66, "is a file, a checkpoint is a folder"),
         (["commit", "none"], 66, "none"),
-        (["latest", "store"], 66, "no complete checkpoint"),
-        (["latest", "store/f"], 66, "is a file"),
-        (["verify", "none"], 66, "none"),
+        (["ls", "--latest", "store"], 66, "no complete checkpoint"),
+        (["ls", "--latest", "store/f"], 66, "is a file"),
+        (["fsck", "--read", "none"], 66, "none"),
         (["fsck", "none"], 66, "none"),
         (["gc", "none"], 66, "none"),
         (["gc", "store/f"], 66, "is a file, gc cleans folders"),
@@ -301,14 +296,13 @@ def test_a_measurement_leaves_nothing(run):
         (["mv", "store/f", "memory://x/y"], 78, "within one storage"),
         (["mv", "none", "x"], 66, "none"),
         (["rm", "/"], 78, "is the root"),
-        (["import", "none"], 66, "none"),
-        (["import", "file", "x", "--width", "300"], 78, "stripe width 300"),
+        (["cp", "--stripe", "none"], 66, "none"),
+        (["cp", "--stripe", "file", "x", "--width", "300"], 78, "stripe width 300"),
         (["bench", "none"], 66, "none"),
         (["bench", "store/f"], 66, "is a file"),
         (["bench", "store", "--shape", "wide"], 2, "'wide' is no shape"),
         (["bench", "store", "--shape", "0x1M"], 78, "stripe width 0"),
-        (["explain", "none"], 66, "none"),
-        (["status", "store"], 66, "is no mount"),
+        (["inspect", "--plan", "none"], 66, "none"),
         (["mount", "none", "mnt"], 66, "none"),
         (["mount", "store/f", "mnt"], 66, "a mount needs a folder"),
     ],
@@ -329,7 +323,7 @@ def test_mistakes_are_one_clear_line(run, args, code, says):
         assert len(done.error.splitlines()) <= 1
 
 
-@pytest.mark.parametrize("verb", ["put", "import", "cp"])
+@pytest.mark.parametrize("verb", ["put", "cp"])
 def test_a_full_disk_is_one_line_and_leaves_nothing(run, monkeypatch, verb):
     Path("model").write_bytes(BIG)
     monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.write.close=enospc")
@@ -380,7 +374,7 @@ def test_what_would_break_a_checkpoint_is_refused(run):
     ):
         done = run(*args)
         assert (done.code, "COMMIT of checkpoint" in done.error, "\n" in done.error) == (73, True, False), args
-        assert run("verify", "run/step-1").code == 0
+        assert run("fsck", "--read", "run/step-1").code == 0
     for args in (
         ["put", "other", "run/step-1"],
         ["put", "other/model", "run/step-1/"],
@@ -391,14 +385,14 @@ def test_what_would_break_a_checkpoint_is_refused(run):
     ):
         done = run(*args)
         assert (done.code, "has a COMMIT already" in done.error) == (73, True), args
-        assert run("verify", "run/step-1").code == 0
+        assert run("fsck", "--read", "run/step-1").code == 0
     assert run("mv", "--force", "run/m", "run/step-1/model").code == 0
     assert "changed after COMMIT" in run("inspect", "run/step-1").out
     assert run("cp", "--force", "run/step-2", "run/step-1").code == 0
-    assert run("verify", "run").code == 0
+    assert run("fsck", "--read", "run").code == 0
     assert run("mv", "run/step-2", "kept/step-2").code == 0
-    assert run("verify", "kept").code == 0
-    assert run("latest", "run").out.strip().endswith("/run/step-1")
+    assert run("fsck", "--read", "kept").code == 0
+    assert run("ls", "--latest", "run").out.strip().endswith("/run/step-1")
     assert [run("rm", "-r", f"{url}").code for url in ("run/step-1", "kept/step-2")] == [0, 0]
     assert not [path for path in Path().rglob("*") if path.name == "COMMIT"]
 
@@ -407,10 +401,10 @@ def test_checks_of_a_part_of_a_checkpoint_know_its_commit(run):
     Path("ck/sub/deep").mkdir(parents=True)
     Path("ck/sub/deep/conf").write_bytes(b"x")
     run("put", "ck", "run/step-1", "--commit")
-    assert run("verify", "run/step-1/sub/deep/conf").code == 0
+    assert run("fsck", "--read", "run/step-1/sub/deep/conf").code == 0
     Path("run/step-1/sub/deep/conf").write_bytes(b"y")
     for url in ("run/step-1/sub/deep/conf", "run/step-1/sub/deep", "run/step-1/sub", "run"):
-        done = run("verify", url)
+        done = run("fsck", "--read", url)
         assert (done.code, "does not have its digest" in done.error) == (65, True), url
     assert run("get", "run/step-1/sub/deep/conf", "out").code == 65
 

@@ -41,7 +41,7 @@ def test_every_module_but_those_of_extras_is_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("verb", ["put", "get", "ls", "inspect", "verify", "fsck", "gc", "explain", "cp"])
+@pytest.mark.parametrize("verb", ["put", "get", "ls", "inspect", "fsck", "gc", "cp"])
 def test_verbs_work_on_a_folder(tmp_path: Path, verb: str) -> None:
     (tmp_path / "local").write_bytes(b"x" * 100)
     (tmp_path / "store").mkdir()
@@ -51,14 +51,13 @@ def test_verbs_work_on_a_folder(tmp_path: Path, verb: str) -> None:
         "put": [tmp_path / "local", store / "new"],
         "get": [file, tmp_path / "back"],
         "cp": [file, store / "copy"],
-        "explain": [file],
         "inspect": [file],
     }
     done = run(VERB, "fs", verb, *args.get(verb, [store]))
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("args", [["fs", "ls"], ["fs", "explain"], ["store", "ls", "--store"]])
+@pytest.mark.parametrize("args", [["fs", "ls"], ["fs", "inspect", "--plan"], ["store", "ls", "--store"]])
 def test_hdfs_is_one_line(args: list[str]) -> None:
     done = run(VERB, *args, "hdfs://127.0.0.1:1/a")
     assert done.returncode == 71

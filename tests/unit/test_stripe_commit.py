@@ -44,7 +44,9 @@ def test_a_checkpoint_without_commit(fs):
     save(fs, "step-1", finish=False)
     with pytest.raises(DataError) as caught:
         fs.checkpoint("step-1")
-    assert str(caught.value) == ("checkpoint step-1 has no COMMIT: its save did not finish; use `bootseer fs latest`")
+    assert str(caught.value) == (
+        "checkpoint step-1 has no COMMIT: its save did not finish; use `bootseer fs ls --latest`"
+    )
     assert caught.value.exit_code == 65
 
 

@@ -17,9 +17,6 @@ from bootseer.units import parse_size, size_text
 if TYPE_CHECKING:
     from bootseer.stripefs import FileStat, StripeFS
 
-FILES, CHECKPOINTS, CARE, MOUNTS = "Files", "Checkpoints", "Maintenance and measurement", "Mounts"
-"""Panels of the help."""
-
 size_value = understood(parse_size)
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="A path, file://PATH, hdfs://HOST:PORT/PATH or an fsspec URL")]

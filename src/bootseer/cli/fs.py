@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from bootseer.cli import fs_care, fs_checkpoints, fs_explain, fs_files, fs_mount
-from bootseer.cli._shared import Group
+from bootseer.cli._shared import Group, add_verbs
+from bootseer.cli.fs_care import bench, fsck, gc
+from bootseer.cli.fs_files import commit, cp, get, inspect, ls, mv, put, rm
+from bootseer.cli.fs_mount import mount
 
 app = typer.Typer(
     cls=Group,
@@ -15,5 +17,11 @@ app = typer.Typer(
     "or not at all, and every chunk is checked. A folder with a COMMIT is a complete checkpoint.",
 )
 
-for _group in (fs_files, fs_checkpoints, fs_care, fs_explain, fs_mount):
-    _group.register(app)
+add_verbs(
+    app,
+    {
+        "Files and checkpoints": (put, get, cp, ls, inspect, mv, rm, commit),
+        "Mount": (mount,),
+        "Maintenance and measurement": (fsck, gc, bench),
+    },
+)

@@ -6,22 +6,20 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._fs import CARE, Url, binary_text, place, progress, size_value
-from bootseer.cli._shared import AsJson, DryRun, age_value, count_text, print_json, print_table
+from bootseer.cli._fs import Url, binary_text, files_text, place, progress, size_value
+from bootseer.cli._shared import AsJson, DryRun, age_value, answer, count_text, print_json, print_table
 from bootseer.units import age_text, one_line, size_text
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (fsck, gc, bench):
-        app.command(rich_help_panel=CARE)(verb)
 
 
 def fsck(
     url: Url,
     repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended without guessing")] = False,
+    read: Annotated[
+        bool, typer.Option("--read", help="Read all contents instead, and check every chunk, digest and COMMIT")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Name what is lost, damaged or garbage at or below URL. Contents are not read: `bootseer fs verify` does that.
+    """Name what is lost, damaged or garbage at or below URL. Contents are read with --read only.
 
     Exit code 65 when errors are left.
 
@@ -33,6 +31,15 @@ def fsck(
     from bootseer.stripefs.maintenance.repair import repair as mend
 
     fs, path = place(url)
+    if read:
+        if repair:
+            raise typer.BadParameter("--read only looks")
+        with progress("fsck", as_json) as update:
+            stats = fs.verify(path, progress=update)
+        total = sum(stat.size for stat in stats)
+        line = f"{url}: {files_text(len(stats), total)}, all right"
+        answer({"ok": True, "url": url, "files": len(stats), "bytes": total}, as_json, line)
+        return
     report = check.fsck(fs.backend, path)
     repairs = []
     if repair and any(finding.repair for finding in report.findings):

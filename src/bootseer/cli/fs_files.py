@@ -1,4 +1,4 @@
-"""``bootseer fs put|get|cp|import|ls|inspect|mv|rm``: files of a striped store."""
+"""``bootseer fs put|get|cp|ls|inspect|mv|rm``: files of a striped store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from bootseer.cli._fs import FILES, Unit, Url, Width, files_text, inside, place, place_both, progress, row, size_value
+from bootseer.cli._fs import Unit, Url, Width, files_text, inside, place, place_both, progress, row, size_value
 from bootseer.cli._shared import AsJson, Bars, DryRun, answer, print_json
 from bootseer.units import one_line
 
@@ -25,11 +25,6 @@ ShapeUnit = Annotated[
 
 Force = Annotated[bool, typer.Option("--force", help="Also into a checkpoint that has a COMMIT: that breaks it")]
 Moved = Annotated[bool, typer.Option("--force", help="Also out of or into a checkpoint with COMMIT: that breaks it")]
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (put, get, cp, import_, ls, inspect, mv, rm):
-        app.command(verb.__name__.rstrip("_"), rich_help_panel=FILES)(verb)
 
 
 def put(
@@ -126,62 +121,46 @@ def get(
 
 
 def cp(
-    source: Annotated[str, typer.Argument(metavar="URL", help="File or folder to copy")],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="URL of the copy, in any store")],
+    source: Annotated[str, typer.Argument(metavar="URL", help="File or folder to copy, plain or striped")],
+    target: Annotated[
+        str | None, typer.Argument(metavar="[TARGET]", help="URL of the copy, in any store; with --stripe: in place")
+    ] = None,
+    stripe: Annotated[bool, typer.Option("--stripe", help="Make plain files striped; run again, it goes on")] = False,
     width: Shape = 0,
     unit: ShapeUnit = 0,
-    verify: Annotated[bool, typer.Option("--verify", help="Read each copy back before it is published")] = False,
+    verify: Annotated[
+        bool | None,
+        typer.Option(
+            "--verify/--no-verify", help="Read each copy back before it appears", show_default="with --stripe"
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Leave copies that have the same content")] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Copy a file or folder within or between stores: real copies, with stripes of their own.
 
-    A checkpoint is a checkpoint again: the copy gets its COMMIT last.
+    A checkpoint is a checkpoint again: the copy gets its COMMIT last. With --stripe plain files get stripes. Without a
+    TARGET each is replaced in one step, unless somebody changes it meanwhile. Files below 4 MiB stay plain.
     """
     from bootseer.errors import ConfigError
     from bootseer.stripefs.copy import copy_tree
-
-    src, path, dst, there = place_both(source, target)
-    if not src.stat(path).is_dir:
-        there = inside(dst, there, target, path.rpartition("/")[2])
-    if src.url == dst.url and path == there:
-        raise ConfigError("source and target are the same", hint="`bootseer fs import` makes a file striped in place")
-    with Bars(quiet=as_json) as bars:
-        flags = {"verify": verify, "resume": resume, "force": force}
-        made = copy_tree(src, path, dst, there, width=width, unit=unit, progress=bars.update, **flags)
-    _print_copied(target, made, "copied", as_json)
-
-
-def import_(
-    source: Annotated[
-        str, typer.Argument(metavar="URL", help="Plain file or folder: a path, hdfs://... or fsspec URL")
-    ],
-    target: Annotated[
-        str | None, typer.Argument(metavar="TARGET", help="URL to import to", show_default="in place")
-    ] = None,
-    width: Width = 4,
-    unit: Unit = 1 << 20,
-    verify: Annotated[bool, typer.Option(help="Read each file back before it replaces or appears")] = True,
-    as_json: AsJson = False,
-) -> None:
-    """Make plain files striped, in place or as a copy; run again, it goes on where it was broken off.
-
-    In place each plain file is replaced in one step, unless somebody changes it meanwhile. Files below 4 MiB stay
-    plain.
-    """
-    from bootseer.stripefs.copy import copy_tree
     from bootseer.stripefs.layout import check_shape
 
-    check_shape(width, unit)
+    if stripe:
+        width, unit, resume = width or 4, unit or 1 << 20, True
+        check_shape(width, unit)
+    elif target is None:
+        raise typer.BadParameter("name a TARGET, or say --stripe to make the files striped in place")
     src, path, dst, there = place_both(source, target or source)
     if target and not src.stat(path).is_dir:
         there = inside(dst, there, target, path.rpartition("/")[2])
+    if src.url == dst.url and path == there and not stripe:
+        raise ConfigError("source and target are the same", hint="--stripe makes a file striped in place")
     with Bars(quiet=as_json) as bars:
-        made = copy_tree(
-            src, path, dst, there, width=width, unit=unit, verify=verify, resume=True, progress=bars.update
-        )
-    _print_copied(target or source, made, "imported", as_json)
+        flags = {"verify": stripe if verify is None else verify, "resume": resume, "force": force}
+        made = copy_tree(src, path, dst, there, width=width, unit=unit, progress=bars.update, **flags)
+    _print_copied(target or source, made, "copied" if target else "striped", as_json)
 
 
 def _print_copied(url: str, made: Sequence[Copied], what: str, as_json: bool) -> None:
@@ -195,9 +174,20 @@ def _print_copied(url: str, made: Sequence[Copied], what: str, as_json: bool) ->
         typer.echo(f"{files_text(len(same), sum(copied.size for copied in same))} left alone: {why}")
 
 
-def ls(url: Url, as_json: AsJson = False) -> None:
+def ls(
+    url: Url,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="Only print the URL of the newest complete checkpoint in the folder")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """List a folder. Sizes are those of the contents."""
     fs, path = place(url)
+    if latest:
+        newest = fs.latest(path)
+        full = f"{fs.url.rstrip('/')}/{newest}"
+        answer({"path": newest, "url": full}, as_json, full)
+        return
     found = fs.ls(path)
     if as_json:
         print_json([row(stat) for stat in found])
@@ -208,11 +198,33 @@ def ls(url: Url, as_json: AsJson = False) -> None:
         typer.echo(f"{stat.size:>15} {kind:>14}  {name}{'/' if stat.is_dir else ''}")
 
 
-def inspect(url: Url, as_json: AsJson = False) -> None:
-    """Show what is known of a file, or whether a folder is a complete checkpoint."""
-    from bootseer.errors import DataError
+def inspect(
+    url: Annotated[str, typer.Argument(metavar="URL|DIR", help="File or folder of a store, or DIR of `fs mount`")],
+    plan: Annotated[
+        bool, typer.Option("--plan", help="How a file would be read now: its blocks, their replicas, who gives what")
+    ] = False,
+    read: Annotated[
+        bool, typer.Option("--read", help="With --plan: read it first, so that rates and latencies are known")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is known of a file, whether a folder is a complete checkpoint, or what a mount has moved."""
+    import msgspec
 
+    from bootseer.cli._fs_plan import print_plan
+    from bootseer.errors import DataError
+    from bootseer.fsmount.client import find
+
+    if read and not plan:
+        raise typer.BadParameter("--read is for --plan")
+    if "://" not in url and (mounted := find(Path(url))):
+        found = msgspec.to_builtins(mounted.status())
+        answer(found, as_json, *(f"{key:>18}: {value}" for key, value in found.items()))
+        return
     fs, path = place(url)
+    if plan:
+        print_plan(fs, path, url, read=read, as_json=as_json)
+        return
     found = row(fs.stat(path))
     if found["is_dir"]:
         try:
@@ -228,6 +240,19 @@ def inspect(url: Url, as_json: AsJson = False) -> None:
     for key, value in found.items():
         if value not in ("", 0):
             typer.echo(f"{key:>11}: {value}")
+
+
+def commit(
+    url: Url,
+    as_json: AsJson = False,
+) -> None:
+    """Publish the folder at URL as a complete checkpoint. The first commit wins.
+
+    Writes into the folder that are under way are ended.
+    """
+    fs, path = place(url)
+    made = fs.commit(path)
+    answer(made, as_json, f"{url}: {files_text(len(made.files), made.size)} committed")
 
 
 def mv(

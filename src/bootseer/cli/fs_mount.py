@@ -1,24 +1,14 @@
-"""``bootseer fs mount|status|unmount``: mounts of a striped store."""
+"""``bootseer fs mount``: mounts of a striped store."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from bootseer.cli._fs import MOUNTS, Unit, Url, Width, size_value
+from bootseer.cli._fs import Unit, Url, Width, size_value
 from bootseer.cli._shared import AsJson, answer
-
-if TYPE_CHECKING:
-    from bootseer.fsmount import FsMount
-
-Target = Annotated[Path, typer.Argument(help="Mount point")]
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (mount, status):
-        app.command(rich_help_panel=MOUNTS)(verb)
 
 
 def mount(
@@ -38,7 +28,7 @@ def mount(
     ] = 4 << 30,
     as_json: AsJson = False,
 ) -> None:
-    """Mount a folder of the store, read-only or with --rw, in the background.
+    """Mount a folder of the store, read-only or with --rw, in the background. `bootseer unmount` ends it.
 
     Example: bootseer fs mount hdfs://namenode:8020/run /mnt/run --prefetch @latest
     """
@@ -48,20 +38,3 @@ def mount(
     started = start(url, target, prefetch=wanted, commit=commit, writable=writable, width=width, unit=unit, spool=spool)
     line = f"mounted {started.url} on {started.mountpoint} (server {started.pid})"
     answer(started.status(), as_json, line)
-
-
-def status(target: Target, as_json: AsJson = False) -> None:
-    """Show what a mount has moved."""
-    import msgspec
-
-    found = _find(target).status()
-    answer(found, as_json, *(f"{key:>18}: {value}" for key, value in msgspec.to_builtins(found).items()))
-
-
-def _find(target: Path) -> FsMount:
-    from bootseer.errors import NotFoundError
-    from bootseer.fsmount.client import find
-
-    if (found := find(target)) is None:
-        raise NotFoundError(f"{target} is no mount of a striped store")
-    return found

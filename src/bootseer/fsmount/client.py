@@ -188,7 +188,6 @@ def start(
             memory=memory,
             cache_dir=str(private_folder(Path(config.cache_dir), sub="blocks").parent),
             limits=Limits(config.cache_limit, config.cache_keep_free),
-            state_dir=str(state_dir),
             writable=writable,
             width=width,
             unit=unit,

@@ -32,9 +32,9 @@ from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import NOWHERE, ChunkFile, plain_identity
 from bootseer.stripefs.files.stat import FileStat, of_entry
-from bootseer.stripefs.loads import Waited
 from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
+from bootseer.stripefs.waiting import Waited
 
 _log = logging.getLogger(__name__)
 

@@ -34,8 +34,7 @@ State = Literal["none", "running", "done", "failed"]
 
 
 class ServerSpec(msgspec.Struct, frozen=True):
-    """What a server is told. ``cache_dir``: of the node cache, ``state_dir``: of what `loads` keeps; "" for none.
-    ``limits``: of the node cache.
+    """What a server is told. ``cache_dir``, ``limits``: of the node cache; "" for none.
 
     ``prefetch``: paths as of `mount.start`; ``ranges`` of files go before; ``hold``: it begins after
     `FsMount.release`; ``memory``: bytes of read-ahead. ``allow_other``: other users may use the mount, with ``shared``
@@ -51,7 +50,6 @@ class ServerSpec(msgspec.Struct, frozen=True):
     memory: int = MEMORY
     cache_dir: str = ""
     limits: Limits = Limits()
-    state_dir: str = ""
     shared: bool = False
     allow_other: bool = False
     writable: bool = False
@@ -63,6 +61,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a mount has moved, in bytes. ``fetched_*``: from the store, because a reader waited or ahead of readers.
+    ``waited_seconds``: how long readers waited.
 
     ``bytes_read``: through the server. ``opened_passthrough``: how often a file was opened that the kernel reads from
     the node cache by itself; ``opened_served``: others. ``pid``: of the supervisor, 0 of a mount that has died;
@@ -82,6 +81,7 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: int = 0
     fetched_demand: int = 0
     fetched_ahead: int = 0
+    waited_seconds: float = 0.0
     opened_passthrough: int = 0
     opened_served: int = 0
     prefetch: State = "none"

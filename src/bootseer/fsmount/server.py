@@ -30,7 +30,6 @@ from bootseer.kernel import fuse
 from bootseer.served.entry import Answer
 from bootseer.served.keeper import Heir
 from bootseer.served.protocol import Request
-from bootseer.stripefs import loads
 from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.nodecache import NodeCache
@@ -39,7 +38,6 @@ from bootseer.stripefs.store import open_fs
 _log = logging.getLogger(__name__)
 
 _WORKERS = 8
-_REPORT_SECONDS = 5.0
 _PROVEN_SECONDS = 0.5
 """A server that has served for so long, or whose reads have moved bytes, has not died of its start."""
 
@@ -95,8 +93,6 @@ class Server:
             hold=spec.hold and not self._counts[Count.RELEASED], memory=spec.memory,
         )  # fmt: skip
         self._accessed = 0
-        self._meter = loads.LoadMeter(self._fs.url, "mount")
-        self._reported = 0.0, 0, 0  # when, and which bytes
         self._heir = Heir(self._counts[Count.SUPERVISOR_PID], inherited.start_supervisor)
 
     def run(self) -> None:
@@ -116,14 +112,12 @@ class Server:
                     proven = True
                     self._counts[Count.SERVER_READY] = self._counts[Count.SERVER_STARTS]
                 self._note()
-                self._keep_report()
         finally:
             self._prefetch.end()
             server.stop(timeout=2.0)
             self._prefetch.join()
             if isinstance(self._ops, WritableStripes):
                 self._ops.close()
-            self._keep_report(at_once=True)
             self._ahead.close()
             if self._cache:
                 self._cache.close()
@@ -162,16 +156,6 @@ class Server:
             raise BootseerError(f"unknown request {request.do!r}")
         return self._status()
 
-    def _keep_report(self, *, at_once: bool = False) -> None:
-        """Tell `loads.last` what the mount has moved, if anything new."""
-        needed, fetched = self._ops.bytes_read, self._ahead.demand + self._ahead.ahead
-        late = time.monotonic() - self._reported[0] > _REPORT_SECONDS
-        if self._spec.state_dir and (late or at_once) and self._reported[1:] != (needed, fetched):
-            self._reported = time.monotonic(), needed, fetched
-            cached, waited = max(0, needed - fetched), self._ops.waited.seconds
-            report = self._meter.report(needed=needed, fetched=fetched, cached=cached, waited=waited)
-            loads.keep(report, self._spec.state_dir)
-
     def _note(self) -> None:
         """Leave for the next server what this one has moved, and what its readers have read."""
         self._memory.status.write(msgspec.json.encode(self._status()))
@@ -195,6 +179,7 @@ class Server:
             unfinished=unfinished,
             fetched_demand=self._before.fetched_demand + self._ahead.demand,
             fetched_ahead=self._before.fetched_ahead + self._ahead.ahead,
+            waited_seconds=round(self._before.waited_seconds + self._ops.waited.seconds, 3),
             opened_passthrough=self._before.opened_passthrough + passed,
             opened_served=self._before.opened_served + served,
             prefetch=self._prefetch.state,

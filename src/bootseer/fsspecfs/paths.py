@@ -178,7 +178,7 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
         """All reads of this process."""
         process = os.getpid()
         if process not in self._loads:
-            self._loads.setdefault(process, Load(self.store.url, self.store.url, "fsspec"))
+            self._loads.setdefault(process, Load(self.store.url))
         return self._loads[process]
 
     def reader(self, path: str) -> ChunkFile:

@@ -37,6 +37,8 @@ class CheckpointStage:
         self._mount: fsmount.FsMount | None = None
         self._name: str | None = ""
         """Path of the checkpoint below the URLs; None: there is no checkpoint yet."""
+        self._span = ""
+        """Of the initialisation, in which it is read."""
         self.recorded = 0
         """Bytes that the start before read, as far as is known."""
 
@@ -89,6 +91,7 @@ class CheckpointStage:
             with emit.span("checkpoint_load", how="copy"):
                 copy_checkpoint(_below(self.table.url, self._name), self.folder)
         emit.annotate(span, checkpoint=self._how)
+        self._span = span
         return self.folder
 
     @property
@@ -104,6 +107,12 @@ class CheckpointStage:
         except BootseerError as exc:
             log.warning("the checkpoint server does not answer: %s", exc)
             return {"how": "striped"}
+        emit.annotate(
+            self._span,
+            needed=found["bytes_read"],
+            fetched=found["fetched_demand"] + found["fetched_ahead"],
+            waited=found["waited_seconds"],
+        )
         return {"how": "striped", "recorded": self.recorded, **found}
 
     def close(self, events: Path) -> None:

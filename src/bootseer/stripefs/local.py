@@ -2,7 +2,7 @@
 
 As with a mount, chunks of striped files are looked for in the node cache and kept there (`nodecache`), what is
 read of the checkpoint of a job that `bootseer run` started is noted for its next start (`checkpoint.jobaccess`), and
-what was moved is told (`loads`). Without a cache folder that can be used, files are read as they are.
+what was moved is written to the span of the load. Without a cache folder that can be used, files are read as they are.
 
 Where the settings name no cache folder, the default one is used if it is on a disk of the node: not in memory or in the
 root file system of a container, which count against the job and end with it, nor in a home folder that all nodes share.
@@ -27,10 +27,11 @@ from bootseer.chunks.eviction import Limits
 from bootseer.errors import BootseerError
 from bootseer.folders import private_folder
 from bootseer.kernel import mount
+from bootseer.profile import emit
 from bootseer.stripefs.checkpoint.jobaccess import JobAccess
 from bootseer.stripefs.files.reader import NOWHERE, ChunkFile, Local
-from bootseer.stripefs.loads import LoadMeter, Waited, keep
 from bootseer.stripefs.nodecache import NodeCache
+from bootseer.stripefs.waiting import Waited
 
 _log = logging.getLogger(__name__)
 
@@ -41,18 +42,20 @@ _SOON = 1.0
 
 
 class Load:
-    """Reads of files of the store at ``base``: `use` each file, then close it. ``url``: what is loaded, ``how``: by
-    what, both for `loads`."""
+    """Reads of files of the store at ``base``: `use` each file, then close it. ``how``: by what, for the span
+    ``checkpoint_load`` from the first file to `tell`; without, there is none."""
 
-    def __init__(self, base: str, url: str, how: str) -> None:
+    def __init__(self, base: str, how: str = "") -> None:
         self.pid = os.getpid()
-        self._base, self._meter, self._waited = base, LoadMeter(url, how), Waited()
+        self._base, self._how, self._span, self._waited = base, how, "", Waited()
         self._cache = node_cache()
         self._noted = _job_access()
         self._lock = threading.RLock()  # a file that nobody closed may be collected while this thread has it
         self._files: set[_Here] = set()
         self.moved: dict[str, int | float] = {}
-        """By fields of `loads.LoadReport`; of open files what they have counted comes to it."""
+        """Bytes that readers ``needed``, and that were ``fetched`` from the store, ``cached`` on the node, ``received``
+        from other ranks and fetched because one did not send them (``repeated``); seconds that readers ``waited``. Of
+        open files what they have counted comes to it."""
         self._timer: threading.Timer | None = None
 
     def use(self, file: ChunkFile) -> ChunkFile:
@@ -62,6 +65,8 @@ class Load:
         here = _Here(self, file, url, cached or NOWHERE, self._noted)
         with self._lock:
             self._files.add(here)
+            if self._how and not self._span:
+                self._span = emit.begin("checkpoint_load", how=self._how)
         file.attach(here)
         return file
 
@@ -80,7 +85,7 @@ class Load:
         self.count({"needed": size})
 
     def count(self, moved: Mapping[str, int | float]) -> None:
-        """Add ``moved``, counts by fields of `loads.LoadReport`."""
+        """Add ``moved``, counts by the names of `moved`."""
         with self._lock:
             for name, value in moved.items():
                 self.moved[name] = self.moved.get(name, 0) + value
@@ -93,8 +98,9 @@ class Load:
             moved = {**self.moved, "waited": self.moved.get("waited", 0) + self._waited.seconds}
             for name in ("fetched", "cached"):
                 moved[name] = moved.get(name, 0) + sum(here.moved[name] for here in list(self._files))
-        if moved.get("needed"):
-            keep(self._meter.report(**moved))
+            span, self._span = self._span, ""
+        if span:
+            emit.end(span, **{name: round(value, 3) for name, value in moved.items()})
         if self._noted is not None:
             with _telling:
                 self._noted.write()

@@ -14,7 +14,6 @@ import pickle
 import re
 from typing import TYPE_CHECKING
 
-from bootseer.backends.interface import join
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
 from bootseer.stripefs.files.reader import PlainFile
@@ -123,7 +122,7 @@ def load(
     _refuse_other(url, path)
     if fs.stat(path).is_dir:
         path = f"{path}/{_only_file(fs, path)}"
-    with Load(fs.url, join(fs.url, path), "torch.load") as load, load.use(fs.open(path)) as file:
+    with Load(fs.url, "torch.load") as load, load.use(fs.open(path)) as file:
         fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
         try:
             moved = _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)

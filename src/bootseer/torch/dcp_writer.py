@@ -44,7 +44,7 @@ class _Share:
 class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
     """A new checkpoint folder ``url``, for ``dcp.save(state, storage_writer=StorageWriter(url))`` and ``async_save``.
 
-    All ranks name the same ``url``. The checkpoint is complete, and found by `bootseer fs latest`, when the call
+    All ranks name the same ``url``. The checkpoint is complete, and found by `bootseer fs ls --latest`, when the call
     returns (of ``async_save``, when its future is done); before that it is none, also when a rank or the job is killed.
     Another try may use the same folder. ``width`` and ``unit`` (bytes) are the shape of the files.
 

@@ -49,7 +49,7 @@ class CheckpointFolder:
         """``how``: by what it is loaded, for `load`."""
         base, self.path = split_url(url)
         self.url, self.fs = url.rstrip("/"), open_fs(base)
-        self.load = Load(self.fs.url, join(self.fs.url, self.path), how)
+        self.load = Load(self.fs.url, how)
         self._lock = threading.Lock()
         self._files: dict[str, ChunkFile] = {}
         backend = self.fs.backend
@@ -98,7 +98,7 @@ class CheckpointFolder:
                 return self.load.use(file)
             plain = isinstance(file, PlainFile)
             if file.size != listed.size or (not plain and file.identity != listed.uuid):
-                raise DataError(f"{file.path} was changed after COMMIT", hint="use `bootseer fs latest`")
+                raise DataError(f"{file.path} was changed after COMMIT", hint="use `bootseer fs ls --latest`")
             if isinstance(file, PlainFile) and file.size < layout.PLAIN_BELOW:
                 return SmallFile(file, listed.digest)
             if plain and listed.uuid:

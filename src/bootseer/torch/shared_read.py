@@ -70,7 +70,7 @@ class SharedReadReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[str, int | float]:
-        """As fields of a `bootseer.stripefs.loads.LoadReport`, without what the files count themselves."""
+        """By the names of `bootseer.stripefs.local.Load.moved`, without what the files count themselves."""
         return {
             "needed": self.needed,
             "received": self.received,

@@ -43,18 +43,6 @@ class Snapshot(NamedTuple):
     hedge_bytes: int
 
 
-class Totals(NamedTuple):
-    """What this process has read since it began. ``served``: bytes by address of a DataNode."""
-
-    nodes: tuple[NodeLook, ...] = ()
-    hedged: int = 0
-    hedges_won: int = 0
-
-    @property
-    def served(self) -> dict[str, int]:
-        return {node.address: node.served for node in self.nodes}
-
-
 _Job = Attempt | Relocate
 
 
@@ -122,13 +110,6 @@ class Engine:
         for place in places:
             for key, node in replicas_of(place).nodes.items():
                 self.scheduler.node(key, node.address)
-
-    def totals(self) -> Totals:
-        """What was read so far, and how."""
-        with self._lock:
-            now = time.monotonic()
-            nodes = tuple(node.look(now) for node in self.scheduler.nodes.values())
-            return Totals(nodes, self.scheduler.hedged, self.scheduler.hedges_won)
 
     def look(self, files: Sequence[BlockFile]) -> Snapshot:
         """What `bootseer.stripefs.explain` tells of ``files``, and of the DataNodes that have them."""
@@ -387,10 +368,3 @@ def shared() -> Engine:
         if _engine is None:
             _engine = Engine()
         return _engine
-
-
-def totals() -> Totals:
-    """`Engine.totals` of this process's engine; nothing where it has none yet."""
-    with _engine_lock:
-        engine = _engine
-    return engine.totals() if engine is not None else Totals()

@@ -209,7 +209,7 @@ def read(backend: Backend, folder: str) -> Commit:
         except NotFoundError:
             raise NotFoundError(f"no checkpoint {shown}", hint="list what there is with `bootseer fs ls`") from None
         raise DataError(
-            f"checkpoint {shown} has no COMMIT: its save did not finish", hint="use `bootseer fs latest`"
+            f"checkpoint {shown} has no COMMIT: its save did not finish", hint="use `bootseer fs ls --latest`"
         ) from None
     return decode(data, join(folder, NAME))
 
@@ -227,9 +227,9 @@ def check(backend: Backend, folder: str) -> Commit:
             pointer = read_pointer(backend, path)
             size = backend.stat(path).size if pointer is None else pointer.size
         except NotFoundError:
-            raise DataError(f"checkpoint {folder} lacks {file.path}", hint="use `bootseer fs latest`") from None
+            raise DataError(f"checkpoint {folder} lacks {file.path}", hint="use `bootseer fs ls --latest`") from None
         if (size, pointer.uuid if pointer else "") != (file.size, file.uuid):
-            raise DataError(f"{path} was changed after COMMIT", hint="use `bootseer fs latest`")
+            raise DataError(f"{path} was changed after COMMIT", hint="use `bootseer fs ls --latest`")
         if pointer is not None:
             _check_stripes(backend, path, pointer, lists)
     return found
@@ -246,8 +246,9 @@ def _check_stripes(backend: Backend, path: str, pointer: Pointer, lists: dict[st
                 lists[where] = {}
         size, expected = lists[where].get(name), pointer.geometry.stripe_length(index)
         if size is None:
-            raise DataError(f"{path} lacks its stripe {join(where, name)}", hint="use `bootseer fs latest`")
+            raise DataError(f"{path} lacks its stripe {join(where, name)}", hint="use `bootseer fs ls --latest`")
         if size != expected:
             raise DataError(
-                f"stripe {join(where, name)} of {path} has {size} bytes of {expected}", hint="use `bootseer fs latest`"
+                f"stripe {join(where, name)} of {path} has {size} bytes of {expected}",
+                hint="use `bootseer fs ls --latest`",
             )
