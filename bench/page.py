@@ -95,7 +95,7 @@ def chart(report: dict[str, Any]) -> Iterator[str]:
         name = "stripefs-scan.svg"
         (ROOT / "docs" / name).write_text(plot.scan(done, 4 * CAP))
         yield f"\n![Read and write speed by stripe width and unit]({name})"
-    if report["name"] == "image":
+    if report["name"].startswith("image"):
         name = "image-readiness.svg"
         for run in done:  # the report is of when there were two drivers: FUSE is the one that stayed
             run.variant = run.variant.replace("-fuse", "")
