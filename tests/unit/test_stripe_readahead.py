@@ -38,9 +38,9 @@ def counted(file, monkeypatch) -> list[tuple[int, int]]:
     calls: list[tuple[int, int]] = []
     real = file.read_chunks
 
-    def read_chunks(first, parts):
+    def read_chunks(first, parts, **more):
         calls.append((first * file.unit, sum(map(len, parts))))
-        return real(first, parts)
+        return real(first, parts, **more)
 
     monkeypatch.setattr(file, "read_chunks", read_chunks)
     return calls
@@ -87,10 +87,10 @@ def test_readers_of_one_chunk_share_one_fetch(file, loader, monkeypatch):
     calls: list[int] = []
     real = file.read_chunks
 
-    def slow(first, parts):
+    def slow(first, parts, **more):
         calls.append(first)
         time.sleep(0.1)
-        return real(first, parts)
+        return real(first, parts, **more)
 
     monkeypatch.setattr(file, "read_chunks", slow)
     monkeypatch.setattr(loader, "_plan", lambda *args: None)
@@ -102,11 +102,11 @@ def test_an_error_reaches_every_reader_and_the_next_read_tries_again(file, loade
     real, broken = file.read_chunks, threading.Event()
     broken.set()
 
-    def read_chunks(first, parts):
+    def read_chunks(first, parts, **more):
         if broken.is_set():
             time.sleep(0.05)
             raise DataError("chunk 0 of f is damaged")
-        return real(first, parts)
+        return real(first, parts, **more)
 
     monkeypatch.setattr(file, "read_chunks", read_chunks)
     monkeypatch.setattr(loader, "_plan", lambda *args: None)
@@ -153,9 +153,9 @@ def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
     with fs.open("f") as file:
         real = file.read_chunks
 
-        def stuck(first, parts):
+        def stuck(first, parts, **more):
             release.wait(10)
-            return real(first, parts)
+            return real(first, parts, **more)
 
         monkeypatch.setattr(file, "read_chunks", stuck)
         monkeypatch.setattr(loader, "_plan", lambda *args: None)
@@ -181,10 +181,10 @@ def test_a_reader_waits_as_long_as_the_fetch_gets_on(fs, monkeypatch, held):
             get(loader, file, file.unit, 10)  # chunk 1 is there: 0 and 2 are two runs
         real, began = file.read_chunks, threading.Event()
 
-        def slow(first, parts):
+        def slow(first, parts, **more):
             began.set()
             time.sleep(0.25 if held else 0.6)
-            return real(first, parts)
+            return real(first, parts, **more)
 
         monkeypatch.setattr(file, "read_chunks", slow)
         first = threading.Thread(target=lambda: loader.read(file, 0, 3 * file.unit))
@@ -203,13 +203,13 @@ def test_a_reader_does_not_wait_for_chunks_behind_its_own(fs, monkeypatch):
         get(loader, file, file.unit, 10)
         real, began = file.read_chunks, threading.Event()
 
-        def stuck(first, parts):
+        def stuck(first, parts, **more):
             began.set()
             if first == 0:
                 time.sleep(0.3)  # so that the reader below waits for this run
             else:
                 assert release.wait(10)
-            return real(first, parts)
+            return real(first, parts, **more)
 
         monkeypatch.setattr(file, "read_chunks", stuck)
         first = threading.Thread(target=lambda: loader.read(file, 0, 3 * file.unit))

@@ -185,18 +185,17 @@ class ReadAhead:
             return set()
         try:
             parts = {chunk: targets.get(chunk) or memoryview(bytearray(length)) for chunk, length in lengths.items()}
-            fetched = file.read_chunks(run[0], list(parts.values()))
+            fetched = file.read_chunks(run[0], list(parts.values()), keep=targets)
             if demand:
                 self.demand += fetched
             else:
                 self.ahead += fetched
             for chunk, part in parts.items():
-                if chunk in targets or not (store and file.local.store(chunk, part)):
-                    file.local.keep(chunk, [part], steady=chunk not in targets)
-                    if chunk not in targets:
-                        reserved -= len(part)
-                        with self._lock:
-                            self._held[file.identity, chunk] = part
+                if chunk not in targets and not (store and file.local.store(chunk, part)):
+                    file.local.keep(chunk, [part], steady=True)
+                    reserved -= len(part)
+                    with self._lock:
+                        self._held[file.identity, chunk] = part
             return set(targets)
         finally:
             self._budget.give(reserved)

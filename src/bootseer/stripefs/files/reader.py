@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Self
 
 from blake3 import blake3
@@ -120,14 +120,15 @@ class ChunkFile:
         if offset < 0 or offset + length > self.size:
             raise DataError(f"{self.path} ends at {self.size}, wanted {offset + length}")
 
-    def read_chunks(self, first: int, parts: Sequence[memoryview]) -> int:
+    def read_chunks(self, first: int, parts: Sequence[memoryview], *, keep: Container[int] = ()) -> int:
         """Fill each of ``parts`` with one whole chunk, from chunk ``first`` on; returns how many bytes came from the
-        storage. To `local` the caller gives them, who has the memory. Errors as of `readinto`."""
+        storage. `local` gets the chunks ``keep``; the others the caller may give it, who has the memory. Errors as of
+        `readinto`."""
         for chunk, part in enumerate(parts, first):
             if len(part) != self.geometry.chunk_length(chunk):
                 raise ValueError(f"chunk {chunk} of {self.path} has {self.geometry.chunk_length(chunk)} bytes")
         self.local.note(first * self.unit, sum(map(len, parts)))
-        return self._fetch(self.by_stripe(dict(enumerate(parts, first)), keep=False))
+        return self._fetch(self.by_stripe(dict(enumerate(parts, first)), keep=keep))
 
     def _fetch(self, pieces: Sequence[Piece]) -> int:
         if not pieces:
@@ -138,7 +139,7 @@ class ChunkFile:
             self.fetched += fetched
         return fetched
 
-    def by_stripe(self, wanted: Mapping[int, memoryview], *, keep: bool = True) -> list[Piece]:
+    def by_stripe(self, wanted: Mapping[int, memoryview], *, keep: Container[int] | None = None) -> list[Piece]:
         """Whole chunks, each into its memory: a piece for each run of chunks that lie beside each other in a stripe."""
         runs: list[tuple[int, int, list[memoryview]]] = []
         last: dict[int, tuple[int, int, list[memoryview]]] = {}
@@ -173,8 +174,8 @@ class ChunkFile:
                 copies.append((view[low:high], wanted[chunk][low - start : high - start]))
         return self.by_stripe(wanted)
 
-    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: bool) -> Piece:
-        """Consecutive whole chunks of ``stripe``, from position ``first`` on. ``keep``: in `local`."""
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: Container[int] | None) -> Piece:
+        """Consecutive whole chunks of ``stripe``, from position ``first`` on. ``keep``: these in `local`, or all."""
         raise NotImplementedError
 
     def _reopened(self, stripe: int) -> Callable[[], Source]:
@@ -274,7 +275,7 @@ class PlainFile(ChunkFile):
             Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path) for offset, parts in runs
         ]
 
-    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: bool) -> Piece:
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: Container[int] | None) -> Piece:
         return Piece(self._source(0), first * self.unit, parts, reopen=self._reopened(0), name=self.path)
 
 
@@ -337,7 +338,7 @@ class StripedFile(ChunkFile):
         self._backend.read_many([piece(i) for i in stripes])
         return tuple(footers[i] for i in stripes)
 
-    def by_stripe(self, wanted: Mapping[int, memoryview], *, keep: bool = True) -> list[Piece]:
+    def by_stripe(self, wanted: Mapping[int, memoryview], *, keep: Container[int] | None = None) -> list[Piece]:
         every, wanted = wanted, self.local.fill(wanted)
         with self._lock:
             self.cached += sum(len(view) for chunk, view in every.items() if chunk not in wanted)
@@ -350,7 +351,7 @@ class StripedFile(ChunkFile):
             raise DataError(f"{name} is not stripe {stripe} of {self.path}")
         return footer
 
-    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: bool) -> Piece:
+    def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: Container[int] | None) -> Piece:
         crcs = self._footers[stripe].crcs
 
         def check(part: int, data: memoryview) -> None:
@@ -359,7 +360,7 @@ class StripedFile(ChunkFile):
             if crc32c(data) != crcs[position]:
                 name = self.pointer.stripe_path(self.path, stripe)
                 raise DataError(f"chunk {chunk} of {self.path} is damaged ({name})", hint="restore it from a copy")
-            if keep:
+            if keep is None or chunk in keep:
                 self.local.keep(chunk, [data])
 
         source, offset = self._source(stripe), self.geometry.chunk_offset(first)
