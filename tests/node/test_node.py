@@ -824,7 +824,7 @@ def test_a_full_disk(site: Site, place: Path, full: str) -> None:
     config = daemon.config
     try:
         Path(config.node_dir, "records").mkdir(mode=0o700, parents=True)
-        Path(config.node_dir, "records/.begun").touch()  # by a daemon that was killed
+        Path(config.node_dir, "records/.begun.json").touch()  # by a daemon that was killed
         daemon.start()
         with User(ALICE, site.login(ALICE)) as alice:
             own = alice.do(client.mount_image, site.free, config=config)

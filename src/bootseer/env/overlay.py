@@ -31,6 +31,7 @@ from bootseer.errors import BootseerError, NotWritableError, doing
 from bootseer.folders import private_folder, trusted
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
+from bootseer.mountrecords import Record, Records
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +52,15 @@ class InUseError(NotWritableError):
     """Another process uses what covers a target."""
 
 
-class GroupRecord(msgspec.Struct, kw_only=True):
+class GroupRecord(Record, kw_only=True):
     """Overlays of the command of ``key``."""
 
-    id: str
     key: str
     targets: list[Target]
     area: str
-    boot: str
     namespace: str = ""
     """The mount namespace that the overlays are in."""
-    users: list[str] = []
+    users: list[str] = msgspec.field(default_factory=list)
     """Processes (`users.users`) that the group was handed to."""
     tree: str = ""
     """Digest of the snapshot's tree; empty when the command filled the overlay."""
@@ -172,17 +171,9 @@ class Group:
         finally:
             self.save()
 
-    @property
-    def _record_file(self) -> Path:
-        return self._state_dir / "env" / f"{self.record.id}.json"
-
     def save(self) -> None:
-        path = self._record_file
-        tmp = path.with_suffix(".tmp")
-        with doing(f"write {path}"):
-            private_folder(self._state_dir, sub="env")
-            tmp.write_bytes(msgspec.json.encode(self.record))
-            os.replace(tmp, path)
+        private_folder(self._state_dir, sub="env")
+        _records(self._state_dir).save(self.record)
 
     def mount_tree(self, store_url: str, config: Config, job: str) -> None:
         tree.mount(
@@ -273,7 +264,7 @@ class Group:
         try:
             with locks.locked(tuple(self.record.targets), self._state_dir, wait=_LOCK_SECONDS):
                 try:
-                    self.record = _read(self._record_file)
+                    self.record = _records(self._state_dir).read(self.record.id)
                 except FileNotFoundError:
                     return
                 if others := self._others():
@@ -328,7 +319,7 @@ class Group:
     def _delete(self) -> None:
         discard_tree(self.area)
         if not self.area.exists():
-            self._record_file.unlink(missing_ok=True)
+            _records(self._state_dir).delete(self.record.id)
 
     @property
     def left(self) -> bool:
@@ -365,7 +356,6 @@ def new_group(
         key=key,
         targets=list(targets),
         area=str(area),
-        boot=mounts.boot_id(),
         namespace=mounts.namespace(),
         users=mine,
     )
@@ -409,19 +399,11 @@ def _of_earlier_boots(config: Config) -> Iterator[Path]:
 
 def _recorded(state_dir: Path, mine: list[str]) -> list[Group]:
     base = trusted(state_dir)
-    out: list[tuple[int, Group]] = []
-    for path in base.glob("env/*.json"):
-        try:
-            out.append((path.stat().st_mtime_ns, Group(_read(path), base, mine)))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as exc:
-            log.warning("ignoring the mount record %s: %s", path, exc)
-    return [group for _, group in sorted(out, key=lambda item: item[0])]
+    return [Group(record, base, mine) for record in _records(base).all()]
 
 
-def _read(path: Path) -> GroupRecord:
-    return msgspec.json.decode(path.read_bytes(), type=GroupRecord)
+def _records(state_dir: Path) -> Records[GroupRecord]:
+    return Records(state_dir / "env", GroupRecord)
 
 
 def sweep(config: Config) -> None:

@@ -12,24 +12,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
 
 from bootseer import config as settings
 from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
-from bootseer.folders import adopted, clear, enterable, is_owned, owned_folder, private_folder, release, remove, trusted
+from bootseer.folders import clear, enterable, is_owned, owned_folder, private_folder, release, trusted
 from bootseer.image import bundle
 from bootseer.image.lookup import resolve
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
+from bootseer.mountrecords import Record, Records, end_left
 from bootseer.objects import open_store
 
 log = logging.getLogger(__name__)
@@ -42,10 +40,9 @@ SWEEP_SECONDS = 10.0
 """How long a start waits for the end of what is left."""
 
 
-class MountRecord(msgspec.Struct, frozen=True, kw_only=True):
+class MountRecord(Record, kw_only=True):
     """What is known of one mounted image. ``lower`` is the tree's own mount point: ``target`` itself when read-only."""
 
-    id: str
     target: str
     reference: str
     image: str
@@ -53,7 +50,6 @@ class MountRecord(msgspec.Struct, frozen=True, kw_only=True):
     lower: str
     overlay: str
     """Folder with ``upper`` and ``work``; empty when read-only."""
-    boot: str
     config: oci.ImageConfig
 
 
@@ -146,12 +142,11 @@ def mount(
                 tree=record.tree,
                 lower=str(folder / "lower" if writable else target),
                 overlay=str(overlay) if writable else "",
-                boot=mounts.boot_id(),
                 config=record.config,
             )
             try:
                 undo.callback(_forget, entry, state_dir)
-                _write_record(folder, entry)
+                _records(state_dir).save(entry)
                 made = not target.exists()
                 target.mkdir(parents=True, exist_ok=True)
                 if made:
@@ -198,15 +193,8 @@ def listing(state_dir: Path) -> list[ImageMount]:
 
 def recorded(state_dir: Path) -> list[ImageMount]:
     """All that have a record, by target."""
-    found = []
     state_dir = trusted(Path(state_dir))
-    for path in sorted(state_dir.glob("images/*/mount.json")):
-        try:
-            found.append(ImageMount(msgspec.json.decode(path.read_bytes(), type=MountRecord), state_dir))
-        except FileNotFoundError:
-            continue  # unmounted just now
-        except (OSError, ValueError) as exc:
-            log.warning("ignoring the mount record %s: %s", path, exc)
+    found = [ImageMount(record, state_dir) for record in _records(state_dir).all()]
     return sorted(found, key=lambda item: item.record.target)
 
 
@@ -226,30 +214,6 @@ def sweep(state_dir: Path, seconds: float = SWEEP_SECONDS) -> None:
         end_left((state_dir / folders).glob("[!.]*"), end_mounts, until)
 
 
-def end_left(folders: Iterable[Path], end: Callable[[Path], None], until: float) -> None:
-    """Have ``end`` empty each of the owned ``folders`` whose process was killed, all at once, and remove the folder.
-    What goes wrong is a line in the log: it is no reason not to start what is to start now. What has not ended at
-    ``until`` (`time.monotonic`) goes on in the background."""
-
-    def work(folder: Path) -> None:
-        try:
-            with adopted(folder) as ours:
-                if ours:
-                    log.warning("%s was left by a process that was killed", folder)
-                    end(folder)
-                    remove(folder)
-        except (BootseerError, OSError) as exc:
-            log.warning("cannot end what is left in %s: %s", folder, exc)
-
-    threads = [threading.Thread(target=work, args=(folder,), name="sweep", daemon=True) for folder in folders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, until - time.monotonic()))
-    if slow := sum(thread.is_alive() for thread in threads):
-        log.warning("ending what killed processes left takes long: %d of %d go on behind this", slow, len(threads))
-
-
 def unmount_in(folder: Path, state_dir: Path) -> None:
     """Unmount the images whose record or mount point is in ``folder``."""
     for found in recorded(state_dir):
@@ -267,10 +231,8 @@ def _mount_overlay(entry: MountRecord, target: Path, privileged: bool) -> None:
     mounts.mount_overlay([Path(entry.lower)], target, upper=upper, work=work, privileged=privileged)
 
 
-def _write_record(folder: Path, entry: MountRecord) -> None:
-    tmp = folder / ".mount.json.tmp"
-    tmp.write_bytes(msgspec.json.encode(entry))
-    tmp.replace(folder / "mount.json")
+def _records(state_dir: Path) -> Records[MountRecord]:
+    return Records(state_dir / "images", MountRecord, "/mount.json")
 
 
 def _forget(entry: MountRecord, state_dir: Path) -> None:

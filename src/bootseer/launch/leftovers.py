@@ -13,8 +13,9 @@ from bootseer import fsmount, image
 from bootseer.config import Config
 from bootseer.env import overlay
 from bootseer.folders import clear, trusted
-from bootseer.image.mount import STARTS, SWEEP_SECONDS, end_left, unmount_in
+from bootseer.image.mount import STARTS, SWEEP_SECONDS, unmount_in
 from bootseer.kernel import mount as mounts
+from bootseer.mountrecords import end_left
 
 CHECKPOINT = "checkpoint"
 ROOTFS = "rootfs"

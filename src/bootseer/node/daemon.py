@@ -27,10 +27,10 @@ from bootseer.kernel.flock import lock
 from bootseer.kernel.parts import Part, tell_systemd
 from bootseer.node import access, places, protocol
 from bootseer.node.door import Client, Door
-from bootseer.node.entries import Entries
+from bootseer.node.entries import Entries, MountRecord
 from bootseer.node.loop import Loop
 from bootseer.node.protocol import Mount, NodeStatus, PartStatus, Reply, Request
-from bootseer.node.records import Record, Records, Session
+from bootseer.node.session import Session
 from bootseer.node.worker import Worker, Workers
 from bootseer.objects import open_store
 from bootseer.oci.credentials import Logins
@@ -60,7 +60,7 @@ class Daemon:
         self._part = self._parts[PART]
         self._folder = private_folder(Path(config.node_dir))
         self._state = private_folder(Path(config.state_dir))
-        records = Records(private_folder(self._folder, sub="records"))
+        records = private_folder(self._folder, sub="records")
         self._places = private_folder(self._folder, sub="mounts")
         self._lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if not lock(self._lock, _LOCK_SECONDS):
@@ -136,7 +136,7 @@ class Daemon:
             id=place.name, folder=str(places.root_of(place)), reference=str(reference), uid=owner, job=request.job,
             made=time.time(),
         )  # fmt: skip
-        entry = self._entries.add(Record(mount=made, session=session), pidfd)
+        entry = self._entries.add(MountRecord(id=made.id, mount=made, session=session), pidfd)
         log.info("user %d has %s mounted as %s for user %d", client.uid, reference, made.id, owner)
 
         def work() -> Reply:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import ended
+from bootseer.mountrecords import Record, Records
 from bootseer.node import places
 from bootseer.node.loop import Loop
 from bootseer.node.protocol import Mount, Reply
-from bootseer.node.records import Record, Records
+from bootseer.node.session import Session
 from bootseer.node.worker import Worker, Workers
 
 log = logging.getLogger(__name__)
@@ -27,10 +28,17 @@ log = logging.getLogger(__name__)
 _RETRY_SECONDS = 30.0
 
 
+class MountRecord(Record, kw_only=True):
+    """``session`` None: the mount is a job's."""
+
+    mount: Mount
+    session: Session | None = None
+
+
 class Entry:
     """A mount; ``pidfd`` is that of its session's leader, -1 without one. ``making``: the process that mounts it."""
 
-    def __init__(self, record: Record, pidfd: int) -> None:
+    def __init__(self, record: MountRecord, pidfd: int) -> None:
         self.record, self.pidfd = record, pidfd
         self.making: Worker | None = None
 
@@ -40,10 +48,11 @@ class Entry:
 
 
 class Entries:
-    """All of them, in the folder ``places``; ``state_dir`` has their block servers."""
+    """All of them, in the folder ``places``; ``records`` has what is known of them, ``state_dir`` their block
+    servers."""
 
-    def __init__(self, loop: Loop, workers: Workers, records: Records, places: Path, state_dir: Path) -> None:
-        self._loop, self._workers, self._records = loop, workers, records
+    def __init__(self, loop: Loop, workers: Workers, records: Path, places: Path, state_dir: Path) -> None:
+        self._loop, self._workers, self._records = loop, workers, Records(records, MountRecord)
         self._places, self._state = places, state_dir
         self._entries: dict[str, Entry] = {}
 
@@ -64,7 +73,7 @@ class Entries:
                 raise UnavailableError(f"{mount.id} is {mount.state} just now", hint="wait for that, then try again")
         raise NotFoundError(f"user {uid} has no mount {id[:200]!r}", hint="bootseer image status lists them")
 
-    def add(self, record: Record, pidfd: int) -> Entry:
+    def add(self, record: MountRecord, pidfd: int) -> Entry:
         """A mount that is about to be made. Raises `BootseerError` when it cannot be written down."""
         entry = self._enter(record, pidfd)
         if error := self.keep(entry, record.mount):
@@ -77,8 +86,8 @@ class Entries:
         entry.record.mount = mount
         try:
             self._records.save(entry.record)
-        except OSError as exc:
-            return from_os_error(exc, f"keep the record of {mount.id}")
+        except BootseerError as exc:
+            return exc
         return None
 
     def end(self, entry: Entry, uid: int = 0, tell: Callable[[Reply], object] = lambda _: None) -> None:
@@ -110,11 +119,12 @@ class Entries:
 
     def adopt(self) -> None:
         """Go on with the mounts of an earlier daemon; end those whose session has ended or that were not done."""
-        known = self._records.load()
-        left = {path.name for path in self._places.iterdir()} - {record.mount.id for record in known}
+        self._records.clean()
+        known = self._records.all()
+        left = {path.name for path in self._places.iterdir()} - {record.id for record in known}
         for name in sorted(left):
             folder = str(places.root_of(self._places / name))
-            known.append(Record(mount=Mount(id=name, folder=folder, reference="", uid=0)))
+            known.append(MountRecord(id=name, mount=Mount(id=name, folder=folder, reference="", uid=0)))
         for record in known:
             whole, pidfd = record.mount.state == "mounted" and mounts.is_mounted(record.mount.folder), -1
             if whole and record.session is not None:
@@ -127,7 +137,7 @@ class Entries:
             if not whole:
                 self.end(entry)
 
-    def _enter(self, record: Record, pidfd: int) -> Entry:
+    def _enter(self, record: MountRecord, pidfd: int) -> Entry:
         entry = self._entries[record.mount.id] = Entry(record, pidfd)
         if pidfd >= 0:
             self._loop.watch(pidfd, lambda: self._see_session_end(entry))
