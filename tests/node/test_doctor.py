@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.config import Config
-from bootseer.doctor import Check, Report, Status, canary, checks, examine
+from bootseer.doctor import Check, DoctorReport, Status, canary, checks, examine
 from bootseer.doctor.examine import attempt
 from bootseer.errors import DataError
 from bootseer.kernel import mount
@@ -236,8 +236,8 @@ def _image(place: Path) -> tuple[Path, Path]:
     return canary.make(folder)
 
 
-def _report(*found: Check) -> Report:
-    return Report(version="0", checks=found, settings={})
+def _report(*found: Check) -> DoctorReport:
+    return DoctorReport(version="0", checks=found, settings={})
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("ok", "ok"), ("missing", "missing")])

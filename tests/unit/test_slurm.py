@@ -14,7 +14,7 @@ import pytest
 
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.slurm import comment, jobfolder, site
-from bootseer.slurm.comment import Wish
+from bootseer.slurm.comment import JobImage
 
 
 @pytest.fixture
@@ -28,11 +28,11 @@ def prefix() -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("text", "wish"),
     [
-        ("bootseer=host:5000/a/b:v1", Wish("host:5000/a/b:v1", "")),
-        ("budget=7, bootseer=h.org/a;bootseer.job=llama note", Wish("h.org/a", "llama")),
+        ("bootseer=host:5000/a/b:v1", JobImage("host:5000/a/b:v1", "")),
+        ("budget=7, bootseer=h.org/a;bootseer.job=llama note", JobImage("h.org/a", "llama")),
     ],
 )
-def test_a_comment_that_names_an_image(text: str, wish: Wish) -> None:
+def test_a_comment_that_names_an_image(text: str, wish: JobImage) -> None:
     assert comment.concerns_us(text)
     assert comment.parse(text) == wish
 

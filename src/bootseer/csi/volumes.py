@@ -46,7 +46,7 @@ _MEMORY = 64 << 20
 _URL = re.compile(r"[a-z0-9+]+://(?!.*::)[\w.:@=,+~/-]+", re.ASCII)
 
 
-class Wish(NamedTuple):
+class PodVolume(NamedTuple):
     """What a pod asks for."""
 
     kind: str
@@ -58,7 +58,7 @@ class Wish(NamedTuple):
     """The pod, for the log."""
 
 
-def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: Path) -> Wish:
+def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: Path) -> PodVolume:
     """What a volume with these attributes and secrets is to be; ``target`` is the folder that a kubelet gives it,
     ``.../POD/volumes/kubernetes.io~csi/NAME/mount``.
 
@@ -85,7 +85,7 @@ def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: Path) -
             f"the secret of the volume has no {_LOGINS}", hint="kubectl create secret docker-registry makes one"
         )
     logins = credentials.given(secrets[_LOGINS]) if secrets else credentials.Logins()
-    return Wish(kind, asked[kind], asked, namespace, logins, f"{namespace}/{told.get('pod.name', uid)}")
+    return PodVolume(kind, asked[kind], asked, namespace, logins, f"{namespace}/{told.get('pod.name', uid)}")
 
 
 class Volumes:
@@ -100,7 +100,7 @@ class Volumes:
         self._guard = threading.Lock()
         self._busy: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
-    def publish(self, volume: str, target: Path, wish: Wish) -> None:
+    def publish(self, volume: str, target: Path, wish: PodVolume) -> None:
         """Mount what ``wish`` says on ``target``, unless something is mounted there: then this volume is.
 
         Raises `ConfigError`, `NotFoundError`, `PrivilegeError`, `UnavailableError`, and others of the mounts.
@@ -164,7 +164,7 @@ class Volumes:
             with doing(f"remove {point}"):
                 point.rmdir()
 
-    def _mount(self, folder: Path, wish: Wish) -> Path:
+    def _mount(self, folder: Path, wish: PodVolume) -> Path:
         """The folder that the pod is to see."""
         if wish.kind == "checkpoint":
             url = checkpoint_url(wish, self._config.pod_checkpoints)
@@ -175,7 +175,7 @@ class Volumes:
             return self._image(folder, wish)
         return self._env(folder, wish)
 
-    def _image(self, folder: Path, wish: Wish) -> Path:
+    def _image(self, folder: Path, wish: PodVolume) -> Path:
         store, ref = open_store(self._config.store_url), oci.Reference.parse(wish.name)
         if not ref.registry:
             raise PrivilegeError(f"{ref} is in no registry, so nothing says who may read it")
@@ -184,7 +184,7 @@ class Volumes:
         )
         return self._tree(folder, record.tree, store)
 
-    def _env(self, folder: Path, wish: Wish) -> Path:
+    def _env(self, folder: Path, wish: PodVolume) -> Path:
         store = open_store(self._config.store_url)
         found = manifest.decode(store.get(manifest.manifest_key(wish.name)), wish.name)
         targets = found.document.targets
@@ -214,7 +214,7 @@ class Volumes:
         return point
 
 
-def checkpoint_url(wish: Wish, allowed: tuple[str, ...]) -> str:
+def checkpoint_url(wish: PodVolume, allowed: tuple[str, ...]) -> str:
     """The URL of the checkpoint, when one of the ``allowed`` prefixes, of which ``{namespace}`` is the pod's, is above
     it. Raises `PrivilegeError`."""
     url = wish.name.rstrip("/")

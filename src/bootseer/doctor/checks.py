@@ -45,7 +45,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     """Missing only because this process lacks a privilege."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
     """All that was found, in the order it was tried."""
 
     version: str

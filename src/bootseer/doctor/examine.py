@@ -13,7 +13,7 @@ import msgspec
 from bootseer import __version__
 from bootseer.config import Config, shown
 from bootseer.doctor import canary, checks
-from bootseer.doctor.checks import Check, Found, Report
+from bootseer.doctor.checks import Check, DoctorReport, Found
 from bootseer.errors import BootseerError, PrivilegeError
 from bootseer.kernel import mount
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _NO_LAZY = "images are unpacked in full before a job starts, and environments are unpacked instead of mounted"
 
 
-def examine(config: Config, *, progress: Callable[[Check], None] | None = None) -> Report:
+def examine(config: Config, *, progress: Callable[[Check], None] | None = None) -> DoctorReport:
     """Try all that a fast start needs on this machine; needs no root, and then says what root would add.
 
     Everything lies in one temporary folder on the cache's file system (else in the system's), which is empty of mounts
@@ -61,7 +61,7 @@ def examine(config: Config, *, progress: Callable[[Check], None] | None = None) 
         _remove(folder)
     settings = {**msgspec.structs.asdict(config), "store_url": config.store_url}
     settings = {name: shown(value) for name, value in settings.items()}
-    return Report(version=__version__, checks=tuple(found.values()), settings=settings)
+    return DoctorReport(version=__version__, checks=tuple(found.values()), settings=settings)
 
 
 def attempt(name: str, check: Callable[[], str | Found], cost: str, fix: str, *, essential: bool) -> Check:

@@ -33,9 +33,9 @@ def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
     whole = itertools.chain([head], chunks)
     try:
         if head.startswith(COMPRESSED[0]):
-            yield from _pieces(cast(BinaryIO, igzip.IGzipFile(fileobj=ChunkFile(whole), mode="rb")))
+            yield from _pieces(cast(BinaryIO, igzip.IGzipFile(fileobj=JoinedChunks(whole), mode="rb")))
         elif head.startswith(COMPRESSED[1]):
-            source = cast(BinaryIO, ChunkFile(whole))
+            source = cast(BinaryIO, JoinedChunks(whole))
             reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
             yield from _pieces(cast(BinaryIO, reader))
         else:
@@ -52,7 +52,7 @@ def _pieces(reader: BinaryIO) -> Iterator[bytes]:
             yield plain
 
 
-class ChunkFile(io.RawIOBase):
+class JoinedChunks(io.RawIOBase):
     """An iterator of chunks as a file to read."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:

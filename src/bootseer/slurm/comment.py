@@ -12,7 +12,7 @@ _KNOWN = ("bootseer", "bootseer.job")
 _HINT = "write --comment=bootseer=HOST/NAME:TAG, and bootseer.job=NAME for a profile of its own"
 
 
-class Wish(NamedTuple):
+class JobImage(NamedTuple):
     """The image to mount."""
 
     reference: str
@@ -25,7 +25,7 @@ def concerns_us(comment: str) -> bool:
     return bool(_words(comment))
 
 
-def parse(comment: str) -> Wish:
+def parse(comment: str) -> JobImage:
     """What `concerns_us` in ``comment``. Raises `ConfigError` with what to change."""
     found: dict[str, str] = {}
     for word in _words(comment):
@@ -39,7 +39,7 @@ def parse(comment: str) -> Wish:
         raise ConfigError("the job's comment names no image", hint=_HINT)
     if not Reference.parse(found["bootseer"]).registry:  # root would read files for a user who may not
         raise ConfigError(f"{found['bootseer']} is no image in a registry", hint=_HINT)
-    return Wish(found["bootseer"], found.get("bootseer.job", ""))
+    return JobImage(found["bootseer"], found.get("bootseer.job", ""))
 
 
 def _words(comment: str) -> list[str]:

@@ -16,13 +16,13 @@ from bootseer.errors import NotFoundError
 from bootseer.kernel import mount as mounts
 from bootseer.node import client
 from bootseer.slurm import jobfolder
-from bootseer.slurm.comment import Wish
+from bootseer.slurm.comment import JobImage
 from bootseer.slurm.jobfolder import Image
 
 log = logging.getLogger(__name__)
 
 
-def mount(wish: Wish, folder: Path, user: int, config: Config) -> Image:
+def mount(wish: JobImage, folder: Path, user: int, config: Config) -> Image:
     """Mount the image read-only for the job with this ``folder``, so that its hot set begins to arrive. Raises
     `BootseerError`."""
     jobfolder.note(folder, jobfolder.DAEMON, config.node_dir)
@@ -65,7 +65,7 @@ def unmount(folder: Path) -> None:
         mounts.unmount(target, lazy=True)
 
 
-def _seen(wish: Wish, config: oci.ContainerConfig | None, root: str = "") -> Image:
+def _seen(wish: JobImage, config: oci.ContainerConfig | None, root: str = "") -> Image:
     config = config or oci.ContainerConfig()
     return Image(wish.reference, config.env or (), config.working_dir, root)
 

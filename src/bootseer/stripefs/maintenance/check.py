@@ -56,7 +56,7 @@ def _finding(
     return Finding(kind=kind, level=level, path=path, detail=detail, uuid=uuid, size=size, age=age, repair=repair)
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
     """``files``: striped and plain ones that were looked at. ``findings``: in path order."""
 
     url: str
@@ -74,7 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(finding for finding in self.findings if finding.level == "garbage")
 
 
-def fsck(backend: Backend, path: str = "") -> Report:
+def fsck(backend: Backend, path: str = "") -> FsckReport:
     """Check the folder ``path`` and all below it, or one file.
 
     Raises `NotFoundError`, and `UnavailableError` for a storage that does not answer.
@@ -89,7 +89,7 @@ def fsck(backend: Backend, path: str = "") -> Report:
         folders, files = {parent: scan.folder(backend, parent)}, 1
         findings = _Check(backend, folders, now).file(folders[parent], name)
     order = sorted(findings, key=lambda finding: (finding.path, finding.kind))
-    return Report(url=backend.url, path=path, folders=len(folders), files=files, findings=tuple(order))
+    return FsckReport(url=backend.url, path=path, folders=len(folders), files=files, findings=tuple(order))
 
 
 class _Check:

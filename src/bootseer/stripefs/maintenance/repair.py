@@ -13,7 +13,7 @@ from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import namespace, rights
 from bootseer.stripefs.maintenance import scan
-from bootseer.stripefs.maintenance.check import Finding, Report
+from bootseer.stripefs.maintenance.check import Finding, FsckReport
 from bootseer.stripefs.maintenance.scan import Folder
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
 
 
-def repair(backend: Backend, report: Report) -> list[Repair]:
+def repair(backend: Backend, report: FsckReport) -> list[Repair]:
     """Mend every finding of ``report`` that says a repair. Each is looked at again before.
 
     Every byte of a file is read and checked before its pointer is made. A finding that cannot be mended after all is
