@@ -146,7 +146,7 @@ def _rank(ranks: int, rank: int, port: int, task: Task) -> None:
     url = f"{task.url}/{task.path}"
     vars(bootseer.torch)["read_shared"] = noted
     if task.way == "once-one-read":
-        shared_read._READS = 1
+        shared_read.READS = 1
     if task.way.startswith("once"):
         work, content = _loading(lambda: bootseer.torch.load(url, group=dist.group.WORLD))
     elif task.way == "torch":

@@ -238,7 +238,7 @@ def test_memory_beside_the_callers_is_bounded(url):
     found = ranks.run([task(url, one, options={**OPTIONS, "bucket": UNIT}) for one in wanted])
     assert all_right(found)
     assert read(found) == 24 * UNIT
-    most = shared_read._READS * UNIT + (RANKS - 1) * shared_read._AHEAD * UNIT
+    most = shared_read.READS * UNIT + (RANKS - 1) * shared_read.AHEAD * UNIT
     assert all(0 < result.scratch <= most for result in found.values())
 
 

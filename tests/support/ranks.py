@@ -181,7 +181,7 @@ def _load(task: Task) -> Result:
 
 def _damage(peers: Any, tag: int) -> None:
     """Change one bit of the last byte of what is first sent as that piece, -1 for what ranks tell each other before."""
-    send, gather = peers.send, peers._gather
+    send, gather = peers.send, peers.gather
     damaged: list[bytearray] = []
 
     def send_other(self: Any, data: memoryview, to: int, number: int) -> Any:
@@ -197,7 +197,7 @@ def _damage(peers: Any, tag: int) -> None:
     if tag >= 0:
         peers.send = send_other
     else:
-        peers._gather = gather_other
+        peers.gather = gather_other
 
 
 class _Scratch(bytearray):

@@ -148,3 +148,64 @@ def test_a_planted_circle_is_found() -> None:
     assert "bootseer.hdfs.records" in graph["bootseer.hdfs.datanode"]
     graph["bootseer.hdfs.records"] |= needs("def f():\n    from bootseer.hdfs import datanode", graph)
     assert ["bootseer.hdfs.datanode", "bootseer.hdfs.records"] in circles(graph)
+
+
+NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}
+"""What is everybody's of a named tuple."""
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLE
+
+
+def private_names(source: str) -> Iterator[str]:
+    """The dotted names with a private part that a module imports, or takes from what it has imported."""
+    tree, imported = ast.parse(source), dict[str, str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            imported |= {alias.asname or alias.name: alias.name for alias in node.names}
+    taken = {
+        f"{imported[node.value.id]}.{node.attr}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in imported
+    }
+    for name in {*imported.values(), *taken}:
+        if name.split(".")[0] in ("bootseer", "support") and any(map(private, name.split("."))):
+            yield name
+
+
+def owner(name: str) -> str:
+    """The package whose modules may say the private ``name``."""
+    parts = name.split(".")
+    before = parts[: next(at for at, part in enumerate(parts) if private(part))]
+    root = ROOT.parents[1] / ("tests" if before[0] == "support" else "src")
+    while not root.joinpath(*before).is_dir():
+        before.pop()
+    return ".".join(before)
+
+
+def test_private_names_stay_in_their_package() -> None:
+    """A test calls what others may call, too; ``setattr`` of a private constant is a test's own affair."""
+    wrong = []
+    for path in [*modules(), *sorted((ROOT.parents[1] / "tests").rglob("*.py"))]:
+        base = ROOT.parent if path.is_relative_to(ROOT) else ROOT.parents[1] / "tests"
+        mine = ".".join(path.relative_to(base).parent.parts)
+        for name in private_names(path.read_text()):
+            if not f"{mine}.".startswith(f"{owner(name)}."):
+                wrong.append(f"{path}: {name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("from bootseer.kernel import mount, _libc", {"bootseer.kernel._libc"}),
+        ("from bootseer.env import unpack as lib\nlib._move(1)\nlib.move(2)", {"bootseer.env.unpack._move"}),
+        ("from bootseer.kernel._fuse import Loop", {"bootseer.kernel._fuse.Loop"}),
+        ("from bootseer.a import T\nT._fields\nT.__doc__\nother._x", set()),
+    ],
+)
+def test_private_names_are_seen(source: str, names: set[str]) -> None:
+    assert set(private_names(source)) == names

@@ -23,29 +23,29 @@ def no_grace(monkeypatch):
 def test_all_know_how_many_came():
     store = dist.HashStore()
     with ThreadPoolExecutor(4) as pool:
-        found = [pool.submit(peers._arrive, store, 4, 10) for _ in range(4)]
+        found = [pool.submit(peers.arrive, store, 4, 10) for _ in range(4)]
         assert sorted(each.result() for each in found) == [(n, 4) for n in range(4)]
 
 
 def test_who_comes_late_is_not_among_them():
     store = dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
-        found = [pool.submit(peers._arrive, store, 3, 0.3) for _ in range(2)]
+        found = [pool.submit(peers.arrive, store, 3, 0.3) for _ in range(2)]
         assert sorted(each.result() for each in found) == [(0, 2), (1, 2)]
     with pytest.raises(UnavailableError, match="did not wait for it"):
-        peers._arrive(store, 3, 0.3)
+        peers.arrive(store, 3, 0.3)
 
 
 def test_nobody_else_comes():
     with pytest.raises(UnavailableError, match="no other rank came"):
-        peers._arrive(dist.HashStore(), 2, 0.1)
+        peers.arrive(dist.HashStore(), 2, 0.1)
 
 
 def test_the_first_rank_dies_before_it_says_who_is_there():
     store = dist.HashStore()
     store.add("came", 1)
     with pytest.raises(UnavailableError, match="first did not say"):
-        peers._arrive(store, 2, 0.1)
+        peers.arrive(store, 2, 0.1)
 
 
 class Broken:

@@ -52,10 +52,10 @@ class Peers:
         options._devices, options._timeout = [_device(store)], self._deadline
         self._group = dist.ProcessGroupGloo(store, me, count, options)
         body = msgspec.msgpack.encode((rank, needs))
-        told = [msgspec.msgpack.decode(_checked(data), type=tuple[int, bytes]) for data in self._gather(body)]
+        told = [msgspec.msgpack.decode(_checked(data), type=tuple[int, bytes]) for data in self.gather(body)]
         self.ranks, self.needs = [rank for rank, _ in told], [needs for _, needs in told]
 
-    def _gather(self, body: bytes) -> list[bytes]:
+    def gather(self, body: bytes) -> list[bytes]:
         """What each rank says here, with its CRC-32C before it."""
         import torch
 
@@ -137,7 +137,7 @@ def meet(group: ProcessGroup, needs: bytes, deadline: float) -> Peers:
     _calls[group] = call = _calls.get(group, 0) + 1
     store = dist.PrefixStore(f"bootseer.read/{call}", distributed_c10d._get_process_group_store(group))
     try:
-        me, count = _store_calls.call(lambda: _arrive(store, size, deadline), deadline + 2 * _GRACE)
+        me, count = _store_calls.call(lambda: arrive(store, size, deadline), deadline + 2 * _GRACE)
         faults.point("stripefs.shared.joined")
         return _store_calls.call(lambda: Peers(store, me, count, deadline, rank, needs), 2 * deadline)
     except TimeoutError:
@@ -146,7 +146,7 @@ def meet(group: ProcessGroup, needs: bytes, deadline: float) -> Peers:
         raise UnavailableError(f"cannot meet the other ranks: {_said(exc)}") from exc
 
 
-def _arrive(store: Store, size: int, deadline: float) -> tuple[int, int]:
+def arrive(store: Store, size: int, deadline: float) -> tuple[int, int]:
     """(how many came before this rank, how many came in time): the first of them waits, and says so to the others."""
     until, pause = time.monotonic() + deadline, _POLL[0]
     came: int = store.add("came", 1)

@@ -39,9 +39,9 @@ PIECE = 4 << 20
 DEADLINE = 30.0
 """Seconds that a rank waits for all others to call, and then for each piece of each owner: as slow as a read of a
 bucket from the store may be that does not count as hanging."""
-_READS = 3
+READS = 3
 """Buckets that are read, or being sent, at once: the end of one does not leave DataNodes idle."""
-_AHEAD = 4
+AHEAD = 4
 """Pieces of one owner for which memory waits at once."""
 _REQUEST = 256 << 20
 """Most bytes of one request for what only this rank reads: nobody waits for a part of it."""
@@ -106,7 +106,7 @@ def read_shared(
     waited = time.monotonic() - began
     counts, late = Counter[str](), list[int]()
     if peers is None:
-        with ThreadPoolExecutor(_READS, "bootseer-shared") as readers:
+        with ThreadPoolExecutor(READS, "bootseer-shared") as readers:
             own = shared_plan.batches(shared_plan.plan([needs], bucket).own[0], _REQUEST)
             counts["read"] = sum(readers.map(destination.read_alone, own))
     else:
@@ -150,7 +150,7 @@ class _Exchange:
         """Read what is this rank's to read, then what the others did not send. Raises the first error of the store."""
         me, peers, counts = self._peers.me, self._peers, self._counts
         with (
-            ThreadPoolExecutor(_READS, "bootseer-shared") as readers,
+            ThreadPoolExecutor(READS, "bootseer-shared") as readers,
             ThreadPoolExecutor(len(self._others), "bootseer-receive") as receivers,
         ):
 
@@ -212,7 +212,7 @@ class _Exchange:
         why = "damaged on the way"
         try:
             while left or waiting:
-                while left and len(waiting) < _AHEAD:
+                while left and len(waiting) < AHEAD:
                     tag, piece = left.popleft()
                     place = self._to.place(piece)
                     waiting.append((place, self._peers.receive(place.data, owner, tag)))
