@@ -53,7 +53,6 @@ _SETTLE_SECONDS = 300.0
 _OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
 """Begins the command line of a node: what it mounts is not in the containers of others, which would keep it in use."""
 _BEFORE = Scenario(about="A start that is not measured")
-_STAGES = ("image", "env", "init")
 _UV_CACHE = "/opt/uv-cache"
 
 

@@ -84,9 +84,9 @@ class Cluster:
         stack.enter_context(self.hadoop)
         for node in self.hadoop.network.nodes:
             node.limit(_UNLIMITED)  # until all is prepared
-        registry = DockerRegistry(
-            host=self._registry.address, root=self._registry_root(), prefix=self._registry.argv([])
-        )
+        root = self.work / "registry"
+        shutil.copytree(parts.registry, root, copy_function=os.link)  # what is pushed here goes with the work folder
+        registry = DockerRegistry(host=self._registry.address, root=root, prefix=self._registry.argv([]))
         stack.enter_context(registry)
         mirror = RegistryCache(registry.address, host=self._mirror.address, prefix=self._mirror.argv([]))
         stack.enter_context(mirror)
@@ -123,12 +123,6 @@ class Cluster:
         """Setting of the nodes in such a scenario."""
         return f"{self.registry}={self.mirror}" if way == "mirror" else ""
 
-    def _registry_root(self) -> Path:
-        """Hard links to the kept registry, so that what is pushed here goes with the work folder."""
-        root = self.work / "registry"
-        shutil.copytree(self.parts.registry, root, copy_function=os.link)
-        return root
-
     def _nydus(self) -> str:
         """What `peers.nydus` is to be given; empty where it is not built."""
         folder = self.work / "nydus-image"
@@ -138,13 +132,9 @@ class Cluster:
             bootstrap = nydus_image(folder, self.site.ref, f"{self.registry}/{_NYDUS}:1", self._job, self.say)
         except UnsupportedError:
             return ""
-        options = {
-            "registry": self.registry,
-            "repository": _NYDUS,
-            "bootstrap": str(bootstrap),
-            "prefetch": "yes",
-        }
-        return json.dumps(options)
+        return json.dumps(
+            {"registry": self.registry, "repository": _NYDUS, "bootstrap": str(bootstrap), "prefetch": "yes"}
+        )
 
     def _job(self, root: Path, config: oci.ImageConfig, state: Path) -> None:
         """The job with everything local, in a root file system."""

@@ -64,14 +64,7 @@ def once(site: LightSite, name: str, variant: str, number: int, work: Path) -> R
     starts.forget("start", work)
     done = site.start("start", work, program=(*STARTED, variant))
     say(f"{name} {number}: {done.seconds:.2f} s, {done.bytes_ready / 1e6:.0f} MB until the first step")
-    return Run(
-        variant=variant,
-        n=number,
-        seconds=done.seconds,
-        bytes={"link": done.bytes_ready, "link_total": done.bytes_total},
-        details={"checkpoint": done.record.checkpoint},
-        stages=done.record.stages,
-    )
+    return done.as_run(variant, number)
 
 
 def compute(report: Report, say: Say) -> Figures:

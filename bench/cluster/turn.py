@@ -17,7 +17,7 @@ from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
 from bench.demo.full import WORKLOADS, Full
 from bootseer.demo import starts, workplace
-from bootseer.demo.report import Report, Run
+from bootseer.demo.report import Report
 
 
 def _run(options: Options, report: Report) -> None:
@@ -31,15 +31,7 @@ def _run(options: Options, report: Report) -> None:
             for variant in (IN_TURN, BESIDE) if number % 2 else (BESIDE, IN_TURN):
                 starts.forget("again", work / "job")
                 done = site.start("again", work / "job", program=(*STARTED, variant))
-                made = Run(
-                    variant=variant,
-                    n=number,
-                    seconds=round(done.seconds, 3),
-                    bytes={"link": done.bytes_ready},
-                    stages=done.record.stages,
-                    details={"image": done.record.image, "checkpoint": done.record.checkpoint},
-                )
-                report.runs.append(made)
+                report.runs.append(done.as_run(variant, number))
                 waited = done.record.image.get("waited_seconds")
                 say(f"{variant} {number}: {done.seconds:.2f} s, readers of the image waited for {waited} s")
 

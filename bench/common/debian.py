@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -52,10 +53,7 @@ def uv() -> str:
 def _system_python() -> tuple[str, str]:
     """(version such as ``3.11``, release codename such as ``bookworm``) of this machine: the image has the same."""
     version = run(["/usr/bin/python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
-    release = {}
-    for line in Path("/etc/os-release").read_text().splitlines():
-        name, _, value = line.partition("=")
-        release[name] = value.strip('"')
+    release = platform.freedesktop_os_release()
     if codename := release.get("VERSION_CODENAME"):
         return version, codename
     raise UnsupportedError("this machine's release has no codename", hint="it has to be Debian or Ubuntu")
@@ -109,7 +107,7 @@ def build(workload: Workload, work: Path, say: Say) -> Path:
     work.mkdir(parents=True, exist_ok=True)
     base = work / "base.tar"
     say(f"base system ({codename}, Python {version})")
-    components = "main,universe" if "ubuntu" in Path("/etc/os-release").read_text().lower() else "main"
+    components = "main,universe" if platform.freedesktop_os_release()["ID"] == "ubuntu" else "main"
     include = "--include=python3,ca-certificates"
     run(["mmdebstrap", "--quiet", "--variant=minbase", include, f"--components={components}", codename, str(base)])
     say(f"Python packages ({', '.join(pinned(workload))})")

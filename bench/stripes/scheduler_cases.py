@@ -76,29 +76,33 @@ def one_file(**bad: object) -> Callable[[random.Random], float]:
     return seconds
 
 
-def fresh(rand: random.Random) -> float:
-    """No rate is known, and the DataNodes differ."""
-    simulated = cluster(rand, 8)
-    for node in simulated.nodes.values():
-        node.rate = rand.choice([20, 60, 100]) * MIB
-    return read(simulated, request(rand, list(simulated.nodes), 512 * MIB))[0]
+def whole(
+    count: int,
+    size: int,
+    *,
+    reads: int = 2,
+    replicas: int = 3,
+    latency: float = 0.0,
+    unlike: bool = False,
+    slow: bool = False,
+    **more: Any,
+) -> Callable[[random.Random], float]:
+    """The last of ``reads`` of ``size`` MiB from ``count`` DataNodes; with two of them the rates are known."""
 
+    def seconds(rand: random.Random) -> float:
+        simulated, scheduler = cluster(rand, count, **more), Scheduler()
+        for node in simulated.nodes.values():
+            node.latency = latency
+            if unlike:
+                node.rate = rand.choice([20, 60, 100]) * MIB
+        if slow:
+            simulated.nodes["n0"].rate /= 4
+        for _ in range(reads):
+            wanted = request(rand, list(simulated.nodes), size * MIB, replicas=replicas)
+            took = read(simulated, wanted, scheduler=scheduler)
+        return took[0]
 
-def known(rand: random.Random) -> float:
-    simulated, scheduler = cluster(rand, 8), Scheduler()
-    for node in simulated.nodes.values():
-        node.rate = rand.choice([20, 60, 100]) * MIB
-    for _ in range(2):
-        wanted = request(rand, list(simulated.nodes), 512 * MIB)
-        took = read(simulated, wanted, scheduler=scheduler)
-    return took[0]
-
-
-def few_replicas(rand: random.Random) -> float:
-    simulated, scheduler = cluster(rand, 6), Scheduler()
-    for _ in range(2):
-        took = read(simulated, request(rand, list(simulated.nodes), 1024 * MIB, replicas=2), scheduler=scheduler)
-    return took[0]
+    return seconds  # fmt: skip
 
 
 def colliding(rand: random.Random) -> float:
@@ -135,13 +139,6 @@ def slow_in_pieces(rand: random.Random) -> float:
         two = [request(rand, keys, 16 * MIB) for _ in range(2)]
         read(simulated, *two, scheduler=scheduler)
     return simulated.now - began
-
-
-def link(rand: random.Random) -> float:
-    simulated, scheduler = cluster(rand, 8, link=4.0 * RATE), Scheduler()
-    for _ in range(2):
-        took = read(simulated, request(rand, list(simulated.nodes), 512 * MIB), scheduler=scheduler)
-    return took[0]
 
 
 def files(rand: random.Random) -> float:
@@ -197,25 +194,6 @@ def out(rand: random.Random) -> float:
     return sum(read(simulated, request(rand, keys, 256 * MIB), scheduler=scheduler)[0] for _ in range(10))
 
 
-def quick(rand: random.Random) -> float:
-    """Eight quick DataNodes with 5 ms before the first byte."""
-    simulated, scheduler = cluster(rand, 8, 250 * MIB), Scheduler()
-    for node in simulated.nodes.values():
-        node.latency = 0.005
-    for _ in range(2):
-        took = read(simulated, request(rand, list(simulated.nodes), 1024 * MIB), scheduler=scheduler)
-    return took[0]
-
-
-def slow_links(rand: random.Random) -> float:
-    """All DataNodes are slow, one of them four times slower."""
-    simulated, scheduler = cluster(rand, 8, 4 * MIB), Scheduler()
-    simulated.nodes["n0"].rate /= 4
-    for _ in range(2):
-        took = read(simulated, request(rand, list(simulated.nodes), 128 * MIB), scheduler=scheduler)
-    return took[0]
-
-
 def only_replicas(rand: random.Random) -> float:
     """A read of 64 MiB beside forty whose only replicas are on frozen DataNodes."""
     simulated = cluster(rand, 8)
@@ -258,11 +236,11 @@ CASES = [
     Case("dies", "one of 8 dies half-way", one_file(dead_from=lambda now, rate: now + 0.5)),
     Case("change", "one of 8 gives a tenth from half-way on",
          one_file(changed=lambda now, rate: (now + 0.5, rate / 10))),
-    Case("unlike", "8 DataNodes of 20 to 100 MiB/s, known", known),
-    Case("unknown", "8 DataNodes of 20 to 100 MiB/s, not yet known", fresh),
-    Case("two-replicas", "1 GiB from 6 DataNodes, two replicas each", few_replicas),
+    Case("unlike", "8 DataNodes of 20 to 100 MiB/s, known", whole(8, 512, unlike=True)),
+    Case("unknown", "8 DataNodes of 20 to 100 MiB/s, not yet known", whole(8, 512, reads=1, unlike=True)),
+    Case("two-replicas", "1 GiB from 6 DataNodes, two replicas each", whole(6, 1024, replicas=2)),
     Case("collide", "256 MiB from 4 DataNodes whose replicas collide", colliding),
-    Case("link", "8 DataNodes behind a link of half their sum", link),
+    Case("link", "8 DataNodes behind a link of half their sum", whole(8, 512, link=4.0 * RATE)),
     Case("pieces", "768 MiB in pieces of 16 MiB, one of 8 DataNodes slow", slow_in_pieces),
     Case("files", "four files of 256 MiB at once", files),
     Case("two", "64 MiB beside 1 GiB", two),
@@ -273,8 +251,8 @@ CASES = [
     Case("back", "10 reads after one of 4 was frozen", back),
     Case("out", "10 reads while one of 8 is frozen", out),
     Case("flapping", "20 reads while one of 8 freezes again and again", flapping),
-    Case("quick", "1 GiB from 8 DataNodes of 250 MiB/s", quick),
-    Case("slow-links", "128 MiB from 8 DataNodes of 4 MiB/s, one of 1", slow_links),
+    Case("quick", "1 GiB from 8 DataNodes of 250 MiB/s", whole(8, 1024, rate=250 * MIB, latency=0.005)),
+    Case("slow-links", "128 MiB from 8 DataNodes of 4 MiB/s, one of 1", whole(8, 128, rate=4 * MIB, slow=True)),
     Case("only-replicas", "64 MiB beside reads that wait for frozen DataNodes", only_replicas),
     Case("cpu", "CPU seconds of 10,000 small reads", cpu),
 ]  # fmt: skip

@@ -72,7 +72,10 @@ class ShapedNetwork:
         if len(prefix) > 8:
             raise BootseerError(f"network prefix {prefix!r} is longer than 8 letters")
         self.prefix, self.rate_mbit = prefix, rate_mbit
-        self.net = ipaddress.ip_network(subnet)
+        try:
+            self.net = ipaddress.IPv4Network(subnet)
+        except ValueError:
+            raise BootseerError(f"{subnet} is no network", hint="such as 10.77.0.0/24") from None
         self.host = str(self.net[1])
         made = [Node(f"{prefix}-n{i}", f"{prefix}-v{i}", str(self.net[10 + i])) for i in range(nodes + clients)]
         self.nodes, self.clients = made[:nodes], made[nodes:]

@@ -1,26 +1,16 @@
 """The demo's training job: a small Llama that resumes from a checkpoint and goes on training.
 
-Nothing in it is special to bootseer but the spans around its initialisation, and it runs without them too. It prints
-one JSON line a step. With ``--save DIR`` it trains from scratch and writes the checkpoint that other starts resume.
+Nothing in it is special to bootseer but the spans around its initialisation. It prints one JSON line a step. With
+``--save DIR`` it trains from scratch and writes the checkpoint that other starts resume.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-from collections.abc import Callable
 
-try:
-    from bootseer.profile import emit
-
-    span: Callable[[str], contextlib.AbstractContextManager[object]] = emit.span
-except ImportError:  # started without bootseer: the job runs just the same
-
-    def span(stage: str) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
+from bootseer.profile.emit import span
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--resume", help="folder with model.pt and optimizer.pt")

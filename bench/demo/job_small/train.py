@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import argparse
 import array
-import contextlib
 import json
 import os
 import random
-from collections.abc import Callable
 
-try:
-    from bootseer.profile import emit
-
-    span: Callable[[str], contextlib.AbstractContextManager[object]] = emit.span
-except ImportError:  # started without bootseer: the job runs just the same
-
-    def span(stage: str) -> contextlib.AbstractContextManager[object]:
-        return contextlib.nullcontext()
-
+from bootseer.profile.emit import span
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--resume", help="folder with model.bin and optimizer.bin")

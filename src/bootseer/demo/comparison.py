@@ -107,18 +107,9 @@ class Comparison:
     def _figures(self, identical: bool, total: float) -> None:
         """Runs and figures of the report, from what was measured."""
         for n, done in ((n, done) for found in self.starts.values() for n, done in enumerate(found, 1)):
-            record = done.record
-            self.report.runs.append(
-                report.Run(
-                    variant=done.variant,
-                    n=n,
-                    seconds=round(done.seconds, 3),
-                    bytes={"link_until_first_step": done.bytes_ready, "link_total": done.bytes_total},
-                    stages=record.stages,
-                    details={"bound_seconds": round(self.bound(done), 3), "image": record.image, "env": record.env}
-                    | {"checkpoint": record.checkpoint, "losses": {str(n): loss for n, loss in done.losses.items()}},
-                )
-            )
+            run = done.as_run(done.variant, n)
+            run.details["bound_seconds"] = round(self.bound(done), 3)
+            self.report.runs.append(run)
         conversion = dict(self.recipe.conversion)
         self.report.runs.append(report.Run(variant="convert", n=1, seconds=conversion["seconds"], details=conversion))
         ratios = [done.seconds / self.bound(done) for done in self.starts["again"]]
