@@ -16,6 +16,9 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("readiness_vs_full_pull", "<= 0.0667", "hot", "containerd")
     found.ratio("readiness_vs_nydus", "<= 0.4", "hot", "nydus")
     found.ratio("readiness_vs_nydus_10ms", "<= 0.4", "hot-10ms", "nydus-10ms")
+    found.ratio("hdfs_hot_vs_registry_hot", "<= 1.1", "hdfs", "hot")
+    found.ratio("hdfs_frozen_vs_healthy", "<= 1.5", "hdfs-frozen", "hdfs")
+    found.ratio("hdfs_slow_vs_healthy", "<= 1.5", "hdfs-slow", "hdfs")
     found.ratio("stall_vs_on_demand", "<= 0.02", "hot", "on-demand", field="stall_seconds")
     # of the reads that a start makes where nothing was read ahead of it
     found.ratio("slow_faults", "<= 0.01", "hot", "record", field="slow_faults", of="reads")

@@ -8,7 +8,8 @@ store are behind a link of ``--rate`` Mbit/s (network namespace, tc tbf); varian
 through a proxy that adds ``--rtt`` seconds. Every start has an empty page cache (all but ``local-warm``, which is what
 the job needs by itself) and, but for ``local`` and ``warm``, an empty node. The variants of a round run one after
 another, then the next round. Ours are ``hot`` (three starts recorded before), ``on-demand`` (without a profile),
-``warm`` (its hot blocks on the node already) with and without recording. ``--against DIR`` runs ours from another
+``warm`` (its hot blocks on the node already) with and without recording, and ``hdfs``: as ``hot``, with the store in
+HDFS, also with one of four DataNodes frozen or slow. ``--against DIR`` runs ours from another
 checkout as well, such as a worktree of the commit before, by turns: variants ending in ``@before``.
 
 Needs root, a docker-registry, runc or crun, ``scripts/bench-peers`` for the peers, and 40 GB of disk in the development
@@ -26,6 +27,7 @@ from bench.common.invocation import Options, chosen, say
 from bench.image import site as image_site
 from bench.image.checkout import BEFORE, Checkout
 from bench.image.figures import compute
+from bench.image.hdfs import STARTS as HDFS_STARTS
 from bench.image.parts import SMALL, TORCH, Parts
 from bench.image.rounds import OTHERS, STARTS, Bench
 from bootseer.demo.report import Report
@@ -45,7 +47,8 @@ def _run(options: Options, report: Report) -> None:
     against = Checkout(options.against, BEFORE) if options.against else None
     parts = Parts(SMALL if options.quick else TORCH, say)
     nydus = any(name.startswith("nydus") for name in variants)
-    with image_site.prepared(parts, options, nydus=nydus) as (work, site):
+    hdfs = any(name in HDFS_STARTS for name in variants)
+    with image_site.prepared(parts, options, nydus=nydus, hdfs=hdfs) as (work, site):
         Bench(options, work, site, parts, report, variants, against).run()
     if options.plot:
         options.plot.write_text(plot.readiness(report.runs, STARTS))

@@ -17,6 +17,7 @@ import msgspec
 
 from bench.common.invocation import say
 from bench.image import conversion, reading
+from bench.image import hdfs as image_hdfs
 from bench.image import parts as image_parts
 from bench.image import site as image_site
 from bench.image.checkout import BEFORE, HERE, Checkout
@@ -40,7 +41,7 @@ FAR = "-10ms"
 OURS = ["hot", f"hot{FAR}", "on-demand", "warm", "warm-norecord"]
 """Starts of our own, in the order of a round."""
 STARTS = [
-    "local", "local-warm", *OURS,
+    "local", "local-warm", *OURS, *image_hdfs.STARTS,
     "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd",
 ]  # fmt: skip
 """All variants that are starts, in the order of a round."""
@@ -77,6 +78,9 @@ class Bench:
         if any(name.startswith(("hot", "warm")) for name in chosen):
             for checkout in checkouts:
                 self.record(checkout)
+        if self.site.hdfs is not None and any(name in image_hdfs.STARTS for name in chosen):
+            self.convert(store=self.site.hdfs.url)
+            self.record(store=self.site.hdfs.url)
         for number in range(1, self.options.runs + 1):
             for name in chosen:
                 # The two of a pair begin by turns: the second one finds another disk than the first.
@@ -120,11 +124,12 @@ class Bench:
         if self.options.out:
             self.document.write(self.options.out)
 
-    def convert(self, checkout: Checkout = HERE) -> None:
-        """The image into the store of ``checkout``; by this one's code, as the formats are the same."""
+    def convert(self, checkout: Checkout = HERE, *, store: str = "") -> None:
+        """The image into the store of ``checkout``, or into another one; by this one's code, as the formats are the
+        same."""
         began = time.monotonic()
-        say(f"conversion into the store of the runs{checkout.suffix}")
-        store = self.site.store(suffix=_plain(checkout.suffix))
+        say(f"conversion into the store of the runs{checkout.suffix} {store}")
+        store = store or self.site.store(suffix=_plain(checkout.suffix))
         record = image.convert(self.site.ref(), store, work_dir=self.work / "convert")
         self.record_file.write_bytes(msgspec.json.encode(record))
         self.digest = record.tree
@@ -148,17 +153,19 @@ class Bench:
         order.store = self.site.store(far, suffix)
         return order
 
-    def record(self, checkout: Checkout = HERE) -> None:
-        """The starts that make the profile. The node cache of the first stays, for the ``warm`` variants; the others
-        prefetch by what is known so far, on an empty node, and say how much of it was wasted."""
-        name = f"record{checkout.suffix}"
+    def record(self, checkout: Checkout = HERE, *, store: str = "") -> None:
+        """The starts that make the profile, in the store of ``checkout`` or in another one. The node cache of the first
+        stays, for the ``warm`` variants; the others prefetch by what is known so far, on an empty node, and say how
+        much of it was wasted."""
+        name = image_hdfs.RECORD if store else f"record{checkout.suffix}"
 
         def start(number: int) -> Run:
             with self.place() as place:
                 order = self.ours(place, "bench", checkout=checkout)
+                order.store = store or order.store
                 # What is read ahead of a start is not seen: it would neither be recorded nor say what is wasted.
                 order.environ, order.settle = {**NO_FILL, **NO_READAHEAD}, True
-                order.cache = self._warm(checkout) if number == 1 else ""
+                order.cache = self._warm(checkout) if number == 1 and not store else ""
                 return self.outcome(name, number, order, checkout)
 
         for number in range(1, _RECORDINGS + 1):
@@ -185,6 +192,13 @@ class Bench:
                 }  # fmt: skip
             elif name == "containerd":
                 order = self._order("containerd", place)
+            elif name in image_hdfs.STARTS:
+                hdfs = self.site.hdfs
+                assert hdfs is not None
+                order = self.ours(place, "bench")
+                order.store = hdfs.url
+                with hdfs.trouble(image_hdfs.STARTS[name], number):
+                    return self.outcome(name, number, order)
             elif name.startswith("warm"):
                 # These leave their traces elsewhere: hot starts are to prefetch by starts like themselves.
                 order = self.ours(place, "warm", checkout=checkout)
