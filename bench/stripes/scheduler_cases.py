@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bootseer.backends.engine.model import Attempt, BlockRange, Outcome, Place, Request
+from bootseer.backends.engine.model import Attempt, BlockRange, Outcome, Place, ReadRequest
 from bootseer.backends.engine.policy import Scheduler
 from support.readsim import Cluster, SimNode
 
@@ -38,17 +38,17 @@ def cluster(rand: random.Random, count: int, rate: float = RATE, **more: Any) ->
     return Cluster(nodes, **more)
 
 
-def request(rand: random.Random, nodes: Sequence[str], size: int, *, unit: int = MIB, replicas: int = 3) -> Request:
+def request(rand: random.Random, nodes: Sequence[str], size: int, *, unit: int = MIB, replicas: int = 3) -> ReadRequest:
     """A read of ``size`` bytes: whole blocks, but the last."""
     spans = []
     for start in range(0, size, BLOCK):
         count = -(-min(BLOCK, size - start) // unit)
         keys = rand.sample(list(nodes), min(replicas, len(nodes)))
         spans.append(BlockRange(Place(object(), keys), [index * unit for index in range(count + 1)]))
-    return Request(spans)
+    return ReadRequest(spans)
 
 
-def read(simulated: Cluster, *requests: Request, scheduler: Scheduler | None = None) -> list[float]:
+def read(simulated: Cluster, *requests: ReadRequest, scheduler: Scheduler | None = None) -> list[float]:
     """Seconds of each; all begin now. One that fails has taken ten minutes."""
     took = simulated.run(
         scheduler or Scheduler(), [(simulated.now, one) for one in requests], limit=simulated.now + 900
@@ -114,7 +114,7 @@ def colliding(rand: random.Random) -> float:
     starts = [at * MIB for at in range(65)]
     for _ in range(2):
         spans = [BlockRange(Place(object(), keys), starts) for keys in layouts[rand.randrange(3)]]
-        took = read(simulated, Request(spans), scheduler=scheduler)
+        took = read(simulated, ReadRequest(spans), scheduler=scheduler)
     return took[0]
 
 

@@ -11,7 +11,7 @@ from unittest import mock
 from bootseer.backends.engine.assignment import Assignment
 from bootseer.backends.engine.datanodes import Breaker, NodeState
 from bootseer.backends.engine.hedging import Durations, HedgePolicy
-from bootseer.backends.engine.model import Request, Tuning
+from bootseer.backends.engine.model import ReadRequest, Tuning
 from bootseer.backends.engine.policy import Scheduler
 
 NONE: Mapping[Any, Any] = MappingProxyType({})
@@ -42,8 +42,8 @@ class Part(NamedTuple):
             yield
 
 
-def _fixed_size(most: int) -> Callable[[Assignment, Request, NodeState], int]:
-    def size(assignment: Assignment, request: Request, node: NodeState) -> int:
+def _fixed_size(most: int) -> Callable[[Assignment, ReadRequest, NodeState], int]:
+    def size(assignment: Assignment, request: ReadRequest, node: NodeState) -> int:
         tuning = assignment._tuning
         streams = max(1, tuning.streams * len(assignment.healthy(request)))
         return max(tuning.min_run, min(most, request.pending // (2 * min(streams, tuning.total))))

@@ -15,7 +15,7 @@ from bootseer.hdfs import access
 from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode, login_user
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.rpc import Channel
+from bootseer.hdfs.rpc import RpcClient
 from support.hadoopsite import Daemon, Site, free_ports
 
 pytestmark = pytest.mark.hdfs
@@ -49,12 +49,12 @@ class Pair:
         site = Site(root, "hdfs://pair", settings, {})
         (root / "shared").mkdir()
         self.daemons: dict[str, Daemon] = {}
-        self._admins: dict[str, Channel] = {}
+        self._admins: dict[str, RpcClient] = {}
         for name, port in ports.items():
             site.configure(name, {"dfs.ha.namenode.id": name, "dfs.namenode.name.dir": f"file://{root}/nn-{name}"})
             self.daemons[name] = Daemon(name, site.argv(name, NAMENODE, heap_mb=256), root / "logs")
             protocol = "org.apache.hadoop.ha.HAServiceProtocol"
-            self._admins[name] = Channel([("127.0.0.1", port)], protocol, user=login_user()[0])
+            self._admins[name] = RpcClient([("127.0.0.1", port)], protocol, user=login_user()[0])
         self.conf = root / "conf/a"
         format_ = site.argv("a", NAMENODE, heap_mb=256, args=["-format", "-force", "-nonInteractive"])
         subprocess.run(format_, check=True, capture_output=True, timeout=60)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bootseer.backends.engine.model import Attempt, Outcome, Place, Relocate, Request
+from bootseer.backends.engine.model import Attempt, Outcome, Place, ReadRequest, Relocate
 from bootseer.backends.engine.policy import Scheduler
 from bootseer.backends.interface import SLOWEST
 from bootseer.errors import BootseerError, DataError, UnavailableError
@@ -73,13 +73,13 @@ class Cluster:
     most_flying: int = 0
 
     def run(
-        self, scheduler: Scheduler, arrivals: Sequence[tuple[float, Request]], *, limit: float = 300.0
-    ) -> dict[Request, float]:
+        self, scheduler: Scheduler, arrivals: Sequence[tuple[float, ReadRequest]], *, limit: float = 300.0
+    ) -> dict[ReadRequest, float]:
         """Seconds that each request took. `AssertionError` when two attempts share memory, or it does not end."""
         flying: dict[Attempt, _Transfer] = {}
         waiting = sorted(arrivals, key=lambda pair: pair[0])
         began = {request: at for at, request in arrivals}
-        ended: dict[Request, float] = {}
+        ended: dict[ReadRequest, float] = {}
         ticked = self.now
         for key in self.nodes:
             scheduler.node(key, key)

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from bootseer.blocks.fetch.deadlines import Request
+from bootseer.blocks.fetch.deadlines import BlockRequest
 from bootseer.blocks.fetch.pauses import Pauses
 from bootseer.blocks.fetch.queue import STREAM, Batch, Priority
 from bootseer.blocks.fetch.stream import HotStream
@@ -25,8 +25,8 @@ def flight(
     return made
 
 
-def reader(*blocks: int, began: float = 0.0) -> Request:
-    return Request(set(blocks), lambda error, memory: None, began, began + 60)
+def reader(*blocks: int, began: float = 0.0) -> BlockRequest:
+    return BlockRequest(set(blocks), lambda error, memory: None, began, began + 60)
 
 
 @pytest.mark.parametrize(("elsewhere", "seconds"), [(0, 10), (15 * MB, 10), (16 * MB, 3)])

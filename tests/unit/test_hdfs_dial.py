@@ -13,7 +13,7 @@ from bootseer.errors import ConfigError
 from bootseer.hdfs import dial as dial_module
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.rpc import Channel
+from bootseer.hdfs.rpc import RpcClient
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_by_address_and_by_name(server):
 def test_what_cannot_be_a_host(host):
     with pytest.raises(ConfigError, match="cannot be the name of a host"):
         dial(host, 8020, soon())
-    channel = Channel([(host, 8020)], "a.Protocol", user="ann")
+    channel = RpcClient([(host, 8020)], "a.Protocol", user="ann")
     with pytest.raises(ConfigError, match="cannot be the name of a host"):
         channel.call("mkdirs", wire.Empty(), wire.Result, "make /a", deadline=5.0)
 

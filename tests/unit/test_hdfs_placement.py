@@ -159,7 +159,7 @@ def slow(made: Placement, file: int, members: str, *runs: tuple[float, float, fl
     having = tuple(DataNode(name, "127.0.0.1", 1) for name in members)
     found = made.slow(file, having, None)
     for run in runs:
-        found = made.slow(file, having, placement.Run(having, *run))
+        found = made.slow(file, having, placement.Pace(having, *run))
     return "".join(node.uuid for node in found)
 
 

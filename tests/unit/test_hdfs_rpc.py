@@ -30,7 +30,7 @@ from bootseer.hdfs import access, namenode, nameservice, rpc
 from bootseer.hdfs.errors import RemoteError, SaslRequired, remote, translate
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.rpc import Channel, frame, parse_answer
+from bootseer.hdfs.rpc import RpcClient, frame, parse_answer
 from support.waits import together
 
 
@@ -113,9 +113,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(act: Callable[[Call], object], port: int = 0) -> Iterator[tuple[Server, Channel]]:
+def serving(act: Callable[[Call], object], port: int = 0) -> Iterator[tuple[Server, RpcClient]]:
     server = Server(act, port)
-    channel = Channel([("127.0.0.1", server.port)], "a.Protocol", user="ann")
+    channel = RpcClient([("127.0.0.1", server.port)], "a.Protocol", user="ann")
     try:
         yield server, channel
     finally:
@@ -123,13 +123,13 @@ def serving(act: Callable[[Call], object], port: int = 0) -> Iterator[tuple[Serv
         server.close()
 
 
-def ask(channel: Channel, *, deadline: float = 10.0) -> wire.Result:
+def ask(channel: RpcClient, *, deadline: float = 10.0) -> wire.Result:
     return channel.call(
         "delete", wire.DeleteRequest(src="/a", recursive=False), wire.Result, "delete /a", deadline=deadline
     )
 
 
-def kept(server: Server, channel: Channel) -> int:
+def kept(server: Server, channel: RpcClient) -> int:
     """Idle connections."""
     return channel._idle.count(("127.0.0.1", server.port))
 
@@ -223,8 +223,8 @@ def test_what_passes_is_waited_for_and_named_when_it_does_not(java):
 
 
 def test_pauses_grow_to_a_second_and_not_beyond():
-    one = Channel([("h", 1)], "a.Protocol", user="ann")
-    three = Channel([("h", 1), ("i", 1), ("j", 1)], "a.Protocol", name="hdfs://s", user="ann")
+    one = RpcClient([("h", 1)], "a.Protocol", user="ann")
+    three = RpcClient([("h", 1), ("i", 1), ("j", 1)], "a.Protocol", name="hdfs://s", user="ann")
     assert 0.02 < one._pause(1) <= 0.05
     assert all(0.5 <= one._pause(attempt) <= 1.0 for attempt in (6, 100, 10**6))
     assert [three._pause(attempt) > 0 for attempt in range(1, 7)] == [False, False, True, False, False, True]
@@ -259,7 +259,7 @@ def test_a_wrong_port_fails_soon_but_a_known_server_is_waited_for():
     with serving(yes) as (server, channel):
         port = server.port
         assert ask(channel).result
-    other = Channel([("127.0.0.1", port)], "a.Protocol", user="ann")
+    other = RpcClient([("127.0.0.1", port)], "a.Protocol", user="ann")
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="connection refused"):
         ask(other, deadline=60.0)
@@ -277,7 +277,7 @@ def test_a_wrong_port_fails_soon_but_a_known_server_is_waited_for():
 
 def test_a_name_without_address_is_one_line():
     with pytest.raises(UnavailableError, match=r"no-such-host\.invalid"):
-        ask(Channel([("no-such-host.invalid", 1)], "a.Protocol", user="ann"), deadline=20.0)
+        ask(RpcClient([("no-such-host.invalid", 1)], "a.Protocol", user="ann"), deadline=20.0)
 
 
 def test_a_connection_closed_while_idle_is_not_an_error(caplog):
@@ -359,7 +359,7 @@ def test_a_refusal_before_the_request_was_read_is_seen():
         thread.start()
         for _ in range(20):
             with pytest.raises(SaslRequired, match="KERBEROS"):
-                ask(Channel([listening.getsockname()[:2]], "a.Protocol", user="ann"))
+                ask(RpcClient([listening.getsockname()[:2]], "a.Protocol", user="ann"))
         thread.join(10)
 
 
@@ -594,7 +594,7 @@ def test_calls_go_to_the_active_namenode(first, caplog):
         if first == "gone":
             standby.close()
         ports = standby.port, active.port
-        channel = Channel([("127.0.0.1", port) for port in ports], "a.Protocol", name="hdfs://s", user="ann")
+        channel = RpcClient([("127.0.0.1", port) for port in ports], "a.Protocol", name="hdfs://s", user="ann")
         assert ask(channel, deadline=6.0).result
         assert ask(channel, deadline=6.0).result
         assert len(active.calls) == 2
@@ -610,7 +610,9 @@ def test_what_one_namenode_said_is_told_when_the_other_is_silent():
         call.fail("org.apache.hadoop.ipc.StandbyException", "Operation category READ is not supported")
 
     with serving(passive) as (one, _), serving(lambda call: None) as (two, _):
-        channel = Channel([("127.0.0.1", one.port), ("127.0.0.1", two.port)], "a.Protocol", name="hdfs://s", user="ann")
+        channel = RpcClient(
+            [("127.0.0.1", one.port), ("127.0.0.1", two.port)], "a.Protocol", name="hdfs://s", user="ann"
+        )
         with pytest.raises(UnavailableError, match=r"Standby.*no active NameNode"):
             ask(channel, deadline=0.5)
         assert two.calls
@@ -622,7 +624,9 @@ def test_without_an_active_namenode_the_deadline_ends_it():
         call.fail("org.apache.hadoop.ipc.StandbyException", "Operation category READ is not supported")
 
     with serving(passive) as (one, _), serving(passive) as (two, _):
-        channel = Channel([("127.0.0.1", one.port), ("127.0.0.1", two.port)], "a.Protocol", name="hdfs://s", user="ann")
+        channel = RpcClient(
+            [("127.0.0.1", one.port), ("127.0.0.1", two.port)], "a.Protocol", name="hdfs://s", user="ann"
+        )
         with pytest.raises(UnavailableError, match=r"cannot delete /a on hdfs://s: Standby.*no active NameNode"):
             ask(channel, deadline=0.5)
         assert one.calls

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bootseer.backends.engine.hedging import BURST, SHARE
 from bootseer.backends.engine.memory import ByteBudget
-from bootseer.backends.engine.model import BlockRange, Outcome, Place, Request, Tuning
+from bootseer.backends.engine.model import BlockRange, Outcome, Place, ReadRequest, Tuning
 from bootseer.backends.engine.policy import Scheduler
 from bootseer.errors import DataError, UnavailableError
 from support.readsim import Cluster, SimNode
@@ -18,7 +18,7 @@ AROUND = ["abc", "bcd", "cda", "dab"]
 COLLIDING = ["abc", "abd", "acb", "acd"]
 
 
-def request(replicas, total, unit=MB, *, file=None, name="r", split=False) -> Request:
+def request(replicas, total, unit=MB, *, file=None, name="r", split=False) -> ReadRequest:
     """``split``: one more part lies at the end of each block and at the beginning of the next one."""
     file = file or object()
     count = -(-total // unit // len(replicas))
@@ -28,19 +28,19 @@ def request(replicas, total, unit=MB, *, file=None, name="r", split=False) -> Re
             end = span.starts[-1]
             spans.append(BlockRange(span.place, [end, end + unit // 3], split=True))
             spans.append(BlockRange(after.place, [end + unit, end + 2 * unit], split=True))
-    return Request(spans, name)
+    return ReadRequest(spans, name)
 
 
 def nodes(rate=60 * MB, names="abcd", **special) -> dict[str, SimNode]:
     return {key: special.get(key, SimNode(rate)) for key in names}
 
 
-def run(cluster: Cluster, *requests: Request, scheduler: Scheduler | None = None) -> list[float]:
+def run(cluster: Cluster, *requests: ReadRequest, scheduler: Scheduler | None = None) -> list[float]:
     took = cluster.run(scheduler or Scheduler(), [(cluster.now, request) for request in requests])
     return [took[request] for request in requests]
 
 
-def fine(request: Request) -> bool:
+def fine(request: ReadRequest) -> bool:
     return request.error is None and not request.left and all(not span.pending for span in request.spans)
 
 

@@ -25,7 +25,7 @@ from bootseer.errors import UnavailableError
 from bootseer.hdfs import checksum, pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
-from bootseer.hdfs.placement import Run
+from bootseer.hdfs.placement import Pace
 from bootseer.hdfs.records import Block, DataNode, Located
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class BlockWriter:
     def _begin_run(self) -> None:
         self._run_began = time.monotonic(), self._pipeline.waited, self._pipeline.acked
 
-    def run(self) -> Run | None:
+    def run(self) -> Pace | None:
         """How the pipeline did in the last `placement.ENOUGH` seconds, once in so many."""
         pipe, (since, waited, acked) = self._pipeline, self._run_began
         seconds = time.monotonic() - since
@@ -71,7 +71,7 @@ class BlockWriter:
             return None
         self._begin_run()
         waiting = (pipe.waited - waited) / seconds
-        return Run(self.nodes, waiting, (pipe.acked - acked) / seconds, pipe.in_flight / WINDOW)
+        return Pace(self.nodes, waiting, (pipe.acked - acked) / seconds, pipe.in_flight / WINDOW)
 
     def leave(self, nodes: Sequence[DataNode]) -> None:
         """Go on without ``nodes``, as after a failure; others take part. What they have not acknowledged is sent to

@@ -32,7 +32,7 @@ from bootseer.hdfs.client import split
 from bootseer.hdfs.errors import is_below_a_file
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located, storage_ids
-from bootseer.hdfs.rpc import Channel
+from bootseer.hdfs.rpc import RpcClient
 
 M = TypeVar("M", bound=Message)
 
@@ -78,7 +78,7 @@ class NameNode:
 
     def __init__(self, addresses: Sequence[tuple[str, int]], user: str, real_user: str = "", *, name: str = "") -> None:
         self.user = user
-        self._rpc = Channel(addresses, _PROTOCOL, name=name, user=user, real_user=real_user)
+        self._rpc = RpcClient(addresses, _PROTOCOL, name=name, user=user, real_user=real_user)
         self.url = self._rpc.name
         self._defaults: tuple[float, wire.ServerDefaults] | None = None
 

@@ -82,7 +82,7 @@ def _everything(cluster: str) -> list[DataNode]:
     return list(nodes) if until > time.monotonic() else []
 
 
-class Run(NamedTuple):
+class Pace(NamedTuple):
     """How a pipeline did for a while: the share of it that its writer ``waited``, and its ``rate`` in bytes per second.
 
     ``backlog``: the share of the window that is not acknowledged; a full one hides for now that a pipeline is slow.
@@ -108,7 +108,7 @@ class Placement:
     def __init__(self) -> None:
         self.turn = threading.Lock()
         self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block
-        self._runs: dict[int, Run] = {}  # by file
+        self._runs: dict[int, Pace] = {}  # by file
         self._slow: set[str] = set()  # by uuid
         self._best = 0.0  # bytes per second of one pipeline
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class Placement:
             self._placed.pop(file, None)
             self._runs.pop(file, None)
 
-    def slow(self, file: int, nodes: Sequence[DataNode], run: Run | None) -> list[DataNode]:
+    def slow(self, file: int, nodes: Sequence[DataNode], run: Pace | None) -> list[DataNode]:
         """Those of ``nodes``, which have the block of ``file``, that it had better leave. ``run``: how it does, if that
         was measured since it was asked last.
 
@@ -171,7 +171,7 @@ class Placement:
                     self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
             return [node for node in nodes if node.uuid in self._slow]
 
-    def _holds_up(self, run: Run) -> bool:
+    def _holds_up(self, run: Pace) -> bool:
         return run.waited >= HELD_UP and run.rate < SLOW * self._best
 
 

@@ -144,7 +144,7 @@ def _receive(connection: Connection, length: int) -> bytearray:
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-class Channel:
+class RpcClient:
     """Calls of one protocol at one server as one user.
 
     ``addresses``: (host, port), several for a name service. ``name`` is how messages call it: ``hdfs://host:port``.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bootseer.backends.engine.datanodes import UNKNOWN, NodeState
-from bootseer.backends.engine.model import BlockRange, Place, Request, Run, Tuning
+from bootseer.backends.engine.model import BlockRange, Place, ReadRequest, Run, Tuning
 
 _ROUNDS = 40
 _CLOSE = 0.01
@@ -79,7 +79,7 @@ class Assignment:
         self._usual = float(UNKNOWN)
         """What a DataNode that was not measured yet is believed to give: as much as the best."""
 
-    def route(self, request: Request, now: float) -> None:
+    def route(self, request: ReadRequest, now: float) -> None:
         """Who can read what of ``request``, now that its places are known or have changed."""
         request.spans_of = {}
         for span in request.spans:
@@ -88,7 +88,7 @@ class Assignment:
         request.nodes, request.seen = [self._nodes[key] for key in request.spans_of], -1
         self._plan(request, now)
 
-    def rates_changed(self, requests: Sequence[Request], now: float) -> None:
+    def rates_changed(self, requests: Sequence[ReadRequest], now: float) -> None:
         """Look at the rates again: of the DataNodes of ``requests``, a cluster may have thousands of others."""
         nodes: set[NodeState] = set()
         for request in requests:
@@ -100,25 +100,25 @@ class Assignment:
             if self._settled(request, now) and self._outdated(request):
                 self._plan(request, now)
 
-    def _settled(self, request: Request, now: float) -> bool:
+    def _settled(self, request: ReadRequest, now: float) -> bool:
         """Whether it has a plan that may be replaced."""
         return request.planned_at is not None and now - request.planned_at > _SETTLED
 
-    def _outdated(self, request: Request) -> bool:
+    def _outdated(self, request: ReadRequest) -> bool:
         """Whether its plan was made with rates that have proved wrong."""
         return any(
             not 1 / _WRONG < self.rate(node) / request.planned_with.get(node.key, self.rate(node)) < _WRONG
             for node in self.healthy(request)
         )
 
-    def breakers_changed(self, requests: Iterable[Request], now: float) -> None:
+    def breakers_changed(self, requests: Iterable[ReadRequest], now: float) -> None:
         """A DataNode is out, or back."""
         self._version += 1
         for request in requests:
             if request.planned_at is not None:
                 self._plan(request, now)
 
-    def pick(self, request: Request, node: NodeState, now: float) -> Run | None:
+    def pick(self, request: ReadRequest, node: NodeState, now: float) -> Run | None:
         """The run of ``request`` that ``node`` should read now, taken out of its span."""
         fresh: list[tuple[float, int, BlockRange]] = []
         for span in request.spans_of.get(node.key, ()):
@@ -162,7 +162,7 @@ class Assignment:
         usable = (key for key in span.place.usable if failures.get(key, 0) < self._tuning.tries)
         return [self._nodes[key] for key in usable]
 
-    def _run_size(self, request: Request, node: NodeState) -> int:
+    def _run_size(self, request: ReadRequest, node: NodeState) -> int:
         tuning, least, most = self._tuning, self._tuning.min_run, self._tuning.max_run
         if not node.breaker.closed:
             return least
@@ -173,7 +173,7 @@ class Assignment:
             least, most = max(least, min(quick // 4, most)), max(most, min(quick, tuning.long_run))
         return max(least, min(most, size))
 
-    def _leaves(self, request: Request, span: BlockRange, node: NodeState, size: int) -> bool:
+    def _leaves(self, request: ReadRequest, span: BlockRange, node: NodeState, size: int) -> bool:
         """Whether ``node`` had better leave this to others, who would end all that is left sooner."""
         mine = self.seconds(node, size)
         if not node.breaker.closed or mine * request.rates < request.pending:
@@ -189,7 +189,7 @@ class Assignment:
         )
         return mine > 1.2 * theirs + 0.01
 
-    def healthy(self, request: Request) -> list[NodeState]:
+    def healthy(self, request: ReadRequest) -> list[NodeState]:
         """Its DataNodes with a closed breaker; also brings ``request.rates``, the sum of their rates, up to date."""
         if request.seen != self._version:
             request.seen = self._version
@@ -204,13 +204,13 @@ class Assignment:
         """Seconds after which ``node`` would have given ``size`` bytes more."""
         return (node.bytes + size) / self.rate(node)
 
-    def _plan(self, request: Request, now: float) -> None:
+    def _plan(self, request: ReadRequest, now: float) -> None:
         request.planned_at = None
         if request.size >= self._tuning.plan_from and len(request.nodes) >= 2 and len(request.spans) >= 2:
             request.planned_at = now
             self._share(request)
 
-    def _share(self, request: Request) -> None:
+    def _share(self, request: ReadRequest) -> None:
         able = self.healthy(request) or request.nodes
         index = {node.key: number for number, node in enumerate(able)}
         spans = [(span, [key for key in span.place.usable if key in index]) for span in request.spans if span.fresh]
@@ -232,7 +232,7 @@ class Assignment:
 
         None for the seconds while no rate of these DataNodes is known. Every DataNode of the places must be known.
         """
-        request = Request([BlockRange(place, [0, size]) for place, size in sizes])
+        request = ReadRequest([BlockRange(place, [0, size]) for place, size in sizes])
         self.route(request, now)
         self._share(request)
         shares = {span.place: {key: round(share) for key, share in span.quota.items()} for span in request.spans}

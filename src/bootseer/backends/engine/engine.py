@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.backends.engine import memory
 from bootseer.backends.engine.datanodes import NodeLook
-from bootseer.backends.engine.model import Attempt, CopyBack, Outcome, Place, Relocate, Request, Tuning
+from bootseer.backends.engine.model import Attempt, CopyBack, Outcome, Place, ReadRequest, Relocate, Tuning
 from bootseer.backends.engine.policy import Scheduler
 from bootseer.backends.engine.transport import BlockFile, Read, land, let_go, replicas_of, transfer, views, wrong
 from bootseer.backends.interface import Piece
@@ -63,8 +63,8 @@ class Engine:
         self._wake, self._stir = threading.Condition(self._lock), threading.Condition(self._lock)
         self._idle = self.threads = 0
         self._watcher: threading.Thread | None = None
-        self._inbox: deque[tuple[Request, threading.Event]] = deque()
-        self._waiting: dict[Request, threading.Event] = {}
+        self._inbox: deque[tuple[ReadRequest, threading.Event]] = deque()
+        self._waiting: dict[ReadRequest, threading.Event] = {}
 
     def read(self, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         """Fill and check all ``pieces``. The promises of `bootseer.backends.interface.Backend.read_many`."""
@@ -91,7 +91,7 @@ class Engine:
                 self._watcher.start()
             self._stir.notify()
 
-    def _give_up(self, request: Request, done: threading.Event, error: BaseException) -> None:
+    def _give_up(self, request: ReadRequest, done: threading.Event, error: BaseException) -> None:
         """The caller was interrupted: it may go on when nothing touches its memory any more."""
         while True:
             try:
@@ -303,7 +303,7 @@ class Reading:
         self._engine = engine
         self._split: list[Callable[[], None]] = []
         self._spans = [span for file, piece in pieces for span in file.spans(piece, self._split)]
-        self._request = Request(self._spans, next((piece.name or file.path for file, piece in pieces), ""))
+        self._request = ReadRequest(self._spans, next((piece.name or file.path for file, piece in pieces), ""))
         self._begun, self._done = False, threading.Event()
 
     def begin(self) -> None:

@@ -1,6 +1,6 @@
 """What the scheduler of reads deals with, and its sizes and times (`Tuning`).
 
-    Request      one call of a reader
+    ReadRequest  one call of a reader
       BlockRange    consecutive parts of it in one block (`Place`); any DataNode with a replica may give any part
         Run      consecutive parts of such a range that are read at once
           Attempt   one transfer: the primary one into the caller's memory, at most one more into scratch memory
@@ -130,7 +130,7 @@ class BlockRange:
         self.next = 0
         self.again: list[Run] = []
         self.quota: dict[str, float] = {}
-        self.request: Request
+        self.request: ReadRequest
 
     @property
     def fresh(self) -> int:
@@ -176,7 +176,7 @@ class Run:
         self.done = False
 
 
-class Request:
+class ReadRequest:
     """One call of a reader. ``left``: bytes not there yet; ``pending``: those of them that wait for a DataNode.
 
     ``touching``: attempts (or copies) that may write into the caller's memory; the call may return only at 0.

@@ -13,7 +13,7 @@ from bootseer.backends.engine.assignment import Assignment
 from bootseer.backends.engine.datanodes import NodeState
 from bootseer.backends.engine.hedging import Durations, HedgeBudget, HedgePolicy
 from bootseer.backends.engine.memory import ByteBudget
-from bootseer.backends.engine.model import Attempt, CopyBack, Outcome, Relocate, Request, Run, Tuning, attempt_at
+from bootseer.backends.engine.model import Attempt, CopyBack, Outcome, ReadRequest, Relocate, Run, Tuning, attempt_at
 from bootseer.backends.engine.retry import RetryPolicy
 from bootseer.errors import BootseerError, UnavailableError
 
@@ -28,7 +28,7 @@ class Scheduler:
         self.nodes: dict[str, NodeState] = {}
         self.durations, self.budget = Durations(), HedgeBudget()
         self._scratch = scratch or ByteBudget(1 << 62)
-        self.requests: list[Request] = []
+        self.requests: list[ReadRequest] = []
         self._flying: dict[Attempt, None] = {}
         self._urgent: deque[Attempt] = deque()
         self._cancels: list[Attempt] = []
@@ -48,7 +48,7 @@ class Scheduler:
         known.address = address
         return known
 
-    def submit(self, request: Request, now: float) -> None:
+    def submit(self, request: ReadRequest, now: float) -> None:
         """Every DataNode of its places must be known (`node`)."""
         if request.over:
             return
@@ -150,7 +150,7 @@ class Scheduler:
                     ),
                 )
 
-    def fail(self, request: Request, error: BaseException) -> None:
+    def fail(self, request: ReadRequest, error: BaseException) -> None:
         """Give the request up; it is `finished` when its last attempt has ended."""
         if not request.over:
             request.error, request.over = error, True
@@ -202,7 +202,7 @@ class Scheduler:
         self._changed = False
         return None
 
-    def _take_of(self, request: Request, now: float) -> Attempt | None:
+    def _take_of(self, request: ReadRequest, now: float) -> Attempt | None:
         if request.over or not request.pending or self._full(request.small):
             return None
         slots = self.tuning.streams + (self.tuning.small_slots if request.small else 0)
@@ -319,7 +319,7 @@ class Scheduler:
             request.over = True
             self._finish(request)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: ReadRequest) -> None:
         if request.finished and request in self.requests:
             self.requests.remove(request)
 
@@ -363,7 +363,7 @@ class Scheduler:
         self._urgent.append(self._begin(run.hedge, now))
 
 
-def _turn(request: Request) -> tuple[bool, int, int]:
+def _turn(request: ReadRequest) -> tuple[bool, int, int]:
     """Small requests first, then who has the least under way, then who has had the least so far."""
     return (not request.small, request.flying, request.size - request.pending)
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from bootseer.backends.engine.assignment import Assignment
-from bootseer.backends.engine.model import Attempt, BlockRange, Outcome, Place, Relocate, Request, Run, Tuning
+from bootseer.backends.engine.model import Attempt, BlockRange, Outcome, Place, ReadRequest, Relocate, Run, Tuning
 from bootseer.errors import BootseerError, DataError, UnavailableError
 
 _log = logging.getLogger(__name__)
@@ -22,10 +22,10 @@ class RetryPolicy:
 
     def __init__(
         self,
-        requests: list[Request],
+        requests: list[ReadRequest],
         chooser: Assignment,
         tuning: Tuning,
-        fail: Callable[[Request, BaseException], None],
+        fail: Callable[[ReadRequest, BaseException], None],
     ) -> None:
         self._requests, self._assignment, self._tuning, self._fail = requests, chooser, tuning, fail
         self._questions: list[Relocate] = []

@@ -1,6 +1,6 @@
 """Who waits for which blocks, since when and until when.
 
-Bookkeeping without threads or locks: the fetcher calls it under its lock, and `Request.answer` without it.
+Bookkeeping without threads or locks: the fetcher calls it under its lock, and `BlockRequest.answer` without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Done = Callable[[BootseerError | None, dict[int, bytes]], None]
 """Called once with what failed (None: the blocks are ready) and the bytes of blocks that could not be cached."""
 
 
-class Request:
+class BlockRequest:
     """A reader waits for the blocks ``pending`` since monotonic time ``began``. Settled once: when there is none left,
     at an error, at ``until``."""
 
@@ -40,25 +40,25 @@ class Waiting:
     """The requests that are not settled."""
 
     def __init__(self) -> None:
-        self.requests: set[Request] = set()
-        self._by_block: dict[int, list[Request]] = {}
+        self.requests: set[BlockRequest] = set()
+        self._by_block: dict[int, list[BlockRequest]] = {}
 
     def __contains__(self, block: object) -> bool:
         return block in self._by_block
 
-    def add(self, request: Request) -> None:
+    def add(self, request: BlockRequest) -> None:
         self.requests.add(request)
         for block in request.pending:
             self._by_block.setdefault(block, []).append(request)
 
-    def expired(self, now: float) -> list[Request]:
+    def expired(self, now: float) -> list[BlockRequest]:
         return [request for request in self.requests if now >= request.until]
 
     def since(self, block: int) -> float:
         """When the first of those who wait for ``block`` began to."""
         return min(request.began for request in self._by_block[block])
 
-    def came(self, block: int, data: bytes | None = None, error: BootseerError | None = None) -> list[Request]:
+    def came(self, block: int, data: bytes | None = None, error: BootseerError | None = None) -> list[BlockRequest]:
         """``block`` is ready, or there are its bytes, or it failed. Returns the requests that this settles."""
         settled = []
         for request in self._by_block.pop(block, ()):
@@ -70,7 +70,7 @@ class Waiting:
                 settled.append(request)
         return settled
 
-    def settle(self, request: Request, error: BootseerError | None) -> None:
+    def settle(self, request: BlockRequest, error: BootseerError | None) -> None:
         """Nothing else will be said about ``request``; the caller has to call its `answer`."""
         self.requests.discard(request)
         request.error = error

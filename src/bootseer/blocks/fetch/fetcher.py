@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, MutableSequence, Sequence
 
 import msgspec
 
-from bootseer.blocks.fetch.deadlines import Done, Request, Waiting
+from bootseer.blocks.fetch.deadlines import BlockRequest, Done, Waiting
 from bootseer.blocks.fetch.figures import BYTES_OF, Fetched, LinkRate
 from bootseer.blocks.fetch.order import Order
 from bootseer.blocks.fetch.pauses import Pauses
@@ -26,7 +26,7 @@ from bootseer.blocks.fetch.source import StoreSource, read_block
 from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.fetch.threads import Threads
 from bootseer.blocks.fetch.watch import Flight, Watch
-from bootseer.blocks.fetch.workers import BlockCache, BlockWriter, Came
+from bootseer.blocks.fetch.workers import BlockCache, CacheWriter, Came
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)  # a thread may find a batch
         self._work_done = threading.Condition(self._lock)  # perhaps nothing is left to do, or to wait for
-        self._writer = BlockWriter(cache, self._finish, self._note_full, make_room)
+        self._writer = CacheWriter(cache, self._finish, self._note_full, make_room)
         self._threads = Threads(self._work, streams)
         self._clock = threading.Thread(target=self._tick, name="fetch-clock", daemon=True)
         with self._lock:
@@ -113,7 +113,7 @@ class Fetcher:
             if self._closing.is_set():
                 raise UnavailableError("the block server is stopping")
             pending = {block for block in range(first, last + 1) if not ready[block]}
-            request = Request(pending, done, now, now + self._watch.deadline)
+            request = BlockRequest(pending, done, now, now + self._watch.deadline)
             self._order.demanded_at = now
             if pending:
                 self._waiting.add(request)
@@ -251,7 +251,7 @@ class Fetcher:
         """The clock, a thread: ends requests at their deadline, has late blocks fetched directly, goes on without
         ranges that hang, and replaces the threads that are stuck in the source."""
         while not self._closing.wait(_TICK):
-            expired: list[Request] = []
+            expired: list[BlockRequest] = []
             try:
                 with self._lock:
                     now = time.monotonic()
@@ -285,7 +285,7 @@ class Fetcher:
         self._order.skip(flight.batch, flight.stream, now)
         self._work_came.notify_all()
 
-    def _fetch_late_blocks(self, request: Request, now: float) -> None:
+    def _fetch_late_blocks(self, request: BlockRequest, now: float) -> None:
         """Under the lock: fetch directly what ``request`` has waited for in vain."""
         for block in self._watch.late(request, now):
             if not self._queue.is_demanded(block):
@@ -426,7 +426,7 @@ class Fetcher:
 
     def _finish(self, came: Iterable[Came]) -> None:
         """Blocks are ready, or could not be written, or failed: tell who waits."""
-        settled: list[Request] = []
+        settled: list[BlockRequest] = []
         with self._lock:
             for block, data, error in came:
                 self._queue.done([block])
@@ -439,7 +439,7 @@ class Fetcher:
     def _fail(self, flight: Flight, why: BootseerError, *, for_good: bool) -> None:
         """Another try would fail in the same way: readers hear it at once, prefetch goes on after a pause (somebody may
         mend a permission), without these blocks when it is ``for_good``. A hot pack is left."""
-        settled: list[Request] = []
+        settled: list[BlockRequest] = []
         with self._lock:
             batch = flight.batch
             if flight.stream is not None:

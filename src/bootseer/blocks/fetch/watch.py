@@ -6,7 +6,7 @@ are one server: registries and object stores. A store in HDFS has replicas below
 
 from __future__ import annotations
 
-from bootseer.blocks.fetch.deadlines import Request
+from bootseer.blocks.fetch.deadlines import BlockRequest
 from bootseer.blocks.fetch.queue import Batch, Priority
 from bootseer.blocks.fetch.stream import HotStream
 
@@ -67,7 +67,7 @@ class Watch:
         """Those whose threads are not to be waited for."""
         return [flight for flight in self.flights if now - flight.since >= self.deadline]
 
-    def late(self, request: Request, now: float) -> set[int]:
+    def late(self, request: BlockRequest, now: float) -> set[int]:
         """Blocks that a prefetch was to bring, and has not in the time that ``request`` has waited, or will not because
         its range is silent."""
         over = now - request.began >= _LATE

@@ -36,7 +36,7 @@ class BlockCache(Protocol):
         ...
 
 
-class BlockWriter:
+class CacheWriter:
     """Writes blocks to ``cache``, for many threads. ``tell`` hears what became of each block, ``full`` that blocks
     cannot be written any more. ``make_room``: as of `bootseer.chunks.keeping.Room`.
     """
