@@ -167,7 +167,7 @@ print(os.listdir(made.mountpoint), os.listdir({str(home / "state/fs")!r}), made.
         user.stdin.write("\n")
         user.stdin.flush()
         assert user.stdout.readline() == "65534 5242880\n"
-        assert user.stdout.readline() == "[] ['loads'] False\n"
+        assert user.stdout.readline() == "[] [] False\n"
     assert user.returncode == 0
     with open_fs(str(store)).open("new") as file:
         assert file.read(0, file.size) == b"x" * (5 << 20)

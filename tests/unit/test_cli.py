@@ -92,6 +92,12 @@ def verbs():
     return dict(walk(typer.main.get_command(assemble()), ""))
 
 
+def test_there_are_at_most_50_verbs_and_each_option_says_what_it_is_for():
+    assert len(verbs()) <= 50
+    for name, verb in verbs().items():
+        assert [one.name for one in verb.params if not one.help and one.param_type_name == "option"] == [], name
+
+
 def options(verb):
     return {option: parameter.name for parameter in verb.params for option in parameter.opts}
 
@@ -103,7 +109,7 @@ def test_a_command_keeps_its_own_options():
         for name, verb in verbs().items()
         if any(parameter.name == "command" and parameter.nargs == -1 for parameter in verb.params)
     }
-    assert found.keys() == {"image run", "env run", "exec", "profile wrap", "profile auto"}
+    assert found.keys() == {"image run", "env run", "exec", "profile wrap"}
     for name, verb in found.items():
         assert verb.context_settings["allow_interspersed_args"] is False, name
 
@@ -145,6 +151,8 @@ def test_every_verb_says_in_a_sentence_what_it_does():
         ("nonsense", "bootseer --help"),
         ("env run pip install X", "bootseer env run --target DIR pip install X"),
         ("profile show", "name event files"),
+        ("profile wrap pip install X", "bootseer profile wrap --stage env pip install X"),
+        ("run python train.py", "bootseer image run REF python train.py"),
     ],
 )
 def test_what_is_typed_first_is_answered_in_one_line(words, hint, monkeypatch):

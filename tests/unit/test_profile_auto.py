@@ -180,7 +180,7 @@ def test_the_command_line(program):
     folder = program(
         "import sys, torch\nprint(sys.flags.optimize, sys.argv)\ntorch.load(sys.argv[0])\nimport torch.late"
     )
-    cli = [sys.executable, "-m", "bootseer.cli.main", "profile", "auto"]
+    cli = [sys.executable, "-m", "bootseer.cli.main", "profile", "wrap", "--auto"]
     done = run([*cli, "--events", "e.jsonl", sys.executable, "-O", "-W", "ignore", "train.py", "--events", "x"],
                cwd=folder, env=environ())  # fmt: skip
     assert (done.stdout, done.stderr) == (b"1 ['train.py', '--events', 'x']\n", b"")

@@ -53,14 +53,14 @@ def test_show_prints_the_last_start_up(call, job):
 
 
 def test_compare_shows_two_start_ups_side_by_side(call, job):
-    shown = call("compare", str(job)).stdout.decode()
+    shown = call("show", str(job), "--against", str(job)).stdout.decode()
     assert "cycle 0" in shown
     assert "cycle 1" in shown
     first, second = (str(job / f"cycle-{cycle}.jsonl") for cycle in (0, 1))
-    rows = {row["name"]: row for row in json.loads(call("compare", "--json", first, second).stdout)}
+    rows = {row["name"]: row for row in json.loads(call("show", "--json", second, "--against", first).stdout)}
     assert (rows["start-up"]["before"], rows["start-up"]["after"]) == (95.0, 95.0)
     assert {"env", "first_step", "between stages", "queue"} <= rows.keys()
-    alone = call("compare", first)
+    alone = call("show", first, "--against", first)
     assert (alone.returncode, len(alone.stderr.splitlines())) == (66, 1)
     assert b"only one start-up of this job" in alone.stderr
 

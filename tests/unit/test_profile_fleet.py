@@ -129,14 +129,14 @@ def test_bad_input(tmp_path: Path) -> None:
 
 def test_the_command_line(weeks: Path, tmp_path: Path) -> None:
     kept = tmp_path / "starts.parquet"
-    done = profile("compact", weeks, "-o", kept)
+    done = profile("export", weeks, "--format", "parquet", "-o", kept)
     assert (done.returncode, done.stderr) == (0, f"{kept}: 3 start-ups\n")
     assert json.loads(profile("fleet", kept, "--json").stdout) == msgspec.to_builtins(fleet.analyse([weeks]))
     shown = profile("fleet", kept, "--since", "20000d").stdout
     assert "3 start-ups of 2 jobs: 1.53 GPU-hours" in shown
     assert re.search(r"n4 +2 +env", shown)
     assert profile("fleet", kept, "--period", "year").returncode == 2
-    missing = profile("compact", weeks, "-o", tmp_path / "no/x.parquet")
+    missing = profile("export", weeks, "--format", "parquet", "-o", tmp_path / "no/x.parquet")
     assert (missing.returncode, missing.stderr.count("\n")) == (66, 1)
 
 

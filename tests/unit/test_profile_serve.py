@@ -287,7 +287,7 @@ def test_events_that_are_sent_twice_count_once(tmp_path: Path) -> None:
 
 
 def sent(*args: str | Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "send", *map(str, args)]
+    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "export", *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stderr
 

@@ -1,29 +1,28 @@
-"""``bootseer profile``: show, record (wrap, auto), import and export start-up events."""
+"""``bootseer profile``: show, record, import and export start-up events."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli import profile_fleet, profile_import, profile_serve
-from bootseer.cli._shared import COMMAND_LAST, AsJson, Group, Limit, print_json, understood, write_out
-from bootseer.cli.profile_fleet import given_paths
+from bootseer.cli._shared import AsJson, Group, Limit, add_verbs, mistake, print_json, understood, write_out
+from bootseer.cli.profile_fleet import check, fleet, given_paths
+from bootseer.cli.profile_import import import_
+from bootseer.cli.profile_serve import serve, side_by_side, token_in
 from bootseer.errors import ConfigError
-from bootseer.units import one_line
+from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog, Identity
 
 log = logging.getLogger(__name__)
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Where a start-up's time went")
-profile_fleet.register(app)
-profile_import.register(app)
-profile_serve.register(app)
 
 Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")
@@ -33,12 +32,17 @@ Attempt = Annotated[str | None, typer.Option("--attempt", help="This attempt; de
 Cycle = Annotated[int | None, typer.Option("--cycle", help="This cycle; default: the last")]
 
 
-@app.command()
 def show(
     events: Events = None,
     job: JobName = None,
     attempt: Attempt = None,
     cycle: Cycle = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against", metavar="PATH", help="Beside the last start-up in these events; the same: the one before"
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every start-up in the events, the oldest first")] = False,
     nodes: Annotated[
         str | None,
@@ -49,6 +53,8 @@ def show(
 ) -> None:
     """Show the start-up card and the node x stage table of a job. --json prints a report, with --all a list of them.
 
+    With --against two start-ups stand beside each other, stage by stage, the earlier one first.
+
     Example: bootseer profile show /shared/jobs/llama-7b/events
     """
     from rich.console import Console
@@ -56,6 +62,9 @@ def show(
 
     from bootseer.profile import analysis, card
 
+    if against is not None:
+        side_by_side([against], given_paths(events), as_json)
+        return
     count, names = _nodes(nodes)
     log = _read(events)
     chosen = _choose(log, job, attempt, cycle, every)
@@ -79,70 +88,91 @@ def show(
         )
 
 
-@app.command(context_settings=COMMAND_LAST)
 def wrap(
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
-    stage: Annotated[str, typer.Option("--stage", help="Stage this command is, for example env")],
+    stage: Annotated[str, typer.Option("--stage", help="Stage this command is, for example env")] = "",
     attr: Annotated[list[str] | None, typer.Option("--attr", help="NAME=VALUE, kept with the span")] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Its Python programs record their stages themselves: import, ... first_step")
+    ] = False,
     events: Annotated[Path | None, typer.Option("--events", help="Events file; default: $BOOTSEER_EVENTS")] = None,
 ) -> None:
-    """Run a command inside a span; its exit code, signals, stdin and stdout stay its own."""
+    """Run a command inside a span, or with --auto what it is made of; its exit code, signals and streams stay its own.
+
+    --auto takes programs that nobody changed: import, dist_init, checkpoint_load, ... and first_step are recorded.
+
+    Example: bootseer profile wrap --auto torchrun --nproc-per-node 8 train.py
+    """
+    from bootseer.profile import auto as hooks
     from bootseer.profile import wrap as wrapper
     from bootseer.profile.events import AttrValue
 
+    if not stage and not auto:
+        raise mistake(f"name the stage: bootseer profile wrap --stage env {shlex.join(command)}, or say --auto")
     attrs: dict[str, AttrValue] = {}
     for text in attr or []:
         name, sign, value = text.partition("=")
         if not name or not sign:
             raise ConfigError(f"--attr {text!r} is not NAME=VALUE")
         attrs[name] = int(value) if value.isdecimal() and value.isascii() and len(value) < 16 else value
-    if events is not None:
-        os.environ["BOOTSEER_EVENTS"] = str(events.absolute())
+    if given := str(events or os.environ.get("BOOTSEER_EVENTS") or ""):
+        os.environ["BOOTSEER_EVENTS"] = os.path.abspath(given)
+        if auto:
+            os.environ.update(hooks.variables(os.environ.get("PYTHONPATH", "")))
+    elif auto:
+        log.warning("no events file is named (--events, BOOTSEER_EVENTS): nothing is recorded")
+    if not stage:
+        wrapper.become(command)
     sys.exit(wrapper.leave(wrapper.run(stage, command, attrs)))
 
 
-@app.command(context_settings=COMMAND_LAST)
-def auto(
-    command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
-    events: Annotated[Path | None, typer.Option("--events", help="Events file; default: $BOOTSEER_EVENTS")] = None,
-) -> None:
-    """Run a command whose Python programs record import, dist_init, checkpoint_load, ... and first_step by themselves.
-
-    Example: bootseer profile auto torchrun --nproc-per-node 8 train.py
-    """
-    from bootseer.profile import auto as hooks
-    from bootseer.profile import wrap as wrapper
-
-    given = str(events) if events is not None else os.environ.get("BOOTSEER_EVENTS")
-    if given:
-        os.environ["BOOTSEER_EVENTS"] = os.path.abspath(given)
-        os.environ.update(hooks.variables(os.environ.get("PYTHONPATH", "")))
-    else:
-        log.warning("no events file is named (--events, BOOTSEER_EVENTS): nothing is recorded")
-    wrapper.become(command)
-
-
-@app.command()
 def export(
     events: Events = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write; - is stdout")] = Path("-"),
     form: Annotated[
         str,
         typer.Option(
-            "--format", help="chrome (trace for ui.perfetto.dev), html (one page, one start-up), otlp or prometheus"
+            "--format",
+            help="chrome (trace for ui.perfetto.dev), html (one page, one start-up), otlp, prometheus, or parquet (one "
+            "row for each start-up)",
         ),
     ] = "chrome",
     job: JobName = None,
     attempt: Attempt = None,
     cycle: Cycle = None,
+    to: Annotated[
+        str, typer.Option("--to", metavar="URL", help="Send the events to a `profile serve`: http://HOST:PORT/events")
+    ] = "",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="With --to: file with the server's token")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="With --to: gives up after so many seconds")
+    ] = 60.0,
 ) -> None:
-    """Write the spans in another program's format: every start-up, or the one chosen."""
+    """Write the spans in another program's format: every start-up, or the one chosen. With --to send them as they are.
+
+    What is sent again changes nothing. Of nodes that share no folder, each sends its file at the end of the job.
+
+    Example: bootseer profile export /shared/jobs --format parquet -o /shared/starts/2026-11.parquet
+
+    Example: bootseer profile export events.jsonl --to http://monitor:8742/events --token-file token
+    """
     import msgspec
 
-    from bootseer.profile import chrome, otlp, page, prometheus, starts
+    from bootseer.profile import chrome, otlp, page, prometheus, send, starts
 
+    if to:
+        count = send.send(given_paths(events), to, token_in(token_file), timeout=timeout)
+        typer.echo(f"{to}: {size_text(count)}", err=True)
+        return
+    if form == "parquet":
+        if str(output) == "-" or any(part is not None for part in (job, attempt, cycle)):
+            raise typer.BadParameter("parquet is for every start-up, in a file: name it with -o")
+        typer.echo(f"{output}: {starts.compact(given_paths(events), output)} start-ups", err=True)
+        return
     if form not in ("chrome", "html", "otlp", "prometheus"):
-        raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html, otlp or prometheus")
+        raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html, otlp, prometheus or parquet")
     log = _read(events)
     named = any(part is not None for part in (job, attempt, cycle))
     picked = _choose(log, job, attempt, cycle, False)[0] if named else None
@@ -194,3 +224,13 @@ def _choose(log: EventLog, job: str | None, attempt: str | None, cycle: int | No
         there = "; ".join(event_files.identity_text(*identity) for identity in known[-5:])
         raise NotFoundError("no such start-up in the events", hint=f"there are: {there}" if there else "there is none")
     return found if every else found[-1:]
+
+
+add_verbs(
+    app,
+    {
+        "Show": (show, fleet, check, serve),
+        "Record and bring in": (wrap, import_),
+        "Hand on": (export,),
+    },
+)

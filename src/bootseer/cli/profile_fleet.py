@@ -1,4 +1,4 @@
-"""``bootseer profile compact``, ``fleet`` and ``check``: the start-ups of weeks."""
+"""``bootseer profile fleet`` and ``check``: the start-ups of weeks."""
 
 from __future__ import annotations
 
@@ -23,27 +23,8 @@ class Period(enum.StrEnum):
     MONTH = "month"
 
 
-_KINDS = "Event files, files of `profile compact`, or folders of both; default: $BOOTSEER_EVENTS"
+_KINDS = "Event files, Parquet files of `profile export`, or folders of both; default: $BOOTSEER_EVENTS"
 Paths = Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help=_KINDS)]
-
-
-def register(app: typer.Typer) -> None:
-    for verb in (compact, fleet, check):
-        app.command()(verb)
-
-
-def compact(
-    paths: Paths = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Parquet file to write")] = Path("starts.parquet"),
-) -> None:
-    """Keep one row for each start-up of the events, in Parquet: what `profile fleet` needs of them.
-
-    Example: bootseer profile compact /shared/jobs -o /shared/starts/2026-11.parquet
-    """
-    from bootseer.profile import starts
-
-    count = starts.compact(given_paths(paths), output)
-    typer.echo(f"{output}: {count} start-ups", err=True)
 
 
 def fleet(

@@ -22,11 +22,7 @@ log = logging.getLogger(__name__)
 
 _LOG = "Log of torchrun, Megatron-LM, NeMo, Lightning or HF's Trainer; - is stdin"
 _PODS = "What kubectl get pods,events -o json printed; - is stdin"
-_SACCT = "What sacct -D --json, or --parsable2, printed; - is stdin"
-
-
-def register(app: typer.Typer) -> None:
-    app.command("import")(import_)
+_SACCT = "What sacct -D --json printed (Slurm 21.08 or newer); - is stdin"
 
 
 def import_(
@@ -51,7 +47,7 @@ def import_(
 
     Example: bootseer profile import --log node1.log --log node2.log --gpus 8 -o llm.jsonl
 
-    Example: SLURM_TIME_FORMAT=%s sacct -D --json -j 48211 | bootseer profile import --sacct - -o events/sacct.jsonl
+    Example: sacct -D --json -j 48211 | bootseer profile import --sacct - -o events/sacct.jsonl
 
     Example: kubectl get pods,events -o json | bootseer profile import --kubernetes - -o events/pods.jsonl
     """

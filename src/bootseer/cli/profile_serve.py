@@ -1,4 +1,4 @@
-"""``bootseer profile serve``, ``send`` and ``compare``."""
+"""``bootseer profile serve``, two start-ups beside each other, and the token of a server."""
 
 from __future__ import annotations
 
@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, print_json
+from bootseer.cli._shared import print_json
 from bootseer.cli.profile_fleet import Paths, given_paths
 from bootseer.errors import ConfigError, NotFoundError, doing, extra
 
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
-    app.command()(send)
-    app.command()(compare)
 
 
 def serve(
@@ -35,7 +29,7 @@ def serve(
         typer.Option(
             "--receive",
             metavar="DIR",
-            help="Take events of `profile send` into this folder; needs a token",
+            help="Take events of `profile export --to` into this folder; needs a token",
         ),
     ] = None,
 ) -> None:
@@ -51,7 +45,7 @@ def serve(
         from bootseer.profile.web import access, app
     from bootseer.profile.index import Index
 
-    token = _token(token_file)
+    token = token_in(token_file)
     if not token and (receive is not None or not access.loopback(host)):
         what = "to receive events" if receive is not None else f"for pages at {host}, which others can reach,"
         raise ConfigError(
@@ -84,45 +78,17 @@ def serve(
         uvicorn.Server(config).run(sockets=[listener])
 
 
-def send(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Event files")],
-    to: Annotated[str, typer.Option("--to", metavar="URL", help="Server to send them to: http://HOST:PORT/events")],
-    token_file: Annotated[
-        Path | None, typer.Option("--token-file", metavar="FILE", help="File with the server's token")
-    ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds after which it gives up")] = 60.0,
-) -> None:
-    """Send event files to a `profile serve --receive`: at the end of a job, from nodes that share no folder with it.
-
-    What is sent again changes nothing. Files are not removed.
-
-    Example: bootseer profile send /var/lib/job/events.jsonl --to http://monitor:8742/events --token-file token
-    """
-    from bootseer.profile import send as sender
-    from bootseer.units import size_text
-
-    count = sender.send(files, to, _token(token_file), timeout=timeout)
-    typer.echo(f"{to}: {size_text(count)}", err=True)
-
-
-def compare(
-    before: Annotated[Path, typer.Argument(help="Event file or folder, of which the last start-up counts")],
-    after: Annotated[Path | None, typer.Argument(help="Another one; default: the two last of the first")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show two start-ups beside each other, stage by stage.
-
-    Example: bootseer profile compare monday/events today/events
-    """
+def side_by_side(before: list[Path], after: list[Path], as_json: bool) -> None:
+    """The last start-up of ``after`` beside that of ``before``; where these are the same, beside the one before it."""
     from rich.console import Console
 
     from bootseer.profile import analysis, card, events, starts
     from bootseer.profile import compare as comparison
     from bootseer.profile.events import identity_text
 
-    logs = [events.read(before)] * 2 if after is None else [events.read(before), events.read(after)]
+    logs = [events.read(before), events.read(after)]
     chosen = [log.identities()[-1] for log in logs]
-    if after is None:
+    if before == after:
         chosen[0] = _earlier(logs[0])
     if as_json:
         first, second = (next(starts.of(log.by_identity()[one], one)) for log, one in zip(logs, chosen, strict=True))
@@ -144,7 +110,7 @@ def _earlier(log: EventLog) -> tuple[str, str, int]:
     return same[-1]
 
 
-def _token(file: Path | None) -> str:
+def token_in(file: Path | None) -> str:
     if file is None:
         return ""
     with doing(f"read {file}"):

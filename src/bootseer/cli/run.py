@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import StoreUrl, settings
+from bootseer.cli._shared import StoreUrl, mistake, settings
 
 if TYPE_CHECKING:
     from bootseer.launch.node import Start
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("run")(run)
+    app.command("run", context_settings={"allow_extra_args": True})(run)
 
 
 def run(
+    ctx: typer.Context,
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="What to start: docs/reference/job-file.md")],
     without: Annotated[
         str,
@@ -46,6 +47,9 @@ def run(
     """
     import msgspec
 
+    if ctx.args or not (job_file.suffix or job_file.exists()):
+        words = shlex.join([str(job_file), *ctx.args])
+        raise mistake(f"{job_file} is no job file; a command in an image: bootseer image run REF {words}")
     from bootseer import launch
     from bootseer.errors import ConfigError, doing
 

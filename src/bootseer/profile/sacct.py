@@ -1,13 +1,12 @@
 """What Slurm's accounting says of start-ups, as events: ``queue`` and ``alloc`` of each attempt of each job.
 
-Reads ``sacct -D`` (all records of a job that was requeued), with ``--json`` or with ``--parsable2``. An attempt is
-named as `bootseer run` names it: JOB_ID.RESTART.STEP_ID, of its first ``srun`` step. Times are whole seconds.
+Reads ``sacct -D --json`` (all records of a job that was requeued), which Slurm has since 21.08. An attempt is named as
+`bootseer run` names it: JOB_ID.RESTART.STEP_ID, of its first ``srun`` step. Times are whole seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,8 +15,6 @@ from bootseer.errors import ConfigError, DataError
 from bootseer.profile import hostlist, told
 from bootseer.profile.events import AttrValue
 
-_NEEDED = ("JobIDRaw", "Submit", "Start")
-COLUMNS = "JobIDRaw,Submit,Start,End,State,NodeList,AllocTRES,JobName"
 _TEXT_LIMIT = 512
 
 
@@ -49,18 +46,15 @@ class Accounts(NamedTuple):
 def read(text: bytes) -> Accounts:
     """The attempts in an output of ``sacct``. Raises `DataError` where it is none."""
     accounts = Accounts([], [])
-    records = _json_records(text) if text.lstrip()[:1] == b"{" else _table_records(text)
     latest: dict[str, Attempt] = {}
-    for where, record in records:
+    for where, record in _records(text):
         try:
             _take(record, latest, accounts.attempts)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, ConfigError) as exc:
             accounts.bad.append(f"{where}: {exc or type(exc).__name__}")
     if not accounts.attempts:
         why = f": {accounts.bad[0]}" if accounts.bad else ""
-        raise DataError(
-            f"no job in this output of sacct{why}", hint=f"give what sacct -D --parsable2 -o {COLUMNS} prints"
-        )
+        raise DataError(f"no job in this output of sacct{why}", hint="give what sacct -D --json prints")
     return accounts
 
 
@@ -115,11 +109,9 @@ def _take(record: dict[str, str], latest: dict[str, Attempt], found: list[Attemp
 
 
 def _seconds(text: str) -> int:
-    """A time of ``sacct``: seconds since 1970 (``SLURM_TIME_FORMAT=%s``), or this machine's local time."""
-    if text in ("", "Unknown", "None", "0"):
-        return 0
-    seconds = int(text) if text.isdecimal() else int(datetime.fromisoformat(text).timestamp())
-    if not 0 < seconds < 1 << 32:
+    """Seconds since 1970; 0 for what has not been yet."""
+    seconds = int(text or 0)
+    if not 0 <= seconds < 1 << 32:
         raise ValueError(f"{text!r} is no time")
     return seconds
 
@@ -134,27 +126,11 @@ def _gpus(tres: str) -> int:
     return gpus
 
 
-def _table_records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
-    lines = [line.removesuffix("\r") for line in text.decode("utf-8", "replace").split("\n")]
-    columns = lines[0].split("|")
-    if missing := [name for name in _NEEDED if name not in columns]:
-        raise DataError(
-            f"this is no output of sacct with the column {missing[0]}",
-            hint=f"SLURM_TIME_FORMAT=%s sacct -D --parsable2 -o {COLUMNS}",
-        )
-    for number, line in enumerate(lines[1:], start=2):
-        if not line:
-            continue
-        # Slurm lets a job's name have the separator in it; where that is the last column, the rest is the name.
-        parts = line.split("|", len(columns) - 1 if columns[-1] == "JobName" else -1)
-        yield f"line {number}", dict(zip(columns, parts, strict=True)) if len(parts) == len(columns) else {}
-
-
-def _json_records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
+def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
     try:
         jobs = msgspec.json.decode(text).get("jobs")
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise DataError(f"this output of sacct --json is no JSON: {exc}") from None
+        raise DataError(f"this is no output of sacct --json: {exc}", hint="give what sacct -D --json prints") from None
     for number, job in enumerate(jobs if isinstance(jobs, list) else [], start=1):
         try:
             record = {

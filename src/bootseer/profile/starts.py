@@ -160,7 +160,7 @@ def load(paths: Sequence[Path]) -> DuckDBPyConnection:
     if not _count(connection):
         raise DataError(
             "no start-up in " + (", ".join(map(str, paths)) or "no file"),
-            hint="name event files (*.jsonl), files of `bootseer profile compact` (*.parquet), or folders of them",
+            hint="name event files (*.jsonl), files of `bootseer profile export --format parquet`, or folders of them",
         )
     return connection
 
@@ -225,7 +225,7 @@ def _take_parquet(connection: DuckDBPyConnection, file: Path) -> None:
             "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?", [_literal(file), _KEY]
         ).fetchall()
         if told != [(VERSION,)]:
-            what = f"of version {told[0][0]!r}, this is {VERSION}" if told else "not of `bootseer profile compact`"
+            what = f"of version {told[0][0]!r}, this is {VERSION}" if told else "not of `bootseer profile export`"
             raise DataError(f"{file} is {what}", hint="write it again from the events")
         connection.execute(
             f"INSERT INTO starts SELECT {', '.join(_COLUMNS)} FROM read_parquet({_quoted(_literal(file))},"
