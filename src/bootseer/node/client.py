@@ -28,9 +28,9 @@ from bootseer.node.protocol import (
     REQUEST_SECONDS,
     VERSION,
     Mount,
+    NodeReply,
+    NodeRequest,
     NodeStatus,
-    Reply,
-    Request,
     credentials,
     socket_path,
 )
@@ -188,10 +188,10 @@ def _connect(config: Config) -> socket.socket:
     return sock
 
 
-def _ask(do: str, config: Config | None, **fields: object) -> Reply:
+def _ask(do: str, config: Config | None, **fields: object) -> NodeReply:
     path = socket_path((config := config or settings.load()).node_dir)
     try:
-        packet = msgspec.json.encode(Request(do=do, version=VERSION, **fields))  # type: ignore[arg-type]
+        packet = msgspec.json.encode(NodeRequest(do=do, version=VERSION, **fields))  # type: ignore[arg-type]
     except UnicodeEncodeError as exc:
         raise ConfigError(f"{exc.object!r} is no text in UTF-8", hint="the node daemon takes no other") from None
     with _connect(config) as sock:
@@ -209,7 +209,7 @@ def _ask(do: str, config: Config | None, **fields: object) -> Reply:
                 f"the node daemon at {path} does not answer: {exc}", hint="its log says more"
             ) from None
     try:
-        reply = msgspec.json.decode(answer, type=Reply)
+        reply = msgspec.json.decode(answer, type=NodeReply)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         why = "answers something else" if answer else "ended before it answered"
         raise UnavailableError(f"the node daemon at {path} {why}", hint="try again; is it of this version?") from None

@@ -29,7 +29,7 @@ from bootseer.node import access, places, protocol
 from bootseer.node.door import Client, Door
 from bootseer.node.entries import Entries, MountRecord
 from bootseer.node.loop import Loop
-from bootseer.node.protocol import Mount, NodeStatus, PartStatus, Reply, Request
+from bootseer.node.protocol import Mount, NodeReply, NodeRequest, NodeStatus, PartStatus
 from bootseer.node.session import Session
 from bootseer.node.worker import Worker, Workers
 from bootseer.objects import open_store
@@ -94,7 +94,7 @@ class Daemon:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _serve(self, client: Client, request: Request) -> None:
+    def _serve(self, client: Client, request: NodeRequest) -> None:
         kinds = {
             "mount": self._mount,
             "unmount": self._unmount,
@@ -110,7 +110,7 @@ class Daemon:
         client.asked = request.do
         kinds[request.do](client, request)
 
-    def _mount(self, client: Client, request: Request) -> None:
+    def _mount(self, client: Client, request: NodeRequest) -> None:
         owner = client.uid if request.user == -1 else request.user
         if client.uid not in (0, owner):
             raise PrivilegeError(f"user {client.uid} cannot mount for user {owner}", hint="only root can")
@@ -139,7 +139,7 @@ class Daemon:
         entry = self._entries.add(MountRecord(id=made.id, mount=made, session=session), pidfd)
         log.info("user %d has %s mounted as %s for user %d", client.uid, reference, made.id, owner)
 
-        def work() -> Reply:
+        def work() -> NodeReply:
             store, user = open_store(self._config.store_url), access.user_of(owner)
             asker = access.Asker(user, request.logins, client.pid)
             record = readable_for(
@@ -154,9 +154,9 @@ class Daemon:
                 job=request.profile or None, writable=False, record=record,
             )  # fmt: skip
             places.show(place, user)
-            return Reply(mount=msgspec.structs.replace(made, image=record.image, state="mounted", config=config))
+            return NodeReply(mount=msgspec.structs.replace(made, image=record.image, state="mounted", config=config))
 
-        def finish(reply: Reply) -> None:
+        def finish(reply: NodeReply) -> None:
             entry.making = None
             if reply.mount is not None:
                 done = msgspec.structs.replace(reply.mount, config=None)
@@ -167,44 +167,44 @@ class Daemon:
 
         entry.making = self._start(client, "mount", work, finish)
 
-    def _unmount(self, client: Client, request: Request) -> None:
+    def _unmount(self, client: Client, request: NodeRequest) -> None:
         entry = self._entries.mounted(client.uid, request.id)
         self._workers.check(client.uid)
         log.info("user %d ends %s", client.uid, entry.mount.id)
         self._entries.end(entry, client.uid, lambda reply: self._door.answer(client, reply))
 
-    def _ask_server(self, client: Client, request: Request) -> None:
+    def _ask_server(self, client: Client, request: NodeRequest) -> None:
         """Tell the block server of a mount that its job is ready, or answer with its counters."""
         tree = places.tree_of(self._places / self._entries.mounted(client.uid, request.id).mount.id)
         self._workers.check(client.uid)
 
-        def work() -> Reply:
+        def work() -> NodeReply:
             mounted = image.attach(tree, self._state)
             if request.do == "look":
-                return Reply(tree=mounted.status())
+                return NodeReply(tree=mounted.status())
             mounted.ready()
-            return Reply()
+            return NodeReply()
 
         self._start(client, request.do, work, lambda reply: self._door.answer(client, reply))
 
-    def _digest(self, client: Client, request: Request) -> None:
+    def _digest(self, client: Client, request: NodeRequest) -> None:
         """Ask a registry for somebody who is no user of this node and has just the logins that are given."""
         if client.uid:
             raise PrivilegeError("only root asks a registry for others", hint="run with sudo")
         ref, given = oci.Reference.parse(request.ref), request.given or Logins()
 
-        def work() -> Reply:
-            return Reply(
+        def work() -> NodeReply:
+            return NodeReply(
                 digest=access.digest_for(access.Asker(access.NOBODY, {}, client.pid, given), ref, self._config)
             )
 
         self._start(client, "digest", work, lambda reply: self._door.answer(client, reply))
 
-    def _list(self, client: Client, request: Request) -> None:
+    def _list(self, client: Client, request: NodeRequest) -> None:
         after = [one for one in self._entries.mounts(client.uid) if one.id > request.id]
-        self._door.answer(client, Reply(mounts=after[: protocol.PAGE]))
+        self._door.answer(client, NodeReply(mounts=after[: protocol.PAGE]))
 
-    def _status(self, client: Client, _: Request) -> None:
+    def _status(self, client: Client, _: NodeRequest) -> None:
         status = NodeStatus(
             pid=os.getpid(),
             version=__version__,
@@ -220,18 +220,18 @@ class Daemon:
                 name: PartStatus(part.pid, part.starts, part.serves, part.mounts) for name, part in self._parts.items()
             },
         )
-        self._door.answer(client, Reply(node=status))
+        self._door.answer(client, NodeReply(node=status))
 
-    def _drain(self, client: Client, _: Request) -> None:
+    def _drain(self, client: Client, _: NodeRequest) -> None:
         if client.uid:
             raise PrivilegeError("draining the node daemon needs root", hint="run with sudo")
         log.info("the service ends after its mounts, %d of users among them", len(self._entries))
         for part in self._parts.values():
             part.draining = True
-        self._door.answer(client, Reply())
+        self._door.answer(client, NodeReply())
 
     def _start(
-        self, client: Client, name: str, work: Callable[[], Reply], finish: Callable[[Reply], object]
+        self, client: Client, name: str, work: Callable[[], NodeReply], finish: Callable[[NodeReply], object]
     ) -> Worker | None:
         """Have a process do ``work``; it is given up when ``client`` ends."""
         worker = self._workers.start(client.uid, name, work, finish)

@@ -24,8 +24,8 @@ from bootseer.node.protocol import (
     MAX_REPLY,
     MAX_REQUEST,
     MAX_REQUEST_OF_ROOT,
-    Reply,
-    Request,
+    NodeReply,
+    NodeRequest,
     credentials,
     decode_request,
     failure,
@@ -65,7 +65,7 @@ class Client:
 class Door:
     """Listens at ``path``; ``serve`` gets each request, raises `BootseerError` or answers, now or later."""
 
-    def __init__(self, path: Path, loop: Loop, serve: Callable[[Client, Request], None]) -> None:
+    def __init__(self, path: Path, loop: Loop, serve: Callable[[Client, NodeRequest], None]) -> None:
         self._path, self._loop, self._serve = path, loop, serve
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._clients: set[Client] = set()
@@ -153,7 +153,7 @@ class Door:
             if not isinstance(exc, BootseerError):
                 raise
 
-    def answer(self, client: Client, reply: Reply) -> bool:
+    def answer(self, client: Client, reply: NodeReply) -> bool:
         """Send the only answer and close. Whether the client was there to take it."""
         if client not in self._clients:
             return False

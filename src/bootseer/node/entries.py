@@ -19,7 +19,7 @@ from bootseer.kernel.child import ended
 from bootseer.mountrecords import Record, Records
 from bootseer.node import places
 from bootseer.node.loop import Loop
-from bootseer.node.protocol import Mount, Reply
+from bootseer.node.protocol import Mount, NodeReply
 from bootseer.node.session import Session
 from bootseer.node.worker import Worker, Workers
 
@@ -90,7 +90,7 @@ class Entries:
             return exc
         return None
 
-    def end(self, entry: Entry, uid: int = 0, tell: Callable[[Reply], object] = lambda _: None) -> None:
+    def end(self, entry: Entry, uid: int = 0, tell: Callable[[NodeReply], object] = lambda _: None) -> None:
         """Unmount for user ``uid``, and ``tell`` how that went. What fails is tried again later; nobody can use the
         mount from now on."""
         mount = entry.mount
@@ -98,11 +98,11 @@ class Entries:
         if error := self.keep(entry, msgspec.structs.replace(mount, state="ending")):
             log.warning("%s; it ends all the same", error)
 
-        def work() -> Reply:
+        def work() -> NodeReply:
             places.remove(self._places / mount.id, self._state, killed=killed)
-            return Reply()
+            return NodeReply()
 
-        def finish(reply: Reply) -> None:
+        def finish(reply: NodeReply) -> None:
             tell(reply)
             if reply.code:
                 log.warning("%s has not ended, trying again in %.0f s: %r", mount.id, _RETRY_SECONDS, reply.error)

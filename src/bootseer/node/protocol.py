@@ -37,7 +37,7 @@ _CREDENTIALS = struct.Struct("3i")
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """``do``: ``mount`` (of ``ref``), ``unmount``, ``ready`` or ``look`` (of the mount ``id``), ``mounts`` (the next
     `PAGE` after ``id``), ``node``, ``drain``, ``digest`` (of ``ref``, for who has just the logins ``given``)."""
 
@@ -106,7 +106,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, PartStatus] = {}
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class NodeReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``error`` and ``code`` (its exit code) say what failed; else one of the others answers the request."""
 
     error: str = ""
@@ -119,19 +119,19 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     digest: str = ""
 
 
-def failure(exc: BaseException) -> Reply:
+def failure(exc: BaseException) -> NodeReply:
     """The reply that says ``exc``."""
     if isinstance(exc, BootseerError):
-        return Reply(error=exc.message, hint=exc.hint, code=exc.exit_code)
-    return Reply(error=f"the node daemon failed: {exc!r}", hint="its log says more", code=BootseerError.exit_code)
+        return NodeReply(error=exc.message, hint=exc.hint, code=exc.exit_code)
+    return NodeReply(error=f"the node daemon failed: {exc!r}", hint="its log says more", code=BootseerError.exit_code)
 
 
-def decode_request(packet: bytes, whole: bool) -> Request:
+def decode_request(packet: bytes, whole: bool) -> NodeRequest:
     """The request in ``packet``. Raises `ConfigError` for anything else, however deep, long or broken it is."""
     reason = "it is too long"
     if whole:
         try:
-            request = msgspec.json.decode(packet, type=Request)
+            request = msgspec.json.decode(packet, type=NodeRequest)
             if request.version == VERSION:
                 return request
             reason = f"it has version {request.version}"

@@ -14,7 +14,7 @@ import msgspec
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel.child import Child, close_others, die_with
 from bootseer.node.loop import Loop
-from bootseer.node.protocol import REQUEST_SECONDS, Reply, failure
+from bootseer.node.protocol import REQUEST_SECONDS, NodeReply, failure
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,12 @@ class Workers:
                 f"{self._running[uid]} requests of user {uid} are being worked off", hint="try again"
             )
 
-    def start(self, uid: int, name: str, work: Callable[[], Reply], finish: Callable[[Reply], object]) -> Worker | None:
+    def start(
+        self, uid: int, name: str, work: Callable[[], NodeReply], finish: Callable[[NodeReply], object]
+    ) -> Worker | None:
         """Have a process do ``work`` for user ``uid``; ``finish`` comes later, also when there is no process."""
 
-        def end(reply: Reply) -> None:
+        def end(reply: NodeReply) -> None:
             self._running[uid] -= 1
             finish(reply)
 
@@ -60,7 +62,7 @@ class Worker:
     daemon ends, and keeps ``lock`` open until it is dead."""
 
     def __init__(
-        self, loop: Loop, name: str, lock: int, work: Callable[[], Reply], finish: Callable[[Reply], None]
+        self, loop: Loop, name: str, lock: int, work: Callable[[], NodeReply], finish: Callable[[NodeReply], None]
     ) -> None:
         """Raises `OSError` without descriptors."""
         self._loop, self._name, self._finish = loop, name, finish
@@ -97,16 +99,16 @@ class Worker:
             self._pipe = -1
             self._finish(reply)
 
-    def _reply(self, ending: str) -> Reply:
+    def _reply(self, ending: str) -> NodeReply:
         if not self._why:
             with contextlib.suppress(ValueError):
-                return msgspec.json.decode(self._said, type=Reply)
+                return msgspec.json.decode(self._said, type=NodeReply)
         why = self._why or f"its process ended early ({ending})"
         log.warning("a %s request is given up: %s", self._name, why)
         return failure(UnavailableError(f"the {self._name} request is given up: {why}", hint="try again"))
 
 
-def _run(daemon: int, lock: int, out: int, work: Callable[[], Reply]) -> int:
+def _run(daemon: int, lock: int, out: int, work: Callable[[], NodeReply]) -> int:
     """In the process: nothing of the daemon's stays open here but its lock, its socket above all."""
     die_with(daemon)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
