@@ -31,7 +31,7 @@ from support.shapedhdfs import ShapedHadoop
 
 WORKLOAD = Workload(
     name="cluster",
-    job=Path(__file__).parent / "cluster_job",
+    job=Path(__file__).parent / "job",
     packages=("numpy", "sympy", "scipy==1.17.1", "scikit-learn==1.9.1", "pandas==3.1.1"),
     disk_gib=12.0,
 )
