@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from bench.common import plot
-from bench.image import ablate, rounds
+from bench.image import ablate
 from bench.stripes import scheduler
 from bench.stripes.capped import CAP
 from bootseer.demo.report import Run
@@ -78,14 +78,9 @@ def runs(found: list[dict[str, Any]]) -> Iterator[str]:
             for key in (bytes_of[0] if bytes_of else ())
         )
         span = f"{good[0]:.4g} to {good[-1]:.4g}" if len(good) > 1 else ""
-        used = f" {_busy(mine)} |" if busy else ""
+        cpu = [run["details"]["cpu_seconds"] for run in mine if "cpu_seconds" in run.get("details", {})]
+        used = f" {statistics.median(cpu):.2f} |" if cpu else "  |" if busy else ""
         yield f"| {variant} | {len(good)} | {statistics.median(good):.4g} | {span} | {moved} |{used}"
-
-
-def _busy(found: list[dict[str, Any]]) -> str:
-    """CPU seconds of the runs that say them."""
-    said = [run["details"]["cpu_seconds"] for run in found if "cpu_seconds" in run.get("details", {})]
-    return f"{statistics.median(said):.2f}" if said else ""
 
 
 def chart(report: dict[str, Any]) -> Iterator[str]:
@@ -95,12 +90,6 @@ def chart(report: dict[str, Any]) -> Iterator[str]:
         name = "stripefs-scan.svg"
         (ROOT / "docs" / name).write_text(plot.scan(done, 4 * CAP))
         yield f"\n![Read and write speed by stripe width and unit]({name})"
-    if report["name"].startswith("image"):
-        name = "image-readiness.svg"
-        for run in done:  # the report is of when there were two drivers: FUSE is the one that stayed
-            run.variant = run.variant.replace("-fuse", "")
-        (ROOT / "docs" / name).write_text(plot.readiness(done, rounds.STARTS))
-        yield f"\n![Seconds to the first useful output, by variant]({name})"
 
 
 def main() -> None:

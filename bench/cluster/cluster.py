@@ -32,7 +32,7 @@ from bench.cluster.site import WORKLOAD, Cluster, cache
 from bench.common import invocation, ordinary
 from bench.common.debian import uv
 from bench.common.invocation import Options, say
-from bench.demo.full import JOB_ENV, forget_starts
+from bench.demo.full import JOB_ENV, forget_image, forget_starts
 from bench.demo.ingredients import Ingredients
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import SETTINGS
@@ -200,9 +200,7 @@ class Fleet:
         """The node has nothing of an earlier start of ``variant``."""
         shutil.rmtree(self._place(variant, node), ignore_errors=True)
         if variant == "ordinary" or (variant == "strongest" and not self.cluster.nydus):
-            ctr, ref = ["ctr", "--address", self.cluster.containerds[node], "images"], self.cluster.site.ref
-            if ref in run([*ctr, "list", "--quiet"]).split():
-                run([*ctr, "rm", "--sync", ref])
+            forget_image(msgspec.structs.replace(self.cluster.site, containerd=self.cluster.containerds[node]))
 
 
 def _way(variant: str) -> str:

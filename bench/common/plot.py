@@ -1,15 +1,13 @@
-"""The charts of benchmarks, as SVG: medians as bars or dots, lines that span the runs."""
+"""The chart of a benchmark, as SVG: dots are medians, lines span the runs."""
 
 from __future__ import annotations
 
 import html
-import math
 import statistics
 from collections.abc import Sequence
 
 from bootseer.demo.report import Run
 
-_OURS, _OTHERS, _LOCAL = "#1f77b4", "#9a9a9a", "#2ca02c"
 _COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#9467bd", "#8c564b", "#17becf")
 
 Speeds = dict[tuple[int, int], list[float]]
@@ -43,37 +41,6 @@ class _Picture:
 
     def __str__(self) -> str:
         return "\n".join([*self._lines, "</svg>"]) + "\n"
-
-
-def readiness(runs: Sequence[Run], order: Sequence[str]) -> str:
-    """Seconds to readiness per variant, those without runs left out; the time axis is logarithmic."""
-    times = {name: [r.seconds for r in runs if r.variant == name and r.seconds] for name in order}
-    rows = [(name, seconds) for name, seconds in times.items() if seconds]
-    if not rows:
-        return str(_Picture(0, 0))
-    left, right, row, top, width = 190, 90, 22, 40, 860
-    low = min(min(seconds) for _, seconds in rows) / 1.5
-    high = max(max(seconds) for _, seconds in rows)
-    height = top + row * len(rows) + 30
-
-    def x(seconds: float) -> float:
-        return left + (width - left - right) * math.log(seconds / low) / math.log(high / low)
-
-    picture = _Picture(width, height)
-    picture.text(left, 20, "Seconds to the first useful output (median; line: all runs)", size=14)
-    for mark in (1, 2, 5, 10, 20, 50, 100, 200):
-        if low <= mark <= high:
-            picture.line(x(mark), top - 6, x(mark), height - 24, "#ddd")
-            picture.text(x(mark), height - 10, str(mark), anchor="middle")
-    for index, (name, seconds) in enumerate(rows):
-        y, middle = top + index * row, statistics.median(seconds)
-        ours = name.startswith(("hot", "on-demand", "warm"))
-        colour = _LOCAL if name.startswith("local") else _OURS if ours else _OTHERS
-        picture.text(left - 8, y + 13, name, anchor="end")
-        picture.rect(left, y + 3, x(middle) - left, 13, colour)
-        picture.line(x(min(seconds)), y + 9.5, x(max(seconds)), y + 9.5)
-        picture.text(x(max(seconds)) + 6, y + 13, f"{middle:.1f}")
-    return str(picture)
 
 
 def scan(runs: Sequence[Run], cap: float) -> str:

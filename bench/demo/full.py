@@ -180,7 +180,7 @@ class FullSite:
     def start(self, variant: str, work: Path, *, program: Sequence[str] = BOOTSEER) -> starts.Measured:
         """``program`` as of `starts.run`."""
         if variant == "ordinary":
-            self._forget_image()
+            forget_image(self.addresses)
         if variant == "first":
             forget_starts(self.addresses.store)
         usual = variant in ("ordinary", "local")
@@ -197,11 +197,6 @@ class FullSite:
         )
         workplace.await_end(work, _SETTLE_SECONDS)  # the next start is to find the hot pack, and the cores
         return done
-
-    def _forget_image(self) -> None:
-        ref, ctr = self.addresses.ref, ["ctr", "--address", self.addresses.containerd, "images"]
-        if ref in run([*ctr, "list", "--quiet"]).split():
-            run([*ctr, "rm", "--sync", ref])
 
     def differences(self, work: Path) -> tuple[int, list[str]]:
         """Of the image that containerd has and that of the ``again`` node, mounted from its own cache."""
@@ -229,3 +224,10 @@ def forget_starts(store_url: str) -> None:
     for prefix in ("profiles/", "env/"):
         for entry in list(store.list(prefix)):
             store.delete(entry.key)
+
+
+def forget_image(addresses: Addresses) -> None:
+    """Remove the image from the node's containerd."""
+    ctr = ["ctr", "--address", addresses.containerd, "images"]
+    if addresses.ref in run([*ctr, "list", "--quiet"]).split():
+        run([*ctr, "rm", "--sync", addresses.ref])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -31,12 +30,6 @@ class Checkout:
         self._node = ["-m", "bench.image.node"] if node.exists() else [str(script)]
         own = self.root / ".venv/bin/python"
         self._python = str(own) if suffix and own.exists() else sys.executable
-
-    @property
-    def commit(self) -> str:
-        """As git describes it."""
-        argv = ["git", "-C", str(self.root), "describe", "--always", "--dirty", "--abbrev=12"]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
 
     def argv(self, order: Order) -> list[str]:
         """The command of one start."""

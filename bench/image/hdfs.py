@@ -28,18 +28,12 @@ class Hdfs:
     def trouble(self, kind: str, number: int) -> Iterator[None]:
         """One DataNode, by ``number`` another each time, is ``frozen`` or ``slow`` inside; all are well for ""."""
         index = number % DATANODES
-        if kind == "frozen":
-            with self._cluster.frozen(index):
-                yield
-            return
-        node = self._nodes[index]
+        self._nodes[index].limit(self._rate * (SLOW if kind == "slow" else 1))
         try:
-            if kind == "slow":
-                node.limit(self._rate * SLOW)
-            yield
+            with self._cluster.frozen(index) if kind == "frozen" else contextlib.nullcontext():
+                yield
         finally:
-            if kind == "slow":
-                node.limit(self._rate)
+            self._nodes[index].limit(self._rate)
 
 
 @contextlib.contextmanager

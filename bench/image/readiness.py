@@ -1,6 +1,6 @@
 """Readiness of a container behind a shaped link: ours, all local, full pull, nydus; and what conversion and reads cost.
 
-    scripts/bench image [--quick] [--runs N] [--variants A,B,...] [--append] [--plot FILE] [--out report.json]
+    scripts/bench image [--quick] [--runs N] [--variants A,B,...] [--append] [--out report.json]
 
 Readiness is the time from asking for a start to the job's first useful output: ``import torch, transformers`` and a
 forward pass of a tiny Llama, in an image of 7 GB (``--quick``: numpy, pandas and scikit-learn, 0.8 GB). Registry and
@@ -22,7 +22,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bench.common import invocation, plot
+from bench.common import invocation
 from bench.common.invocation import Options, chosen, say
 from bench.image import site as image_site
 from bench.image.checkout import BEFORE, Checkout
@@ -50,8 +50,6 @@ def _run(options: Options, report: Report) -> None:
     hdfs = any(name in HDFS_STARTS for name in variants)
     with image_site.prepared(parts, options, nydus=nydus, hdfs=hdfs) as (work, site):
         Bench(options, work, site, parts, report, variants, against).run()
-    if options.plot:
-        options.plot.write_text(plot.readiness(report.runs, STARTS))
 
 
 if __name__ == "__main__":
@@ -62,6 +60,5 @@ if __name__ == "__main__":
                         " default. A trailing * stands for any ending")  # fmt: skip
     parser.add_argument("--without", help="variants to leave out, in the same form")
     parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout whose starts are to be compared")
-    parser.add_argument("--plot", type=Path, help="also draw the readiness of the variants, as SVG")
     image_site.options(parser)
     sys.exit(invocation.carry_out(parser, _run, compute))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import statistics
 import subprocess
 import time
@@ -29,7 +28,7 @@ from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.metadata import LocalTree, localize, localize_manifest
 from bootseer.blocks.profiles.library import ProfileKey, load_own, load_pages
 from bootseer.demo import report, workplace
-from bootseer.demo.programs import WITH_US
+from bootseer.demo.programs import WITH_US, finish
 from bootseer.demo.report import Run
 from bootseer.errors import BootseerError
 from bootseer.objects import open_store
@@ -219,7 +218,7 @@ class Bench:
                 [*WITH_US, *self.site.node.argv(checkout.argv(order))], env=checkout.environ(),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, start_new_session=True,
             )  # fmt: skip
-            output = _communicate(process)
+            output = finish(process, _DEADLINE)
             err.seek(at)
             said = err.read().decode(errors="replace").strip().splitlines()
         if process.returncode:
@@ -227,7 +226,7 @@ class Bench:
         outcome = msgspec.json.decode(output.strip().split(b"\n")[-1], type=Outcome)
         details = {"cpu_seconds": outcome.cpu, **outcome.details}
         if checkout.suffix:
-            details["commit"] = checkout.commit
+            details["commit"] = report.commit(checkout.root)
         return Run(variant=name, n=number, seconds=outcome.seconds, stages=outcome.stages,
                    bytes={"link": outcome.link_bytes}, details=details)  # fmt: skip
 
@@ -289,22 +288,6 @@ def unused(pages: PageList, trace: Trace) -> float:
     touched = {unit for touch in trace.touches for unit in range(touch.unit, touch.unit + touch.count)}
     listed = [unit for one in pages.ranges for unit in range(one.data // UNIT, (one.data + one.length) // UNIT)]
     return sum(unit not in touched for unit in listed) / max(len(listed), 1)
-
-
-def _communicate(process: subprocess.Popen[bytes]) -> bytes:
-    """The process's output; on Ctrl-C or past the deadline it may clean up after itself before it is killed."""
-    try:
-        return process.communicate(timeout=_DEADLINE)[0]
-    except BaseException as exc:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=60)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        if isinstance(exc, subprocess.TimeoutExpired):
-            raise BootseerError(f"the start did not end within {_DEADLINE:.0f} s") from None
-        raise
 
 
 def _drop_caches() -> None:

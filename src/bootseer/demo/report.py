@@ -79,11 +79,11 @@ class Report(msgspec.Struct, kw_only=True):
 
 def new(name: str) -> Report:
     """A report of this machine and this command line, without runs yet."""
-    return Report(name=name, commit=_commit(), machine=_machine(), argv=sys.argv[1:])
+    return Report(name=name, commit=commit(Path(__file__).resolve().parent), machine=_machine(), argv=sys.argv[1:])
 
 
-def _commit() -> str:
-    here = Path(__file__).resolve().parent
+def commit(here: Path) -> str:
+    """Of the checkout that the folder ``here`` is in, as git describes it."""
     try:
         done = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],

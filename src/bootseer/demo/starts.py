@@ -6,11 +6,9 @@ events, with the bytes that crossed the node's link, so every variant is held to
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.demo.programs import BOOTSEER, WITH_US
+from bootseer.demo.programs import BOOTSEER, WITH_US, finish
 from bootseer.demo.report import Run
 from bootseer.errors import BootseerError
 from bootseer.launch.job import Job
@@ -29,7 +27,6 @@ from bootseer.profile import events as event_files
 from bootseer.profile.report import JobReport
 
 _DEADLINE = 900.0
-_STOP_DEADLINE = 60.0
 LOSS_TOLERANCE = 1e-3
 """Relative; a container's libraries may sum in another order than those of the run that wrote the checkpoint."""
 
@@ -110,7 +107,8 @@ def run(
             start_new_session=True,
         )
         watch.start()
-        code = _wait(process)
+        finish(process, _DEADLINE)
+    code = process.returncode
     watch.stop()
     total = received() - before
     text = log_path.read_text(errors="replace")
@@ -132,20 +130,6 @@ def forget(variant: str, work: Path) -> None:
     """The node has nothing of an earlier start of ``variant`` in ``work``."""
     for kind in ("cache", "state"):
         shutil.rmtree(work / f"{kind}-{variant}", ignore_errors=True)
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the launcher; on Ctrl-C or past the deadline let it clean up after itself before it is killed."""
-    try:
-        return process.wait(_DEADLINE)
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_STOP_DEADLINE)
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        raise
 
 
 def to_toml(job: Job) -> str:
