@@ -283,8 +283,8 @@ lost = [fs.open("/f", "rb")]
 lost.append(lost)
 lost[0].read(1)
 del lost
-moved = local._Here.moved.fget
-local._Here.moved = property(lambda here: gc.collect() and 0 or moved(here))
+moved = local._LoadedFile.moved.fget
+local._LoadedFile.moved = property(lambda here: gc.collect() and 0 or moved(here))
 fs.load.tell()
 print("told")
 """

@@ -51,7 +51,7 @@ class Load:
         self._cache = node_cache()
         self._noted = _job_access()
         self._lock = threading.RLock()  # a file that nobody closed may be collected while this thread has it
-        self._files: set[_Here] = set()
+        self._files: set[_LoadedFile] = set()
         self.moved: dict[str, int | float] = {}
         """Bytes that readers ``needed``, and that were ``fetched`` from the store, ``cached`` on the node, ``received``
         from other ranks and fetched because one did not send them (``repeated``); seconds that readers ``waited``. Of
@@ -62,7 +62,7 @@ class Load:
         """``file`` reads by way of the node cache from now on, until it is closed."""
         url = join(self._base, file.path)
         cached = self._cache.open(file, url) if self._cache else None
-        here = _Here(self, file, url, cached or NOWHERE, self._noted)
+        here = _LoadedFile(self, file, url, cached or NOWHERE, self._noted)
         with self._lock:
             self._files.add(here)
             if self._how and not self._span:
@@ -70,7 +70,7 @@ class Load:
         file.attach(here)
         return file
 
-    def done(self, here: _Here) -> None:
+    def done(self, here: _LoadedFile) -> None:
         """The file of ``here`` is closed."""
         with self._lock:
             if here in self._files:
@@ -128,7 +128,7 @@ class Load:
         self.tell()
 
 
-class _Here(Local):
+class _LoadedFile(Local):
     """What the node has of one file of a load. In a forked child it does nothing."""
 
     def __init__(self, load: Load, file: ChunkFile, url: str, cached: Local, noted: JobAccess | None) -> None:
