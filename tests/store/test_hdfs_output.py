@@ -16,6 +16,7 @@ from bootseer.hdfs import lease
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
+from bootseer.objects import open_store
 from bootseer.stripefs import open_fs
 from support.hadoop import HadoopCluster
 from support.waits import together
@@ -190,14 +191,9 @@ def test_two_writers_of_one_name_at_once(cluster, namenode, folder):
     assert native(cluster, f"{folder}/f") == outcomes[0] * (MIB + 5)
 
 
-QUIET = 1.5
-"""Seconds until every DataNode has told the NameNode that it is idle: it gives no block to one that seems busy."""
-
-
 @pytest.mark.parametrize("replication", [1, 2, 3])
 def test_files_written_together_burden_all_datanodes_alike(cluster, namenode, folder, replication):
     """Also for an ordinary user: the NameNode tells only its superuser which DataNodes there are."""
-    time.sleep(QUIET)
     placement = Placement()
     outs = [FileOutput(namenode, f"{folder}/{i}", placement=placement, replication=replication) for i in range(4)]
     for out in outs:
@@ -211,7 +207,6 @@ def test_files_written_together_burden_all_datanodes_alike(cluster, namenode, fo
 
 
 def test_stripes_are_on_all_datanodes_alike_with_large_checksum_chunks(cluster, namenode, folder):
-    time.sleep(QUIET)
     fs = open_fs(f"{cluster.url}{folder}")
     data = os.urandom(9 * MIB + 17)
     with fs.create("f", striped=True) as out:
@@ -227,6 +222,14 @@ def test_stripes_are_on_all_datanodes_alike_with_large_checksum_chunks(cluster, 
         burden.update(node.uuid for node in block.nodes)
         assert disk_checksums(cluster, block.block.id) == [(2, MIB)] * 3
     assert sorted(burden.values()) == [3, 3, 3, 3]
+
+
+def test_of_an_object_small_ranges_are_checked(cluster, namenode, folder):
+    """A DataNode sends whole what has one checksum: of a frame of an image it would send 1 MiB."""
+    open_store(f"{cluster.url}{folder}").put("pack", b"x" * MIB)
+    wait_replicas(namenode, f"{folder}/pack", [3])
+    (block,) = namenode.blocks(f"{folder}/pack").blocks
+    assert disk_checksums(cluster, block.block.id) == [(2, 4096)] * 3
 
 
 def test_leases_are_renewed_only_while_files_are_open(cluster, namenode, folder, monkeypatch):

@@ -315,7 +315,9 @@ def shared() -> HadoopCluster:
     For test suites: who freezes or kills a DataNode brings it back.
     """
     if not _shared:
-        cluster = HadoopCluster(Path(tempfile.mkdtemp(prefix="bootseer-hdfs-", dir="/var/tmp")))
+        # else blocks pass over a DataNode that a busy machine has made late
+        settings = {"dfs.namenode.redundancy.considerLoad": "false"}
+        cluster = HadoopCluster(Path(tempfile.mkdtemp(prefix="bootseer-hdfs-", dir="/var/tmp")), settings=settings)
         atexit.register(cluster.stop)
         cluster.start()
         _shared.append(cluster)

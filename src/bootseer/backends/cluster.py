@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _OPEN_TRIES = 5
+_CHECKED = 4 << 10
+"""Bytes for each checksum of HDFS in a file that is no stripe: DataNodes send such pieces whole, and of an object
+ranges of any length are read. Stripes are read in chunks, and have larger ones."""
 
 
 class HdfsBackend(Backend):
@@ -183,9 +186,10 @@ class HdfsBackend(Backend):
         if (namenode := self.namenode()) is not None:
             from bootseer.hdfs.output import FileOutput
 
-            placement = siblings if isinstance(siblings, Placement) else None
             try:
-                return FileOutput(namenode, full, placement=placement, mode=mode)
+                if isinstance(siblings, Placement):
+                    return FileOutput(namenode, full, placement=siblings, mode=mode)
+                return FileOutput(namenode, full, bytes_per_checksum=_CHECKED, mode=mode)
             except UnsupportedError as exc:
                 self._say_native(full, str(exc))
         return self._native.create(full, mode=mode)
