@@ -246,3 +246,15 @@ def test_ranks_and_nodes_by_name():
     for node in range(3):
         s.span(f"n{node}", "compile", 155, 156, rank=node)
     assert "straggler: n3 (rank 6) in compile, 10.0 s against a median of 1.00 s" in text(card.render(analyse(s.log())))
+
+
+def test_the_card_and_the_report_say_what_the_checkpoint_moved():
+    s = StartUp("llm", gpus=8)
+    for i in range(2):
+        s.span(f"n{i}", "checkpoint_load", 0, 2, needed=3_000_000_000, fetched=500_000_000, waited=1.0 + i)
+        s.span(f"n{i}", "first_step", 2, 3)
+    report = analyse(s.log())
+    line = "checkpoint: 6.0 GB read, 1.0 GB came from the store; readers of a node waited 2.00 s at most"
+    assert [(cause.stage, cause.node, cause.text) for cause in report.causes] == [("", "", line)]
+    assert line in text(card.render(report), width=200)
+    assert line in card.words(report)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bootseer.node.protocol import NodeStatus
+from bootseer.prometheus import labels, metric
 
 PATH = Path("/etc/systemd/system/bootseer-node.service")
 _UNIT = """\
@@ -43,7 +44,7 @@ def systemd_unit(command: Sequence[str], score: int) -> str:
 
 def metrics(status: NodeStatus) -> str:
     """``status`` in the text format of Prometheus."""
-    lines = []
+    lines: list[str] = []
     for name, value, text in (
         ("start_time_seconds", status.started, "When the daemon started, in seconds since 1970."),
         ("draining", int(status.draining), "1 while the service is being drained."),
@@ -51,19 +52,22 @@ def metrics(status: NodeStatus) -> str:
         ("requests_running", status.running, "Requests that are being worked off."),
         ("connections", status.connections, "Clients connected, the one that asks included."),
     ):
-        lines += [f"# HELP bootseer_node_{name} {text}", f"# TYPE bootseer_node_{name} gauge"]
-        lines.append(f"bootseer_node_{name} {value}")
+        lines += metric(f"bootseer_node_{name}", "gauge", text, [("", value)])
     for name, kind, text in (
         ("up", "gauge", "1 while the part of the service serves."),
         ("starts_total", "counter", "How often the part was started."),
         ("mounts", "gauge", "What the part has mounted for pods."),
     ):
-        lines += [f"# HELP bootseer_node_part_{name} {text}", f"# TYPE bootseer_node_part_{name} {kind}"]
-        for part, found in status.parts.items():
-            value = {"up": int(found.serves), "starts_total": found.starts, "mounts": found.mounts}[name]
-            lines.append(f'bootseer_node_part_{name}{{part="{part}"}} {value}')
-    lines += ["# HELP bootseer_node_requests_total Requests answered.", "# TYPE bootseer_node_requests_total counter"]
-    for result, counts in (("done", status.done), ("failed", status.failed)):
-        for kind, count in sorted(counts.items()):
-            lines.append(f'bootseer_node_requests_total{{request="{kind}",result="{result}"}} {count}')
+        values = {
+            part: {"up": int(found.serves), "starts_total": found.starts, "mounts": found.mounts}[name]
+            for part, found in status.parts.items()
+        }
+        samples = [(labels(part=part), value) for part, value in values.items()]
+        lines += metric(f"bootseer_node_part_{name}", kind, text, samples)
+    requests = [
+        (labels(request=kind, result=result), count)
+        for result, counts in (("done", status.done), ("failed", status.failed))
+        for kind, count in sorted(counts.items())
+    ]
+    lines += metric("bootseer_node_requests_total", "counter", "Requests answered.", requests)
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError
-from bootseer.profile import hostlist, intervals, whatif
+from bootseer.profile import causes, hostlist, intervals, whatif
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import EventLog, Identity, Spans, State, identity_text
 from bootseer.profile.parts import Parts, share_out
@@ -121,7 +121,8 @@ def look(
         what_if=[],
         problems=_problems(log, line),
     )
-    return msgspec.structs.replace(report, what_if=whatif.estimates(report)), line, parts
+    found = causes.find(report)
+    return msgspec.structs.replace(report, what_if=whatif.estimates(report), causes=found), line, parts
 
 
 def repeat_offenders(reports: Iterable[JobReport]) -> list[tuple[str, int]]:

@@ -5,32 +5,21 @@ Text from events goes through `_text` and never through rich's markup, which a j
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf
-from statistics import median
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bootseer.profile.causes import seconds_text
 from bootseer.profile.events import AttrValue, identity_text
 from bootseer.profile.report import Cell, JobReport, NodeReport, StageReport
-from bootseer.units import one_line, size_text
+from bootseer.units import one_line
 
 MAX_NODES = 20
 _BAR = 12
 _SMALL = 0.01
-_REASON = 200
-"""Characters of it are shown."""
-_WAITED_FOR = {
-    "lookup_seconds": "registry and store told it after {} s what its image is",
-    "io_pressure_seconds": "processes on it waited {} s for I/O",
-    "cpu_pressure_seconds": "processes on it waited {} s for a processor",
-    "memory_pressure_seconds": "processes on it waited {} s for memory",
-}
-"""What the attributes of a straggler's stage say, where they explain it."""
 
 
 def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
@@ -102,7 +91,7 @@ def add(table: Table, label: str, cells: Iterable[str], *, style: str = "") -> N
 def _compared(values: Sequence[float | None]) -> list[str]:
     cells = []
     for place, value in enumerate(values):
-        text, base = _number(value) + (" s" if value is not None else ""), values[0]
+        text, base = seconds_text(value) + (" s" if value is not None else ""), values[0]
         if place == 0 or len(values) == 1:
             cells.append(text)
         elif value is None or base is None or base < 0.05:
@@ -116,15 +105,17 @@ def _head(report: JobReport) -> list[str]:
     start = "hot restart" if report.hot else "start-up"
     lines = [f"{start} of {identity_text(report.job, report.attempt, report.cycle)}"]
     if report.startup_seconds is None:
-        lines.append(f"  no end yet   {_number(report.elapsed_seconds)} s up to the last event; nobody knows the rest")
+        lines.append(
+            f"  no end yet   {seconds_text(report.elapsed_seconds)} s up to the last event; nobody knows the rest"
+        )
     else:
         last = max((node for node in report.nodes if node.ready is not None), key=lambda n: n.ready or 0.0)
         on = f" (last on node {last.node})" if len(report.nodes) > 1 else ""
         ended, there = sum(node.ready is not None for node in report.nodes), len(report.nodes) + report.nodes_missing
         where = "everywhere" if ended == there else f"on {ended} of {there} nodes"
-        lines.append(f"  ready after  {_number(report.startup_seconds)} s: the first step has ended {where}{on}")
+        lines.append(f"  ready after  {seconds_text(report.startup_seconds)} s: the first step has ended {where}{on}")
     if report.queue_seconds is not None:
-        lines.append(f"  queued       {_number(report.queue_seconds)} s before that, at no GPU cost")
+        lines.append(f"  queued       {seconds_text(report.queue_seconds)} s before that, at no GPU cost")
     size = _count(len(report.nodes), "node")
     size += f", {_count(report.gpus, 'GPU')}" if report.gpus else ""
     size += f", {_count(report.ranks, 'rank')}" if report.ranks else ""
@@ -156,11 +147,11 @@ def _stages(report: JobReport) -> Table:
         if many and stage is not None:
             ratio = f"{stage.ratio:.2f}" if stage.ratio is not None else "-"
             flag = " !" if stage.slowest in stage.stragglers else ""
-            more = [_number(stage.median), _number(stage.max), ratio, f"{_tail(stage.slowest or '-')}{flag}"]
+            more = [seconds_text(stage.median), seconds_text(stage.max), ratio, f"{_tail(stage.slowest or '-')}{flag}"]
         elif stage is not None:
             more = [_how(report.nodes[0].stages.get(name))]
         bar = "#" * round(_BAR * seconds / whole)
-        add(table, name, [_number(seconds), f"{100 * seconds / whole:.0f} %", bar, *more])
+        add(table, name, [seconds_text(seconds), f"{100 * seconds / whole:.0f} %", bar, *more])
     return table
 
 
@@ -171,87 +162,28 @@ def _how(cell: Cell | None) -> str:
     if cell.own is None:
         return cell.state
     said: AttrValue = cell.attrs.get("how", cell.attrs.get("outcome", ""))
-    return ", ".join(filter(None, (str(said), f"waited {_number(cell.wait)} s" if cell.wait >= 0.05 else "")))
+    return ", ".join(filter(None, (str(said), f"waited {seconds_text(cell.wait)} s" if cell.wait >= 0.05 else "")))
 
 
 def _remarks(report: JobReport) -> list[str]:
-    lines = _hot_blocks(report)
+    lines = [cause.text for cause in report.causes if not cause.stage]
     for stage in report.stages:
         for node in stage.stragglers[:3]:
-            slow = next(n for n in report.nodes if n.node == node)
-            cell = slow.stages[stage.stage]
+            cell = next(n for n in report.nodes if n.node == node).stages[stage.stage]
             rank = f" (rank {cell.slowest_rank})" if cell.slowest_rank is not None else ""
-            text = f"{_number(cell.own)} s against a median of {_number(stage.median)} s"
+            text = f"{seconds_text(cell.own)} s against a median of {seconds_text(stage.median)} s"
             lines.append(f"straggler: {node}{rank} in {stage.stage}, {text}")
-            excess = (cell.own or 0.0) - (stage.median or 0.0)
-            causes = [_another_way(report, slow, stage.stage), _image_late(report, slow, excess)]
-            causes += _waited_for(report, slow, stage.stage, excess)
-            lines.extend(f"  {cause}" for cause in causes if cause)
+            mine = (stage.stage, node)
+            lines.extend(f"  {cause.text}" for cause in report.causes if (cause.stage, cause.node) == mine)
         if len(stage.stragglers) > 3:
             lines.append(f"  and {len(stage.stragglers) - 3} more in {stage.stage}")
     for change in report.what_if:
         if change.saved_seconds >= 0.05:
             lines.append(
-                f"what if: {change.name}: {_number(change.startup_seconds)} s"
-                f" (-{_number(change.saved_seconds)} s, -{_hours(change.saved_hours)} {report.cost.unit})"
+                f"what if: {change.name}: {seconds_text(change.startup_seconds)} s"
+                f" (-{seconds_text(change.saved_seconds)} s, -{_hours(change.saved_hours)} {report.cost.unit})"
             )
     return lines + _doubts(report)
-
-
-def _hot_blocks(report: JobReport) -> list[str]:
-    """While it starts: the nodes that have the least of the hot blocks of their image."""
-    pairs = [(node.node, _of_image(node, "hot_ready"), _of_image(node, "hot_total")) for node in report.nodes]
-    shares = sorted((ready / total, name) for name, ready, total in pairs if total)
-    if report.startup_seconds is not None or not shares or shares[0][0] >= 1:
-        return []
-    least = ", ".join(f"{100 * share:.0f} % on {name}" for share, name in shares[:3] if share < 1)
-    return [f"hot blocks of the image: {least}; median {100 * median(share for share, _ in shares):.0f} %"]
-
-
-def _another_way(report: JobReport, slow: NodeReport, stage: str) -> str:
-    """What a straggler's technique says of itself, where most other nodes went one other way: the attributes ``how``
-    and ``reason``."""
-    told = slow.stages[stage].attrs
-    cells = [cell for node in report.nodes if node is not slow and (cell := node.stages.get(stage))]
-    ways = Counter(str(cell.attrs["how"]) for cell in cells if cell.attrs.get("how"))
-    usual, count = max(ways.items(), key=lambda way: way[1], default=("", 0))
-    if not told.get("how") or usual == told["how"] or 2 * count <= len(cells):
-        return ""
-    reason = f", {str(told['reason'])[:_REASON]}" if told.get("reason") else ""
-    return f"it took another way than most nodes ({usual}): {told['how']}{reason}"
-
-
-def _image_late(report: JobReport, slow: NodeReport, excess: float) -> str:
-    """What a straggler's block server says, where its readers waited for at least half of the ``excess`` seconds."""
-    waited, rate = _of_image(slow, "waited_seconds"), _of_image(slow, "link_rate")
-    if waited < max(excess / 2, _SMALL):
-        return ""
-    text = f"its readers waited {_number(waited)} s for blocks of the image"
-    others = [usual for node in report.nodes if node is not slow and (usual := _of_image(node, "link_rate"))]
-    if rate and others:
-        text += f", which came at {size_text(rate)}/s at best; other nodes: {size_text(median(others))}/s"
-    return text
-
-
-def _waited_for(report: JobReport, slow: NodeReport, stage: str, excess: float) -> Iterator[str]:
-    """For what a straggler waited at least half of the ``excess`` seconds longer than most other nodes did."""
-    for name, text in _WAITED_FOR.items():
-        mine = _number_of(slow, stage, name)
-        if name == "io_pressure_seconds":  # which counts the waits for blocks of the image, too
-            mine = max(0.0, mine - _of_image(slow, "waited_seconds"))
-        usual = median(_number_of(node, stage, name) for node in report.nodes)
-        if mine - usual >= max(excess / 2, _SMALL):
-            yield f"{text.format(_number(mine))}; median {_number(usual)} s"
-
-
-def _of_image(node: NodeReport, name: str) -> float:
-    return _number_of(node, "image", name)
-
-
-def _number_of(node: NodeReport, stage: str, name: str) -> float:
-    cell = node.stages.get(stage)
-    value = cell.attrs.get(name) if cell else None
-    return value if isinstance(value, int | float) and 0 < value < inf else 0.0
 
 
 def _doubts(report: JobReport) -> list[str]:
@@ -346,12 +278,6 @@ def _legend(report: JobReport) -> list[str]:
     if report.problems.uncertain_spans:
         lines.append("~ from the wall clock")
     return lines
-
-
-def _number(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{seconds:.2f}" if seconds < 9.995 else f"{seconds:.1f}" if seconds < 999.95 else f"{seconds:,.0f}"
 
 
 def _tail(node: str) -> str:

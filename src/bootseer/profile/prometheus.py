@@ -1,4 +1,4 @@
-"""Start-ups as Prometheus text (exposition format 0.0.4): for a node exporter's textfile collector, or a push gateway.
+"""Start-ups as Prometheus text: for a node exporter's textfile collector, or a push gateway.
 
 Nodes and jobs are never labels: their number has no bound. Histograms count complete start-ups only.
 """
@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 
+from bootseer import prometheus
 from bootseer.profile.events import INIT_STAGES, TOP_STAGES
 from bootseer.profile.starts import Start
 
@@ -27,13 +28,13 @@ class _Histogram:
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.sum += seconds
 
-    def lines(self, name: str, labels: str) -> Iterator[str]:
+    def samples(self, **labels: str) -> Iterator[tuple[str, object]]:
         total = 0
         for bound, count in zip((*BUCKETS, "+Inf"), self.counts, strict=True):
             total += count
-            yield f'{name}_bucket{{{labels},le="{bound}"}} {total}'
-        yield f"{name}_sum{{{labels}}} {self.sum:.6f}"
-        yield f"{name}_count{{{labels}}} {total}"
+            yield "_bucket" + prometheus.labels(**labels, le=bound), total
+        yield "_sum" + prometheus.labels(**labels), f"{self.sum:.6f}"
+        yield "_count" + prometheus.labels(**labels), total
 
 
 def text(rows: Iterable[Start]) -> str:
@@ -58,22 +59,21 @@ def _lines(
     whole: dict[str, _Histogram], stages: dict[str, _Histogram], hours: dict[tuple[str, str], float],
     started: Counter[tuple[str, bool]],
 ) -> Iterator[str]:  # fmt: skip
-    yield from _head("bootseer_startup_seconds", "histogram", "Seconds until the slowest rank ended its first step.")
-    for kind, histogram in sorted(whole.items()):
-        yield from histogram.lines("bootseer_startup_seconds", f'kind="{kind}"')
-    yield from _head("bootseer_startup_stage_seconds", "histogram", "Share of a stage in the seconds of a start-up.")
-    for stage, histogram in sorted(stages.items()):
-        yield from histogram.lines("bootseer_startup_stage_seconds", f'stage="{stage}"')
-    yield from _head("bootseer_startups_total", "counter", "Start-ups, complete or not.")
-    for (kind, complete), count in sorted(started.items()):
-        yield f'bootseer_startups_total{{kind="{kind}",complete="{str(complete).lower()}"}} {count}'
-    yield from _head(
-        "bootseer_startup_cost_seconds_total", "counter", "GPU-seconds or node-seconds before the first step."
-    )
-    for (unit, name), value in sorted(hours.items()):
-        yield f'bootseer_startup_cost_seconds_total{{unit="{unit}",part="{name}"}} {value * 3600:.3f}'
-
-
-def _head(name: str, kind: str, said: str) -> Iterator[str]:
-    yield f"# HELP {name} {said}"
-    yield f"# TYPE {name} {kind}"
+    yield from prometheus.metric(
+        "bootseer_startup_seconds", "histogram", "Seconds until the slowest rank ended its first step.",
+        (sample for kind, histogram in sorted(whole.items()) for sample in histogram.samples(kind=kind)),
+    )  # fmt: skip
+    yield from prometheus.metric(
+        "bootseer_startup_stage_seconds", "histogram", "Share of a stage in the seconds of a start-up.",
+        (sample for stage, histogram in sorted(stages.items()) for sample in histogram.samples(stage=stage)),
+    )  # fmt: skip
+    yield from prometheus.metric(
+        "bootseer_startups_total", "counter", "Start-ups, complete or not.",
+        ((prometheus.labels(kind=kind, complete=str(complete).lower()), count)
+         for (kind, complete), count in sorted(started.items())),
+    )  # fmt: skip
+    yield from prometheus.metric(
+        "bootseer_startup_cost_seconds_total", "counter", "GPU-seconds or node-seconds before the first step.",
+        ((prometheus.labels(unit=unit, part=name), f"{value * 3600:.3f}")
+         for (unit, name), value in sorted(hours.items())),
+    )  # fmt: skip

@@ -75,6 +75,14 @@ class WhatIf(msgspec.Struct, frozen=True):
     saved_hours: float
 
 
+class Cause(msgspec.Struct, frozen=True):
+    """What held ``node`` back in ``stage``, in words; without both, what is to say of the whole start-up."""
+
+    stage: str
+    node: str
+    text: str
+
+
 class Problems(msgspec.Struct, frozen=True):
     """What could not be used, or only with doubt."""
 
@@ -120,6 +128,7 @@ class JobReport(msgspec.Struct, frozen=True):
     nodes: list[NodeReport]
     what_if: list[WhatIf]
     problems: Problems
+    causes: list[Cause] = []
 
     @property
     def complete(self) -> bool:
