@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli.demo import Out, compare
+from bootseer.cli.demo import Output, compare
 
 
 def demo(
-    out: Out = None,
+    output: Output = None,
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where image, index and checkpoint are kept (default: the cache)")
     ] = None,
@@ -38,7 +38,7 @@ def demo(
         raise PrivilegeError("the demo mounts file systems and makes network namespaces", hint="run it with sudo")
     place = (cache or Path(config.load().cache_dir, "demo")) / job
     place.mkdir(parents=True, exist_ok=True)
-    compare(Full(WORKLOADS[job], place, rate, subnet), place, rounds=rounds, out=out)
+    compare(Full(WORKLOADS[job], place, rate, subnet), place, rounds=rounds, out=output)
 
 
 if __name__ == "__main__":

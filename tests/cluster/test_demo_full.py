@@ -29,7 +29,7 @@ def cache() -> Path:
 
 def argv(cache: Path, here: Path) -> list[str]:
     parts = ["--job", "small", "--rounds", "1", "--cache", str(cache), "--subnet", "10.79.0.0/24"]
-    return [sys.executable, "-m", "bench.demo", *parts, "--out", str(here / "report.json")]
+    return [sys.executable, "-m", "bench.demo", *parts, "--output", str(here / "report.json")]
 
 
 def left_over(cache: Path) -> list[str]:

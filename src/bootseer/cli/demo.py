@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from bootseer.demo.comparison import Comparison, Recipe
 
-Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report (JSON) there")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report (JSON) there")]
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    out: Out = None,
+    output: Output = None,
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where it keeps what it makes once (default: in the cache)")
     ] = None,
@@ -44,7 +44,7 @@ def demo(
     mount.private_namespace()  # what a killed demo has mounted goes with it
     place = workplace.claim(cache or Path(config.load().cache_dir, "demo"))
     _examine(place)
-    compare(Light(place, rate), place, out=out)
+    compare(Light(place, rate), place, out=output)
 
 
 def compare(recipe: Recipe, cache: Path, *, rounds: int = 1, out: Path | None) -> None:
