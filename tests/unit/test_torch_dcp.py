@@ -28,7 +28,8 @@ from torch.distributed.checkpoint.planner import LoadPlan  # noqa: E402
 
 from bootseer import torch as bt  # noqa: E402
 from bootseer.torch.pickles import DATA_OFFSET, load_metadata, tensor_layout  # noqa: E402
-from bootseer.torch.reads import Stored, TensorReads, read_ranges  # noqa: E402
+from bootseer.torch.reads import Stored, TensorReads  # noqa: E402
+from bootseer.torch.shared_read import read_shared  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 SHAPE = {"width": 3, "unit": 64 << 10}
@@ -223,7 +224,7 @@ def test_any_part_of_any_tensor(store, staging, parts, dtype, other, lead):
         target = torch.zeros(lengths, dtype=torch.int64)
     calls = []
     with store.open("t") as file:
-        reads = TensorReads(lambda ranges: (calls.append(len(ranges)), read_ranges(ranges)), staging=staging)
+        reads = TensorReads(lambda ranges: (calls.append(len(ranges)), read_shared(ranges, None)), staging=staging)
         reads.tensor(Stored(file, lead, dtype, sizes), lows, lengths, target)
         reads.flush()
     assert same(target.to(dtype), expected)
@@ -238,7 +239,7 @@ def test_a_slice_reads_only_its_chunks(store, monkeypatch):
     seen = Counted(monkeypatch)
     target = torch.zeros(300, 1024, dtype=torch.int32)
     with store.open("rows") as file:
-        reads = TensorReads()
+        reads = TensorReads(lambda requests: read_shared(requests, None))
         reads.tensor(Stored(file, 0, torch.int32, (300, 4096)), (0, 1024), (300, 1024), target)
         reads.flush()
     assert torch.equal(target, source[:, 1024:2048])

@@ -20,10 +20,11 @@ from torch.futures import Future
 
 from bootseer.backends.pool import parallel
 from bootseer.errors import DataError, NotFoundError, UnsupportedError
+from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
 from bootseer.torch.output import EDGE
 from bootseer.torch.pickles import DATA_OFFSET, TensorLayout, load_metadata, tensor_layout
-from bootseer.torch.reads import STAGING, Range, Stored, TensorReads
+from bootseer.torch.reads import STAGING, Stored, TensorReads
 from bootseer.torch.shared_read import read_shared
 
 if TYPE_CHECKING:
@@ -142,11 +143,11 @@ class _Load:
     def _reads(self) -> TensorReads:
         return TensorReads(self._read, staging=STAGING if self._group is None else None)
 
-    def _read(self, ranges: Sequence[Range]) -> None:
+    def _read(self, requests: Sequence[Request]) -> None:
         if self._group is not None:
-            self._folder.load.count(read_shared(ranges, self._group).counts)
+            self._folder.load.count(read_shared(requests, self._group).counts)
         else:
-            self._folder.read(ranges)
+            self._folder.read(requests)
 
     def run(self, plan: list[ReadItem]) -> None:
         """Read everything that ``plan`` wants. With a group every rank makes the same calls of `read_shared`."""

@@ -16,7 +16,8 @@ from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.local import Load
-from bootseer.torch.reads import Range, read_ranges
+from bootseer.torch.destination import Request
+from bootseer.torch.shared_read import read_shared
 
 _log = logging.getLogger(__name__)
 
@@ -108,10 +109,10 @@ class CheckpointFolder:
             file.close()
             raise
 
-    def read(self, ranges: Sequence[Range]) -> None:
-        """`read_ranges` of files of this folder."""
-        with self.load.reading(sum(len(view) for _, _, view in ranges)):
-            read_ranges(ranges)
+    def read(self, requests: Sequence[Request]) -> None:
+        """Fill the memory of ``requests`` of files of this folder."""
+        with self.load.reading(sum(len(view) for _, _, view in requests)):
+            read_shared(requests, None)
 
     def close(self) -> None:
         """Not while another thread reads."""

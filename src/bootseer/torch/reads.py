@@ -19,40 +19,12 @@ from typing import NamedTuple
 import torch
 
 from bootseer.stripefs import ChunkFile
+from bootseer.torch.destination import Request
 
-Range = tuple[ChunkFile, int, memoryview]
-"""(file, offset in bytes, memory to fill)."""
-REQUEST = 512 << 20
-"""Most bytes of one request: the chunks at the edges of its ranges are held in memory beside them."""
 STAGING = 1 << 30
 """Bytes that are held at a time for what is not read straight into its tensor."""
 _BLOCK = 64 << 20
 """Most bytes of one range that is read for a part of them."""
-
-
-def read_ranges(ranges: Sequence[Range]) -> None:
-    """Fill the memory of every range; a chunk is read once in a request, however many ranges touch it.
-
-    Raises what `ChunkFile.readinto` does.
-    """
-    files: dict[int, tuple[ChunkFile, list[tuple[int, memoryview]]]] = {}
-    for file, offset, view in ranges:
-        files.setdefault(id(file), (file, []))[1].append((offset, view))
-    for file, wanted in files.values():
-        step = max(1, REQUEST // file.unit) * file.unit
-        batch: list[tuple[int, memoryview]] = []
-        size = 0
-        for offset, view in sorted(wanted, key=lambda item: item[0]):
-            start = 0
-            while start < len(view):
-                end = min(len(view), (offset + start) // step * step + step - offset)
-                batch.append((offset + start, view[start:end]))
-                size += end - start
-                start = end
-                if size >= REQUEST:
-                    file.readinto_many(batch)
-                    batch, size = [], 0
-        file.readinto_many(batch)
 
 
 class Stored(NamedTuple):
@@ -74,11 +46,9 @@ class TensorReads:
     when it is told to, as it must be for a ``read`` that the processes of a job call together.
     """
 
-    def __init__(
-        self, read: Callable[[Sequence[Range]], object] = read_ranges, *, staging: int | None = STAGING
-    ) -> None:
+    def __init__(self, read: Callable[[Sequence[Request]], object], *, staging: int | None = STAGING) -> None:
         self._read, self._staging = read, staging
-        self._ranges: list[Range] = []
+        self._ranges: list[Request] = []
         self._kept: list[torch.Tensor] = []  # their memory is in the ranges
         self._taken: list[int] = []  # where in memory each of them begins and ends, ascending
         self._after: list[Callable[[], object]] = []

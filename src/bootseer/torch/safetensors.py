@@ -18,8 +18,9 @@ import torch
 from bootseer.backends.pool import parallel
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, split_url
+from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
-from bootseer.torch.reads import Range, Stored, TensorReads
+from bootseer.torch.reads import Stored, TensorReads
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -93,7 +94,7 @@ class LazySlice:
     """A tensor that is read when it is indexed, and then only the part that is asked for."""
 
     def __init__(
-        self, stored: Stored, dtype: str, device: str | torch.device, read: Callable[[Sequence[Range]], object]
+        self, stored: Stored, dtype: str, device: str | torch.device, read: Callable[[Sequence[Request]], object]
     ) -> None:
         self._stored, self._dtype, self._device, self._read = stored, dtype, device, read
 

@@ -128,7 +128,8 @@ def read_shared(
         seconds=round(time.monotonic() - began, 3),
         waited=round(waited, 3),
     )
-    _log.info(
+    _log.log(
+        logging.INFO if group is not None else logging.DEBUG,
         "read %d bytes in %.1f s with %d ranks: %d from the store (%d of them again), %d received, %d sent%s",
         report.needed, report.seconds, report.ranks, report.read, report.read_again, report.received, report.sent,
         f"; alone: {alone}" if alone else "",
