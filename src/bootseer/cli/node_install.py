@@ -99,9 +99,8 @@ def install(
     if not check:
         lines.append(f"start it: systemctl daemon-reload && systemctl enable --now {units.PATH.stem}")
         for name, where in (("containerd", "the configuration of containerd"), ("slurm_conf", "slurm.conf")):
-            lines += (
-                [f"put into {where}, then restart it:", *(f"  {line}" for line in put[name])] if name in put else []
-            )
+            if name in put:
+                lines += [f"put into {where}, then restart it:", *(f"  {line}" for line in put[name])]
     value = {"wrote": [str(path) for path in wrote], **put, "to_change": wrong}
     answer(value, as_json, *lines, *(f"look: {line}" for line in wrong))
     if check and wrong:
