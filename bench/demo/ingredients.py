@@ -61,7 +61,8 @@ class Ingredients:
         shutil.rmtree(self.index, ignore_errors=True)
         wheels = self.index / "wheels"
         wheels.mkdir(parents=True)
-        image.fetch(image.pip(self._build), "download", self._requirements, "--dest", str(wheels))
+        pip = [*image.pip(self._build), "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:"]
+        run([*pip, "--requirement", str(self._requirements), "--dest", str(wheels)])
         link_projects(wheels, self.index / "simple")
         shutil.rmtree(self._build, ignore_errors=True)
 
