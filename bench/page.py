@@ -57,7 +57,7 @@ def command(report: dict[str, Any]) -> str:
     given = report["argv"]
     told = {option: value for option, value in itertools.pairwise(given) if option in ("--nodes", "--rate")}
     size = "".join(f" {option} {value}" for option, value in told.items()) if name == "cluster" else ""
-    return f"{verb}{size}{' --against DIR' if against else ''} --out report.json"
+    return f"{verb}{size}{' --against DIR' if against else ''} {'--output' if name == 'demo' else '--out'} report.json"
 
 
 def runs(found: list[dict[str, Any]]) -> Iterator[str]:
