@@ -203,7 +203,6 @@ def test_files_written_together_burden_all_datanodes_alike(cluster, namenode, fo
     assert sorted(burden.values()) == [replication] * 4
     for out in outs:
         out.close()
-    assert not placement._placed
 
 
 def test_stripes_are_on_all_datanodes_alike_with_large_checksum_chunks(cluster, namenode, folder):

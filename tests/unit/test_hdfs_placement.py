@@ -61,6 +61,15 @@ def test_files_written_together_burden_all_alike(count, replicas, files, refused
     assert cluster.refused == refused, "once it is known which DataNodes there are"
 
 
+def test_short_files_burden_all_alike():
+    """Each is over before the next begins."""
+    cluster, made, burden = Cluster(4), Placement(), Counter()
+    for file in range(4):
+        burden.update(node.uuid for node in cluster.place(made, file, 3))
+        made.written(file)
+    assert set(burden.values()) == {3}
+
+
 def test_more_replicas_than_datanodes():
     cluster, made = Cluster(2), Placement()
     assert [len(cluster.place(made, file, 2)) for file in range(3)] == [2, 2, 2]
@@ -76,13 +85,13 @@ def test_racks_are_as_hdfs_wants_them():
         assert len({node.rack for node in (first, *others)}) == 2
 
 
-def test_what_is_over_counts_no_longer():
+def test_what_is_given_up_counts_no_longer():
     cluster, made = Cluster(4), Placement()
     kept = cluster.place(made, 0, 2)
     for file in range(1, 10):
         assert not set(cluster.place(made, file, 2)) & set(kept)
-        made.end(file)
-    made.end(0)
+        made.give_up(file)
+    made.give_up(0)
     assert made.avoid(1, CLUSTER, 2) == []
 
 
@@ -200,7 +209,7 @@ def test_a_datanode_that_is_slow_for_a_moment_or_only_busy_is_not_left(runs):
 def test_a_block_that_is_written_says_nothing_any_more():
     made = Placement()
     slow(made, 1, "AB", QUICK)
-    made.end(1)
+    made.written(1)
     assert slow(made, 2, "CX", SLOW, SLOW) == ""
 
 

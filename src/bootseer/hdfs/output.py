@@ -245,9 +245,12 @@ class FileOutput(NewFile):
             return
         try:
             self._previous = block.finish()
+            self._placement.written(id(self))
+        except BaseException:
+            self._placement.give_up(id(self))
+            raise
         finally:
             block.close()
-            self._placement.end(id(self))
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -282,7 +285,7 @@ class FileOutput(NewFile):
         if self._block is not None:
             self._block.close()
             self._block = None
-        self._placement.end(id(self))
+        self._placement.give_up(id(self))
         info = self.namenode.info(self.path, deadline=_ABANDON)
         if info is None or info.file_id != self.file_id:
             return  # it is another writer's by now

@@ -137,7 +137,8 @@ class Placement:
         return [node for node in everything if node not in chosen]
 
     def begin(self, file: int, cluster: str, nodes: tuple[DataNode, ...]) -> None:
-        """``nodes`` of ``cluster`` are to take part in a new pipeline of ``file``; they count until `end`.
+        """``nodes`` of ``cluster`` are to take part in a new pipeline of ``file``; they count until that asks for
+        the next, or `give_up`.
 
         Whoever was slow is measured anew: nobody else may have been there.
         """
@@ -148,8 +149,14 @@ class Placement:
             self._placed[file] = nodes
             self._slow.difference_update(node.uuid for node in nodes)
 
-    def end(self, file: int) -> None:
-        """The block of ``file`` is written, or given up."""
+    def written(self, file: int) -> None:
+        """The block of ``file`` is written. Its siblings still leave out its DataNodes, until it has a new one: a short
+        file may end before the last of them has begun."""
+        with self._lock:
+            self._runs.pop(file, None)
+
+    def give_up(self, file: int) -> None:
+        """The block of ``file`` is given up."""
         with self._lock:
             self._placed.pop(file, None)
             self._runs.pop(file, None)
