@@ -73,7 +73,7 @@ PARTS = [
     Part("silent-range", "readers and the stream wait for a range that is silent", ">= 5", frozen=True,
          patch=Patch("bootseer.blocks.fetch.watch", "_SUSPECT", 3600.0)),
     Part("elsewhere", "the stream leaves a range that is silent after ten seconds, whatever else comes", ">= 5",
-         frozen=True, patch=Patch("bootseer.blocks.fetch.watch", "_ELSEWHERE", 1 << 62)),
+         frozen=True, patch=Patch("bootseer.blocks.fetch.watch", "_OTHER_BYTES", 1 << 62)),
 ]  # fmt: skip
 
 

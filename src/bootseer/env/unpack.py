@@ -2,7 +2,7 @@
 
 Everything is extracted beside the target, checked against the inventory (hash of each file), and only then moved in by
 rename: new inodes always, so nothing is ever written through a hard link of a package cache, and nothing of a damaged
-snapshot gets in.
+snapshot gets in. `bootseer.blocks.extract.attributes` decides on owners and modes.
 
 What is replaced is kept in a folder ``.bootseer-restore-*`` beside the target (in it, when it is a mount of its own)
 until all is in place, with a journal that is written before each step. A restore that was killed is taken back by

@@ -20,12 +20,12 @@ import msgspec
 
 from bootseer.errors import BootseerError
 from bootseer.folders import private_folder
+from bootseer.fsmount.changes import WritableStripes
 from bootseer.fsmount.memory import Count, Inherited
 from bootseer.fsmount.operations import FRESH, StripeOperations
 from bootseer.fsmount.prefetch import Prefetch
 from bootseer.fsmount.record import FsStatus, ServerSpec
 from bootseer.fsmount.unfinished import Spools
-from bootseer.fsmount.writing import WritableStripes
 from bootseer.kernel import fuse
 from bootseer.served.entry import Answer
 from bootseer.served.keeper import Heir

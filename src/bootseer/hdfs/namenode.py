@@ -1,5 +1,7 @@
 """What this project asks of a NameNode, typed: files and folders, blocks and their DataNodes, leases and pipelines.
 
+The messages are in ``proto/hdfs.proto``; ``scripts/protos`` makes their module.
+
 Every operation has a deadline in seconds (`DEADLINE` where its caller sets none) and is tried again until then while
 the NameNode cannot be reached, restarts or is in safe mode; `bootseer.hdfs.rpc` says why that is right also for
 operations that change something.

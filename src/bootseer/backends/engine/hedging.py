@@ -1,5 +1,7 @@
 """When an attempt takes too long, and what is done about it: a hedge (a second attempt elsewhere), or a stop.
 
+For HDFS; other stores have `bootseer.blocks.fetch.watch`.
+
 Pure: the caller passes times and holds a lock. `HedgePolicy` only gives verdicts; the scheduler does what they say.
 """
 

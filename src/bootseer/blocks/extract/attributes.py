@@ -1,4 +1,6 @@
-"""What an extracted file gets beside its contents: owner, extended attributes, mode, time; as far as this process may.
+"""What an extracted file gets beside its contents: owner, extended attributes, mode with set-uid and set-gid, time.
+
+As far as this process may: a file whose owner it cannot give loses set-uid and set-gid.
 
 Concurrency: any thread; one lock guards the counts of what was left out.
 """

@@ -1,7 +1,8 @@
-"""When a request to the source is silent, late or stuck, and when a range of the hot stream hangs.
+"""Seconds until a range that is silent, late or stuck is fetched a second time, and when the hot stream hangs.
 
 Pure policy without threads or clocks: the fetcher calls it under its lock and hands the time in. It is for stores that
-are one server: registries and object stores. A store in HDFS has replicas below, which its engine asks long before.
+are one server: registries and object stores. A store in HDFS has replicas below, which its engine asks long before
+(`backends.engine.hedging`, `backends.engine.model.Tuning`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ _LATE = 1.0
 range of a healthy store has come by then (8 MiB take 0.07 s over 1 Gbit/s)."""
 _SUSPECT = 3.0
 """Seconds without a part of a range (256 KiB at least) after which readers do not wait for it any more; nor does the
-hot stream, where other requests have brought `_ELSEWHERE` since."""
-_ELSEWHERE = 16 << 20
+hot stream, where other requests have brought `_OTHER_BYTES` since."""
+_OTHER_BYTES = 16 << 20
 """Bytes that a store which many nodes share does not bring in that time: it may take seconds for a read of 2 MiB."""
 _SILENCE = 10.0
 """Seconds after which the hot stream goes on in any case. To ask a busy store twice makes it slower for all."""
@@ -59,7 +60,7 @@ class Watch:
         return [flight for flight in self.flights if self._hangs(flight, now)]
 
     def _hangs(self, flight: Flight, now: float) -> bool:
-        patience = _SUSPECT if self.brought - flight.before >= _ELSEWHERE else _SILENCE
+        patience = _SUSPECT if self.brought - flight.before >= _OTHER_BYTES else _SILENCE
         waits = flight.stream is not None and not flight.skipped
         return waits and now - flight.since >= min(patience, self.deadline / 2)
 

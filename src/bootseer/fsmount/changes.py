@@ -1,4 +1,6 @@
-"""A striped store as a file system that is written to, too (docs/reference/mount.md): names and attributes.
+"""Changes of names and attributes in a writable mount of a striped store (docs/reference/mount.md).
+
+Bytes are written by `openfiles` and `unfinished`.
 
 Concurrency: ``_changing`` is taken before the lock of an `Unfinished`, and this before ``_lock``, which guards the
 tables and is never held during storage calls.
