@@ -81,7 +81,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Refuse images when there is no ``verify_key``."""
 
     pod_checkpoints: tuple[str, ...] = ()
-    """Folders of a store, ``hdfs://...``, whose checkpoints pods may mount (`bootseer csi`);
+    """Folders of a store, ``hdfs://...``, whose checkpoints pods may mount (`bootseer node serve --csi`);
     ``{namespace}`` stands for the pod's namespace. Empty: none. As environment variable: with spaces between them."""
 
     registry_mirrors: dict[str, tuple[str, ...]] = {}

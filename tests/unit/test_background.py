@@ -34,6 +34,14 @@ def ask(*steps: tuple[str, Any], seconds: float = 20.0, **more: Any) -> bytes:
     return background.start(SERVER, json.dumps(steps).encode(), seconds=seconds, **more)
 
 
+def test_nothing_is_imported_from_the_working_folder(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json", "msgspec", "mmap"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('that of somebody else')")
+    monkeypatch.chdir(tmp_path)
+    with background.preloaded(SERVER) if way == "forked" else contextlib.nullcontext():
+        assert ask(("say", "ok")).strip() == b"ok"
+
+
 def gone(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 import pytest
 
@@ -17,7 +18,7 @@ ROOT = Known(fuse.ROOT, b"", "", "", ATTR)
 
 def successor(memory: MountMemory) -> tuple[list[Known], Nodes]:
     """The nodes as the next server finds them, in a process of its own."""
-    other = MountMemory(os.dup(memory.fd))
+    other = MountMemory([os.dup(fd) for fd in memory.fds])
     known = other.journal.read()
     return known, Nodes(None, known=known, journal=other.journal, generation=1)
 
@@ -64,3 +65,14 @@ def test_what_was_told_in_part_does_not_count(monkeypatch: pytest.MonkeyPatch) -
     assert [node.number for node in successor(memory)[0]] == [fuse.ROOT]
     number = nodes.enter(b"a", "one", "1", ATTR)
     assert [node.number for node in successor(memory)[0]] == [fuse.ROOT, number]
+
+
+def test_a_limit_of_the_size_of_files_does_not_matter() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    memory = MountMemory()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        Nodes(ROOT, journal=memory.journal).enter(b"a", "one", "1", ATTR)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(successor(memory)[0]) == 2

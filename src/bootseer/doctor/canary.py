@@ -98,7 +98,7 @@ def expect_errors(path: Path, right: bytes) -> None:
 def _served(data: Path, mountpoint: Path) -> Iterator[subprocess.Popen[bytes]]:
     mountpoint.mkdir()
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "bootseer.doctor.canary", str(data), str(mountpoint)]
+    command = [sys.executable, "-P", "-m", "bootseer.doctor.canary", str(data), str(mountpoint)]
     server = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ, process_group=0
     )

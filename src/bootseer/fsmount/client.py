@@ -42,6 +42,7 @@ from bootseer.stripefs.store import StripeFS, open_fs
 _log = logging.getLogger(__name__)
 
 _END_SECONDS = 15.0
+_GRACE_SECONDS = 5.0
 _UNMOUNTED_SECONDS = 0.5
 """For a server to see that its mount is gone."""
 _NOTED_SECONDS = 10.0
@@ -116,7 +117,8 @@ def _end(folder: Path, mountpoint: Path) -> None:
             ask(folder, Request("end"), FsStatus, timeout=_UNMOUNTED_SECONDS)
         await_exit(folder, _END_SECONDS)
     remove(folder)
-    _log_of(folder).unlink(missing_ok=True)
+    for log in (_log_of(folder), _log_of(folder).with_suffix(".log.old")):
+        log.unlink(missing_ok=True)
 
 
 def _is_ours(mountpoint: Path) -> bool:
@@ -200,7 +202,9 @@ def start(
         try:
             client.start(folder, SERVER, spec, bool, kept=record, ending=signal.SIGTERM)
         except BaseException:
-            await_exit(folder, _END_SECONDS)
+            # its supervisor gives the server as long, and then unmounts
+            await_exit(folder, _END_SECONDS + _GRACE_SECONDS)
+            unmount(mountpoint, lambda: _is_ours(mountpoint), users="get errors")
             remove(folder)
             raise
         return FsMount(record, folder)

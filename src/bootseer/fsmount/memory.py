@@ -23,7 +23,7 @@ from bootseer.served.note import Note
 _PARTS = mmap.PAGESIZE, mmap.PAGESIZE, 1 << 16, 64 << 20
 _FRAME = struct.Struct("<I")
 _AREA = 1 << 40
-"""Bytes, of which memory has only what was written."""
+"""More bytes than an area of the journal has: the cell says area and length in one number."""
 
 
 class Count:
@@ -41,20 +41,21 @@ class Count:
 
 
 class MountMemory:
-    """One memfd, ``fd``. ``negotiated``: what INIT granted, ``status``: the figures, ``accessed``: what readers have
-    read, as JSON; ``journal``: the nodes. A process may be killed between any two instructions."""
+    """Three memfds, ``fds``: this, and the areas of the journal. ``negotiated``: what INIT granted, ``status``: the
+    figures, ``accessed``: what readers have read, as JSON; ``journal``: the nodes. A process may be killed between any
+    two instructions."""
 
-    def __init__(self, fd: int = -1) -> None:
-        if fd < 0:
+    def __init__(self, fds: Sequence[int] = ()) -> None:
+        if not fds:
             with doing("make shared memory"):
-                fd = os.memfd_create("bootseer-fs", os.MFD_CLOEXEC)
-                os.ftruncate(fd, sum(_PARTS))
+                fds = [os.memfd_create("bootseer-fs", os.MFD_CLOEXEC) for _ in range(3)]
+                os.ftruncate(fds[0], sum(_PARTS))
         ends = [sum(_PARTS[:number]) for number in range(len(_PARTS))]
-        counts, *notes = (mmap.mmap(fd, size, offset=at) for size, at in zip(_PARTS, ends, strict=True))
-        self.fd = fd
+        counts, *notes = (mmap.mmap(fds[0], size, offset=at) for size, at in zip(_PARTS, ends, strict=True))
+        self.fds = tuple(fds)
         self.counts = memoryview(counts).cast("Q")
         self.negotiated, self.status, self.accessed = map(Note, notes)
-        self.journal = Journal(fd, self.counts)
+        self.journal = Journal(self.fds[1:], self.counts)
 
 
 class Known(msgspec.Struct, tag=1, array_like=True, frozen=True):
@@ -79,19 +80,19 @@ class Gone(msgspec.Struct, tag=2, array_like=True, frozen=True):
 class Journal:
     """What the servers of a mount have told of its nodes, in that order. One thread at a time tells.
 
-    It lies in one of two areas of the memfd, and is written anew in the other when most of it is old. What is told
-    counts once the cell says how long the journal is.
+    It lies in one of two memfds, and is written anew in the other when most of it is old. What is told counts once the
+    cell says how long the journal is.
     """
 
-    def __init__(self, fd: int, counts: memoryview) -> None:
-        self._fd, self._counts = fd, counts
+    def __init__(self, areas: Sequence[int], counts: memoryview) -> None:
+        self._areas, self._counts = areas, counts
         self._told = 0
 
     def read(self) -> list[Known]:
         """The nodes that the kernel may know; the newest of a path is behind others of it."""
         found: dict[int, Known] = {}
         area, length = divmod(self._counts[Count.JOURNAL], _AREA)
-        data, at = os.pread(self._fd, length, _AREA * (1 + area)), 0
+        data, at = os.pread(self._areas[area], length, 0), 0
         while at < length:
             (size,) = _FRAME.unpack_from(data, at)
             at += _FRAME.size + size
@@ -116,10 +117,11 @@ class Journal:
         """Tell ``nodes`` in place of all that was told."""
         area = self._counts[Count.JOURNAL] // _AREA
         self._write(1 - area, 0, b"".join(map(_frame, nodes)))
+        os.ftruncate(self._areas[area], 0)  # gives the memory back
         self._told = len(nodes)
 
     def _write(self, area: int, at: int, data: bytes) -> None:
-        if os.pwrite(self._fd, data, _AREA * (1 + area) + at) != len(data):
+        if os.pwrite(self._areas[area], data, at) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._counts[Count.JOURNAL] = area * _AREA + at + len(data)
 
@@ -146,22 +148,21 @@ class Inherited(NamedTuple):
     def start_supervisor(self) -> int:
         """In a server: start another supervisor; its process number. It is a program of its own: a fork of this process
         would have its locks and libraries, without their threads, and so would each server that it starts."""
-        fds = (self.lock, self.device.fd, self.control.fileno(), self.memory.fd)
-        process = subprocess.Popen([*SERVER, "again"], stdin=subprocess.PIPE, pass_fds=fds)
-        assert process.stdin is not None
-        with process.stdin as out:
-            out.write(msgspec.json.encode((self.spec, str(self.folder), self.device.entry, fds)))
-        return process.pid
+        fds = (self.lock, self.device.fd, self.control.fileno(), *self.memory.fds)
+        with open(os.memfd_create("bootseer-fs-inherited"), "w+b") as said:  # a pipe may be full until it is read
+            said.write(msgspec.json.encode((self.spec, str(self.folder), self.device.entry, fds)))
+            said.seek(0)
+            return subprocess.Popen([*SERVER, "again"], stdin=said, pass_fds=fds).pid
 
     @classmethod
     def read(cls, said: bytes) -> Inherited:
         """In that supervisor, what it finds on its standard input."""
         spec, folder, entry, fds = msgspec.json.decode(said, type=_Said)
-        lock, device, control, memory = fds
+        lock, device, control, *memory = fds
         return cls(
             spec, Path(folder), lock, fuse.Device(Path(spec.mountpoint), entry, device),
             ControlServer(Path(folder), control), MountMemory(memory),
         )  # fmt: skip
 
 
-_Said = tuple[ServerSpec, str, MountEntry | None, tuple[int, int, int, int]]
+_Said = tuple[ServerSpec, str, MountEntry | None, tuple[int, ...]]

@@ -234,13 +234,11 @@ class StripeOperations(fuse.Operations):
         return data
 
     def release(self, fh: int, ctx: fuse.Context) -> None:
-        with self._lock:
+        with self._lock:  # so that who opens it meanwhile finds it with the cache, or without and attaches it
             _, file = self._handles.pop(fh, (0, None))
-            held = any(file is other for _, other in self._handles.values())
-        if (
-            file is not None and not held
-        ):  # the rest is left to its own end: a thread that fetches ahead may still read from it
-            file.attach(NOWHERE)
+            if file is not None and not any(file is other for _, other in self._handles.values()):
+                # the rest is left to its own end: a thread that fetches ahead may still read from it
+                file.attach(NOWHERE)
 
     def _attr(self, found: FileStat) -> fuse.Attr:
         told = Entry("", found.size, found.is_dir, found.mtime, permissions=found.permissions)

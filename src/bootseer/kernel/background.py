@@ -38,8 +38,8 @@ _DESCRIPTORS = 4
 
 
 def program(module: str) -> tuple[str, ...]:
-    """The command of a server."""
-    return (sys.executable, "-m", module)
+    """The command of a server. -P: else it would import what lies in the caller's working folder."""
+    return (sys.executable, "-P", "-m", module)
 
 
 def _module(command: Sequence[str]) -> str | None:

@@ -155,10 +155,7 @@ class _Node:
         if self.checkpoint:
             self.stack.callback(self.checkpoint.close, self.events)
             self.checkpoint.begin()
-        waiting = until_hot(
-            self.mounted, self.checkpoint, self.image_span, lambda: self.record.ready_seconds is not None
-        )
-        self.stack.enter_context(waiting)
+        self.stack.enter_context(until_hot(self.mounted, self.checkpoint, self.image_span, self._is_ready))
         if self.job.env:
             with self._stage("env") as span:
                 self.record.exit_code = self._env(self.container, self.job.env, span)
