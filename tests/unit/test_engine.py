@@ -550,3 +550,26 @@ def test_pieces_that_nobody_wants_any_more_are_not_read_on(hdfs, engine, source)
 def test_pieces_past_the_end_are_an_error(source):
     with pytest.raises(DataError, match="f ends at"):
         list(source.pieces(9 * MB, [6]))
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_reading_that_crosses_a_fork_ends_in_the_child(hdfs, engine):
+    """The parent's threads go on with it; the child has none of them, and maybe a lock that one of them had."""
+    for node in hdfs.nodes.values():
+        node.rate = 20 * MB
+    wanted = Wanted(hdfs, striped(hdfs))
+    reading = engine.begin(wanted.pieces)
+    with engine._lock:
+        if not (child := os.fork()):
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(10)
+            try:
+                reading.leave()
+                reading.wait()
+            except UnavailableError:
+                os._exit(3)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    reading.wait()
+    assert wanted.right()

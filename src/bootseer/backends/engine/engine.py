@@ -297,14 +297,16 @@ class Engine:
 
 
 class Reading:
-    """One call of a reader: begun, and waited for or left, by one thread."""
+    """One call of a reader: begun, and waited for or left, by one thread. It ends in the process that made it: a forked
+    child has its engine without the threads.
+    """
 
     def __init__(self, engine: Engine, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         self._engine = engine
         self._split: list[Callable[[], None]] = []
         self._spans = [span for file, piece in pieces for span in file.spans(piece, self._split)]
         self._request = ReadRequest(self._spans, next((piece.name or file.path for file, piece in pieces), ""))
-        self._begun, self._done = False, threading.Event()
+        self._begun, self._done, self._process = False, threading.Event(), os.getpid()
 
     def begin(self) -> None:
         # An interrupt may strike the main thread between any two steps. So callers do nothing to the scheduler: a
@@ -318,6 +320,9 @@ class Reading:
 
     def wait(self) -> None:
         """Until all is there and right, or raise; it is begun here where it was not."""
+        if self._process != os.getpid():
+            self._forget()
+            raise UnavailableError("a forked child cannot wait for a read of its parent")
         try:
             if not self._begun:
                 self.begin()
@@ -339,7 +344,7 @@ class Reading:
 
     def leave(self) -> None:
         """Nobody wants it any more. Returns when nothing touches the caller's memory."""
-        if self._begun and not self._done.is_set():
+        if self._begun and self._process == os.getpid() and not self._done.is_set():
             self._engine._give_up(self._request, self._done, UnavailableError("nobody waits for it"))
         self._forget()
 
