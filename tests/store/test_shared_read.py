@@ -17,6 +17,8 @@ from support import hadoop
 pytest.importorskip("torch")
 
 from bootseer.torch import shared_read
+from bootseer.torch.destination import Destination
+from bootseer.torch.shared_plan import FileId, Span
 from support import ranks
 from support.ranks import Job, Task
 
@@ -285,3 +287,14 @@ def test_a_group_of_one_and_no_group(url):
     alone = ranks.run([task(url)])
     assert all_right(alone)
     assert alone[0].report.alone == "it is the only rank of its group"
+
+
+def test_a_piece_of_a_plain_file_is_not_taken_for_another_one(url):
+    with open_fs(url).open("plain") as file:
+        memory = bytearray(3 << 20)
+        to = Destination([(file, 0, memoryview(memory))])
+        one, other = (Span(FileId(file.identity, file.unit, file.size), first, 1, 0b11) for first in (0, 1))
+        sent, place = to.read([one])[0], to.place(other)
+        place.data[:] = sent.data
+        assert to.received(place) == [other]
+        assert to.received(sent) == []

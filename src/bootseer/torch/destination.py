@@ -18,7 +18,7 @@ from bootseer.torch.shared_plan import FileId, Needs, Span
 Request = tuple[ChunkFile, int, memoryview]
 """Fill the memory with the bytes of the file from that offset."""
 _CRC = 4
-"""Bytes behind a piece of a plain file: the store has no CRC of it to compare with."""
+"""Bytes behind a piece of a plain file: the store has no CRC of it to compare with. They cover which piece it is."""
 
 
 class Place(NamedTuple):
@@ -72,7 +72,7 @@ class Destination:
         self._read((piece.file, piece.start, data[: piece.size]) for piece, data, _ in places)
         for place in places:
             if len(place.data) > place.piece.size:
-                place.data[-_CRC:] = crc32c(place.data[:-_CRC]).to_bytes(_CRC)
+                place.data[-_CRC:] = _plain_crc(place).to_bytes(_CRC)
             self._copy(place)
         return places
 
@@ -99,7 +99,7 @@ class Destination:
         """Take what another rank has read, also into the node cache. Those of its chunks that are damaged."""
         piece, file = place.piece, self.files[place.piece.file]
         if not isinstance(file, StripedFile):
-            if crc32c(place.data[:-_CRC]) != int.from_bytes(place.data[-_CRC:]):
+            if _plain_crc(place) != int.from_bytes(place.data[-_CRC:]):
                 return [piece]
             self._copy(place)
             return []
@@ -127,3 +127,9 @@ class Destination:
             if view is not apart:
                 low, high = max(offset, piece.start), min(offset + len(view), piece.start + piece.size)
                 yield low, view[low - offset : high - offset]
+
+
+def _plain_crc(place: Place) -> int:
+    piece = place.piece
+    found: int = crc32c(place.data[:-_CRC], crc32c(f"{piece.file.identity}:{piece.first}".encode()))
+    return found
