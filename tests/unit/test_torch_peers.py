@@ -1,6 +1,7 @@
 """Ranks that meet in the job's store: who is there, and what goes wrong before all are."""
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from bootseer.errors import UnavailableError
 from bootseer.torch import peers, shared_read
+from bootseer.torch.shared_plan import FileId, Span
 
 pytestmark = pytest.mark.torch
 
@@ -89,3 +91,38 @@ def test_a_group_that_is_made_anew_begins_to_count_anew(monkeypatch):
             del group
             dist.destroy_process_group()
     assert [key.rpartition("/")[2] for key in met] == ["1", "2", "1"] * 2
+
+
+def together(count, deadline):
+    store = dist.HashStore()
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda me: peers.Peers(store, me, count, deadline, me, b""), range(count)))
+
+
+def seconds_until_nothing_comes(peer, owner, **options):
+    began = time.monotonic()
+    with pytest.raises(UnavailableError):
+        peer.receive(memoryview(bytearray(1)), owner, 0, **options)()
+    return time.monotonic() - began
+
+
+def test_who_leaves_after_its_neighbour_is_not_waited_for():
+    """Its connections to all others are broken, whichever of them had gone before."""
+    first, second, third = together(3, 10.0)
+    third.close()
+    assert seconds_until_nothing_comes(second, 2) < 5
+    second.close()
+    assert seconds_until_nothing_comes(first, 1) < 5
+
+
+def test_a_rank_has_the_deadline_for_each_bucket_that_it_must_read():
+    first, second = together(2, 0.4)
+    assert 1.1 < seconds_until_nothing_comes(first, 1, buckets=3) < 5
+    second.close()
+
+
+def test_how_many_buckets_a_rank_reads_between_the_pieces_of_another_one():
+    needed, others = ([Span(FileId("f", 1 << 20, 1 << 40), 0, 8, ranks)] for ranks in (0b11, 0b101))
+    found = shared_read.awaited([others, others, needed, needed, others, needed], 1)
+    assert [(tag, buckets) for tag, _, buckets in found] == [(4, 3), (5, 1), (6, 1), (7, 1), (10, 2), (11, 1)]
+    assert [buckets for _, _, buckets in shared_read.awaited([needed, others], 1)] == [1, 1]

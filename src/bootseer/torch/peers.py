@@ -74,9 +74,11 @@ class Peers:
         # a receiver asks for what comes after a bucket of ours only when it has that one
         return self._begin(self._group.send, data, to, tag, 2 * self._deadline)
 
-    def receive(self, data: memoryview, owner: int, tag: int) -> Wait:
-        """Fill ``data`` with what ``owner`` sends with this ``tag``. Raises `UnavailableError`."""
-        return self._begin(self._group.recv, data, owner, tag, self._deadline)
+    def receive(self, data: memoryview, owner: int, tag: int, *, buckets: int = 1) -> Wait:
+        """Fill ``data`` with what ``owner`` sends with this ``tag``, once it has read so many ``buckets``: it has the
+        deadline for each. Raises `UnavailableError`.
+        """
+        return self._begin(self._group.recv, data, owner, tag, buckets * self._deadline)
 
     def _begin(self, call: Any, data: memoryview, other: int, tag: int, deadline: timedelta) -> Wait:
         import torch
@@ -104,9 +106,12 @@ class Peers:
 
     def close(self) -> None:
         """Break all connections. Nothing is received any more, and nobody waits for this rank."""
-        with contextlib.suppress(UnavailableError):  # gloo breaks all of a group when one receive is too late
-            other = (self.me + 1) % self._group.size()
-            self._begin(self._group.recv, memoryview(bytearray(1)), other, _UNUSED, timedelta(milliseconds=1))()
+        # gloo breaks all of a group when one receive is too late; one from a rank that has gone fails before that
+        size, soon = self._group.size(), timedelta(milliseconds=1)
+        for step in range(1, size):
+            with contextlib.suppress(UnavailableError):
+                other = (self.me + step) % size
+                self._begin(self._group.recv, memoryview(bytearray(1)), other, _UNUSED, soon)()
 
 
 def _said(exc: BaseException) -> str:

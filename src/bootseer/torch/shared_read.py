@@ -37,8 +37,8 @@ BUCKET = 32 << 20
 PIECE = 4 << 20
 """Most bytes of one message: what is not received straight in the caller's memory is held beside it."""
 DEADLINE = 30.0
-"""Seconds that a rank waits for all others to call, and then for each piece of each owner: as slow as a read of a
-bucket from the store may be that does not count as hanging."""
+"""Seconds that a rank waits for all others to call, and then for each bucket of each owner: as slow as a read of one
+from the store may be that does not count as hanging."""
 READS = 3
 """Buckets that are read, or being sent, at once: the end of one does not leave DataNodes idle."""
 AHEAD = 4
@@ -206,23 +206,22 @@ class _Exchange:
 
     def _receive(self, owner: int) -> list[Span]:
         """Receive what ``owner`` reads for this rank. What it did not send, or what is damaged."""
-        pieces = [(tag, piece) for bucket in _numbered(self._plan.owned[owner]) for tag, piece in bucket]
-        left = deque((tag, piece) for tag, piece in pieces if piece.ranks >> self._peers.me & 1)
+        left = deque(awaited(self._plan.owned[owner], self._peers.me))
         waiting: deque[tuple[Place, Wait]] = deque()
         missing: list[Span] = []
         why = "damaged on the way"
         try:
             while left or waiting:
                 while left and len(waiting) < AHEAD:
-                    tag, piece = left.popleft()
+                    tag, piece, buckets = left.popleft()
                     place = self._to.place(piece)
-                    waiting.append((place, self._peers.receive(place.data, owner, tag)))
+                    waiting.append((place, self._peers.receive(place.data, owner, tag, buckets=buckets)))
                 waiting[0][1]()
                 missing += self._to.received(waiting.popleft()[0])
                 faults.point("stripefs.shared.received")
         except UnavailableError as exc:
             why = str(exc)
-            missing += [place.piece for place, _ in waiting] + [piece for _, piece in left]
+            missing += [place.piece for place, _ in waiting] + [piece for _, piece, _ in left]
         if missing:
             rank = self._peers.ranks[owner]
             self._late.append(rank)
@@ -231,6 +230,18 @@ class _Exchange:
                 rank, sum(span.size for span in missing), why,
             )  # fmt: skip
         return missing
+
+
+def awaited(buckets: Sequence[Sequence[Span]], me: int) -> list[tuple[int, Span, int]]:
+    """The pieces of an owner's ``buckets`` that ``me`` needs: (tag, piece, how many buckets the owner reads for it from
+    the one of the piece before it on, at least 1)."""
+    found, before = list[tuple[int, Span, int]](), -1
+    for number, bucket in enumerate(_numbered(buckets)):
+        for tag, piece in bucket:
+            if piece.ranks >> me & 1:
+                found.append((tag, piece, max(1, number - before)))
+                before = number
+    return found
 
 
 def _numbered(buckets: Sequence[Sequence[Span]]) -> list[list[tuple[int, Span]]]:
