@@ -10,11 +10,12 @@ from bootseer.config import Config
 from bootseer.containerd.images import unmount
 from bootseer.containerd.service import IMAGE
 from bootseer.containerd.snapshots import Kind, Snapshots
-from bootseer.errors import BootseerError, doing
+from bootseer.errors import BootseerError, ConfigError
 from bootseer.folders import trusted
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.parts import alone
 from bootseer.kernel.removal import discard_tree
+from bootseer.rpc.server import remove_dead
 
 
 def needed(root: Path) -> list[str]:
@@ -42,17 +43,18 @@ def needed(root: Path) -> list[str]:
 def remove(root: Path, socket: Path, config: Config) -> None:
     """Unmount the trees in ``root``, end their block servers unless others use them, delete ``root`` and ``socket``.
 
-    Raises `BootseerError` when the snapshotter still runs, or something stays mounted.
+    Raises `ConfigError` for another folder, or a socket in use, `BootseerError` when the snapshotter still runs, or
+    something stays mounted.
     """
     root = trusted(root)
     if not root.exists():
         return
+    if not (root / "state.db").is_file():
+        raise ConfigError(f"{root} is no folder of the snapshotter", hint="look what --containerd-root of its unit is")
     with alone(root, "a snapshotter"):
+        remove_dead(socket)
         for target in sorted((root / "trees").glob("*")):
             unmount(target, config)
         if left := mounts.below(root):
             raise BootseerError(f"{left[0].target} is still mounted", hint="end what uses it, then run this again")
-        with doing(f"remove {socket}"), contextlib.suppress(FileNotFoundError):
-            if socket.is_socket():
-                socket.unlink()
         discard_tree(root)

@@ -43,11 +43,11 @@ def serve(paths: Sequence[Path], services: Mapping[str, Calls], codes: Codes, pa
     others can write to."""
     paths = [private_folder(path.parent) / path.name for path in paths]
     for path in paths:
-        _remove_dead(path)
+        remove_dead(path)
     asyncio.run(_serve(paths, services, codes, part))
 
 
-def _remove_dead(path: Path) -> None:
+def remove_dead(path: Path) -> None:
     """Remove the socket of a process that was killed; nothing else."""
     try:
         found = path.lstat()
