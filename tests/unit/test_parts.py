@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import BootseerError, ConfigError
+from bootseer.errors import BootseerError, ConfigError, PrivilegeError, UnavailableError
 from bootseer.kernel import parts
 from bootseer.kernel.child import Child
 from support.waits import until
@@ -83,7 +83,7 @@ def test_all_end_with_the_parent(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(ConfigError("no folder", hint="make it"), 78), (OSError(28, "No space"), 74)]
+    ("error", "code"), [(ConfigError("no folder", hint="make it"), 78), (PrivilegeError("not root"), 77)]
 )
 def test_a_mistake_at_the_start(
     service: Service, error: Exception, code: int, capfd: pytest.CaptureFixture[str]
@@ -95,6 +95,24 @@ def test_a_mistake_at_the_start(
     assert parts.keep(service.parts, service.runs, SCORES) == code
     assert capfd.readouterr().err.startswith("bootseer: ")
     assert not service.parts["other"].serves
+
+
+@pytest.mark.parametrize("error", [UnavailableError("nobody answers"), OSError(28, "No space"), KeyError("bug")])
+def test_what_may_pass_at_the_start(service: Service, tmp_path: Path, error: Exception) -> None:
+    def fail_once() -> None:
+        if not (tmp_path / "failed").exists():
+            (tmp_path / "failed").touch()
+            raise error
+        service._live("other")
+
+    service.runs["other"] = fail_once
+    keeper = service.start()
+    try:
+        until(lambda: keeper.dead or service.serves("other", 2), 30.0, "another start")
+        assert not keeper.dead
+        assert service.serves("first", 1)
+    finally:
+        keeper.end()
 
 
 def test_a_folder_is_served_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bootseer.errors import BootseerError, doing, from_os_error
+from bootseer.errors import BootseerError, ConfigError, PrivilegeError, UnsupportedError, doing, from_os_error
 from bootseer.kernel import flock
 from bootseer.kernel.child import Child, die_with, wait
 from bootseer.units import one_line
@@ -29,6 +29,7 @@ _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 15.0
 _LOCK_SECONDS = 2.0
 """For the end of a process that was killed."""
+_MISTAKES = {kind.exit_code for kind in (ConfigError, PrivilegeError, UnsupportedError)}
 
 
 class Part(ctypes.Structure):
@@ -63,8 +64,8 @@ def keep(parts: Mapping[str, Part], runs: Mapping[str, Callable[[], object]], sc
     is to do (it ends with 0). All others are told to end then, and by an exception such as that of a signal. Where
     memory is short, those with a higher one of ``scores`` (oom_score_adj) are killed first.
 
-    Returns the exit code. While some part has not served yet, the first one to fail ends all: it has met a mistake in
-    the settings, and has said so in one line.
+    Returns the exit code. While some part has not served yet, one that ends with a `ConfigError`, `PrivilegeError` or
+    `UnsupportedError`, which it has said in one line, ends all: another start would not help.
     """
     children: dict[str, Child] = {}
     ended: set[str] = set()
@@ -86,8 +87,8 @@ def keep(parts: Mapping[str, Part], runs: Mapping[str, Callable[[], object]], sc
                 child, parts[name].pid, parts[name].serves = children[name], 0, False
                 if name == first and child.ending == "exit code 0":
                     return 0
-                if not all_served:
-                    return child.code if child.code > 0 else 128 - child.code
+                if not all_served and child.code in _MISTAKES:
+                    return child.code
                 log.warning("the part %s has ended (%s); it is started again", name, child.ending)
                 ended.add(name)
     finally:
