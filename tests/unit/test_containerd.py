@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bootseer.config import Config
-from bootseer.containerd import settings
+from bootseer.containerd import settings, uninstall
 from bootseer.containerd.images import Images
 from bootseer.containerd.snapshots import ExistsError, Kind, Layer, MissingError, Snapshot, Snapshots, StateError
-from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.kernel.parts import Part
 
 LAYER = Layer("sha256:chain", "sha256:manifest", "registry:5000/name:1")
@@ -128,6 +129,35 @@ def test_layers_that_are_asked_for_while_they_are_unpacked_are_unpacked_once(
     assert images.files(lazy) == first
     snapshots.collect()
     assert first.exists()
+
+
+def test_a_container_that_is_refused_leaves_nothing_to_wait_for(snapshots: Snapshots, tmp_path: Path) -> None:
+    part = Part(draining=True)
+    images = Images(snapshots, Config(store=str(tmp_path / "store")), part)
+    lazy = snapshots.create_lazy("lazy", "", {}, LAYER)
+    with pytest.raises(UnavailableError, match="drained"):
+        images._mounted(lazy, "a" * 64)
+    assert not list((tmp_path / "trees").iterdir())
+    assert snapshots.trees() == set()
+    assert part.mounts == 0
+
+
+def test_only_the_folder_of_a_snapshotter_is_removed(tmp_path: Path) -> None:
+    (other := tmp_path / "other").mkdir(mode=0o700)
+    (other / "file").touch()
+    with pytest.raises(ConfigError, match="is no folder of the snapshotter"):
+        uninstall.remove(other, tmp_path / "a.sock", Config())
+    assert [path.name for path in other.iterdir()] == ["file"]
+    (root := tmp_path / "root").mkdir(mode=0o700)
+    Snapshots(root).close()
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(tmp_path / "a.sock"))
+        theirs.listen()
+        with pytest.raises(ConfigError, match="is not free"):
+            uninstall.remove(root, tmp_path / "a.sock", Config())
+    assert (root / "state.db").exists()
+    uninstall.remove(root, tmp_path / "a.sock", Config())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
 
 
 def test_records_and_trees_are_kept_while_a_snapshot_needs_them(snapshots: Snapshots) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
-from bootseer.config import load
-from bootseer.csi.volumes import checkpoint_url, wish
-from bootseer.errors import ConfigError, PrivilegeError
+from bootseer.config import Config, load
+from bootseer.csi.volumes import PodVolume, Volumes, checkpoint_url, wish
+from bootseer.errors import ConfigError, PrivilegeError, UnavailableError
+from bootseer.kernel.parts import Part
 
 UID = "0f2e-77"
 TARGET = Path(f"/var/lib/kubelet/pods/{UID}/volumes/kubernetes.io~csi/data/mount")
@@ -96,6 +98,27 @@ def test_checkpoints_of_others(url: str) -> None:
     with pytest.raises(PrivilegeError) as raised:
         checkpoint_url(wish({**TOLD, "checkpoint": url}, {}, TARGET), allowed)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_a_volume_counts_while_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who drains the service waits for it. One that is refused leaves nothing."""
+    part, counted = Part(), list[int]()
+    volumes = Volumes(Config(state_dir=str(tmp_path / "state")), part)
+
+    def mount(folder: Path, wish: PodVolume) -> Path:
+        counted.append(part.mounts)
+        raise UnavailableError("nobody answers")
+
+    monkeypatch.setattr(volumes, "_mount", mount)
+    asked = wish({**TOLD, "image": "a"}, {}, TARGET)
+    with pytest.raises(UnavailableError, match="nobody answers"):
+        volumes.publish("volume", tmp_path / "target", asked)
+    part.draining = True
+    with pytest.raises(UnavailableError, match="drained"):
+        volumes.publish("volume", tmp_path / "target", asked)
+    assert (counted, part.mounts) == ([1], 0)
+    assert not list((tmp_path / "state/csi").iterdir())
 
 
 def test_the_setting_as_a_variable() -> None:

@@ -144,8 +144,11 @@ class Images:
     def _mounted(self, snapshot: Snapshot, digest: str) -> Path:
         target, config = self._trees / digest, self._config
         with self._alone(digest):
+            if self._part.draining and not mounts.is_mounted(target):
+                raise UnavailableError("the node service is being drained: it mounts nothing more", hint="ask root")
             with doing(f"make {target}"):
                 target.mkdir(mode=0o700, exist_ok=True)  # first: `release` finds what a kill leaves of what follows
+            self._count()
             faults.point("containerd.tree.before-use")
             self._snapshots.use_tree(snapshot, digest)
             faults.point("containerd.tree.before-mount")
@@ -157,9 +160,6 @@ class Images:
                 except UnavailableError as exc:
                     log.warning("%s; mounting the tree again", exc)
                     there.unmount()  # also an error when the server lives, but does not answer
-            elif self._part.draining:
-                raise UnavailableError("the node service is being drained: it mounts nothing more", hint="ask root")
-            self._count()
             store = self._store()
             tree.mount(
                 store.url,
@@ -186,7 +186,8 @@ class Images:
                 self._count()
 
     def _count(self) -> None:
-        self._part.mounts = sum(1 for _ in self._trees.iterdir())
+        with self._guard:
+            self._part.mounts = sum(1 for _ in self._trees.iterdir())
 
     def _alone(self, digest: str) -> threading.Lock:
         """Held while the tree ``digest`` is mounted or unmounted."""

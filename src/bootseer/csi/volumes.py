@@ -96,9 +96,9 @@ class Volumes:
         """Raises `ConfigError` for folders that others can write to."""
         self._config, self._part = config, part
         self._root = private_folder(Path(config.state_dir), sub="csi")
-        self._count()
         self._guard = threading.Lock()
         self._busy: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._count()
 
     def publish(self, volume: str, target: Path, wish: PodVolume) -> None:
         """Mount what ``wish`` says on ``target``, unless something is mounted there: then this volume is.
@@ -108,12 +108,13 @@ class Volumes:
         with self._alone(volume):
             if mounts.is_mounted(target):
                 return
-            if self._part.draining:
-                raise UnavailableError("the node service is being drained: it mounts nothing more", hint="ask root")
             folder = private_folder(self._root, sub=volume)
-            self._clear(folder)
-            faults.point("csi.publish.before-mount")
+            self._count()  # first: who drains the service waits for what it sees
             try:
+                if self._part.draining:
+                    raise UnavailableError("the node service is being drained: it mounts nothing more", hint="ask root")
+                self._clear(folder)
+                faults.point("csi.publish.before-mount")
                 source = self._mount(folder, wish)
                 with doing(f"make {target}"):
                     target.mkdir(mode=0o750, exist_ok=True)
@@ -146,7 +147,8 @@ class Volumes:
             log.info("volume %s is gone from %s", volume, target)
 
     def _count(self) -> None:
-        self._part.mounts = sum(1 for _ in self._root.iterdir())
+        with self._guard:
+            self._part.mounts = sum(1 for _ in self._root.iterdir())
 
     def _alone(self, volume: str) -> threading.Lock:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", volume):
