@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import socket
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,7 @@ from bootseer.csi.proto import csi_pb2 as messages
 from bootseer.csi.volumes import Volumes, wish
 from bootseer.errors import BootseerError, ConfigError, FullError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.folders import private_folder
+from bootseer.kernel import libc
 from bootseer.kernel.parts import Part, alone
 from bootseer.rpc import server
 from bootseer.rpc.server import StatusCode
@@ -47,6 +49,8 @@ def serve(kubelet: Path, config: Config, part: Part) -> None:
         raise PrivilegeError("the CSI driver needs root", hint="run it as a service of root")
     if not (kubelet / "plugins_registry").is_dir():
         raise ConfigError(f"{kubelet} is not the folder of a kubelet", hint="--kubelet-dir names its --root-dir")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # logins of pods pass through
+    libc.hide()
     endpoint = private_folder(kubelet / "plugins", sub=NAME) / "csi.sock"
     with alone(endpoint.parent, "a CSI driver"):
         node = Node(kubelet, endpoint, Volumes(config, part))

@@ -103,7 +103,8 @@ def move_mount(fd: int, target: str) -> None:
 
 
 def hide() -> None:
-    """prctl(2): no process of the same user may look into this one (its memory, its descriptors)."""
+    """prctl(2): no process of the same user may look into this one (its memory, its descriptors), and no core file has
+    its memory."""
     _check(_libc.prctl(_PR_SET_DUMPABLE, 0), "prctl")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from bootseer.config import Config
 from bootseer.errors import ConfigError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.folders import private_folder
 from bootseer.image.lookup import readable_for
-from bootseer.kernel import procfs
+from bootseer.kernel import libc, procfs
 from bootseer.kernel.child import ended
 from bootseer.kernel.flock import lock
 from bootseer.kernel.parts import Part, tell_systemd
@@ -77,6 +78,8 @@ class Daemon:
     def run(self) -> None:
         """Adopt what an earlier daemon has mounted and serve. Returns once all of the service is drained. Raises
         `BootseerError`."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # logins of pods pass through
+        libc.hide()
         self._entries.adopt()
         with self._door.opened():
             log.info("the node daemon serves in %s", self._folder)
