@@ -71,10 +71,6 @@ class Kept:
             self.watch.restart()
         return False
 
-    @property
-    def restarts(self) -> int:
-        return max(0, self.cells[STARTS] - 1)
-
 
 def supervise(what: str, step: Callable[[], bool], end: Callable[[], object]) -> None:
     """Call ``step`` until it says that all is over, and ``end`` at a signal. Nobody else would restart the processes of
