@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +33,9 @@ SNAPSHOTS, SOCKET = Path("/var/lib/bootseer/containerd"), Path("/run/bootseer/co
 KUBELET = Path("/var/lib/kubelet")
 SCORES = {"node": -500, "containerd": -999, "csi": 0}
 """oom_score_adj of each part; the unit gives the service the least of them."""
+_OF_PART = {"--containerd": ("--containerd-root", "--containerd-socket"), "--csi": ("--kubelet-dir",)}
+"""Options of the service that only one part has."""
+_RESTART = f"systemctl daemon-reload && systemctl enable {units.PATH.stem} && systemctl restart {units.PATH.stem}"
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +68,8 @@ def install(
     """Write the unit of the service and the scripts of Slurm, and print what containerd and Slurm must be told.
 
     Nothing of containerd and Slurm is changed. Run it on each node, as root, with the bootseer that is to be used
-    there. A settings file named with --config is that of the service and of the scripts, too.
+    there. A settings file named with --config is that of the service and of the scripts, too. Parts that the unit has
+    already and that are not named stay in it, as they are.
 
     Example: bootseer node install --containerd --csi
     """
@@ -75,7 +81,9 @@ def install(
     }
     words = ["--containerd"] * containerd + ["--csi"] * csi
     words += [f"{name}={path.absolute()}" for name, (path, usual) in paths.items() if path != usual]
-    text = units.systemd_unit([*_program(), "node", "serve", *words], SCORES["containerd" if containerd else "node"])
+    kept = [] if str(unit) == "-" else _without(units.served(unit)[1], {word for word in words if word in _OF_PART})
+    kept = [word for word in kept if word.partition("=")[0] not in {other.partition("=")[0] for other in words}]
+    text = _text([*_program(), "node", "serve"], [*words, *kept])
     if str(unit) == "-":
         typer.echo(text, nl=False)
         return
@@ -95,13 +103,17 @@ def install(
             wrong += site.check(site.settings(), slurm_dir, seconds)
         except BootseerError as exc:
             wrong.append(f"Slurm's settings were not looked at: {exc}")
+    for old in (unit.with_name(f"bootseer-{part}.service") for part in ("containerd", "csi")):
+        if old.exists():
+            wrong.append(f"{unit.name} does what {old} did: systemctl disable --now {old.stem} && rm {old}")
     lines = [f"wrote {path}" for path in wrote]
     if not check:
-        lines.append(f"start it: systemctl daemon-reload && systemctl enable --now {units.PATH.stem}")
+        lines += [f"the unit keeps what it had: {shlex.join(kept)}"] if kept else []
+        lines.append(f"start it: {_RESTART}")
         for name, where in (("containerd", "the configuration of containerd"), ("slurm_conf", "slurm.conf")):
             if name in put:
                 lines += [f"put into {where}, then restart it:", *(f"  {line}" for line in put[name])]
-    value = {"wrote": [str(path) for path in wrote], **put, "to_change": wrong}
+    value = {"wrote": [str(path) for path in wrote], "kept": kept, **put, "to_change": wrong}
     answer(value, as_json, *lines, *(f"look: {line}" for line in wrong))
     if check and wrong:
         raise ConfigError(
@@ -122,11 +134,14 @@ def uninstall(
     """Remove what `install` has written and what the service has left: of the parts that are named, else all.
 
     Nothing is taken from containers, pods and jobs that need it: what has to go first is said, with exit code 70 or 78.
+    The unit is written without the parts that are named.
 
     Example: bootseer node uninstall --slurm
     """
     _root()
     config, every = settings(), not (containerd or csi or slurm)
+    program, words = units.served(unit)
+    stay = _without(words, ["--containerd"] * containerd + ["--csi"] * csi)
     gone: list[Path] = []
     if slurm or every:
         gone += site.uninstall(slurm_dir.absolute())
@@ -156,7 +171,23 @@ def uninstall(
         with doing(f"remove {unit}"):
             unit.unlink()
         gone.append(unit)
-    answer({"removed": [str(path) for path in gone]}, as_json, *(f"removed {path}" for path in gone))
+    lines = [f"removed {path}" for path in gone]
+    if not every and stay != words:
+        with doing(f"write {unit}"):
+            jobfolder.write(unit, _text(program, stay).encode(), 0o644)
+        lines += [f"wrote {unit}", f"have the service run without them: {_RESTART}"]
+    answer({"removed": [str(path) for path in gone]}, as_json, *lines)
+
+
+def _text(program: Sequence[str], words: Sequence[str]) -> str:
+    """The unit that runs ``program`` with these ``words``."""
+    return units.systemd_unit([*program, *words], SCORES["containerd" if "--containerd" in words else "node"])
+
+
+def _without(words: Sequence[str], parts: Collection[str]) -> list[str]:
+    """The ``words`` of a unit that are not about ``parts``."""
+    gone = {*parts, *(option for part in parts for option in _OF_PART[part])}
+    return [word for word in words if word.partition("=")[0] not in gone]
 
 
 def _of_containerd(file: str, root: Path, socket: Path) -> tuple[list[str], list[str]]:

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from bootseer.errors import ConfigError, doing
 from bootseer.node.protocol import NodeStatus
 from bootseer.prometheus import labels, metric
 
@@ -40,6 +41,30 @@ WantedBy=multi-user.target
 def systemd_unit(command: Sequence[str], score: int) -> str:
     """The unit that runs ``command``, which is to be killed as late as ``score`` says where memory is short."""
     return _UNIT.format(command=shlex.join(command).replace("%", "%%"), score=score)
+
+
+def served(unit: Path) -> tuple[list[str], list[str]]:
+    """The command line in the file ``unit``, up to ``node serve``, and the options behind that; both empty where there
+    is no such file. Raises `ConfigError` for the unit of anything else."""
+    with doing(f"read {unit}"):
+        if not unit.exists():
+            return [], []
+        text = unit.read_text(errors="replace")
+    try:
+        lines = [line.partition("=")[2] for line in text.splitlines() if line.startswith("ExecStart=")]
+        words = shlex.split(" ".join(lines).replace("%%", "%"))
+        at = words.index("serve", words.index("node") + 1) + 1
+    except ValueError:
+        raise ConfigError(
+            f"{unit} runs something else than bootseer node serve", hint="look at its ExecStart"
+        ) from None
+    options: list[str] = []
+    for word in words[at:]:
+        if options and not word.startswith("-"):
+            options[-1] += f"={word}"
+        else:
+            options.append(word)
+    return words[:at], options
 
 
 def metrics(status: NodeStatus) -> str:

@@ -1,0 +1,71 @@
+"""The unit of the service: which parts it has after they were installed and removed one by one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from bootseer.cli.node import app
+from bootseer.errors import ConfigError
+
+
+@pytest.fixture
+def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("BOOTSEER_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "bootseer-node.service"
+
+
+def node(verb: str, unit: Path, *words: str) -> Result:
+    done = CliRunner().invoke(app, [verb, f"--unit={unit}", *words])
+    if isinstance(done.exception, ConfigError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def served(unit: Path) -> str:
+    (line,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
+    return line.partition(" node serve")[2].strip()
+
+
+def test_parts_come_and_go_one_by_one(unit: Path) -> None:
+    node("install", unit, "--csi", "--kubelet-dir=/a b%")
+    assert served(unit) == "--csi '--kubelet-dir=/a b%%'"
+    missing = unit.parent / "none.toml"
+    missing.touch()
+    done = node(
+        "install", unit, "--containerd", f"--containerd-config={missing}", f"--containerd-root={unit.parent}/root"
+    )
+    assert served(unit) == f"--containerd --containerd-root={unit.parent}/root --csi '--kubelet-dir=/a b%%'"
+    assert "keeps what it had: --csi" in done.output
+    assert "systemctl daemon-reload && systemctl enable bootseer-node && systemctl restart bootseer-node" in done.output
+    assert "OOMScoreAdjust=-999" in unit.read_text()
+    node("install", unit, "--csi")
+    assert served(unit) == f"--csi --containerd --containerd-root={unit.parent}/root"
+    assert (
+        "systemctl restart" in node("uninstall", unit, "--containerd", f"--containerd-root={unit.parent}/root").output
+    )
+    assert served(unit) == "--csi"
+    assert "OOMScoreAdjust=-500" in unit.read_text()
+    node("uninstall", unit, "--csi")
+    assert served(unit) == ""
+    assert "restart" not in node("uninstall", unit, "--csi").output
+
+
+def test_the_unit_of_something_else_stays(unit: Path) -> None:
+    text = "[Service]\nExecStart=/usr/bin/other serve\n"
+    unit.write_text(text)
+    for verb in ("install", "uninstall"):
+        with pytest.raises(ConfigError, match="something else than bootseer node serve"):
+            node(verb, unit, "--csi")
+    assert unit.read_text() == text
+
+
+def test_units_of_what_is_now_a_part(unit: Path) -> None:
+    (old := unit.with_name("bootseer-csi.service")).touch()
+    assert f"systemctl disable --now bootseer-csi && rm {old}" in node("install", unit, "--csi").output
