@@ -352,7 +352,7 @@ def test_uninstall(site: Site) -> None:
     node.end("running")
     node.remove_image(site.converted)
     done = node.bootseer("uninstall")
-    assert (done.returncode, done.stdout) == (70, "")
+    assert (done.returncode, done.stdout) == (78, "")
     assert "systemctl stop bootseer-node" in done.stderr
     node.stop("snapshotter")
     assert node.bootseer("uninstall").returncode == 0

@@ -123,7 +123,7 @@ def test_the_kubelet_finds_the_driver(site: Site) -> None:
     for path in (kubelet.endpoint, kubelet.registration):
         assert path.stat().st_mode & 0o777 == 0o600
     done = kubelet.run()
-    assert done.returncode == 70
+    assert done.returncode == 78
     assert "a CSI driver serves" in done.stderr
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.errors import BootseerError, ConfigError, PrivilegeError, UnavailableError
+from bootseer.errors import ConfigError, PrivilegeError, UnavailableError
 from bootseer.kernel import parts
 from bootseer.kernel.child import Child
 from support.waits import until
@@ -119,7 +119,7 @@ def test_a_folder_is_served_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(parts, "_LOCK_SECONDS", 0.05)
     with (
         parts.alone(tmp_path, "a snapshotter"),
-        pytest.raises(BootseerError, match="a snapshotter serves"),
+        pytest.raises(ConfigError, match="a snapshotter serves"),
         parts.alone(tmp_path, "a snapshotter"),
     ):
         pass

@@ -35,8 +35,8 @@ _CODES = (
 def serve(root: Path, socket: Path, config: Config, part: Part) -> None:
     """Be the ``part`` of the service that serves snapshots in the folder ``root`` at ``socket``.
 
-    Raises `PrivilegeError` without root, `ConfigError` for folders that others can write to and bad settings,
-    `BootseerError` when another process serves this ``root`` or ``socket``.
+    Raises `PrivilegeError` without root, `ConfigError` for folders that others can write to, bad settings, and when
+    another process serves this ``root`` or ``socket``.
     """
     if os.geteuid() != 0:
         raise PrivilegeError("the snapshotter needs root", hint="run it as a service of root")

@@ -43,7 +43,7 @@ def needed(root: Path) -> list[str]:
 def remove(root: Path, socket: Path, config: Config) -> None:
     """Unmount the trees in ``root``, end their block servers unless others use them, delete ``root`` and ``socket``.
 
-    Raises `ConfigError` for another folder, or a socket in use, `BootseerError` when the snapshotter still runs, or
+    Raises `ConfigError` for another folder, a socket in use, and while the snapshotter still runs, `BootseerError` when
     something stays mounted.
     """
     root = trusted(root)

@@ -42,8 +42,8 @@ _CODES = (
 def serve(kubelet: Path, config: Config, part: Part) -> None:
     """Be the ``part`` of the service that serves volumes to the kubelet with the root folder ``kubelet``.
 
-    Raises `PrivilegeError` without root, `ConfigError` when there is no kubelet and for folders that others can write
-    to, `BootseerError` when another process serves this kubelet.
+    Raises `PrivilegeError` without root, `ConfigError` when there is no kubelet, for folders that others can write to,
+    and when another process serves this kubelet.
     """
     if os.geteuid() != 0:
         raise PrivilegeError("the CSI driver needs root", hint="run it as a service of root")

@@ -97,11 +97,11 @@ def keep(parts: Mapping[str, Part], runs: Mapping[str, Callable[[], object]], sc
 
 @contextlib.contextmanager
 def alone(root: Path, what: str) -> Iterator[None]:
-    """In this context no other process serves ``root``. Raises `BootseerError`, which names ``what``, when one does."""
+    """In this context no other process serves ``root``. Raises `ConfigError`, which names ``what``, when one does."""
     lock = root / "lock"
     with doing(f"use {lock}"), flock.locked(lock, os.O_RDWR | os.O_CREAT, _LOCK_SECONDS) as alone:
         if not alone:
-            raise BootseerError(f"{what} serves {root} already", hint="systemctl stop bootseer-node ends the service")
+            raise ConfigError(f"{what} serves {root} already", hint="systemctl stop bootseer-node ends the service")
         yield
 
 
