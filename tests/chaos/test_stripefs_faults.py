@@ -27,7 +27,7 @@ from bootseer.fsmount import FsMount
 from bootseer.hdfs import placement
 from bootseer.stripefs import StripeFS, layout, open_fs
 from bootseer.stripefs.files import reader
-from support import stripechaos
+from support import hadoop, stripechaos
 from support.replicas import Replicas, datanodes
 from support.shapedhdfs import ShapedHadoop
 from support.stripecrowd import StripeCrowd
@@ -44,7 +44,7 @@ def site() -> Iterator[ShapedHadoop]:
     folder = Path(tempfile.mkdtemp(prefix="bootseer-pytest-chaos-", dir="/var/tmp"))
     try:
         with ShapedHadoop(
-            folder / "hdfs", "bsfault", "10.81.0.0/24", mib_per_s=40, settings=stripechaos.SETTINGS
+            folder / "hdfs", "bsfault", "10.81.0.0/24", mib_per_s=40, settings=stripechaos.SETTINGS | hadoop.EVEN
         ) as site:
             yield site
     finally:

@@ -306,6 +306,9 @@ class HadoopCluster:
         return done.stdout
 
 
+EVEN = {"dfs.namenode.redundancy.considerLoad": "false"}
+"""For tests of where blocks lie: else they pass over a DataNode that a busy machine has made late."""
+
 _shared: list[HadoopCluster] = []
 
 
@@ -315,9 +318,7 @@ def shared() -> HadoopCluster:
     For test suites: who freezes or kills a DataNode brings it back.
     """
     if not _shared:
-        # else blocks pass over a DataNode that a busy machine has made late
-        settings = {"dfs.namenode.redundancy.considerLoad": "false"}
-        cluster = HadoopCluster(Path(tempfile.mkdtemp(prefix="bootseer-hdfs-", dir="/var/tmp")), settings=settings)
+        cluster = HadoopCluster(Path(tempfile.mkdtemp(prefix="bootseer-hdfs-", dir="/var/tmp")), settings=EVEN)
         atexit.register(cluster.stop)
         cluster.start()
         _shared.append(cluster)

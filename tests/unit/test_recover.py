@@ -2,7 +2,7 @@
 
 from bootseer.backends.engine.assignment import Assignment
 from bootseer.backends.engine.datanodes import NodeState
-from bootseer.backends.engine.model import Attempt, BlockRange, Outcome, Place, Request, Run, Tuning
+from bootseer.backends.engine.model import Attempt, BlockRange, Outcome, Place, ReadRequest, Run, Tuning
 from bootseer.backends.engine.retry import RetryPolicy
 from bootseer.errors import BootseerError, DataError, UnavailableError
 
@@ -12,7 +12,7 @@ def tried(*results: tuple[str, Outcome, BootseerError | None]) -> str:
     nodes = {key: NodeState(key, f"{key}:9866") for key in "ab"}
     place, tuning, errors = Place("f", "ab"), Tuning(rounds=0, tries=1), []
     span = BlockRange(place, [0, 100])
-    request = Request([span], "f")
+    request = ReadRequest([span], "f")
     run: Run = span.cut(100)
     run.rounds = 1
     recovery = RetryPolicy([request], Assignment(nodes, tuning), tuning, lambda request, error: errors.append(error))
