@@ -26,7 +26,8 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 
 _MOUNT_ATTR_IDMAP = 0x100000
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
-_OPENAT2, _RESOLVE_IN_ROOT, _RENAME_NOREPLACE = 437, 0x10, 1
+_OPENAT2, _RENAME_NOREPLACE = 437, 1
+_RESOLVE_IN_ROOT, _RESOLVE_BENEATH, _RESOLVE_NO_SYMLINKS, _RESOLVE_NO_MAGICLINKS = 0x10, 0x08, 0x04, 0x02
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
 _STATX = struct.Struct("=I24xH2xQQ32xqI4xqI4xqI4x8xII")
 
@@ -173,6 +174,17 @@ def open_in_root(root: int, path: bytes, flags: int) -> int:
 
     Returns a descriptor the caller closes. ENOSYS before Linux 5.6.
     """
-    how = struct.pack("=QQQ", flags, 0, _RESOLVE_IN_ROOT)
+    return _openat2(root, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+
+
+def open_beneath(root: int, path: bytes, flags: int, mode: int) -> int:
+    """openat2(2) of ``path`` below the folder descriptor ``root``: EXDEV when it leads out, ELOOP when a link is on its
+    way. Returns a descriptor the caller closes. ENOSYS before Linux 5.6."""
+    how = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
+    return _openat2(root, path, flags, mode if flags & os.O_CREAT else 0, how)
+
+
+def _openat2(root: int, path: bytes, flags: int, mode: int, resolve: int) -> int:
+    how = struct.pack("=QQQ", flags, mode, resolve)
     fd: int = _check(_libc.syscall(_OPENAT2, root, path, how, ctypes.c_size_t(len(how))), os.fsdecode(path))
     return fd
