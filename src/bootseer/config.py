@@ -17,6 +17,7 @@ import msgspec
 
 from bootseer.errors import ConfigError
 from bootseer.profile.emit import redact
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
             sources[name] = variable
             values[name] = _LISTS[name](text) if name in _LISTS else text
     try:
-        return msgspec.convert(values, Config, strict=False), sources
+        return msgspec.convert(values, known(Config), strict=False), sources
     except msgspec.ValidationError as exc:
         raise ConfigError(f"settings in {path} or BOOTSEER_*: {exc}") from None
 

@@ -19,6 +19,7 @@ import msgspec
 from bootseer.errors import BootseerError, doing
 from bootseer.folders import adopted, remove
 from bootseer.kernel import mount as mounts
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Records(Generic[R]):
 
     def read(self, id: str) -> R:
         """Raises `FileNotFoundError`, other `OSError`, and `ValueError` for something else."""
-        return msgspec.json.decode(self.path(id).read_bytes(), type=self._kind)
+        return msgspec.json.decode(self.path(id).read_bytes(), type=known(self._kind))
 
     def delete(self, id: str) -> None:
         """Safe to call twice. Raises `OSError`."""
@@ -75,7 +76,7 @@ class Records(Generic[R]):
             paths = list(self._folder.glob(f"[!.]*{self._ending}"))
         for path in paths:
             try:
-                found.append((path.stat().st_mtime_ns, msgspec.json.decode(path.read_bytes(), type=self._kind)))
+                found.append((path.stat().st_mtime_ns, msgspec.json.decode(path.read_bytes(), type=known(self._kind))))
             except FileNotFoundError:
                 continue  # unmounted just now
             except (OSError, ValueError) as exc:

@@ -25,6 +25,7 @@ from bootseer.kernel import enter, signals
 from bootseer.kernel.child import die_with
 from bootseer.kernel.enter import Shown
 from bootseer.profile.wrap import CommandError
+from bootseer.wiretypes import known
 
 SYSTEM = ("/dev", "/proc", "/sys")
 """What every command sees of this host."""
@@ -103,7 +104,7 @@ def run(command: Command, *, stop_grace: float | None = None) -> int:
             code = process.wait()
         said.seek(0)
         if answer := said.read():
-            failure = msgspec.json.decode(answer, type=_Failure)
+            failure = msgspec.json.decode(answer, type=known(_Failure))
             raise from_exit_code(failure.code, failure.message, hint=failure.hint)
         return code if code >= 0 else 128 - code
 
@@ -167,7 +168,7 @@ def _main(told: int, said: int) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     with open(told, "rb") as file:
-        parent, command = msgspec.json.decode(file.read(), type=tuple[int, Command])
+        parent, command = msgspec.json.decode(file.read(), type=known(tuple[int, Command]))
     os.set_inheritable(said, False)
     try:
         become(command, parent)

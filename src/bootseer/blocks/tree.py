@@ -35,6 +35,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.objects import Store, open_store
 from bootseer.served.client import PATIENCE, await_exit, locked, unmount
 from bootseer.served.protocol import SPEC, GoneError
+from bootseer.wiretypes import known
 
 if TYPE_CHECKING:
     from bootseer.blocks.offline import extract, prefetch
@@ -241,7 +242,7 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
 def _left_by_the_dead(folder: Path) -> ServerSpec | None:
     """What the server of ``folder`` was started with; None when that cannot be read."""
     try:
-        return msgspec.json.decode((folder / SPEC).read_bytes(), type=ServerSpec)
+        return msgspec.json.decode((folder / SPEC).read_bytes(), type=known(ServerSpec))
     except (OSError, ValueError):
         return None
 

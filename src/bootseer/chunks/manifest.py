@@ -11,6 +11,7 @@ import msgspec
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import MAX_ENCODED, MAX_SIZE, ObjectRef, frame_bound
 from bootseer.errors import DataError, NotFoundError
+from bootseer.wiretypes import known
 
 _FORMAT = "bootseer-tree"
 _VERSION = 2
@@ -38,7 +39,7 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if len(raw) > _MAX_MANIFEST or hashing.hexdigest(raw) != digest:
             raise DataError(f"tree manifest {digest[:12]} is damaged: its hash differs")
         try:
-            self = msgspec.json.decode(raw, type=cls)
+            self = msgspec.json.decode(raw, type=known(cls))
         except ValueError as exc:
             raise DataError(f"tree manifest {digest[:12]} is not understood: {exc}") from None
         if (self.format, self.version) != (_FORMAT, _VERSION):

@@ -25,6 +25,7 @@ from bootseer.launch.ready import ReadyWatch
 from bootseer.profile import analysis
 from bootseer.profile import events as event_files
 from bootseer.profile.report import JobReport
+from bootseer.wiretypes import known
 
 _DEADLINE = 900.0
 LOSS_TOLERANCE = 1e-3
@@ -121,7 +122,7 @@ def run(
         bytes_ready=at_ready[0][1] - before,
         bytes_total=total,
         losses=losses(text),
-        record=msgspec.json.decode(summary.read_bytes(), type=Start),
+        record=msgspec.json.decode(summary.read_bytes(), type=known(Start)),
         report=analysis.analyse(event_files.read([events])),
     )
 

@@ -12,6 +12,7 @@ import zstandard
 
 from bootseer.env.canonical import canonical
 from bootseer.errors import DataError
+from bootseer.wiretypes import known
 
 Kind = Literal["d", "o", "f", "l", "h", "w"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -88,7 +89,7 @@ def _entry(row: object) -> Entry:
     if not isinstance(row, list) or len(row) != len(Entry.__struct_fields__):
         raise DataError("inventory line without nine fields")
     try:
-        return msgspec.convert(row, Entry)
+        return msgspec.convert(row, known(Entry))
     except msgspec.ValidationError as exc:
         raise DataError(f"inventory entry {row[0]!r}: {exc}") from None
 

@@ -32,6 +32,7 @@ from bootseer.env.credentials import (
 from bootseer.env.scan import mount_points_below
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import ConfigError, DataError
+from bootseer.wiretypes import known
 
 VERSION = 2
 TEXT_LIMIT = 64 << 10
@@ -98,7 +99,7 @@ def document_from(raw: object) -> KeyDocument:
     if version != VERSION:
         raise DataError(f"a key document of version {version}, not {VERSION}")
     try:
-        document = msgspec.convert(raw, KeyDocument)
+        document = msgspec.convert(raw, known(KeyDocument))
     except msgspec.ValidationError as exc:
         raise DataError(f"not a key document: {exc}") from None
     if document.format != "bootseer-env-key":

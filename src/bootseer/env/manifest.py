@@ -14,6 +14,7 @@ from bootseer.env.canonical import canonical, sha256_of
 from bootseer.env.inputs import MAX_FILES, Observed
 from bootseer.env.key import KeyDocument, document_from
 from bootseer.errors import ConfigError, DataError
+from bootseer.wiretypes import known
 
 FOLDER = "env/snapshots"
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -86,7 +87,7 @@ def decode(data: bytes, name: str) -> SnapshotManifest:
         check = fields.pop("sum", None) if isinstance(fields, dict) else None
         if check is None or check != sha256_of(fields):
             raise DataError(f"manifest of snapshot {key[:12]} has the wrong checksum")
-        found = msgspec.convert(fields, SnapshotManifest)
+        found = msgspec.convert(fields, known(SnapshotManifest))
     except (ValueError, msgspec.ValidationError, RecursionError) as exc:
         raise DataError(f"cannot read the manifest of snapshot {key[:12]}: {exc}") from None
     if found.magic != "bootseer-env" or found.version != 2:

@@ -19,6 +19,7 @@ from bootseer.kernel import fuse
 from bootseer.kernel.mount import MountEntry
 from bootseer.served.control import ControlServer
 from bootseer.served.note import Note
+from bootseer.wiretypes import known
 
 _PARTS = mmap.PAGESIZE, mmap.PAGESIZE, 1 << 16, 64 << 20
 _FRAME = struct.Struct("<I")
@@ -131,7 +132,7 @@ def _frame(message: Known | Gone) -> bytes:
     return _FRAME.pack(len(raw)) + raw
 
 
-_decode = msgspec.msgpack.Decoder(Known | Gone).decode
+_decode = msgspec.msgpack.Decoder(known(Known | Gone)).decode
 
 
 class Inherited(NamedTuple):
@@ -157,7 +158,7 @@ class Inherited(NamedTuple):
     @classmethod
     def read(cls, said: bytes) -> Inherited:
         """In that supervisor, what it finds on its standard input."""
-        spec, folder, entry, fds = msgspec.json.decode(said, type=_Said)
+        spec, folder, entry, fds = msgspec.json.decode(said, type=known(_Said))
         lock, device, control, *memory = fds
         return cls(
             spec, Path(folder), lock, fuse.Device(Path(spec.mountpoint), entry, device),

@@ -19,6 +19,7 @@ from bootseer.served.protocol import SPEC
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.access import FileAccess
 from bootseer.stripefs.files.readahead import MEMORY
+from bootseer.wiretypes import known
 
 SERVER = background.program("bootseer.fsmount.__main__")
 SPOOLS = 4 << 30
@@ -100,7 +101,7 @@ class Record(msgspec.Struct, frozen=True):
     def read(folder: Path) -> Record | None:
         """That of the server whose state is in ``folder``."""
         try:
-            return msgspec.json.decode((folder / SPEC).read_bytes(), type=Record)
+            return msgspec.json.decode((folder / SPEC).read_bytes(), type=known(Record))
         except (OSError, ValueError):
             return None
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +262,9 @@ def _read(path: Path) -> Spec:
     if found.st_uid != 0 or found.st_mode & 0o022:
         raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
     try:
-        return msgspec.json.decode(text, type=Spec) if path.suffix == ".json" else msgspec.yaml.decode(text, type=Spec)
+        if path.suffix == ".json":
+            return msgspec.json.decode(text, type=known(Spec))
+        return msgspec.yaml.decode(text, type=known(Spec))
     except ImportError:
         raise ConfigError(f"{path} is YAML, for which PyYAML is missing", hint="pip install pyyaml") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:

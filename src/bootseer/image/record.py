@@ -16,6 +16,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.image import signature
 from bootseer.objects import Store, open_store
 from bootseer.oci import ImageConfig, Reference
+from bootseer.wiretypes import known
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -175,7 +176,7 @@ def _decode(data: bytes, what: str, keys: Sequence[Ed25519PublicKey] = ()) -> Im
         data = signed + b"}"
         signature.verify(keys, data, mark.removesuffix(b'"') if signed else b"", what)
     try:
-        record = msgspec.json.decode(data, type=ImageRecord)
+        record = msgspec.json.decode(data, type=known(ImageRecord))
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
         raise DataError(f"{what} is not an image record: {exc}", hint=_REPAIR) from None
     if (record.format, record.version) != (FORMAT, VERSION):

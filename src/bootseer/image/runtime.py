@@ -25,6 +25,7 @@ from bootseer.image.bundle import Bundle
 from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
 from bootseer.kernel.mount import boot_id
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +128,9 @@ def _remembered(state_dir: Path, name: str) -> Probe:
     stamp += str(os.stat(path).st_mtime_ns) if path else ""
     note = state_dir / f"runtime-{os.path.basename(name)}.json"
     with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        known = msgspec.json.decode(note.read_bytes(), type=_Note)
-        if known.stamp == stamp:
-            return known.probe
+        noted = msgspec.json.decode(note.read_bytes(), type=known(_Note))
+        if noted.stamp == stamp:
+            return noted.probe
     result = probe(name, state_dir)
     if result.works:
         private_folder(state_dir)

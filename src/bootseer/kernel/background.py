@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from bootseer.errors import from_os_error
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +251,7 @@ def _become(sock: socket.socket, order_fd: int, *stdio: int) -> None:
             except OSError:  # it has ended
                 os._exit(0)
         with open(order_fd, "rb") as file:
-            order = msgspec.msgpack.decode(file.read(), type=_Order)
+            order = msgspec.msgpack.decode(file.read(), type=known(_Order))
         wanted = dict(order.environ)
         for name in [name for name in os.environb if name not in wanted]:
             del os.environb[name]

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.errors import DataError
+from bootseer.wiretypes import known
 
 ROOT = 1
 
@@ -141,7 +142,7 @@ class Negotiated(msgspec.Struct, frozen=True, array_like=True):
     def decode(cls, data: bytes) -> Negotiated:
         """Raises `DataError` for anything but what `encode` gave."""
         try:
-            return msgspec.json.decode(data, type=cls)
+            return msgspec.json.decode(data, type=known(cls))
         except ValueError as exc:
             raise DataError("the note of what FUSE negotiated is not understood") from exc
 

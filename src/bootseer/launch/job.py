@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
+from bootseer.wiretypes import known
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
@@ -130,7 +131,7 @@ def load(path: Path) -> Job:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read job file {path}: {exc}") from None
     try:
-        return msgspec.convert(tomllib.loads(text), Job)
+        return msgspec.convert(tomllib.loads(text), known(Job))
     except tomllib.TOMLDecodeError as exc:
         raise ConfigError(f"job file {path} is not TOML: {exc}") from None
     except msgspec.ValidationError as exc:

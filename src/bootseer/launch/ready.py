@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.wiretypes import known
+
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
@@ -76,7 +78,7 @@ class ReadyWatch:
         self._offset += len(whole)
         for line in whole.splitlines():
             try:
-                event = msgspec.json.decode(line, type=_Event)
+                event = msgspec.json.decode(line, type=known(_Event))
             except ValueError:
                 continue
             if event.ev == "begin" and event.stage == "first_step":

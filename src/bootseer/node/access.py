@@ -30,6 +30,7 @@ from bootseer.kernel import libc, procfs
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import Child, close_others, die_with
 from bootseer.oci.credentials import Logins
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
         os.close(read)
         apart.end()
     try:
-        answer = msgspec.json.decode(said, type=_Answer)
+        answer = msgspec.json.decode(said, type=known(_Answer))
     except ValueError:
         raise UnavailableError(
             f"nobody could ask as user {asker.user.name} for {ref} within {_SECONDS:.0f} s",

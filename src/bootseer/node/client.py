@@ -35,6 +35,7 @@ from bootseer.node.protocol import (
     socket_path,
 )
 from bootseer.oci.credentials import Logins
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ def _ask(do: str, config: Config | None, **fields: object) -> NodeReply:
                 f"the node daemon at {path} does not answer: {exc}", hint="its log says more"
             ) from None
     try:
-        reply = msgspec.json.decode(answer, type=NodeReply)
+        reply = msgspec.json.decode(answer, type=known(NodeReply))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         why = "answers something else" if answer else "ended before it answered"
         raise UnavailableError(f"the node daemon at {path} {why}", hint="try again; is it of this version?") from None

@@ -18,6 +18,7 @@ from bootseer.blocks.tree import TreeStatus
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.oci.credentials import Logins
 from bootseer.oci.spec import ContainerConfig
+from bootseer.wiretypes import known
 
 SOCKET = "node.sock"
 MAX_REQUEST, MAX_REQUEST_OF_ROOT = 8192, 1 << 17
@@ -131,7 +132,7 @@ def decode_request(packet: bytes, whole: bool) -> NodeRequest:
     reason = "it is too long"
     if whole:
         try:
-            request = msgspec.json.decode(packet, type=NodeRequest)
+            request = msgspec.json.decode(packet, type=known(NodeRequest))
             if request.version == VERSION:
                 return request
             reason = f"it has version {request.version}"

@@ -15,6 +15,7 @@ from bootseer.errors import BootseerError, UnavailableError, from_os_error
 from bootseer.kernel.child import Child, close_others, die_with
 from bootseer.node.loop import Loop
 from bootseer.node.protocol import REQUEST_SECONDS, NodeReply, failure
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class Worker:
     def _reply(self, ending: str) -> NodeReply:
         if not self._why:
             with contextlib.suppress(ValueError):
-                return msgspec.json.decode(self._said, type=NodeReply)
+                return msgspec.json.decode(self._said, type=known(NodeReply))
         why = self._why or f"its process ended early ({ending})"
         log.warning("a %s request is given up: %s", self._name, why)
         return failure(UnavailableError(f"the {self._name} request is given up: {why}", hint="try again"))

@@ -25,6 +25,7 @@ from bootseer.errors import BootseerError, NotFoundError
 from bootseer.objects.base import Store
 from bootseer.profile import emit
 from bootseer.units import one_line
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -275,6 +276,6 @@ def _line(text: str) -> str:
 
 def _decoded(data: bytes) -> Lease | None:
     try:
-        return msgspec.json.decode(data, type=Lease)
+        return msgspec.json.decode(data, type=known(Lease))
     except (ValueError, RecursionError):
         return None

@@ -23,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def given(text: str) -> Logins:
     """The logins of a document like docker's config.json, which somebody else sent: without the programs that it names.
     Raises `ConfigError`."""
     try:
-        return Logins(auths=msgspec.json.decode(text, type=Logins).auths)
+        return Logins(auths=msgspec.json.decode(text, type=known(Logins)).auths)
     except (msgspec.MsgspecError, UnicodeError):
         raise ConfigError("the logins are not JSON like docker's config.json") from None
 
@@ -123,7 +124,7 @@ def _files() -> Iterator[Path]:
 
 def read(path: Path) -> Logins | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Logins)
+        return msgspec.json.decode(path.read_bytes(), type=known(Logins))
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from bootseer.errors import ConfigError, DataError
+from bootseer.wiretypes import known
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -149,7 +150,7 @@ T = TypeVar("T")
 def decode(data: bytes, kind: type[T], what: str) -> T:
     """Parse a JSON document into ``kind``; `DataError` naming ``what`` when it does not fit."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return msgspec.json.decode(data, type=known(kind))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(f"{what} is not a valid {kind.__name__.lower()}: {exc}") from None
 

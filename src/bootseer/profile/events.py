@@ -17,6 +17,7 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from bootseer.errors import DataError, NotFoundError, doing
+from bootseer.wiretypes import known
 
 VERSION = 2
 MAGIC = b'{"bootseer":'
@@ -267,7 +268,7 @@ class _Joiner:
 
     def __init__(self) -> None:
         self.log = EventLog()
-        self._decoder = msgspec.json.Decoder(Event)
+        self._decoder = msgspec.json.Decoder(known(Event))
         self._rows: dict[str, int] = {}
         """Span id -> row, in the order of the rows."""
         self._one: dict[Any, Any] = {}

@@ -19,6 +19,7 @@ import msgspec
 
 from bootseer.errors import ConfigError
 from bootseer.profile.events import VERSION, Event
+from bootseer.wiretypes import known
 
 READY = "ready"
 """The pseudo-stage of a line that ends the first step."""
@@ -61,8 +62,8 @@ def patterns(path: Path | None = None) -> list[Pattern]:
     """Those of a file, or bootseer's own. Raises `ConfigError` for a file that is none."""
     path = path or Path(__file__).with_name("logpatterns.toml")
     try:
-        known = msgspec.convert(tomllib.loads(path.read_text()), _File).line
-        for pattern in known:
+        found = msgspec.convert(tomllib.loads(path.read_text()), known(_File)).line
+        for pattern in found:
             re.compile(pattern.match)
     except OSError as exc:
         raise ConfigError(f"cannot read the patterns {path}: {exc.strerror}") from None
@@ -70,7 +71,7 @@ def patterns(path: Path | None = None) -> list[Pattern]:
         raise ConfigError(
             f"{path} is no file of patterns: {exc}", hint="it has [[line]] tables with match and stage"
         ) from None
-    return known
+    return found
 
 
 class _Lane:

@@ -16,6 +16,7 @@ import msgspec
 
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError, doing
 from bootseer.profile import analysis, events
+from bootseer.wiretypes import known
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -102,7 +103,7 @@ def row(report: JobReport, log: events.EventLog) -> Start:
         own_hours=report.cost.own,
         wait_hours=report.cost.wait,
         gap_hours=report.cost.gap,
-        stages=[msgspec.convert(stage, StageRow, from_attributes=True) for stage in report.stages],
+        stages=[msgspec.convert(stage, known(StageRow), from_attributes=True) for stage in report.stages],
     )
 
 
@@ -180,7 +181,7 @@ def rows(paths: Sequence[Path]) -> list[Start]:
     start-up."""
     found = load(paths).execute(f"SELECT {', '.join(_COLUMNS)} FROM starts ORDER BY began_us").fetchall()
     try:
-        return [msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), Start) for row in found]
+        return [msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), known(Start)) for row in found]
     except msgspec.ValidationError as exc:
         where = ", ".join(map(str, paths))
         raise DataError(

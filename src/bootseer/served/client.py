@@ -18,6 +18,7 @@ from bootseer.errors import BootseerError, UnavailableError, doing, from_exit_co
 from bootseer.kernel import background, flock
 from bootseer.kernel import mount as mounts
 from bootseer.served.protocol import LOCK, MAX_REPLY, SOCKET, SPEC, GoneError, Order, Reply, Request
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +89,10 @@ def _ask(folder: Path, request: Request, timeout: float) -> bytes:
 
 def _value(line: bytes, kind: type[T], who: str = "") -> T:
     """What a reply says. Raises the error that it says, and `ValueError` for what is no reply."""
-    reply = msgspec.json.decode(line, type=Reply)
+    reply = msgspec.json.decode(line, type=known(Reply))
     if reply.code:
         raise from_exit_code(reply.code, who + reply.error, hint=reply.hint)
-    return msgspec.json.decode(reply.value, type=kind)
+    return msgspec.json.decode(reply.value, type=known(kind))
 
 
 def start(

@@ -15,6 +15,7 @@ import msgspec
 
 from bootseer.errors import BootseerError
 from bootseer.served.protocol import MAX_REQUEST, SOCKET, Reply, Request, failure
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def _hung_up(peer: socket.socket) -> bool:
 
 def _reply(line: bytes, handle: Callable[[Request], object]) -> Reply:
     try:
-        return Reply(msgspec.Raw(msgspec.json.encode(handle(msgspec.json.decode(line, type=Request)))))
+        return Reply(msgspec.Raw(msgspec.json.encode(handle(msgspec.json.decode(line, type=known(Request))))))
     except Exception as exc:
         if not isinstance(exc, BootseerError | msgspec.MsgspecError):
             log.exception("control request failed")

@@ -21,6 +21,7 @@ from crc32c import crc32c
 from bootseer import faults
 from bootseer.errors import UnavailableError
 from bootseer.hdfs.deadline import Workers
+from bootseer.wiretypes import known
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup, Store
@@ -52,7 +53,7 @@ class Peers:
         options._devices, options._timeout = [_device(store)], self._deadline
         self._group = dist.ProcessGroupGloo(store, me, count, options)
         body = msgspec.msgpack.encode((rank, needs))
-        told = [msgspec.msgpack.decode(_checked(data), type=tuple[int, bytes]) for data in self.gather(body)]
+        told = [msgspec.msgpack.decode(_checked(data), type=known(tuple[int, bytes])) for data in self.gather(body)]
         self.ranks, self.needs = [rank for rank, _ in told], [needs for _, needs in told]
 
     def gather(self, body: bytes) -> list[bytes]:

@@ -21,6 +21,7 @@ from bootseer.stripefs import ChunkFile, split_url
 from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
 from bootseer.torch.reads import Stored, TensorReads
+from bootseer.wiretypes import known
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -71,10 +72,10 @@ def _header(file: ChunkFile) -> _Header:
     text = head[8 : 8 + length]
     text += file.read(8 + len(text), length - len(text))
     try:
-        raw = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        raw = msgspec.json.decode(text, type=known(dict[str, msgspec.Raw]))
         metadata = raw.pop("__metadata__", None)
-        found = {name: msgspec.json.decode(value, type=_Entry) for name, value in raw.items()}
-        said = msgspec.json.decode(metadata, type=dict[str, str]) if metadata is not None else {}
+        found = {name: msgspec.json.decode(value, type=known(_Entry)) for name, value in raw.items()}
+        said = msgspec.json.decode(metadata, type=known(dict[str, str])) if metadata is not None else {}
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise DataError(f"{bad}: {exc}") from None
     end = 0
@@ -243,7 +244,7 @@ def _indexed(folder: CheckpointFolder, name: str) -> dict[str, list[str] | None]
     if file.size > MAX_HEADER:
         raise DataError(f"{file.path} is no index of safetensors files: it has {file.size} bytes")
     try:
-        index = msgspec.json.decode(file.read(0, file.size), type=_Index)
+        index = msgspec.json.decode(file.read(0, file.size), type=known(_Index))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
         raise DataError(f"{file.path} is no index of safetensors files: {exc}") from None
     found: dict[str, list[str] | None] = {}

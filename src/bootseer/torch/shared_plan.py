@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from bootseer.wiretypes import known
+
 Runs = tuple[tuple[int, int], ...]
 """Consecutive chunks, as (first, count); ascending, apart from each other."""
 
@@ -72,7 +74,7 @@ def plan(needs: Sequence[bytes], bucket: int) -> Plan:
         same[one] = same.get(one, 0) | 1 << rank
     changes: dict[FileId, dict[int, int]] = {}
     for one, ranks in same.items():
-        for file, runs in msgspec.msgpack.decode(one, type=list[tuple[FileId, Runs]]):
+        for file, runs in msgspec.msgpack.decode(one, type=known(list[tuple[FileId, Runs]])):
             of_file = changes.setdefault(file, {})
             for first, count in runs:
                 for chunk in (first, first + count):

@@ -17,6 +17,7 @@ from typing import Self
 import msgspec
 
 from bootseer.errors import DataError, UnavailableError
+from bootseer.wiretypes import known
 
 _GENERATION_SHIFT = 40
 _MAX_MESSAGE = 1 << 17
@@ -53,7 +54,7 @@ class Finish(msgspec.Struct, tag=4, array_like=True, frozen=True):
 
 
 Message = Wanted | Came | Repeat | Finish
-_decode = msgspec.msgpack.Decoder(Message).decode
+_decode = msgspec.msgpack.Decoder(known(Message)).decode
 
 
 def request_id(generation: int, number: int) -> int:

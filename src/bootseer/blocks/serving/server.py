@@ -15,6 +15,7 @@ from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.protocol import ServerSpec
 from bootseer.objects import Store, open_store
 from bootseer.served import entry
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ def main(*, store_for: Callable[[str], Store] = open_store) -> int:
     limit."""
 
     def serve(begun: entry.Begun) -> int:
-        spec = msgspec.json.decode(begun.spec, type=ServerSpec)
+        spec = msgspec.json.decode(begun.spec, type=known(ServerSpec))
         running = supervisor.start(spec, begun, store_for)
         if not begun.answer.done(running.driver):
             log.warning("nobody waits for tree %s any more", spec.id)

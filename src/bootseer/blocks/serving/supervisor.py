@@ -42,6 +42,7 @@ from bootseer.served.control import ControlServer
 from bootseer.served.entry import Begun
 from bootseer.served.keeper import SIGNALS, Kept, supervise
 from bootseer.served.protocol import Request
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -271,8 +272,8 @@ class Supervisor:
         code = 70
         try:
             self._inherited.shared.trace.forked()
-            known = self._inherited.shared.targets.read()
-            targets = msgspec.msgpack.decode(known, type=list[str]) if known else [self._spec.target]
+            raw = self._inherited.shared.targets.read()
+            targets = msgspec.msgpack.decode(raw, type=known(list[str])) if raw else [self._spec.target]
             successor = Supervisor(self._inherited, targets, adopt=True)
             log.warning("process %d supervises tree %s from now on", os.getpid(), self._spec.id)
             code = successor.run()
@@ -320,7 +321,7 @@ class Supervisor:
         fetched["cache_full"] = bool(fetched["cache_full"])
         ready = bytes(shared.ready[:]).count(1)
         raw = shared.said.read()
-        said = msgspec.msgpack.decode(raw, type=FetcherStatus) if raw else FetcherStatus()
+        said = msgspec.msgpack.decode(raw, type=known(FetcherStatus)) if raw else FetcherStatus()
         now, since = time.monotonic_ns(), counts[Count.WAITING_SINCE_NS]
         return TreeStatus(
             id=self._spec.id,

@@ -1,0 +1,106 @@
+"""msgspec knows each type before a second thread can decode it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "src/bootseer"
+
+FIRST_USE = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+import msgspec
+from bootseer.wiretypes import known
+
+TYPES = '''
+import msgspec
+from typing import Annotated, Literal, NamedTuple
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    kind: Literal["d", "o", "f"]
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    attributes: dict[str, bytes] = {}
+class Pair(NamedTuple):
+    first: Entry
+    second: int
+class Document(msgspec.Struct):
+    entries: list[Entry]
+    pair: Pair
+'''
+entry = ["a", "d", 1]
+document = {"entries": [entry], "pair": [entry, 1]}
+raw = msgspec.json.encode(document)
+
+def read(names):
+    together.wait()
+    msgspec.json.decode(raw, type=known(names["Document"]))
+    msgspec.convert([entry, 1], known(names["Pair"]))
+    msgspec.msgpack.decode(msgspec.msgpack.encode(entry), type=known(names["Entry"]))
+
+for _ in range(200):
+    together, names = threading.Barrier(8), {}
+    exec(TYPES, names)
+    threads = [threading.Thread(target=read, args=[names]) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+
+
+def test_threads_that_decode_a_type_for_the_first_time() -> None:
+    """Without `known` this ends in a segmentation fault each time."""
+    done = subprocess.run([sys.executable, "-c", FIRST_USE], stderr=subprocess.PIPE, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def unknown(source: str) -> Iterator[str]:
+    """Where ``source`` gives msgspec a type without `known`, or might."""
+    tree = ast.parse(source)
+    called = {node.func: node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "msgspec":
+            yield f"{node.lineno}: names of msgspec are said with its own name before them"
+        name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if not re.fullmatch(r"msgspec\.([a-z]+\.)?(decode|convert|Decoder)", name):
+            continue
+        if (call := called.get(node)) is None:  # type: ignore[call-overload]
+            yield f"{node.lineno}: {name} is called elsewhere"
+            continue
+        at = 0 if name.endswith("Decoder") else 1
+        kinds = [*call.args[at : at + 1], *(word.value for word in call.keywords if word.arg in (None, "type"))]
+        for kind in kinds:
+            if not (isinstance(kind, ast.Call) and ast.unparse(kind.func).split(".")[-1] == "known"):
+                yield f"{node.lineno}: {ast.unparse(call)}"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_each_type_is_known_before_it_is_decoded(path: Path) -> None:
+    if path.name != "wiretypes.py":
+        assert list(unknown(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("msgspec.json.decode(raw)", 0),
+        ("msgspec.json.decode(raw, type=known(Reply))", 0),
+        ("msgspec.json.decode(raw, type=Reply)", 1),
+        ("msgspec.msgpack.decode(raw, type=Reply)", 1),
+        ("msgspec.yaml.decode(raw, type=Reply)", 1),
+        ("def f(x):\n  return [msgspec.convert(x, Reply), msgspec.convert(x, type=Reply, strict=False)]", 2),
+        ("_decode = msgspec.json.Decoder(Reply).decode", 1),
+        ("_decode = msgspec.json.Decoder(type=wiretypes.known(Reply), strict=False).decode", 0),
+        ("msgspec.json.decode(raw, **{'type': Reply})", 1),
+        ("from msgspec.json import decode", 1),
+        ("read = partial(msgspec.convert, type=Reply)", 1),
+        ("decode = msgspec.json.decode if text else msgspec.yaml.decode\ndecode(raw, type=Reply)", 2),
+    ],
+)
+def test_a_type_without_is_found(source: str, count: int) -> None:
+    assert len(list(unknown(source))) == count
