@@ -23,17 +23,14 @@ class Checkout:
 
     def __init__(self, root: Path, suffix: str = "") -> None:
         self.root, self.suffix = root.absolute(), suffix
-        # Checkouts of before have it as a script.
-        node, script = self.root / "bench/image/node.py", self.root / "bench/_node.py"
-        if not node.exists() and not script.exists():
+        if not (self.root / "bench/image/node.py").exists():
             raise NotFoundError(f"{self.root} is no checkout of this project", hint="see git worktree add")
-        self._node = ["-m", "bench.image.node"] if node.exists() else [str(script)]
         own = self.root / ".venv/bin/python"
         self._python = str(own) if suffix and own.exists() else sys.executable
 
     def argv(self, order: Order) -> list[str]:
         """The command of one start."""
-        return [self._python, *self._node, msgspec.json.encode(order).decode()]
+        return [self._python, "-m", "bench.image.node", msgspec.json.encode(order).decode()]
 
     def environ(self) -> dict[str, str]:
         """With the packages of this checkout before any that the interpreter has installed."""

@@ -173,8 +173,7 @@ class _Raw(io.RawIOBase):
                 self._start()
                 if self._file.identity != self._identity:
                     raise DataError(f"{self._file.path} was replaced while it was read", hint="open it again")
-            with self._fs.load.reading(len(view)):
-                self._ahead.readinto(self._file, self._position, view)
+            self._ahead.readinto(self._file, self._position, view)
             self._position += len(view)
 
     def close(self) -> None:

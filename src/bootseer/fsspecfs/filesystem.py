@@ -309,9 +309,7 @@ class StripeFileSystem(StripePaths):
         return out
 
     def _gather(self, wanted: list[Wanted], gap: int | None) -> list[bytes | BaseException]:
-        with self.load.reading(0):
-            found = gather(self.reader, wanted, gap=gap)
-        self.load.count({"needed": sum(len(data) for data in found if isinstance(data, bytes))})
+        found = gather(self.reader, wanted, gap=gap)
         self.load.tell_soon()
         return found
 
