@@ -58,6 +58,13 @@ class Records(Generic[R]):
         """Raises `FileNotFoundError`, other `OSError`, and `ValueError` for something else."""
         return msgspec.json.decode(self.path(id).read_bytes(), type=known(self._kind))
 
+    def find(self, id: str) -> R | None:
+        """None where there is none that can be read."""
+        try:
+            return self.read(id)
+        except (OSError, ValueError):
+            return None
+
     def delete(self, id: str) -> None:
         """Safe to call twice. Raises `OSError`."""
         self._begun(id).unlink(missing_ok=True)  # what a full disk, or a kill, took of the last one

@@ -19,8 +19,8 @@ from msgspec.structs import replace
 from bootseer import fsmount
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
-from bootseer.fsmount import FsMount, client
-from bootseer.fsmount.record import Record, ServerSpec
+from bootseer.fsmount import FsMount, FsStatus, client
+from bootseer.fsmount.record import MountRecord, ServerSpec
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import StripeFS, open_fs
 from support.node import kill_group
@@ -53,6 +53,11 @@ def mounted(fs, tmp_path, config) -> Iterator[FsMount]:
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
     yield made
     made.unmount()
+
+
+def prefetched(made: FsMount) -> FsStatus:
+    until(lambda: made.status().prefetch != "running", 60, "the end of the prefetch")
+    return made.status()
 
 
 def test_names_sizes_and_contents(mounted, fs):
@@ -89,7 +94,7 @@ def test_a_checkpoint_of_more_files_than_a_process_may_have_open(fs, tmp_path, c
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     try:
-        assert made.wait_prefetched(60).prefetch == "done"
+        assert prefetched(made).prefetch == "done"
     finally:
         made.unmount()
 
@@ -194,7 +199,7 @@ def test_prefetch_fills_the_node_cache(fs, tmp_path, config):
     for again in (False, True):
         made = fsmount.start(f"{fs.url}/step-1", tmp_path / "mnt", config=config, prefetch=True, commit=True)
         try:
-            status = made.wait_prefetched(30)
+            status = prefetched(made)
             assert (status.prefetch, status.prefetch_done) == ("done", status.prefetch_total)
             assert status.prefetch_total == 2 * len(DATA) + 2
             assert (made.mountpoint / "state.pt").read_bytes() == DATA
@@ -215,7 +220,7 @@ def test_prefetch_of_the_latest_checkpoint(fs, tmp_path, config):
         out.write(b"unfinished" * 1000)
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config, prefetch=[fsmount.LATEST])
     try:
-        assert made.wait_prefetched(30).prefetch_total == 2 * len(DATA) + 2
+        assert prefetched(made).prefetch_total == 2 * len(DATA) + 2
     finally:
         made.unmount()
 
@@ -223,7 +228,7 @@ def test_prefetch_of_the_latest_checkpoint(fs, tmp_path, config):
 def test_a_failed_prefetch_does_not_hurt(fs, tmp_path, config):
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config, prefetch=["none"])
     try:
-        assert made.wait_prefetched(30).prefetch == "failed"
+        assert prefetched(made).prefetch == "failed"
         assert (made.mountpoint / "step-1/state.pt").read_bytes() == DATA
     finally:
         made.unmount()
@@ -348,11 +353,13 @@ def test_a_server_gets_the_login_of_its_store_and_says_it_to_nobody(fs, tmp_path
         opened.url = url.replace("me:secret@", "***@")
         return opened
 
-    def start(folder: Path, server: object, spec: ServerSpec, kind: type, *, kept: Record, **more: object) -> bool:
-        told.append((spec, kept))
+    def start(
+        folder: Path, server: object, spec: ServerSpec, kind: type, *, record: MountRecord, **more: object
+    ) -> bool:
+        told.append((spec, record))
         return True
 
-    told: list[tuple[ServerSpec, Record]] = []
+    told: list[tuple[ServerSpec, MountRecord]] = []
     monkeypatch.setattr(client, "open_fs", open_store)
     monkeypatch.setattr("bootseer.served.client.start", start)
     made = fsmount.start("sftp://me:secret@host/run", tmp_path / "mnt", config=config)
@@ -471,7 +478,7 @@ def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, confi
         time.sleep(0.7)  # longer than a status is old
         assert (made.status().prefetch, made.status().fetched_ahead) == ("running", 0)
         made.release()
-        status = made.wait_prefetched(30)
+        status = prefetched(made)
         assert status.prefetch == "done"
         assert status.prefetch_done == status.prefetch_total == read.bytes
         assert (made.mountpoint / "state.pt").read_bytes() == DATA[::-1]
@@ -485,7 +492,7 @@ def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, confi
     try:
         assert (made.status().prefetch, made.status().fetched_ahead) == ("running", 0)
         made.release()
-        assert made.wait_prefetched(30).prefetch_done == len(DATA)
+        assert prefetched(made).prefetch_done == len(DATA)
     finally:
         made.unmount()
     assert [path.name for path in (Path(config.state_dir) / "fs").iterdir()] == []

@@ -709,5 +709,5 @@ def test_an_aborted_connection_is_no_reason_to_start_servers(node: Node) -> None
 def test_state_is_private(node: Node) -> None:
     made = node.mount(slow=False)
     base = node.folder / "state" / "trees"
-    for path in (base, base / made.id, base / made.id / "spec.json", base / f"{made.id}.log"):
+    for path in (base, base / made.id, base / f"{made.id}.log"):
         assert path.stat().st_mode & 0o077 == 0, path

@@ -22,7 +22,7 @@ from bootseer.blocks.serving.protocol import ServerSpec, TreeStatus
 from bootseer.errors import BootseerError, FullError, NotFoundError, UnavailableError
 from bootseer.served import client
 from bootseer.served.control import ControlServer
-from bootseer.served.protocol import LOCK, SOCKET, SPEC, GoneError, Request
+from bootseer.served.protocol import LOCK, SOCKET, GoneError, Request
 from support.waits import later
 
 STATUS = TreeStatus(id="a", digest="a", pid=1, targets=["/t"])
@@ -47,7 +47,6 @@ def silent(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def stopped(folder: Path) -> Iterator[Path]:
     """The folder of a server that accepts requests and never answers."""
-    (folder / SPEC).write_bytes(b"{}")
     with socket.socket(socket.AF_UNIX) as sock:
         here = os.getcwd()
         os.chdir(folder)
@@ -146,7 +145,7 @@ def test_a_silent_server_is_left_alone(silent: Path, tmp_path: Path) -> None:
         tree.attach("/t", state)
     with pytest.raises(UnavailableError, match="does not answer"):
         tree.TreeMount(tmp_path / "t", "a", "a", silent).unmount()
-    assert sorted(path.name for path in silent.iterdir()) == [SOCKET, SPEC]
+    assert sorted(path.name for path in silent.iterdir()) == [SOCKET]
 
 
 def test_a_server_that_does_not_answer_holds_up_no_other(stopped: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A tree is a two-part EROFS image: ``meta`` is local before the mount, ``data`` is served by a block server
 (``blocks.serving.server``) that outlives the caller; several mounts with the same ``state_dir`` share it. State of a
-running tree, in ``<state_dir>/trees/``: ``<id>/`` (spec, control socket, FUSE mount point), ``<id>.log`` and
+running tree, in ``<state_dir>/trees/``: ``<id>/`` (record, control socket, FUSE mount point), ``<id>.log`` and
 ``<id>.lock`` (held while mounting and unmounting).
 """
 
@@ -17,14 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from bootseer.blocks.metadata import localize_manifest, localize_map, localize_meta
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving import client
 from bootseer.blocks.serving.client import SERVER
 from bootseer.blocks.serving.mount_readahead import note_mount
-from bootseer.blocks.serving.protocol import FUSE_FOLDER, ServerSpec, TreeStatus
+from bootseer.blocks.serving.protocol import FUSE_FOLDER, ServerSpec, TreeRecord, TreeStatus
 from bootseer.chunks.locks import DATA
 from bootseer.chunks.manifest import TreeRef
 from bootseer.config import Config
@@ -33,9 +31,8 @@ from bootseer.folders import private_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.objects import Store, open_store
-from bootseer.served.client import PATIENCE, await_exit, locked, unmount
-from bootseer.served.protocol import SPEC, GoneError
-from bootseer.wiretypes import known
+from bootseer.served.client import PATIENCE, await_exit, locked, records, unmount
+from bootseer.served.protocol import GoneError
 
 if TYPE_CHECKING:
     from bootseer.blocks.offline import extract, prefetch
@@ -216,7 +213,7 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
     """
     base = Path(os.path.abspath(state_dir)) / "trees"
     target = mounts.real(what)
-    folders = sorted(base.glob("*/")) if base.is_dir() else []
+    folders, left_by = sorted(base.glob("*/")) if base.is_dir() else [], records(base, TreeRecord)
     for patience in (_ASK_SECONDS, PATIENCE):  # those that do not answer are waited for last
         silent: dict[Path, BootseerError] = {}
         for folder in folders:
@@ -225,7 +222,7 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
             except BootseerError as exc:
                 if not isinstance(exc, GoneError):
                     silent[folder] = exc
-                elif (left := _left_by_the_dead(folder)) and left.target == target:
+                elif (left := left_by.find(folder.name)) and left.target == target:
                     return TreeMount(Path(target), left.id, left.digest, folder)
                 log.warning("%s", exc)
                 continue
@@ -237,14 +234,6 @@ def attach(what: str | Path, state_dir: Path) -> TreeMount:
     if silent:
         raise next(iter(silent.values()))
     raise NotFoundError(f"no tree is mounted as {what}", hint=f"running ones have their state in {base}")
-
-
-def _left_by_the_dead(folder: Path) -> ServerSpec | None:
-    """What the server of ``folder`` was started with; None when that cannot be read."""
-    try:
-        return msgspec.json.decode((folder / SPEC).read_bytes(), type=known(ServerSpec))
-    except (OSError, ValueError):
-        return None
 
 
 def __getattr__(name: str) -> object:

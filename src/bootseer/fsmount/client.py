@@ -22,12 +22,11 @@ from bootseer.errors import (
     ConfigError,
     NotFoundError,
     NotWritableError,
-    UnavailableError,
     UnsupportedError,
     from_os_error,
 )
 from bootseer.folders import enterable, private_folder, trusted
-from bootseer.fsmount.record import SERVER, SILENCE, SPOOLS, FsStatus, Record, ServerSpec, state_folder
+from bootseer.fsmount.record import SERVER, SILENCE, SPOOLS, FsStatus, MountRecord, ServerSpec, recorded, state_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.served import client
@@ -52,7 +51,7 @@ _NOTED_SECONDS = 10.0
 class FsMount:
     """A mount served by a background process."""
 
-    def __init__(self, record: Record, folder: Path) -> None:
+    def __init__(self, record: MountRecord, folder: Path) -> None:
         self.url, self.mountpoint = record.url, Path(record.mountpoint)
         self._record, self._folder = record, folder
 
@@ -64,27 +63,13 @@ class FsMount:
     def status(self) -> FsStatus:
         """The server's figures; none of one that has died. Raises `UnavailableError` when it lives and does not
         answer."""
-        if Record.read(self._folder) == self._record:  # else another server has its place
+        if recorded(self._folder) == self._record:  # else another server has its place
             with contextlib.suppress(GoneError):
                 return self._ask("status")
         return FsStatus(url=self.url, mountpoint=str(self.mountpoint), alive=False)
 
     def _ask(self, do: str) -> FsStatus:
         return ask(self._folder, Request(do), FsStatus)
-
-    def wait_prefetched(self, seconds: float) -> FsStatus:
-        """Wait until nothing is left to prefetch; `UnavailableError` when that takes longer or the server ended."""
-        until = time.monotonic() + seconds
-        while (status := self.status()).prefetch == "running" or not status.alive:
-            if not status.alive:
-                raise UnavailableError(
-                    f"the server of {self.mountpoint} has ended", hint=f"see {_log_of(self._folder)}"
-                )
-            if time.monotonic() >= until:
-                done = f"{status.prefetch_done} of {status.prefetch_total} bytes"
-                raise UnavailableError(f"prefetch into {self.mountpoint} has {done} after {seconds:.0f} s")
-            time.sleep(0.05)
-        return status
 
     def release(self) -> None:
         """Let a prefetch begin that was started with ``hold``."""
@@ -104,7 +89,7 @@ class FsMount:
     def unmount(self) -> None:
         """Unmount, and wait for the server to end. A busy mount is detached with a log line. Safe to call twice."""
         with locked(self._folder):
-            if Record.read(self._folder) == self._record:  # not a later one
+            if recorded(self._folder) == self._record:  # not a later one
                 _end(self._folder, self.mountpoint)
 
 
@@ -172,7 +157,7 @@ def start(
     folder = state_folder(state_dir, mountpoint)
     with locked(folder):
         if folder.exists():
-            old = Record.read(folder)
+            old = recorded(folder)
             if alive(folder):
                 what = f"a mount of {old.url}" if old else "mounted"
                 raise NotWritableError(f"{mountpoint} is already {what}", hint="`bootseer unmount` it first")
@@ -198,9 +183,9 @@ def start(
             shared=shared,
             allow_other=shared or (root and closed),  # closed: others are those whom root lets see it, as containers
         )
-        record = Record(fs.url, str(mountpoint), time.time_ns())
+        record = MountRecord(id=folder.name, url=fs.url, mountpoint=str(mountpoint), began=time.time_ns())
         try:
-            client.start(folder, SERVER, spec, bool, kept=record, ending=signal.SIGTERM)
+            client.start(folder, SERVER, spec, bool, record=record, ending=signal.SIGTERM)
         except BaseException:
             # its supervisor gives the server as long, and then unmounts
             await_exit(folder, _END_SECONDS + _GRACE_SECONDS)
@@ -235,7 +220,7 @@ def _make_mountpoint(mountpoint: Path) -> None:
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:
     """The mount that `start` made at ``mountpoint``, even when its server has died."""
     folder = state_folder(trusted(Path((config or settings.load()).state_dir)), os.path.abspath(mountpoint))
-    record = Record.read(folder)
+    record = recorded(folder)
     return FsMount(record, folder) if record else None
 
 

@@ -15,11 +15,11 @@ import msgspec
 
 from bootseer.chunks.eviction import Limits
 from bootseer.kernel import background
-from bootseer.served.protocol import SPEC
+from bootseer.mountrecords import Record
+from bootseer.served import client
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.access import FileAccess
 from bootseer.stripefs.files.readahead import MEMORY
-from bootseer.wiretypes import known
 
 SERVER = background.program("bootseer.fsmount.__main__")
 SPOOLS = 4 << 30
@@ -90,20 +90,17 @@ class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_done: int = 0
 
 
-class Record(msgspec.Struct, frozen=True):
+class MountRecord(Record, kw_only=True):
     """What stays known of a mount whose server has died. ``began``: Unix time in ns; no two mounts are the same."""
 
     url: str
     mountpoint: str
     began: int
 
-    @staticmethod
-    def read(folder: Path) -> Record | None:
-        """That of the server whose state is in ``folder``."""
-        try:
-            return msgspec.json.decode((folder / SPEC).read_bytes(), type=known(Record))
-        except (OSError, ValueError):
-            return None
+
+def recorded(folder: Path) -> MountRecord | None:
+    """That of the server whose state is in ``folder``."""
+    return client.records(folder.parent, MountRecord).find(folder.name)
 
 
 def state_folder(state_dir: str | Path, mountpoint: str | Path) -> Path:

@@ -17,12 +17,14 @@ import msgspec
 from bootseer.errors import BootseerError, UnavailableError, doing, from_exit_code
 from bootseer.kernel import background, flock
 from bootseer.kernel import mount as mounts
-from bootseer.served.protocol import LOCK, MAX_REPLY, SOCKET, SPEC, GoneError, Order, Reply, Request
+from bootseer.mountrecords import Record, Records
+from bootseer.served.protocol import LOCK, MAX_REPLY, SOCKET, GoneError, Order, Reply, Request
 from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Record)
 
 _START_SECONDS = 60.0
 _BUSY_SECONDS = 5.0
@@ -31,6 +33,11 @@ _ATTEMPT_SECONDS = 8.0
 PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
 _LOOK_SECONDS = 0.005
+
+
+def records(base: Path, kind: type[R]) -> Records[R]:
+    """Those of the servers whose state folders are in ``base``; the id of each is the name of its folder."""
+    return Records(base, kind, "/mount.json")
 
 
 @contextlib.contextmanager
@@ -101,19 +108,18 @@ def start(
     spec: msgspec.Struct,
     kind: type[T],
     *,
-    kept: msgspec.Struct | None = None,
+    record: Record,
     cgroup: str = "",
     ending: signal.Signals = signal.SIGKILL,
 ) -> T:
     """Have a new ``server`` with its state in ``folder``, which is made, serve what ``spec`` says. What it answers.
 
-    ``kept``: what is to be known of it when it has died (`SPEC`), if not all of the spec. One that does not answer in
-    time gets the signal ``ending``. Raises what kept it from starting; then the folder is for the caller to clear.
+    ``record``: what is to be known of it when it has died (`records`). One that does not answer in time gets the signal
+    ``ending``. Raises what kept it from starting; then the folder is for the caller to clear.
     """
     with doing(f"start a server in {folder}"):
         folder.mkdir(mode=0o700)
-        with open(folder / SPEC, "wb", opener=_private) as out:
-            out.write(msgspec.json.encode(kept or spec))
+        records(folder.parent, type(record)).save(record)
     order = Order(str(folder), msgspec.Raw(msgspec.json.encode(spec)), cgroup)
     said = background.start(server, msgspec.json.encode(order), seconds=_START_SECONDS, ending=ending)
     try:
@@ -121,10 +127,6 @@ def start(
     except ValueError:
         hint = f"see {folder.with_suffix('.log')}"
         raise UnavailableError(f"the server in {folder} did not start", hint=hint) from None
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------
@@ -182,9 +184,10 @@ def ended(folder: Path, timeout: float) -> bool:
 def remove(folder: Path, *more: str) -> None:
     """Remove the state of a server that has ended. ``more``: patterns of what else is in its folder."""
     with doing(f"remove the state of a server in {folder}"):
-        for path in [path for name in (SPEC, SOCKET, LOCK, *more) for path in folder.glob(name)]:
+        for path in [path for name in (SOCKET, LOCK, *more) for path in folder.glob(name)]:
             with contextlib.suppress(FileNotFoundError):
                 path.rmdir() if path.is_dir() else path.unlink()
+        records(folder.parent, Record).delete(folder.name)
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()
 

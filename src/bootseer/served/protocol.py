@@ -11,8 +11,6 @@ import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError
 
-SPEC = "spec.json"
-"""What is to be known of a server that died."""
 SOCKET = "control.sock"
 LOCK = "server.lock"
 """Locked (flock) while a process of the server lives; its text is the server's process group."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bootseer.blocks.serving.mount_readahead import NAMES
-from bootseer.blocks.serving.protocol import FUSE_FOLDER, ServerSpec, TreeStatus
+from bootseer.blocks.serving.protocol import FUSE_FOLDER, ServerSpec, TreeRecord, TreeStatus
 from bootseer.errors import BootseerError
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
@@ -49,7 +49,8 @@ def join_or_start(folder: Path, spec: ServerSpec, server: Sequence[str]) -> Tree
                 log.warning("tree %s is served out of %s until all its mounts end", spec.id, status.cache_dir)
             return status
     try:
-        driver = client.start(folder, server, spec, str, cgroup=spec.config.server_cgroup)
+        record = TreeRecord(id=folder.name, digest=spec.digest, target=spec.target)
+        driver = client.start(folder, server, spec, str, record=record, cgroup=spec.config.server_cgroup)
     except BaseException:
         clear(folder)
         raise

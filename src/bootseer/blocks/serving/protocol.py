@@ -15,6 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from bootseer.config import Config
+from bootseer.mountrecords import Record
 
 FUSE_FOLDER = "fuse"
 
@@ -29,6 +30,13 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     target: str
     profile: str | None = None
     config: Config = msgspec.field(default_factory=Config)
+
+
+class TreeRecord(Record, kw_only=True):
+    """What stays known of a tree whose block server has died. ``target``: of its first mount."""
+
+    digest: str
+    target: str
 
 
 class FetcherStatus(msgspec.Struct):
