@@ -54,11 +54,11 @@ def read_all(site: Site, made: TreeMount, *, passes: int = 1) -> Tally:
 
 
 def manifest(node: Node) -> TreeManifest:
-    return TreeManifest.decode(open_store(node.store_url).get(tree_key(node.digest)), node.digest)
+    return TreeManifest.decode(open_store(node.store_url).get(tree_key(node.digest), most=1 << 20), node.digest)
 
 
 def packs(node: Node) -> list[Path]:
-    blocks = BlockMap.decode(open_store(node.store_url).get(manifest(node).map.key))
+    blocks = BlockMap.decode(open_store(node.store_url).get(manifest(node).map.key, most=1 << 20))
     return [Path(node.store_url, pack.key) for pack in blocks.packs]
 
 

@@ -94,12 +94,12 @@ class Site:
 
     @property
     def manifest(self) -> TreeManifest:
-        return TreeManifest.decode(self.store.get(f"trees/{self.digest}.json"), self.digest)
+        return TreeManifest.decode(self.store.get(f"trees/{self.digest}.json", most=1 << 30), self.digest)
 
     @property
     def blob(self) -> Path:
         """The only pack."""
-        (pack,) = BlockMap.decode(self.store.get(self.manifest.map.key)).packs
+        (pack,) = BlockMap.decode(self.store.get(self.manifest.map.key, most=1 << 30)).packs
         return self.store.root / pack.key
 
     @property
@@ -229,7 +229,7 @@ def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
     first.unmount()
     site.await_pack()
     (trace,) = [info for info in site.store.list("profiles") if info.key.endswith(".trace")]
-    found = Trace.decode(site.store.get(trace.key))
+    found = Trace.decode(site.store.get(trace.key, most=1 << 30))
     assert {one.comm for one in found.processes} == {Path("/proc/self/comm").read_text().strip()}
     second = site.mount(cache="two", readahead=False)
     until(lambda: 0 < second.status().hot_total == second.status().hot_ready)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from bootseer.backends.fsspec import FsspecBackend
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.objects import ObjectInfo, Store, open_store
+from bootseer.objects.folder import FolderStore
 from bootseer.objects.on_backend import ObjectStore
 from support import hadoop
 from support.objectserver import BUCKET, ObjectServer
@@ -54,9 +57,9 @@ def test_put_then_read_whole_and_in_ranges(store: Store, tmp_path: Path) -> None
     assert store.put("a/b", b"hello")
     assert store.put("a/c", tmp_path / "big")
     assert store.put("a/empty", b"")
-    assert store.get("a/b") == b"hello"
-    assert store.get("a/c") == data
-    assert store.get("a/empty") == b""
+    assert store.get("a/b", most=1 << 30) == b"hello"
+    assert store.get("a/c", most=1 << 30) == data
+    assert store.get("a/empty", most=1 << 30) == b""
     with store.open("a/c") as reader:
         assert reader.size == len(data)
         assert reader.read(5_000_000, 1000) == data[5_000_000:5_001_000]
@@ -82,21 +85,22 @@ def test_one_reader_serves_many_threads(store: Store) -> None:
 def test_the_first_publication_wins(store: Store) -> None:
     assert store.put("k", b"one")
     assert not store.put("k", b"two")
-    assert store.get("k") == b"one"
+    assert store.get("k", most=1 << 30) == b"one"
     assert store.put("k", b"three", overwrite=True)
-    assert store.get("k") == b"three"
+    assert store.get("k", most=1 << 30) == b"three"
     assert together(lambda i: store.put("race", b"%d" % i), range(6)).count(True) == 1
     assert [info.key for info in store.list("")] == ["k", "race"]
 
 
 def test_missing_keys_and_bad_ones(store: Store) -> None:
-    for call in (store.get, store.open, store.stat):
+    calls = (partial(store.get, most=9), store.open, store.stat)
+    for call in calls:
         with pytest.raises(NotFoundError, match="no object nothing/here"):
             call("nothing/here")
     assert list(store.list("nothing")) == []
     store.delete("nothing/here")
     store.put("a/b", b"x")
-    for call in (store.get, store.open, store.stat):
+    for call in calls:
         for key in ("a", "a/b/c"):
             with pytest.raises(NotFoundError):
                 call(key)
@@ -104,11 +108,41 @@ def test_missing_keys_and_bad_ones(store: Store) -> None:
         with pytest.raises(ConfigError):
             store.put(key, b"")
         with pytest.raises(ConfigError):
-            store.get(key)
+            store.get(key, most=1 << 30)
     store.delete("a/b")
     assert not store.exists("a/b")
     assert store.put("a/b", b"x")
-    assert store.get("a/b") == b"x"
+    assert store.get("a/b", most=1 << 30) == b"x"
+
+
+def test_an_object_that_is_larger_than_its_kind_may_be_is_not_read(store: Store) -> None:
+    """Its size is the word of who made it, and of holes it costs nothing; whoever reads it would pay with memory."""
+    store.put("k", b"12345")
+    assert store.get("k", most=5) == b"12345"
+    with pytest.raises(DataError, match=r"k in store .* has 5 bytes, more than the 4"):
+        store.get("k", most=4)
+    large = 64 << 20
+    if isinstance(store, FolderStore):
+        os.truncate(store.root / "k", 1 << 40)
+    else:
+        store.put("k", b"\0" * large, overwrite=True)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="more than the 100"):
+            store.get("k", most=100)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_replacement_sees_that_the_object_is_another_one(store: Store) -> None:
+    """Also when it is larger: then none of it is read."""
+    store.put("k", b"one")
+    assert store.replace("k", b"two", old=b"one")
+    store.put("k", b"x" * 1000, overwrite=True)
+    for old in (b"two", b"one more", b"y" * 1000):
+        assert not store.replace("k", b"three", old=old)
+    assert store.get("k", most=1000) == b"x" * 1000
 
 
 def test_list_is_in_key_order_and_deep(store: Store) -> None:
@@ -132,4 +166,4 @@ def test_a_killed_publication_is_unseen(store: Store) -> None:
     assert not store.exists("k")
     assert list(store.list("")) == []
     assert store.put("k", b"y")
-    assert store.get("k") == b"y"
+    assert store.get("k", most=1 << 30) == b"y"

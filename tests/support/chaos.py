@@ -339,7 +339,7 @@ def _in_registry(site: Site, place: Path, undo: contextlib.ExitStack) -> tuple[s
     with target.batch():
         for folder in ("blobs", "trees"):
             for info in source.list(folder):
-                target.put(info.key, source.get(info.key))
+                target.put(info.key, source.get(info.key, most=info.size))
     return url, tokens
 
 

@@ -43,9 +43,9 @@ class CheckedStore(Store):
 
     def _check(self) -> object: ...
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int) -> bytes:
         self._check()
-        return self.inner.get(key)
+        return self.inner.get(key, most=most)
 
     def open(self, key: str) -> Source:
         return self.inner.open(key)
@@ -171,8 +171,8 @@ class RateLimitedStore(CheckedStore):
             if wait > 0:
                 time.sleep(wait)
 
-    def get(self, key: str) -> bytes:
-        data = super().get(key)
+    def get(self, key: str, *, most: int) -> bytes:
+        data = super().get(key, most=most)
         self._pass(len(data))
         return data
 

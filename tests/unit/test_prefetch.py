@@ -102,7 +102,7 @@ def test_traces_are_looked_at_when_the_stream_has_ended(rig: Rig, tmp_path: Path
     (pack,) = rig.packs()
     asked: list[str] = []
     get = rig.store.get
-    rig.store.get = lambda key: asked.append(key) or get(key)  # type: ignore[method-assign, func-returns-value]
+    rig.store.get = lambda key, most: asked.append(key) or get(key, most=most)  # type: ignore[method-assign, func-returns-value]
     told: list[Plan] = []
     with rig.blob.open_cache(tmp_path / "other") as cache:
         fetcher = Fetcher(cache, StoreSource(rig.store, rig.blob.map), streams=3)

@@ -45,10 +45,10 @@ class Rig:
         return [info.key for info in self.store.list("")]
 
     def contents(self) -> dict[str, bytes]:
-        return {info.key: self.store.get(info.key) for info in self.store.list("")}
+        return {info.key: self.store.get(info.key, most=1 << 30) for info in self.store.list("")}
 
     def manifest(self, ref: TreeRef) -> TreeManifest:
-        return TreeManifest.decode(self.store.get(f"trees/{ref.digest}.json"), ref.digest)
+        return TreeManifest.decode(self.store.get(f"trees/{ref.digest}.json", most=1 << 30), ref.digest)
 
     def damage(self, key: str) -> None:
         path = self.store.root / key

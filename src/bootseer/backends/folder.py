@@ -36,15 +36,15 @@ class _Source(Source):
         self.size, self.version = info.st_size, _version(info)
 
     def read(self, offset: int, length: int) -> bytes:
-        data = b""
+        pieces, got = [], 0
         with doing(f"read {self._path}"):
-            while len(data) < length:
-                more = os.pread(self._fd, length - len(data), offset + len(data))
-                if not more:
-                    raise DataError(f"{self._path} ends at {offset + len(data)}, wanted {offset + length}")
-                data += more
+            while got < length:
+                pieces.append(os.pread(self._fd, length - got, offset + got))
+                if not pieces[-1]:
+                    raise DataError(f"{self._path} ends at {offset + got}, wanted {offset + length}")
+                got += len(pieces[-1])
         self._check()
-        return data
+        return b"".join(pieces)  # of one piece, as it nearly always is, no copy
 
     def readinto(self, offset: int, parts: Sequence[memoryview]) -> None:
         left = [part for part in parts if len(part)]

@@ -17,7 +17,7 @@ import msgspec
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.chunks.locks import Hold
-from bootseer.chunks.manifest import TreeManifest, tree_key
+from bootseer.chunks.manifest import MAX_MANIFEST, TreeManifest, tree_key
 from bootseer.chunks.zstd import unpack
 from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.objects import Store
@@ -70,7 +70,7 @@ def localize_manifest(store: Store | None, digest: str, cache_dir: Path) -> Tree
     with doing(f"keep tree {digest[:12]} in cache {folder}"):
         hold = Hold(folder)
         kept = _kept(folder / "manifest.json", digest)
-        raw = _needed(store, digest).get(key) if kept is None else kept
+        raw = _needed(store, digest).get(key, most=MAX_MANIFEST) if kept is None else kept
         manifest = TreeManifest.decode(raw, digest)
         if kept is None:
             _keep(folder / "manifest.json", [raw])

@@ -15,7 +15,8 @@ from bootseer.wiretypes import known
 
 _FORMAT = "bootseer-tree"
 _VERSION = 2
-_MAX_MANIFEST = 1 << 16
+MAX_MANIFEST = 1 << 16
+"""Bytes of a tree manifest."""
 MAX_META = 2 << 30
 """Bytes of EROFS metadata: images have about 100 per file, so 20 million files."""
 
@@ -36,7 +37,7 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @classmethod
     def decode(cls, raw: bytes, digest: str) -> TreeManifest:
         """Parse the manifest called ``digest``. Raises `DataError`."""
-        if len(raw) > _MAX_MANIFEST or hashing.hexdigest(raw) != digest:
+        if len(raw) > MAX_MANIFEST or hashing.hexdigest(raw) != digest:
             raise DataError(f"tree manifest {digest[:12]} is damaged: its hash differs")
         try:
             self = msgspec.json.decode(raw, type=known(cls))

@@ -76,7 +76,7 @@ class Images:
             except DataError as exc:
                 log.warning("%s; asking the store", exc.message)
         store = self._store()
-        content = store.get(records.key_of(manifest, self._platform))
+        content = store.get(records.key_of(manifest, self._platform), most=records.MAX_STORED)
         found = self._read(content, manifest, f"in store {store.shown}")
         self._snapshots.keep_record(manifest, content)
         return found

@@ -188,7 +188,7 @@ class Volumes:
 
     def _env(self, folder: Path, wish: PodVolume) -> Path:
         store = open_store(self._config.store_url)
-        found = manifest.decode(store.get(manifest.manifest_key(wish.name)), wish.name)
+        found = manifest.decode(store.get(manifest.manifest_key(wish.name), most=manifest.MAX_STORED), wish.name)
         targets = found.document.targets
         wanted = wish.options.get("target") or (targets[0] if len(targets) == 1 else "")
         if wanted not in targets:

@@ -18,6 +18,8 @@ Kind = Literal["d", "o", "f", "l", "h", "w"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MAX_UNPACKED = 512 << 20
+MAX_STORED = 64 << 20
+"""Bytes of an inventory as it is stored: those of a million entries take about 40."""
 MAGIC = "bootseer-env-list"
 
 

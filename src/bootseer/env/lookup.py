@@ -92,7 +92,7 @@ def _candidates(out: Lookup, store: Store) -> list[SnapshotManifest]:
     found = []
     for name in names:
         try:
-            out.seen[name] = store.get(manifest.manifest_key(name))
+            out.seen[name] = store.get(manifest.manifest_key(name), most=manifest.MAX_STORED)
             found.append(manifest.decode(out.seen[name], name))
         except NotFoundError:
             continue  # removed meanwhile
@@ -135,7 +135,7 @@ def _explained(store: Store, inputs: KeyDocument) -> str:
         earlier = []
         for name in names:
             try:
-                earlier.append(key.document_from(msgspec.json.decode(store.get(name))))
+                earlier.append(key.document_from(msgspec.json.decode(store.get(name, most=manifest.MAX_STORED))))
             except (BootseerError, ValueError, RecursionError) as exc:
                 log.info("not compared with %s: %s", name, exc)
         return explain.explain(inputs, earlier)

@@ -17,6 +17,8 @@ from bootseer.errors import ConfigError, DataError
 from bootseer.wiretypes import known
 
 FOLDER = "env/snapshots"
+MAX_STORED = 8 << 20
+"""Bytes of a manifest: 10,000 observed files and their digests take two, and key files few more."""
 _HEX = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[0-9a-f]{64}/[0-9a-f]{64}")
 _DIGEST = re.compile(r"[0-9a-f]{32,128}")

@@ -17,8 +17,8 @@ from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.layer import check_unchanged
 from bootseer.env.lookup import Lookup
-from bootseer.env.manifest import SnapshotManifest, index_key, inventory_key, manifest_key
-from bootseer.errors import BootseerError
+from bootseer.env.manifest import MAX_STORED, SnapshotManifest, index_key, inventory_key, manifest_key
+from bootseer.errors import BootseerError, DataError
 from bootseer.objects import Store, lease
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ def publish(
     check_unchanged(layers, entries)
     _go_on(cancelled)
     raw = manifest.encode()
+    if len(raw) > MAX_STORED:
+        raise DataError(f"its manifest would have {len(raw)} bytes, more than {MAX_STORED}")
     if not (store.put(name, raw) if old is None else store.replace(name, raw, old=old)):
         return False
     faults.point("env.publish.after-manifest")

@@ -27,7 +27,7 @@ def names(store: Store, key: str = "") -> list[str]:
 def load(store: Store, start: str) -> SnapshotManifest:
     """The manifest of the one snapshot that `resolve` finds. Raises as that does, and `DataError`."""
     name = resolve(store, start)
-    return manifest.decode(store.get(manifest.manifest_key(name)), name)
+    return manifest.decode(store.get(manifest.manifest_key(name), most=manifest.MAX_STORED), name)
 
 
 def resolve(store: Store, start: str) -> str:
@@ -52,7 +52,7 @@ def everything(store: Store) -> list[SnapshotManifest]:
     found = []
     for name in names(store):
         try:
-            found.append(manifest.decode(store.get(manifest.manifest_key(name)), name))
+            found.append(manifest.decode(store.get(manifest.manifest_key(name), most=manifest.MAX_STORED), name))
         except (ConfigError, DataError, NotFoundError) as exc:
             log.warning("%s", exc)
     return sorted(found, key=lambda item: -item.created)
@@ -74,7 +74,7 @@ def remove(store: Store, names: Iterable[str]) -> None:
     for name in names:
         path = manifest.manifest_key(name)
         try:
-            found = manifest.decode(store.get(path), name)
+            found = manifest.decode(store.get(path, most=manifest.MAX_STORED), name)
         except (DataError, NotFoundError) as exc:
             log.info("%s", exc)
             store.delete(path)
@@ -89,7 +89,7 @@ def remove(store: Store, names: Iterable[str]) -> None:
 
 def entries(store: Store, found: SnapshotManifest) -> list[Entry]:
     """The inventory of ``found``, checked. Raises `DataError`, `NotFoundError`, `UnavailableError`."""
-    stored = store.get(inventory_key(found.inventory))
+    stored = store.get(inventory_key(found.inventory), most=inventory.MAX_STORED)
     return inventory.decode(stored, targets=len(found.document.targets), expect=found.inventory)
 
 

@@ -102,7 +102,7 @@ def ensure(
             nonlocal before, useless
             before = useless = None
             try:
-                data = store.get(name)
+                data = store.get(name, most=records.MAX_STORED)
             except NotFoundError:
                 return False
             try:

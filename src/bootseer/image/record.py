@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 FORMAT = "bootseer-image"
 VERSION = 2
 FOLDER = "images"
+MAX_STORED = 4 << 20
+"""Bytes of a record. Its configuration is the image's, of which few have 100 KiB."""
 _CHECK = b',"check":"'
 """Before the BLAKE3 of what the record is without this last field. Its name says nothing of a record's content, and a
 wrong environment or tree would not be noticed otherwise. Records without one are read too."""
@@ -80,7 +82,9 @@ def load(store: Store, image: str, platform: str, keys: Sequence[Ed25519PublicKe
     Raises `NotFoundError` when the image is not converted, `DataError` when the record is no such thing, and its kin
     `UnsignedError`.
     """
-    return read(store.get(key_of(image, platform)), image, platform, keys, where=f"in store {store.shown}")
+    return read(
+        store.get(key_of(image, platform), most=MAX_STORED), image, platform, keys, where=f"in store {store.shown}"
+    )
 
 
 def read(data: bytes, image: str, platform: str, keys: Sequence[Ed25519PublicKey], *, where: str) -> ImageRecord:
@@ -109,6 +113,11 @@ def save(
         raw = raw[:-1] + _SIGNATURE + signature.sign(key, raw) + b'"}'
     raw = raw[:-1] + _CHECK + hashing.hexdigest(raw).encode() + b'"}'
     name = key_of(record.image, record.platform)
+    if len(raw) > MAX_STORED:
+        raise DataError(
+            f"the record of {record.reference} would have {len(raw)} bytes, more than {MAX_STORED}",
+            hint="its configuration (labels, history) is too long",
+        )
     if old is not None and not overwrite:
         return store.replace(name, raw, old=old)
     return store.put(name, raw, overwrite=overwrite)
@@ -160,7 +169,7 @@ def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
 
 def _look(store: Store, key: str) -> ImageRecord | None:
     try:
-        return _decode(store.get(key), key)
+        return _decode(store.get(key, most=MAX_STORED), key)
     except (DataError, NotFoundError) as exc:
         log.warning("%s in store %s", exc, store.shown)
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.backends.interface import Source
-from bootseer.errors import ConfigError, NotFoundError
+from bootseer.errors import ConfigError, DataError, NotFoundError
 
 if TYPE_CHECKING:
     from bootseer.oci.spec import Descriptor
@@ -43,8 +43,9 @@ class Store(abc.ABC):
         return self.url
 
     @abc.abstractmethod
-    def get(self, key: str) -> bytes:
-        """The whole object."""
+    def get(self, key: str, *, most: int) -> bytes:
+        """The whole object. `DataError` for one with more than ``most`` bytes, of which none is read then: who makes it
+        pays nothing for its size, and who reads it would pay with memory."""
 
     @abc.abstractmethod
     def open(self, key: str) -> Source:
@@ -67,7 +68,7 @@ class Store(abc.ABC):
         published since. A store that is not `exclusive` replaces what is there when it is written.
         """
         try:
-            if self.get(key) != old:
+            if self.stat(key).size != len(old) or self.get(key, most=len(old)) != old:
                 return False
             if self.exclusive:
                 self.delete(key)
@@ -110,6 +111,12 @@ class Store(abc.ABC):
         except NotFoundError:
             return False
         return True
+
+
+def check_size(size: int, most: int, key: str, store: str) -> None:
+    """`DataError` for an object of ``size`` bytes that is larger than what `Store.get` may read."""
+    if size > most:
+        raise DataError(f"{key} in store {store} has {size} bytes, more than the {most} that one of its kind may have")
 
 
 def check_key(key: str) -> str:

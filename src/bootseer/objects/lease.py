@@ -43,6 +43,8 @@ FAILURES = 2
 _KEPT = 4
 """Leases before a failed one, whose ends others may not have seen yet."""
 _JOIN = 60.0
+_MAX_BYTES = 16 << 10
+"""Of the object: three lines of 1000 characters, each of at most four bytes, and little else."""
 
 _Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z", max_length=1000)]
 
@@ -225,7 +227,7 @@ class _Contest:
             while True:
                 now = time.monotonic()
                 try:
-                    data = self._store.get(_key(self._folder, number))
+                    data = self._store.get(_key(self._folder, number), most=_MAX_BYTES)
                 except NotFoundError:
                     return "gone"
                 except (BootseerError, OSError) as exc:

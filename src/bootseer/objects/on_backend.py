@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bootseer.backends.interface import TEMPORARY, Backend, Source, clean
 from bootseer.errors import NotFoundError, NotWritableError, from_os_error
-from bootseer.objects.base import ObjectInfo, Store, check_key
+from bootseer.objects.base import ObjectInfo, Store, check_key, check_size
 
 
 class ObjectStore(Store):
@@ -38,8 +38,9 @@ class ObjectStore(Store):
                 raise NotFoundError(f"no object {key} in store {self._backend.url}") from None
             raise
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int) -> bytes:
         with self.open(key) as reader:
+            check_size(reader.size, most, key, self.shown)
             return reader.read(0, reader.size)
 
     def open(self, key: str) -> Source:

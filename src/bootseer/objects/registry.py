@@ -28,7 +28,7 @@ from bootseer import faults
 from bootseer.backends.interface import Source, clean
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, from_os_error
 from bootseer.objects import artifact
-from bootseer.objects.base import ObjectInfo, Store, check_key
+from bootseer.objects.base import ObjectInfo, Store, check_key, check_size
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry, turn
 from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
@@ -74,8 +74,9 @@ class RegistryStore(Store):
         self._batch: _Batch | None = None
         self._has_config = False
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most: int) -> bytes:
         item = self._find(key)
+        check_size(item.size, most, key, self.shown)
         data = b"".join(self._registry.blob(item))
         if digest_of(data) != item.digest and self._registry.mirrored:
             log.warning("%s in store %s was damaged at a mirror; asking the registry itself", key, self.url)

@@ -48,6 +48,7 @@ _OLD = 0.1
 _THERE = 0.95
 """Share of the hot list that must be in the cache: what is missing would be missing from the pack for good."""
 _CLAIM_SECONDS = 900.0
+_MAX_CLAIM = 32
 _COPIES = 10
 """Replicas of a hot pack in HDFS: what Hadoop itself gives files that all nodes of a job read as they start
 (``mapreduce.client.submit.file.replication``)."""
@@ -297,10 +298,10 @@ def _claimed(store: Store, key: str) -> Iterator[bool]:
     mine = store.put(key, text)
     if not mine:
         try:
-            age = now - float(store.get(key)[:32])
-        except ValueError:
+            age = now - float(store.get(key, most=_MAX_CLAIM))
+        except (ValueError, DataError):
             age = _CLAIM_SECONDS
-        if mine := abs(age) >= _CLAIM_SECONDS:  # clocks differ a little
+        if mine := not abs(age) < _CLAIM_SECONDS:  # clocks differ a little; NaN is no age
             log.warning("taking over the making of a hot pack from a node that did not end it: %s", key)
             store.put(key, text, overwrite=True)
     try:

@@ -121,9 +121,7 @@ def load_pages(store: Store, key: str, tree: str, size: int) -> PageList:
 
     Raises `NotFoundError`, `UnavailableError`, and `DataError` for what is no such list.
     """
-    if (stored := store.stat(key).size) > MAX_STORED:
-        raise DataError(f"bad page list: {stored} bytes")
-    return PageList.decode(store.get(key), tree, size)
+    return PageList.decode(store.get(key, most=MAX_STORED), tree, size)
 
 
 def load(store: Store, tree: str, key: ProfileKey, size: int) -> list[Trace]:
@@ -156,9 +154,7 @@ def _read(store: Store, prefix: str, tree: str, size: int) -> Iterator[Trace]:
 def read_trace(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | None:
     """A trace of ``tree``, whose data has ``size`` bytes; None, and a line in the log, for what is no such trace."""
     try:
-        if info.size > MAX_BYTES:
-            raise DataError(f"{info.size} bytes are too many")
-        raw = store.get(info.key)
+        raw = store.get(info.key, most=MAX_BYTES)
         if info.key.rpartition("/")[2] != f"{hashing.hexdigest(raw)}.trace":
             raise DataError("its name is not its digest")
         trace = Trace.decode(raw)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from bootseer.blocks.metadata import fetch
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.chunks.frames import verified
-from bootseer.chunks.manifest import TreeManifest, tree_key
+from bootseer.chunks.manifest import MAX_MANIFEST, TreeManifest, tree_key
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.objects import Store
 
@@ -57,7 +57,7 @@ class KnownBlocks:
                 break
             trees += 1
             try:
-                manifest = TreeManifest.decode(store.get(tree_key(digest)), digest)
+                manifest = TreeManifest.decode(store.get(tree_key(digest), most=MAX_MANIFEST), digest)
                 if manifest.map.size > left:
                     continue
                 left -= manifest.map.size

@@ -200,9 +200,7 @@ class Lineage(NamedTuple):
 def load(store: Store, lineage: Lineage) -> AccessRecord | None:
     """What the start before recorded; None when there is nothing, or nothing that can be used (with a log line)."""
     try:
-        if (size := store.stat(lineage.key).size) > MAX_STORED:
-            raise DataError(f"it has {size} bytes")
-        return decode(store.get(lineage.key))
+        return decode(store.get(lineage.key, most=MAX_STORED))
     except NotFoundError:
         return None
     except BootseerError as exc:
