@@ -211,6 +211,26 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
     assert f"user {BOB}: mount failed" in daemon.log.read_text()
 
 
+def profiles(site: Site) -> list[str]:
+    return [info.key for info in open_store(site.store).list("profiles")]
+
+
+def test_a_user_names_no_profile_of_others(daemon: NodeDaemon, site: Site) -> None:
+    """What it reads is published, by the daemon's rights, as its own alone, and within a budget."""
+    before = set(profiles(site))
+    names = ["llama-of-bob", "default", *(f"n{number}" for number in range(8))]
+    with User(ALICE, site.login(ALICE)) as alice:
+        for name in names:
+            mine = alice.do(client.mount_image, site.ref, config=daemon.config, profile=name)
+            assert alice.do(Path.read_bytes, Path(mine.folder, "data/noise")) == NOISE
+            alice.do(client.ready, mine.id, config=daemon.config)
+            alice.do(client.unmount, mine.id, config=daemon.config)
+    made = sorted(set(profiles(site)) - before)
+    assert made
+    assert {(one.split("/")[1], one.split("/")[3]) for one in made} == {("owned", f"uid-{ALICE}")}, made
+    assert 1 < len({one.split("/")[4] for one in made}) <= 8
+
+
 class Home:
     """A folder of user ``uid`` below ``place``, and how this user runs ``bootseer``."""
 

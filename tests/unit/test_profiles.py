@@ -10,7 +10,7 @@ import pytest
 from bootseer import ranks
 from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Process, Touch, Trace
 from bootseer.blocks.profiles import library
-from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey, owner_of
 from bootseer.blocks.profiles.merge import HotUse, hot_use, merge
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
@@ -199,6 +199,51 @@ def test_another_job_falls_back_to_all(store: FolderStore, blob: lazy.LazyBlob) 
     library.publish(store, ProfileKey("eval"), trace(2), blob.map)
     assert load(store) == [trace(1)]
     assert sorted(touch.unit for found in load(store, ProfileKey("new")) for touch in found.touches) == [5, 9]
+
+
+def test_profiles_of_other_owners_are_nobody_elses(store: FolderStore, blob: lazy.LazyBlob) -> None:
+    """Whoever may name a profile for a service that mounts on behalf of users names none of others."""
+    evil, alice = ProfileKey("default", owner_of(65534)), ProfileKey("train", owner_of(1000))
+    library.publish(store, evil, trace(9), blob.map)
+    assert [name.split("/")[1:4] for name in names(store)] == [["owned", TREE, "uid-65534"]]
+    for key in (ProfileKey(), ProfileKey("new"), alice):
+        assert load(store, key) == []
+    assert load(store, ProfileKey("new", evil.owner)) == [trace(9)]
+    library.publish(store, ProfileKey(), trace(1), blob.map)
+    for key in (KEY, alice):
+        assert load(store, key) == [trace(1)], "who has none uses those of who mounts for itself"
+    library.publish(store, alice, trace(2), blob.map)
+    assert load(store, alice) == [trace(2)]
+    assert load(store) == [trace(1)]
+
+
+def test_any_owner_is_a_safe_folder() -> None:
+    assert owner_of(0) == ""
+    for owner in ("..", "a/b", "../../etc", "x" * 100):
+        assert ProfileKey("j", owner).prefix(TREE).startswith(f"profiles/owned/{TREE}/owner-")
+
+
+def test_an_owner_has_a_budget_and_the_oldest_profiles_make_room(
+    store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = owner_of(7)
+    library.publish(store, ProfileKey("j0"), trace(1), blob.map)
+    library.publish(store, ProfileKey("j0", owner_of(8)), trace(1), blob.map)
+    others = set(names(store))
+    for number in range(30):
+        assert library.publish(store, ProfileKey(f"j{number}", owner), trace(1, began=number), blob.map) == "published"
+    mine = {name.split("/")[4] for name in names(store) if f"/{owner}/" in name}
+    assert mine == {f"j{number}" for number in range(30 - library.OWNED_PROFILES, 30)}
+    assert "is deleted, to make room for" in caplog.text
+    size = len(trace(1).encode())
+    monkeypatch.setattr(library, "SMALL_TREE", sum(blob.map.lengths) + 3 * size)
+    key = ProfileKey("large", owner)
+    budget = library.SMALL_TREE
+    store.put(f"{key.prefix(TREE)}/hot-{'0' * 64}.pack", bytes(budget - 2 * size))
+    assert library.publish(store, key, trace(2, began=99), blob.map) == "published"
+    assert sum(info.size for info in store.list(key.all_of(TREE))) <= budget
+    assert library.publish(store, key, trace(3, 4, 5, began=100), blob.map) == "over budget"
+    assert others <= set(names(store)), "nobody else pays"
 
 
 @pytest.mark.parametrize(

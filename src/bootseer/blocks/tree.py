@@ -153,7 +153,7 @@ def mount(
                 digest=digest,
                 cache_dir=str(cache_dir),
                 target=str(target),
-                profile=profile.job if profile is not None else None,
+                profile=profile,
                 config=settings,
             )
             served = client.join_or_start(folder, spec, server)

@@ -99,7 +99,7 @@ def extract(
     from bootseer import image
     from bootseer.blocks.extract.tree import extract as bring
     from bootseer.blocks.offline import look
-    from bootseer.blocks.profiles.library import ProfileKey
+    from bootseer.blocks.profiles.library import ProfileKey, owner_of
     from bootseer.objects import open_store
 
     config = settings(store, verify_key, require_signature)
@@ -116,7 +116,7 @@ def extract(
             open_store(config.store_url),
             record.tree,
             target,
-            profile=ProfileKey(job or "default"),
+            profile=ProfileKey(job or "default", owner_of(os.getuid())),
             streams=config.fetch_streams,
             progress=lambda done, total: bars.update("extract", done, total),
         )

@@ -167,7 +167,7 @@ class Images:
                 target,
                 cache_dir=Path(config.cache_dir),
                 state_dir=Path(config.state_dir),
-                profile=tree.ProfileKey("default"),
+                profile=tree.ProfileKey("default", "containerd"),
                 config=config,
                 store=store,
             )

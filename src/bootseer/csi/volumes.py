@@ -184,7 +184,7 @@ class Volumes:
         record = readable_for(
             ref, store, self._config, lambda ref: client.digest_with(ref, wish.logins, config=self._config)
         )
-        return self._tree(folder, record.tree, store)
+        return self._tree(folder, record.tree, store, wish)
 
     def _env(self, folder: Path, wish: PodVolume) -> Path:
         store = open_store(self._config.store_url)
@@ -199,9 +199,9 @@ class Volumes:
                 f"{wanted} of snapshot {found.shown} is a change to files of the image: alone it is not whole",
                 hint="have the set-up command fill a folder of its own",
             )
-        return self._tree(folder, found.tree, store) / str(number)
+        return self._tree(folder, found.tree, store, wish) / str(number)
 
-    def _tree(self, folder: Path, digest: str, store: Store) -> Path:
+    def _tree(self, folder: Path, digest: str, store: Store, wish: PodVolume) -> Path:
         config = self._config
         tree.mount(
             store.url,
@@ -209,7 +209,7 @@ class Volumes:
             point := folder / digest,
             cache_dir=Path(config.cache_dir),
             state_dir=Path(config.state_dir),
-            profile=tree.ProfileKey("default"),
+            profile=tree.ProfileKey("default", f"pods-{wish.namespace}"),
             config=config,
             store=store,
         )

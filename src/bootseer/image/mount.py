@@ -19,6 +19,7 @@ from pathlib import Path
 from bootseer import config as settings
 from bootseer import faults, oci
 from bootseer.blocks import tree
+from bootseer.blocks.profiles.library import owner_of
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
 from bootseer.folders import clear, enterable, is_owned, owned_folder, private_folder, release, trusted
 from bootseer.image import bundle
@@ -97,6 +98,7 @@ def mount(
     store_url: str,
     config: settings.Config,
     job: str | None = None,
+    owner: int = 0,
     writable: bool = True,
     privileged: bool = False,
     plain_http: bool | None = None,
@@ -105,10 +107,11 @@ def mount(
 ) -> ImageMount:
     """Mount the converted image ``ref`` on the folder ``target`` (made when missing).
 
-    ``job`` names the profile to prefetch by and to record into (None: the default one). Set-uid programs and device
-    nodes of the image work only in a writable mount that is ``privileged``, the root of a container. ``record``: what
-    ``ref`` names, when the caller has found that out and made sure that it may be read. ``server`` is the command that
-    serves blocks (see `tree.mount`). On any failure nothing stays mounted.
+    ``job`` names the profile to prefetch by and to record into (None: the default one), of the user ``owner``, if root
+    mounts for another. Set-uid programs and device nodes of the image work only in a writable mount that is
+    ``privileged``, the root of a container. ``record``: what ``ref`` names, when the caller has found that out and made
+    sure that it may be read. ``server`` is the command that serves blocks (see `tree.mount`). On any failure nothing
+    stays mounted.
 
     Raises `ConfigError` when other users can reach a ``target`` that is to be privileged, `NotFoundError` (no such
     image, or not converted), `UnsignedError` (not signed as ``config`` wants), `UnavailableError`, `PrivilegeError`,
@@ -157,7 +160,7 @@ def mount(
                     Path(entry.lower),
                     cache_dir=cache_dir,
                     state_dir=state_dir,
-                    profile=tree.ProfileKey(job or "default"),
+                    profile=tree.ProfileKey(job or "default", owner_of(owner)),
                     config=config,
                     server=server,
                     store=store,

@@ -154,7 +154,7 @@ class Daemon:
             places.make(place, user)
             image.mount(
                 reference, places.tree_of(place), store_url=store.url, config=self._config,
-                job=request.profile or None, writable=False, record=record,
+                job=request.profile or None, owner=owner, writable=False, record=record,
             )  # fmt: skip
             places.show(place, user)
             return NodeReply(mount=msgspec.structs.replace(made, image=record.image, state="mounted", config=config))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from bootseer import image, oci
 from bootseer.blocks.extract.tree import extract
-from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.profiles.library import ProfileKey, owner_of
 from bootseer.blocks.tree import TreeStatus
 from bootseer.config import Config
 from bootseer.errors import BootseerError
@@ -56,7 +57,8 @@ class UserImage:
         record = image.resolve(ref, store, config=config)
         self.rootfs, self.digest, self.config = folder, record.image, record.config
         try:
-            extract(store, record.tree, folder, profile=ProfileKey(job or "default"), streams=config.fetch_streams)
+            profile = ProfileKey(job or "default", owner_of(os.getuid()))
+            extract(store, record.tree, folder, profile=profile, streams=config.fetch_streams)
         except BaseException:
             discard_tree(folder)
             raise

@@ -39,6 +39,7 @@ def mount(wish: JobImage, folder: Path, user: int, config: Config) -> Image:
         store_url=config.store_url,
         config=config,
         job=wish.job or None,
+        owner=user,
         writable=False,
     )
     return _seen(wish, mounted.config.config)

@@ -58,7 +58,9 @@ def begin(
     if found is None:
         # A job's own traces say more about it than another job's pack.
         traces = library.load_own(store, target.tree, key, target.map.size)
-        found = newest_pack(store, f"profiles/{target.tree}", target) if not traces else None
+        for folder in () if traces else key.others(target.tree):
+            if (found := newest_pack(store, folder, target)) is not None:
+                break
     order: dict[int, None] = {}
     if found is not None:
         pack = found.pack

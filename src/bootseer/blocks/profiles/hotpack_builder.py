@@ -79,7 +79,7 @@ def renew(
     ``meta``: the tree's metadata. ``work``: a folder with space for the pack. ``stop`` ends it, ``hurry`` its rests.
     Returns what happened to the pack and to the list: ``published``, ``not needed`` (there is a good one), ``no
     traces``, ``not ready`` (blocks are missing in the cache), ``no hot pack``, ``retired`` (the pack, meanwhile),
-    ``made elsewhere`` (another node is at it), ``stopped`` or ``failed``.
+    ``made elsewhere`` (another node is at it), ``over budget`` (of the owner), ``stopped`` or ``failed``.
     """
     folder = key.prefix(target.tree)
     pack = pages = "failed"
@@ -88,7 +88,7 @@ def renew(
         with _claimed(store, f"{folder}/hot.claim") as mine:
             if not mine:
                 return "made elsewhere", "made elsewhere"
-            pack = _renew_pack(store, folder, target, ready, traces, work=work, stop=stop, hurry=hurry)
+            pack = _renew_pack(store, key, target, ready, traces, work=work, stop=stop, hurry=hurry)
             pages = "stopped" if stop.is_set() else _renew_pages(store, folder, target, traces, meta)
     except (BootseerError, OSError, ValueError) as exc:
         log.warning("no new hot pack or page list for tree %s: %s", target.tree[:12], exc)
@@ -99,7 +99,7 @@ def renew(
 
 def _renew_pack(
     store: Store,
-    folder: str,
+    key: ProfileKey,
     target: Target,
     ready: ReadyBlocks[BlockMap],
     traces: Sequence[Trace],
@@ -108,6 +108,7 @@ def _renew_pack(
     stop: threading.Event,
     hurry: threading.Event,
 ) -> str:
+    folder = key.prefix(target.tree)
     order = [block for block in merge(traces, target.map) if not target.map.is_zero(block)]
     if not order:
         return "no traces"
@@ -122,6 +123,8 @@ def _renew_pack(
         pack = build(ready, order, path, target, created=time.time_ns(), stop=stop, hurry=hurry)
         if pack is None:
             return "stopped"
+        if not library.make_room(store, key, target.tree, target.map, pack.size):
+            return "over budget"
         log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)
         publish(store, folder, path, pack, target)
     finally:

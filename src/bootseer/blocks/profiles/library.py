@@ -1,7 +1,8 @@
 """The profiles in a store: traces of earlier starts, and the hot pack and page list made of them.
 
-Keys: ``profiles/<tree digest>/<job>/<trace digest>.trace``, and beside these ``hot-<digest>.pack`` and its page list.
-Everything here is advice: any trouble is one log line and an empty answer, never an error for the job.
+Keys: ``profiles/<tree digest>/<job>/<trace digest>.trace``, and beside these ``hot-<digest>.pack`` and its page list;
+``profiles/owned/<tree digest>/<owner>/<job>/...`` of starts that a service mounts for others. Everything here is
+advice: any trouble is one log line and an empty answer, never an error for the job.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from bootseer.objects import ObjectInfo, Store
 
 log = logging.getLogger(__name__)
 
+OWNED = "profiles/owned"
+"""Below it are the profiles that have an owner."""
 MAX_TRACES = 32
 """Traces kept and merged per profile; more add nothing that shows in a median."""
 
@@ -49,23 +52,48 @@ others should have a chance."""
 _TURN_SECONDS = 1.0
 
 
+OWNED_PROFILES = 8
+"""That an owner has of one tree, in as many bytes as the tree is stored in, or `SMALL_TREE`. Older ones make room."""
+
+
 class ProfileKey(msgspec.Struct, frozen=True):
-    """Whose starts are alike: traces of one job signature (any text; empty means ``default``) are merged."""
+    """Whose starts are alike: traces of one job signature (any text; empty means ``default``) are merged.
+
+    ``owner``: for whom a service with rights at the store mounts, who chose ``job`` and what is read: a name of
+    `owner_of`, or of a site's kind of tenants. Only starts of this owner use the profile. Empty: who mounts for itself.
+    """
 
     job: str = "default"
+    owner: str = ""
 
     @property
     def folder(self) -> str:
         """``job`` as one part of a store key."""
-        if not self.job:
-            return "default"
-        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", self.job):
-            return self.job
-        return "job-" + hashing.hexdigest(self.job.encode())[:32]
+        return _part(self.job, "job") if self.job else "default"
 
     def prefix(self, tree: str) -> str:
         """The store folder of this profile of ``tree``."""
-        return f"profiles/{tree}/{self.folder}"
+        return f"{self.all_of(tree)}/{self.folder}"
+
+    def all_of(self, tree: str) -> str:
+        """The store folder of all profiles of ``tree`` that are this owner's."""
+        return f"{OWNED}/{tree}/{_part(self.owner, 'owner')}" if self.owner else f"profiles/{tree}"
+
+    def others(self, tree: str) -> tuple[str, ...]:
+        """The store folders of profiles that a start without one of its own uses: those of its owner, then those of
+        who mounts for itself. None is another owner's."""
+        return tuple(dict.fromkeys((self.all_of(tree), f"profiles/{tree}")))
+
+
+def _part(text: str, kind: str) -> str:
+    """``text`` as one part of a store key."""
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text)
+    return text if plain else f"{kind}-{hashing.hexdigest(text.encode())[:32]}"
+
+
+def owner_of(uid: int) -> str:
+    """The owner of what is mounted for user ``uid``; root has none."""
+    return f"uid-{uid}" if uid else ""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -125,13 +153,14 @@ def load_pages(store: Store, key: str, tree: str, size: int) -> PageList:
 
 
 def load(store: Store, tree: str, key: ProfileKey, size: int) -> list[Trace]:
-    """Traces for ``tree`` by ``key``; when there are none, those of any job."""
+    """Traces for ``tree`` by ``key``; when there are none, those of any job in `ProfileKey.others`."""
     try:
-        found = list(_read(store, key.prefix(tree), tree, size))
-        return found or list(_read(store, f"profiles/{tree}", tree, size))
+        for folder in (key.prefix(tree), *key.others(tree)):
+            if found := list(_read(store, folder, tree, size)):
+                return found
     except BootseerError as exc:
         log.warning("no profile for tree %s: %s", tree[:12], exc)
-        return []
+    return []
 
 
 def load_own(store: Store, tree: str, key: ProfileKey, size: int) -> list[Trace]:
@@ -191,11 +220,42 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
             oldest = min(known, key=lambda other: other.began)
             store.delete(f"{key.prefix(trace.tree)}/{hashing.hexdigest(oldest.encode())}.trace")
         raw = trace.encode()
+        if not make_room(store, key, trace.tree, blocks, len(raw)):
+            return "over budget"
         store.put(f"{key.prefix(trace.tree)}/{hashing.hexdigest(raw)}.trace", raw)
     except BootseerError as exc:
         log.warning("cannot publish the trace of tree %s: %s", trace.tree[:12], exc)
         return "failed"
     return "published" if trace.complete else "published incomplete"
+
+
+def make_room(store: Store, key: ProfileKey, tree: str, blocks: BlockMap, size: int) -> bool:
+    """Whether the budget of an owner has room for ``size`` bytes more in the profile ``key``: the profiles of ``tree``
+    that are the owner's and had no start for longest are deleted for it. Raises `UnavailableError` and kin."""
+    if not key.owner:
+        return True
+    budget, mine = max(SMALL_TREE, sum(blocks.lengths)), key.prefix(tree)
+    found: dict[str, list[ObjectInfo]] = {mine: []}
+    for info in store.list(key.all_of(tree)):
+        found.setdefault(info.key.rpartition("/")[0], []).append(info)
+    sizes = {folder: sum(info.size for info in infos) for folder, infos in found.items()}
+    sizes[mine] += size
+
+    def newest(folder: str) -> int:
+        return max((trace.began for trace in _read(store, folder, tree, blocks.size)), default=0)
+
+    if len(sizes) > OWNED_PROFILES or sum(sizes.values()) > budget:
+        for folder in sorted(sizes.keys() - {mine}, key=newest):
+            log.warning("%s is deleted, to make room for %s: its owner's budget is used up", folder, mine)
+            for info in found[folder]:
+                store.delete(info.key)
+            del sizes[folder]
+            if len(sizes) <= OWNED_PROFILES and sum(sizes.values()) <= budget:
+                break
+    if fits := sum(sizes.values()) <= budget:
+        return fits
+    log.warning("%s gets nothing more: it has all of the %d bytes of its owner's budget", mine, budget)
+    return False
 
 
 def left_out(trace: Trace) -> list[Process]:

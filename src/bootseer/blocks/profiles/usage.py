@@ -23,7 +23,7 @@ from bootseer.ranges import runs
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A recorded start in a store. ``digest`` names it, ``job`` is the folder of its profile."""
+    """A recorded start in a store. ``digest`` names it, ``job`` is the folder of its profile, below an owner's."""
 
     job: str
     digest: str
@@ -66,24 +66,26 @@ def recorded(store: Store, tree: str, size: int) -> list[Recorded]:
     A damaged trace is left out with a line in the log.
     """
     found = []
-    for info in store.list(f"profiles/{tree}"):
-        parts = info.key.split("/")
-        if len(parts) != 4 or not parts[3].endswith(".trace"):
-            continue
-        if (trace := library.read_trace(store, info, tree, size)) is not None:
-            found.append(Recorded(parts[2], parts[3].removesuffix(".trace"), info.key, trace))
+    for folder in (f"profiles/{tree}", f"{library.OWNED}/{tree}"):
+        for info in store.list(folder):
+            job, _, name = info.key.removeprefix(f"{folder}/").rpartition("/")
+            if not name.endswith(".trace"):
+                continue
+            if (trace := library.read_trace(store, info, tree, size)) is not None:
+                found.append(Recorded(job, name.removesuffix(".trace"), info.key, trace))
     return sorted(found, key=lambda one: (one.trace.began, one.digest))
 
 
 def choose(starts: Sequence[Recorded], what: str) -> list[Recorded]:
-    """Those of the job ``what``, or the one whose digest begins with it (at least 6 digits); all for an empty text.
+    """Those of the job ``what`` (of all owners, or ``OWNER/JOB``), or the one whose digest begins with it (at least 6
+    digits); all for an empty text.
 
     Raises `NotFoundError`.
     """
     if not what:
         return list(starts)
     folder = library.ProfileKey(what).folder
-    found = [one for one in starts if one.job == folder]
+    found = [one for one in starts if one.job == what or one.job.rpartition("/")[2] == folder]
     if not found and len(what) >= 6:
         found = [one for one in starts if one.digest.startswith(what.lower())]
     if not found:

@@ -25,7 +25,7 @@ from bootseer.blocks.fetch.figures import Fetched
 from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.metadata import LocalTree
-from bootseer.blocks.profiles.library import ProfileKey, Target
+from bootseer.blocks.profiles.library import Target
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
 from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
@@ -84,7 +84,7 @@ class FetcherProcess:
         )
         if counts[Count.JOB_READY]:
             self._fetcher.eager()
-        self._key = ProfileKey(spec.profile) if spec.profile is not None and tree.map.size else None
+        self._key = spec.profile if tree.map.size else None
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
         self._hot_ready = 0

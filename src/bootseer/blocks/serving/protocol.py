@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.config import Config
 from bootseer.mountrecords import Record
 
@@ -28,7 +29,7 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     digest: str
     cache_dir: str
     target: str
-    profile: str | None = None
+    profile: ProfileKey | None = None
     config: Config = msgspec.field(default_factory=Config)
 
 

@@ -156,4 +156,4 @@ class TracePublisher:
         else:
             self.state = "left to others"
         log.info("trace of %d touches: %s; %s", len(trace.touches), self.state, self.use)
-        return bool(trace.touches) and self.state not in ("failed", "left to others", "reads everything")
+        return bool(trace.touches) and self.state not in ("failed", "left to others", "reads everything", "over budget")
