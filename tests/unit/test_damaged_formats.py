@@ -34,7 +34,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "blockmap-v2": BlockMap.decode,
     "trace-v2": Trace.decode,
     "hotpack-v2": hotpack,
-    "chunks-v1": ChunkList.decode,
+    "chunks-v2": ChunkList.decode,
     "pagelist-v1": lambda raw: PageList.decode(zstandard.compress(raw), TREE, 1 << 40),
 }
 each_format = pytest.mark.parametrize("name", DECODERS)

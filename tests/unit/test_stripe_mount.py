@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import stat
 from typing import cast
 
@@ -18,6 +19,7 @@ from bootseer.kernel.fuse_loop import Loop
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.nodecache import NodeCache
+from support.forgery import forge
 
 CONTEXT = cast(fuse.Context, None)
 UNIT = 1 << 16
@@ -66,6 +68,26 @@ def test_what_a_server_before_had_open_is_read_from_the_node_cache_until_it_is_c
     assert cache.find(fs.open("f").identity) is None
     ahead.close()
     cache.close()
+
+
+def test_a_file_that_replaces_one_with_the_same_uuid_and_checksums_is_another_node(tmp_path):
+    """Else the kernel would show the pages that it has of the one before."""
+    fs, other = (open_fs(str(tmp_path / name)) for name in ("store", "other"))
+    with fs.create("f", width=2, unit=UNIT, striped=True) as out:
+        out.write(bytes(3 * UNIT))
+    forge(fs, "f", tmp_path / "other" / "f")
+    ahead = ReadAhead()
+    ops = StripeOperations(other, ahead)
+    forged = ops.lookup(fuse.ROOT, "f", CONTEXT).node
+    handle = ops.open(forged, 0, CONTEXT)
+    assert bytes(ops.read(handle, 0, 6, CONTEXT)) == b"FORGED"
+    shutil.copytree(tmp_path / "store" / ".bsx", tmp_path / "other" / ".bsx", dirs_exist_ok=True)
+    shutil.copy2(tmp_path / "store" / "f", tmp_path / "other" / "new")
+    (tmp_path / "other" / "new").rename(tmp_path / "other" / "f")
+    node = ops.lookup(fuse.ROOT, "f", CONTEXT).node
+    assert node != forged
+    assert bytes(ops.read(ops.open(node, 0, CONTEXT), 0, 6, CONTEXT)) == bytes(6)
+    ahead.close()
 
 
 @pytest.mark.parametrize("fails", ["backing", "backed"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,7 +23,8 @@ from bootseer.stripefs import nodecache
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.nodecache import NodeCache, NodeFile
-from bootseer.stripefs.store import StripeFS
+from bootseer.stripefs.store import StripeFS, open_fs
+from support.forgery import forge
 from support.waits import until
 
 UNIT = 12288
@@ -385,20 +387,81 @@ def test_damage_that_a_second_mount_meets_is_fetched_past_the_cache(fs, folder):
         assert one.fetched == [3]
 
 
+# -- what others make ------------------------------------------------------------------------------------------------
+
+
+def forged_store(fs: StripeFS, tmp_path: Path) -> StripeFS:
+    """Of somebody who may read ``fs``: the same pointers and footers, other bytes."""
+    forge(fs, "f", tmp_path / "other" / "f")
+    return open_fs(str(tmp_path / "other"))
+
+
+def test_a_forged_file_of_another_store_gives_nobody_its_bytes(fs, folder, tmp_path):
+    other = forged_store(fs, tmp_path)
+    warm(other, folder)
+    with reader(other, folder) as one:
+        assert one.read().startswith(b"FORGED"), "checksums do not tell it"
+    with reader(fs, folder) as one:
+        assert one.read() == DATA
+        one.kept()
+    with reader(fs, folder) as one:
+        assert one.read() == DATA
+        assert one.fetched == [], "its own bytes are kept as ever"
+
+
+def test_a_forged_file_of_another_folder_is_not_taken_for_the_original_in_one_process(fs, folder):
+    """Neither in memory nor in the node cache nor while it is being fetched."""
+    forge(fs, "f", Path(fs.url, "other", "f"))
+    with reader(fs, folder, "other/f") as one, fs.open("f") as file:
+        assert one.read().startswith(b"FORGED")
+        one.kept()
+        assert bytes(memoryview(one.ahead.read(file, 0, len(DATA)))) == DATA
+        file.attach(one.cache.open(file))
+        assert file.read(0, len(DATA)) == DATA
+
+
+@pytest.mark.parametrize("how", ["replaced", pytest.param("given", marks=pytest.mark.root)])
+def test_a_forged_file_that_the_original_takes_the_place_of_gives_it_nothing(fs, folder, tmp_path, how):
+    other = forged_store(fs, tmp_path)
+    place = Path(other.url)
+    before = (place / "f").stat()
+    warm(other, folder)
+    with reader(other, folder) as one:
+        assert one.read().startswith(b"FORGED")
+    shutil.copytree(Path(fs.url, ".bsx"), place / ".bsx", dirs_exist_ok=True)
+    if how == "replaced":
+        shutil.copy2(Path(fs.url, "f"), place / "f.new")
+        (place / "f.new").replace(place / "f")
+    else:  # inode numbers come back, and times can be chosen: here the pointer of the owner after has both
+        os.chown(place / "f", 65534, -1)
+        now = (place / "f").stat()
+        assert (now.st_ino, now.st_mtime_ns, now.st_size) == (before.st_ino, before.st_mtime_ns, before.st_size)
+    with reader(other, folder) as one:
+        assert one.read() == DATA
+
+
+def test_the_same_file_by_the_url_of_a_folder_above_is_kept_once(fs, folder):
+    warm(fs, folder)
+    above = open_fs(str(Path(fs.url).parent))
+    with reader(above, folder, f"{Path(fs.url).name}/f") as one:
+        assert one.read() == DATA
+        assert one.fetched == []
+
+
 # -- the chunk list --------------------------------------------------------------------------------------------------
 
 
 def test_the_golden_chunk_list():
-    raw = (GOLDEN / "chunks-v1.bin").read_bytes()
+    raw = (GOLDEN / "chunks-v2.bin").read_bytes()
     found = ChunkList.decode(raw)
-    assert (found.uuid, found.size, found.block_size) == (bytes(range(16)), 3 * 12288 + 7, 12288)
+    assert (found.name, found.size, found.block_size) == (bytes(range(32)), 3 * 12288 + 7, 12288)
     assert list(found.crcs) == [1, 2, 0xFFFFFFFE, 4]
     assert found.length_of(3) == 7
     assert found.encode() == raw
 
 
 def test_a_newer_chunk_list_is_refused():
-    raw = bytearray((GOLDEN / "chunks-v1.bin").read_bytes())
-    raw[8] = 2
-    with pytest.raises(DataError, match="version 2 is not known, the newest is 1"):
+    raw = bytearray((GOLDEN / "chunks-v2.bin").read_bytes())
+    raw[8] = 3
+    with pytest.raises(DataError, match="version 3 is not known, the newest is 2"):
         ChunkList.decode(bytes(raw))

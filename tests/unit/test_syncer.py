@@ -42,7 +42,7 @@ def test_trouble_is_told_once_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tried: list[bytes] = []
-    with CacheFile.open(tmp_path / "cache", ChunkList(bytes(16), 4096, 4096, [0]), bytes(32)) as cache:
+    with CacheFile.open(tmp_path / "cache", ChunkList(bytes(32), 4096, 4096, [0]), bytes(32)) as cache:
         cache.write(0, bytes(4096))
         monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.bitmap=enospc")
 

@@ -20,6 +20,10 @@ _IOV_MAX = 512
 
 
 def _version(info: os.stat_result) -> str:
+    return f"{_state(info)}-{info.st_uid}"
+
+
+def _state(info: os.stat_result) -> str:
     return f"{info.st_ino}-{info.st_size}-{info.st_mtime_ns}"
 
 
@@ -33,7 +37,7 @@ class _Source(Source):
         if stat.S_ISDIR(info.st_mode):
             self.close()
             raise NotFoundError(f"cannot open {path}: it is a folder")
-        self.size, self.version = info.st_size, _version(info)
+        self.size, self.version, self._state = info.st_size, _version(info), _state(info)
 
     def read(self, offset: int, length: int) -> bytes:
         pieces, got = [], 0
@@ -61,7 +65,7 @@ class _Source(Source):
         self._check()
 
     def _check(self) -> None:
-        if self._pinned and _version(os.fstat(self._fd)) != self.version:
+        if self._pinned and _state(os.fstat(self._fd)) != self._state:  # it may be given to another user meanwhile
             raise DataError(f"{self._path} was changed while it was read", hint="open it again")
 
     def close(self) -> None:

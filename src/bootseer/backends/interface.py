@@ -67,9 +67,10 @@ class Source:
     """An open file; ``size`` is its length when it was opened. Safe from several threads.
 
     ``version`` tells a file from one that replaced it under its name: inode number where the storage has one, size and
-    modification time; "" when it was opened without ``pinned`` and would cost a request. ``unfinished``: a writer still
-    had the file open, where the storage tells; its ``size`` is then what could be read at that time. Errors:
-    `DataError` when the file is shorter, `UnavailableError` when the storage does not answer.
+    modification time, in a folder also the owner (inode numbers come back, and times can be chosen); "" when it was
+    opened without ``pinned`` and would cost a request. ``unfinished``: a writer still had the file open, where the
+    storage tells; its ``size`` is then what could be read at that time. Errors: `DataError` when the file is shorter,
+    `UnavailableError` when the storage does not answer.
 
     A class has `read`, `readinto` or both: each is made of the other here.
     """

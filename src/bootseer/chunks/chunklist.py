@@ -1,4 +1,4 @@
-"""The chunk list: size and checksums of one striped file, by which its cached chunks are known and checked.
+"""The chunk list: place, size and checksums of one striped file, by which its cached chunks are known and checked.
 
 On disk: ``docs/internals/blockmap.md``, "Cache folder". For a cache folder it is what a block map is for one of a tree.
 """
@@ -16,22 +16,23 @@ from bootseer.chunks.blockmap import MAX_SIZE, little
 from bootseer.errors import DataError
 
 _MAGIC = b"BSCHUNKS"
-_VERSION = 1
-_HEADER = struct.Struct("<8sII16sQQ")
+_VERSION = 2
+_HEADER = struct.Struct("<8sII32sQQ")
+_NAME = 32
 _MAX_CHUNK = 64 << 20
 
 
 class ChunkList:
-    """``count`` chunks of ``block_size`` bytes (the last may be shorter) of the striped file ``uuid`` (16 bytes) of
-    ``size`` bytes, with the CRC-32C of each. Immutable."""
+    """``count`` chunks of ``block_size`` bytes (the last may be shorter) of the striped file of ``size`` bytes that
+    ``name`` names (32 bytes, a digest of where it is), with the CRC-32C of each. Immutable."""
 
-    __slots__ = ("block_size", "count", "crcs", "size", "uuid", "zeros")
+    __slots__ = ("block_size", "count", "crcs", "name", "size", "zeros")
 
-    def __init__(self, uuid: bytes, size: int, block_size: int, crcs: Iterable[int]) -> None:
+    def __init__(self, name: bytes, size: int, block_size: int, crcs: Iterable[int]) -> None:
         """Raises `DataError` for what contradicts itself."""
-        if len(uuid) != 16 or not 0 <= size <= MAX_SIZE or not 4096 <= block_size <= _MAX_CHUNK or block_size % 4096:
+        if len(name) != _NAME or not 0 <= size <= MAX_SIZE or not 4096 <= block_size <= _MAX_CHUNK or block_size % 4096:
             raise DataError(f"bad chunk list: {size} bytes in chunks of {block_size}")
-        self.uuid, self.size, self.block_size = uuid, size, block_size
+        self.name, self.size, self.block_size = name, size, block_size
         self.crcs = array("I", crcs)
         self.count = -(-size // block_size)
         self.zeros: tuple[int, ...] = ()
@@ -50,7 +51,7 @@ class ChunkList:
         return len(data) == self.length_of(block) and crc32c(data) == self.crcs[block]
 
     def encode(self) -> bytes:
-        head = _HEADER.pack(_MAGIC, _VERSION, 0, self.uuid, self.size, self.block_size)
+        head = _HEADER.pack(_MAGIC, _VERSION, 0, self.name, self.size, self.block_size)
         body = head + little(self.crcs).tobytes()
         return body + hashing.digest(body)
 
@@ -60,11 +61,11 @@ class ChunkList:
         body = raw[: -hashing.SIZE]
         if len(body) < _HEADER.size or raw[:8] != _MAGIC:
             raise DataError("bad chunk list: not a chunk list")
-        _, version, zero, uuid, size, block_size = _HEADER.unpack_from(raw)
+        _, version, zero, name, size, block_size = _HEADER.unpack_from(raw)
         if version != _VERSION:
             raise DataError(f"bad chunk list: version {version} is not known, the newest is {_VERSION}")
         if zero or (len(body) - _HEADER.size) % 4 or hashing.digest(body) != raw[-hashing.SIZE :]:
             raise DataError("bad chunk list: checksum, length or reserved bytes")
         crcs: array[int] = array("I")
         crcs.frombytes(body[_HEADER.size :])
-        return cls(uuid, size, block_size, little(crcs))
+        return cls(name, size, block_size, little(crcs))

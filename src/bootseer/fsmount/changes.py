@@ -23,7 +23,7 @@ from bootseer.kernel import fuse
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
-from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.files.reader import content_of, read_pointer
 
 _log = logging.getLogger(__name__)
 
@@ -174,8 +174,11 @@ class WritableStripes(OpenFiles):
             rights.change(backend, path, pointer, mode=change.mode, uid=change.uid, gid=change.gid)
             if change.mtime_ns is not None:
                 backend.change(path, mtime_ns=change.mtime_ns)
-            # the content keeps its name: when a plain file has another by now, its next look-up makes a new node
-            self._nodes.change(node, attr=self._attr(self._fs.stat(path)), version="")
+            found, content = self._fs.stat(path), self._nodes[node].content
+            if found.uuid and content.startswith(f"{found.uuid}-"):  # the one that was changed
+                content = content_of(found.version, found.uuid)
+            # that of a plain file keeps its name: when it has another by now, its next look-up makes a new node
+            self._nodes.change(node, attr=self._attr(found), content=content, version="")
             self._listings = {}
 
     def _below(self, path: str) -> bool:
@@ -207,8 +210,7 @@ class WritableStripes(OpenFiles):
             yield gone
 
     def _moved(self, path: str, target: str) -> None:
-        """Nodes at and below ``path`` are at ``target`` now. A plain file is looked up anew: its content has another
-        name there."""
+        """Nodes at and below ``path`` are at ``target`` now."""
         for number in self._nodes.move(os.fsencode(path), os.fsencode(target)):
             if (writing := self._writing.get(number)) is not None:
                 writing.file.path = self._path(number)

@@ -1,7 +1,7 @@
 """Mounting a striped store: `start` (background processes), `find` and `FsMount.unmount`.
 
 The server outlives its starter. When all its processes die, every access fails with ENOTCONN: the mount never shows
-wrong bytes. One process at a time starts or unmounts at a mount point.
+damaged bytes, nor those of another file. One process at a time starts or unmounts at a mount point.
 """
 
 from __future__ import annotations

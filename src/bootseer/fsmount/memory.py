@@ -60,7 +60,7 @@ class MountMemory:
 
 
 class Known(msgspec.Struct, tag=1, array_like=True, frozen=True):
-    """A node. ``content``: `ChunkFile.identity`, "" of a folder; ``version``: of what lies at ``path`` in the storage
+    """A node. ``content``: `ChunkFile.content`, "" of a folder; ``version``: of what lies at ``path`` in the storage
     (`bootseer.backends.interface.Entry`). ``path`` as bytes: names need not be UTF-8. ``backing``: the kernel's number
     of the file that it reads by itself, 0 for none."""
 

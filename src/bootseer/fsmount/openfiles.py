@@ -31,7 +31,7 @@ from bootseer.kernel import fuse
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.files.reader import ChunkFile, plain_identity
+from bootseer.stripefs.files.reader import ChunkFile, content_of
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.store import StripeFS
@@ -380,7 +380,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 nonlocal attr, content
                 backend = self._fs.backend
                 attr, version = writing.finish(backend, writer, pointer, attr)
-                content = pointer.uuid if pointer else plain_identity(backend, file.path, version)
+                content = content_of(version, pointer.uuid if pointer else "")
 
             size = file.publish(finish).size
             with self._lock:

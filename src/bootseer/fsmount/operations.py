@@ -30,7 +30,7 @@ from bootseer.kernel import fuse
 from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess, Ranges
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.files.reader import NOWHERE, ChunkFile, plain_identity
+from bootseer.stripefs.files.reader import NOWHERE, ChunkFile, content_of
 from bootseer.stripefs.files.stat import FileStat, of_entry
 from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.store import StripeFS
@@ -116,7 +116,7 @@ class StripeOperations(fuse.Operations):
             content, attr = known.content, self._attr_of(entry, known.attr.size, known.attr.blksize)
         else:
             found = of_entry(self._fs.backend, path, entry)
-            content = "" if found.is_dir else found.uuid or plain_identity(self._fs.backend, path, found.version)
+            content = "" if found.is_dir else content_of(found.version, found.uuid)
             attr = self._attr(found)
         return fuse.Entry(self._nodes.enter(raw, content, "" if entry.is_dir else entry.version, attr), attr)
 
@@ -195,7 +195,7 @@ class StripeOperations(fuse.Operations):
         known, path = self._nodes[node], self._path(node)
         with numbered(path):
             file = self._fs.open(path)
-        if file.size != known.attr.size or file.identity != known.content:
+        if file.size != known.attr.size or file.content != known.content:
             file.close()
             self._nodes.change(node, version="")
             raise refusal(errno.ESTALE, path)  # the kernel looks the name up again

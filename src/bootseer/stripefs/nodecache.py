@@ -1,8 +1,9 @@
 """Chunks of striped files kept on the node's disk, in the node cache that images use too (`bootseer.chunks`).
 
-A content is a cache folder, named after its chunk list; docs/internals/nodecache.md says what is kept and believed. A
-chunk is *sound* when this process fetched it or compared it with its checksum, once, and its bytes are on the disk for
-sure; only then may the kernel read it from the file. Until then each read checks it again.
+A file is a cache folder, named after its chunk list, in which is also where the file lies: a checksum tells damage, and
+not what somebody made to have it. docs/internals/nodecache.md says what is kept and believed. A chunk is *sound* when
+this process fetched it or compared it with its checksum, once, and its bytes are on the disk for sure; only then may
+the kernel read it from the file. Until then each read checks it again.
 
 Concurrency: any thread may call anything. Who opened a `NodeFile` may use it until `NodeFile.close`; one thread
 syncs, and closes those that nobody uses.
@@ -231,7 +232,9 @@ class NodeCache:
 
     def _made(self, file: StripedFile, origin: str) -> NodeFile:
         chunks = file.geometry.chunks
-        shape = ChunkList(bytes.fromhex(file.identity), file.size, file.unit, map(file.chunk_crc, range(chunks)))
+        shape = ChunkList(
+            blake3(file.identity.encode()).digest(), file.size, file.unit, map(file.chunk_crc, range(chunks))
+        )
         digest = _digest(shape)
         folder = self._dir / "blocks" / digest.hex()
         try:

@@ -14,7 +14,7 @@ from bootseer.errors import DataError, NotFoundError
 from bootseer.stripefs import ChunkFile, layout, open_fs, split_url
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
-from bootseer.stripefs.files.reader import PlainFile
+from bootseer.stripefs.files.reader import PlainFile, StripedFile
 from bootseer.stripefs.local import Load
 from bootseer.torch.destination import Request
 from bootseer.torch.shared_read import read_shared
@@ -27,7 +27,7 @@ class SmallFile(ChunkFile):
 
     def __init__(self, file: PlainFile, digest: str) -> None:
         super().__init__(file._backend, file.path, file.geometry)
-        self.identity = file.identity
+        self.content, self.identity = file.content, file.identity
         self._content = memoryview(file.read(0, file.size))
         if blake3(self._content).hexdigest() != digest:
             raise DataError(f"{file.path} does not have the digest of its COMMIT", hint="restore it from a copy")
@@ -98,7 +98,7 @@ class CheckpointFolder:
             if listed is None:
                 return self.load.use(file)
             plain = isinstance(file, PlainFile)
-            if file.size != listed.size or (not plain and file.identity != listed.uuid):
+            if file.size != listed.size or (isinstance(file, StripedFile) and file.pointer.uuid != listed.uuid):
                 raise DataError(f"{file.path} was changed after COMMIT", hint="use `bootseer fs ls --latest`")
             if isinstance(file, PlainFile) and file.size < layout.PLAIN_BELOW:
                 return SmallFile(file, listed.digest)

@@ -1,4 +1,6 @@
-"""Reads of striped and plain files into the caller's memory, every chunk of a striped file checked.
+"""Reads of striped and plain files into the caller's memory, every chunk of a striped file compared with its checksum.
+
+A checksum tells damage. Which bytes a file has is for those who may write it, and for nobody else: see `content_of`.
 
 A request becomes one `Piece` per stripe: consecutive chunks, with the CRC that each must have. The backend reads all
 pieces at once, and decides from where, in which order and in how large runs.
@@ -18,7 +20,7 @@ from typing import Self
 from blake3 import blake3
 from crc32c import crc32c
 
-from bootseer.backends.interface import Backend, Piece, Source
+from bootseer.backends.interface import Backend, Piece, Source, join
 from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
@@ -69,13 +71,15 @@ NOWHERE = Local()
 
 
 class ChunkFile:
-    """An open file of the store, read in chunks. ``identity`` changes when the content does.
+    """An open file of the store, read in chunks. ``content`` names what is at its path, and changes when that does;
+    ``identity`` names it among all stores (`identity_of`).
 
     ``unfinished``: a plain file that a writer still had open; it is read as far as it was complete.
     ``local``: where its chunks are looked for first and kept, see `attach`. ``fetched``, ``cached``: bytes that came
     from the storage and from there.
     """
 
+    content: str
     identity: str
     unfinished = False
     local: Local = NOWHERE
@@ -225,10 +229,18 @@ class ChunkFile:
         self.close()
 
 
-def plain_identity(backend: Backend, path: str, version: str) -> str:
-    """Names one content of one plain file among all stores; can be a file name."""
-    named = "\0".join((backend.url, path, version)).encode("utf-8", "surrogateescape")
-    return f"plain-{blake3(named).hexdigest()[:32]}"
+def content_of(version: str, uuid: str = "") -> str:
+    """Names what is at a path: the file there, by its ``version``, and what it says of itself, ``uuid``, "" of a plain
+    file. A uuid alone names nothing: who can read a pointer can write another file with the same, and the same
+    checksums."""
+    return f"{uuid or 'plain'}-{version}"
+
+
+def identity_of(backend: Backend, path: str, content: str) -> str:
+    """Names the ``content`` of the file at ``path`` among all stores; can be a file name."""
+    place = join(backend.url.rstrip("/"), path)
+    named = "\0".join((place, content)).encode("utf-8", "surrogateescape")
+    return f"{content.partition('-')[0]}-{blake3(named).hexdigest()}"
 
 
 class PlainFile(ChunkFile):
@@ -241,7 +253,8 @@ class PlainFile(ChunkFile):
         source = backend.open(path, pinned=True)
         super().__init__(backend, path, Geometry(source.size, _PLAIN_UNIT, 1))
         self._version = source.version
-        self.identity = plain_identity(backend, path, source.version)
+        self.content = content_of(source.version)
+        self.identity = identity_of(backend, path, self.content)
         self._sources[0] = source
         self.unfinished = source.unfinished
         if self.unfinished:
@@ -289,11 +302,13 @@ def refuse_unfinished(file: ChunkFile) -> None:
 
 
 class StripedFile(ChunkFile):
-    """A striped file. Opening reads and checks every footer."""
+    """A striped file, whose ``pointer`` was read from a file of that ``version``. Opening reads and checks every
+    footer."""
 
-    def __init__(self, backend: Backend, path: str, pointer: Pointer) -> None:
+    def __init__(self, backend: Backend, path: str, pointer: Pointer, version: str = "") -> None:
         super().__init__(backend, path, pointer.geometry)
-        self.pointer, self.identity = pointer, pointer.uuid
+        self.pointer, self.content = pointer, content_of(version, pointer.uuid)
+        self.identity = identity_of(backend, path, self.content)
         self._footers: tuple[Footer, ...] = ()
         try:
             self._footers = self._read_footers()
@@ -383,21 +398,27 @@ class StripedFile(ChunkFile):
 def read_pointer(backend: Backend, path: str) -> Pointer | None:
     """The pointer at ``path``, None for a plain file. Raises `NotFoundError`, `DataError` for a damaged pointer."""
     with contextlib.closing(backend.open(path)) as source:
-        if not source.size or source.size > layout.MAX_TEXT:
-            return None
-        data = source.read(0, min(source.size, _POINTER_READ))
-        if not layout.is_pointer(data):
-            return None
-        if source.size > len(data):
-            data += source.read(len(data), source.size - len(data))
+        return _pointer_in(source, path)
+
+
+def _pointer_in(source: Source, path: str) -> Pointer | None:
+    if not source.size or source.size > layout.MAX_TEXT:
+        return None
+    data = source.read(0, min(source.size, _POINTER_READ))
+    if not layout.is_pointer(data):
+        return None
+    if source.size > len(data):
+        data += source.read(len(data), source.size - len(data))
     return layout.decode_pointer(data, path)
 
 
 def open_file(backend: Backend, path: str) -> ChunkFile:
     """Open the file at ``path``, striped or plain."""
     for _ in range(_OPEN_TRIES):
-        if (pointer := read_pointer(backend, path)) is not None:
-            return StripedFile(backend, path, pointer)
+        with contextlib.closing(backend.open(path, pinned=True)) as source:
+            pointer = _pointer_in(source, path)
+        if pointer is not None:
+            return StripedFile(backend, path, pointer, source.version)
         file = PlainFile(backend, path)
         if not layout.is_pointer(file.head):
             return file
