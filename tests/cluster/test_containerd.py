@@ -51,7 +51,7 @@ OTHER = random.Random(8).randbytes(1 << 20)
 
 class Site(NamedTuple):
     """``converted`` and ``away`` are converted images of two layers; ``sharing`` is not, and has the lowest layer of
-    ``converted``; ``plain`` shares nothing."""
+    ``converted``; ``plain`` shares nothing; ``copy`` is ``converted`` by another name."""
 
     node: ContainerdNode
     store: Path
@@ -59,6 +59,7 @@ class Site(NamedTuple):
     away: str
     sharing: str
     plain: str
+    copy: str
     record: ImageRecord
     away_record: ImageRecord
 
@@ -80,6 +81,8 @@ def site(registry: DockerRegistry) -> Iterator[Site]:
         push(f"oci:{here}/layout:{name}", refs[name])
         if name in ("converted", "away"):
             records[name] = image.convert(refs[name], str(here / "store"), work_dir=here / "work")
+    refs["copy"] = f"{registry.address}/containerd/copy:1"
+    push(f"oci:{here}/layout:converted", refs["copy"])
     node = ContainerdNode(here, str(here / "store"))
     try:
         node.start()
@@ -121,6 +124,16 @@ def test_a_pull_of_a_converted_image_moves_almost_nothing(site: Site) -> None:
         written = "echo new > /data/more && rm /etc/hidden && cat /data/more && ls /etc"
         assert said(node.run(site.converted, "write", "sh", "-c", written)).split() == ["new", "base"]
         assert said(node.run(site.converted, "again", "ls", "/etc")).split() == ["base", "hidden"]
+
+
+def test_who_has_a_copy_of_the_manifest_has_to_pull_the_layers(site: Site) -> None:
+    """The same image by another name: it gets what the registry gives it there, and nothing out of the store."""
+    node = site.node
+    with pulled(site, site.copy):
+        assert node.content_bytes() > 0.9 * site.record.layer_bytes
+        assert not mount.below(node.root / "trees")
+        assert said(node.run(site.copy, "sum", "sha256sum", "/data/noise")).split()[0] == SUM
+        assert f"it was converted from {site.converted}" in node.log.read_text()
 
 
 def test_annotations_of_a_pod_make_nothing_lazy(site: Site) -> None:

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import oci
 from bootseer.config import Config
 from bootseer.containerd import settings, uninstall
-from bootseer.containerd.images import Images
+from bootseer.containerd.images import Images, Match
 from bootseer.containerd.snapshots import ExistsError, Kind, Layer, MissingError, Snapshot, Snapshots, StateError
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.image import record as records
+from bootseer.image.record import ImageRecord
 from bootseer.kernel.parts import Part
+from bootseer.objects import open_store
 
 LAYER = Layer("sha256:chain", "sha256:manifest", "registry:5000/name:1")
 ROOT = Path("/var/lib/bootseer")
@@ -140,6 +144,40 @@ def test_a_container_that_is_refused_leaves_nothing_to_wait_for(snapshots: Snaps
     assert not list((tmp_path / "trees").iterdir())
     assert snapshots.trees() == set()
     assert part.mounts == 0
+
+
+@pytest.mark.parametrize(
+    ("converted", "pulled", "match"),
+    [
+        ("private.example/team/a:1", "private.example/team/a:1", Match.WHOLE),
+        ("private.example/team/a:1", "private.example/team/a:2", Match.WHOLE),  # the digest is what was converted
+        ("private.example/team/a:1", "evil.example/team/a:1", Match.NONE),
+        ("private.example/team/a:1", "private.example/evil/a:1", Match.NONE),
+        ("private.example/team/a:1", "private.example:444/team/a:1", Match.NONE),
+        ("private.example/team/a:1", "mirror.example/team/a:1", Match.WHOLE),
+        ("private.example/team/a:1", "mirror.example:5000/private/team/a:1", Match.WHOLE),
+        ("private.example/team/a:1", "mirror.example:5000/team/a:1", Match.NONE),
+        ("other.example/team/a:1", "mirror.example/team/a:1", Match.NONE),
+        ("ubuntu:24.04", "docker.io/library/ubuntu:24.04", Match.WHOLE),
+        ("oci:/srv/images/a", "private.example/team/a:1", Match.NONE),
+        ("oci:/srv/images/a", "oci:/srv/images/a", Match.NONE),
+        ("private.example/team/a:1", "no name of an image", Match.NONE),
+    ],
+)
+def test_who_has_a_copy_of_its_manifest_gets_no_converted_image(
+    snapshots: Snapshots, tmp_path: Path, converted: str, pulled: str, match: Match
+) -> None:
+    """A registry of anybody's can serve it. The one that the image is from said who may have that image."""
+    config = oci.ImageConfig(architecture="amd64", os="linux", rootfs=oci.RootFS(diff_ids=("sha256:" + "01" * 32,)))
+    store, platform = open_store(str(tmp_path / "store")), oci.host_platform()
+    found = ImageRecord(
+        image="sha256:" + "ab" * 32, platform=platform, reference=converted, tree="cd" * 32, config=config,
+        layer_bytes=1, tree_bytes=1, stored_bytes=1, shared_bytes=0, packs=1, members=1, converted=1, seconds={},
+    )  # fmt: skip
+    records.save(store, found)
+    mirrors = {"private.example": ("https://mirror.example", "http://mirror.example:5000/private/")}
+    images = Images(snapshots, Config(store=str(tmp_path / "store"), registry_mirrors=mirrors), Part())
+    assert images.match(Layer(config.rootfs.chain_ids[-1], found.image, pulled)) is match
 
 
 def test_only_the_folder_of_a_snapshotter_is_removed(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.folders import private_folder
 from bootseer.image import record as records
 from bootseer.image import signature
+from bootseer.image.lookup import same_repository
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
@@ -94,16 +95,22 @@ class Images:
         return found
 
     def match(self, layer: Layer) -> Match:
-        """What ``layer`` is of the converted image that it was asked for. Raises `UnavailableError`."""
+        """What ``layer`` is of the converted image that it was asked for; nothing when that was pulled by another name,
+        as then its own registry did not say who may have it. Raises `UnavailableError`."""
         if self._part.draining:
             return Match.NONE
         try:
-            chains = self.find(layer.manifest).config.rootfs.chain_ids
+            found = self.find(layer.manifest)
+            origin, pulled = oci.Reference.parse(found.reference), oci.Reference.parse(layer.image)
         except NotFoundError:
             return Match.NONE
-        except DataError as exc:
+        except (DataError, ConfigError) as exc:
             log.warning("%s is pulled: %s", layer.image, exc)
             return Match.NONE
+        if not same_repository(pulled, origin, self._config.registry_mirrors.get(origin.registry, ())):
+            log.info("%s is pulled: it was converted from %s, which did not say who may have it", layer.image, origin)
+            return Match.NONE
+        chains = found.config.rootfs.chain_ids
         if layer.chain not in chains:
             return Match.NONE
         return Match.WHOLE if layer.chain == chains[-1] else Match.PART

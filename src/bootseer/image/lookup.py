@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from bootseer import config as settings
 from bootseer import oci
@@ -60,8 +60,19 @@ def readable_for(
             f"{ref} was converted from a file, {origin}: no registry says who may read it",
             hint="have root mount it, or convert it from its registry",
         )
-    if (origin.registry, origin.name) != (ref.registry, ref.name):
+    if not same_repository(ref, origin):
         exact = oci.Reference(registry=origin.registry, name=origin.name, digest=record.image)
         if digest_for(exact) != record.image:
             raise PrivilegeError(f"{exact} is not the image that was converted")
     return record
+
+
+def same_repository(ref: oci.Reference, origin: oci.Reference, mirrors: Iterable[str] = ()) -> bool:
+    """Whether ``ref`` is in the repository of ``origin``, or in its place at one of the ``mirrors`` of that registry
+    (`Config.registry_mirrors`). That another registry gives somebody the manifest says nothing: who had it once may
+    push it anywhere."""
+    places = {(origin.registry, origin.name)} if origin.registry else set()
+    for mirror in mirrors if places else ():
+        host, _, prefix = mirror.rpartition("://")[2].partition("/")
+        places.add((host, "/".join(filter(None, (prefix.strip("/"), origin.name)))))
+    return (ref.registry, ref.name) in places

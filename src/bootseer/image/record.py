@@ -45,7 +45,8 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     platform: str
     reference: str
-    """The name it was converted from: for people, since a tag moves."""
+    """The name it was converted from. Its registry says who may have it; which image it is, ``image`` says, since a tag
+    moves."""
     tree: str
     """Digest of the lazy tree (`bootseer.blocks.tree`) with the image's files."""
     config: ImageConfig
