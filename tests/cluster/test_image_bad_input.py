@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.kernel import mount as mounts
 from support.images import Member, write_image
@@ -89,42 +87,6 @@ def test_a_damaged_layer_in_a_registry(environ: dict[str, str], ref: str, tmp_pa
     assert digest in line
     assert list((tmp_path / "cache" / "work").iterdir()) == []
     assert not list((tmp_path / "store").glob("images/*"))
-
-
-def test_a_flipped_bit_in_a_stored_block_is_an_input_output_error(
-    environ: dict[str, str], ref: str, tmp_path: Path
-) -> None:
-    store = tmp_path / "store"
-    image.convert(ref, str(store), work_dir=tmp_path / "work")
-    stored = max((path for path in store.glob("blobs/*/*")), key=lambda path: path.stat().st_size)
-    data = bytearray(stored.read_bytes())
-    data[len(data) // 2] ^= 1
-    stored.write_bytes(data)
-    config = settings.Config(
-        cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"), background_fill=False, demand_deadline=3
-    )
-    mounted = image.mount(ref, tmp_path / "m", store_url=str(store), config=config)
-    try:
-        whole, results = oci_file(tmp_path), []
-        with open(tmp_path / "m/f", "rb", buffering=0) as file:
-            for at in range(0, len(whole), 1 << 16):  # one block each: a longer read ends before the damaged one
-                try:
-                    results.append(os.pread(file.fileno(), 1 << 16, at) == whole[at : at + (1 << 16)])
-                except OSError as exc:
-                    results.append(exc.errno)
-        assert set(results) == {True, errno.EIO}
-        assert results.count(True) > results.count(errno.EIO)
-        assert (tmp_path / "m/g").read_bytes() == b"small"
-        assert mounted.status().bad_blocks > 0
-    finally:
-        mounted.unmount()
-
-
-def oci_file(tmp_path: Path) -> bytes:
-    """The file ``f`` of the image, by way of a plain unpack."""
-    with oci.open_image(f"oci:{tmp_path}/layout:v1") as opened:
-        oci.unpack(opened, tmp_path / "plain")
-    return (tmp_path / "plain/f").read_bytes()
 
 
 def test_a_store_that_cannot_be_written(environ: dict[str, str], ref: str, tmp_path: Path) -> None:

@@ -397,18 +397,6 @@ def test_damage_that_a_new_snapshot_needs_too_is_replaced(one: Node, two: Node, 
     assert (three.host / "data").read_bytes() == content
 
 
-def test_a_dead_block_server_is_not_in_place(one: Node, two: Node) -> None:
-    from bootseer.blocks import tree
-
-    one.run(fill_plain)
-    (group,) = two.run(fill_plain).mounts
-    assert isinstance(group, overlay.Group)
-    os.killpg(os.getpgid(tree.attach(group.tree_point, Path(two.config.state_dir)).status().pid), 9)
-    result = two.run(fill_plain)
-    assert (result.outcome, result.reason) == (Outcome.RESTORED_MOUNT, "hit")
-    assert (two.host / "pkg" / "data").read_bytes() == b"d" * 100_000
-
-
 def test_where_mounting_fails_the_snapshot_is_unpacked(
     one: Node, two: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

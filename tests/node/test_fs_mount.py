@@ -1,11 +1,9 @@
 """The read-only mount of a striped store: real mounts, real clients, and what happens when things die."""
 
-import errno
 import json
 import mmap
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -18,12 +16,11 @@ from msgspec.structs import replace
 
 from bootseer import fsmount
 from bootseer.config import Config
-from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.fsmount import FsMount, FsStatus, client
 from bootseer.fsmount.record import MountRecord, ServerSpec
 from bootseer.kernel import mount as mounts
 from bootseer.stripefs import StripeFS, open_fs
-from support.node import kill_group
 from support.waits import together, until
 
 pytestmark = pytest.mark.root
@@ -136,17 +133,6 @@ def test_a_mount_in_a_closed_folder_is_for_those_to_whom_root_shows_it(mounted):
             assert subprocess.check_output(argv, user=65534, group=65534, extra_groups=[]) == b"{}"
         finally:
             subprocess.run(["umount", folder], check=True)
-
-
-def test_it_cannot_be_written_to(mounted):
-    for action in (
-        lambda: (mounted.mountpoint / "new").write_bytes(b""),
-        lambda: (mounted.mountpoint / "step-1/config.json").write_bytes(b""),
-        lambda: (mounted.mountpoint / "step-1/config.json").unlink(),
-    ):
-        with pytest.raises(OSError, match="Read-only file system") as caught:
-            action()
-        assert caught.value.errno == errno.EROFS
 
 
 def test_mmap_from_many_threads(mounted):
@@ -265,31 +251,8 @@ def test_a_start_that_is_given_up_leaves_no_server(fs, tmp_path, config, monkeyp
     monkeypatch.setattr(client, "SERVER", (str(silent),))
     with pytest.raises(UnavailableError, match="did not start"):
         fsmount.start(fs.url, tmp_path / "mnt", config=config)
-    group, until = int((tmp_path / "pid").read_text()), time.monotonic() + 10
-    while is_group(group):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def test_one_mount_per_place(mounted, fs, config):
-    with pytest.raises(NotWritableError, match="already a mount"):
-        fsmount.start(fs.url, mounted.mountpoint, config=config)
-    found = fsmount.find(mounted.mountpoint, config=config)
-    assert found is not None
-    assert found.status().alive
-    assert (mounted.mountpoint / "step-1/config.json").read_bytes() == b"{}"
-
-
-def test_damage_is_eio_for_that_read_only(mounted, fs):
-    part = sorted(Path(fs.url, "step-1/.bsx").iterdir())[1]
-    data = bytearray(part.read_bytes())
-    data[4096 + 10] ^= 1  # chunk 1
-    part.write_bytes(data)
-    with open(mounted.mountpoint / "step-1/state.pt", "rb", buffering=0) as file:
-        assert os.pread(file.fileno(), 1000, 5 << 20) == DATA[5 << 20 : (5 << 20) + 1000]
-        with pytest.raises(OSError, match="Input/output error"):
-            os.pread(file.fileno(), 1000, (1 << 18) + 5)
-        assert os.pread(file.fileno(), 1000, 7 << 20) == DATA[7 << 20 : (7 << 20) + 1000]
+    group = int((tmp_path / "pid").read_text())
+    until(lambda: not is_group(group))
 
 
 def test_a_replaced_file_is_seen_and_never_mixed(mounted, fs):
@@ -302,20 +265,6 @@ def test_a_replaced_file_is_seen_and_never_mixed(mounted, fs):
         time.sleep(1.1)  # names are believed for a second
         assert path.read_bytes() == new
         assert old.read() == DATA  # from the page cache: whole, and the old version
-
-
-def test_a_dead_mount_fails_closed_and_is_cleaned_up(fs, tmp_path, config, caplog):
-    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-    kill_group(made.pid)
-    assert not made.status().alive
-    with pytest.raises(OSError) as caught:  # noqa: PT011  the errno says it
-        (made.mountpoint / "step-1/config.json").read_bytes()
-    assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
-    again = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-    assert "has died" in caplog.text
-    assert (again.mountpoint / "step-1/config.json").read_bytes() == b"{}"
-    again.unmount()
-    assert not mounts.is_mounted(tmp_path / "mnt")
 
 
 @pytest.mark.parametrize("name", ["state", "cache"])
@@ -367,34 +316,14 @@ def test_a_server_gets_the_login_of_its_store_and_says_it_to_nobody(fs, tmp_path
     assert told[0][1].url == made.url == "sftp://***@host/run"
 
 
-def test_sigterm_and_an_unmount_from_elsewhere_end_the_server(fs, tmp_path, config):
-    for way in ("sigterm", "umount"):
-        made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-        if way == "sigterm":
-            os.kill(made.pid, signal.SIGTERM)
-        else:
-            mounts.unmount(made.mountpoint)
-        until = time.monotonic() + 10
-        while made.status().alive:
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        assert not mounts.is_mounted(made.mountpoint)
-        made.unmount()
-        made.unmount()
-    assert not list(Path(config.state_dir, "fs").iterdir())
-
-
-def test_an_unmount_of_a_busy_mount_ends_anyway(fs, tmp_path, config, caplog, monkeypatch):
-    monkeypatch.setattr("bootseer.served.client._BUSY_SECONDS", 0.3)
-    monkeypatch.setattr(client, "_END_SECONDS", 0.5)
+def test_an_unmount_from_elsewhere_ends_the_server(fs, tmp_path, config):
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-    with open(made.mountpoint / "step-1/state.pt", "rb") as file:
-        file.read(10)
-        made.unmount()
-        assert "in use" in caplog.text
-        assert not made.status().alive
-        with pytest.raises(OSError, match=r"Transport endpoint|connection abort"):
-            os.pread(file.fileno(), 1000, 8 << 20)
+    mounts.unmount(made.mountpoint)
+    until(lambda: not made.status().alive, what="the end of the server")
+    assert not mounts.is_mounted(made.mountpoint)
+    made.unmount()
+    made.unmount()
+    assert not list(Path(config.state_dir, "fs").iterdir())
 
 
 def cli(*args: object, config: Config, group: Sequence[str] = ("fs",)) -> subprocess.CompletedProcess[str]:

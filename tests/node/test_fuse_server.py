@@ -6,14 +6,13 @@ import errno
 import logging
 import os
 import random
-import select
 import signal
 import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -201,47 +200,6 @@ fuse.Server(fuse.SingleFile("data", 4 << 20, read), Path(sys.argv[1]), options=f
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture
-def server_process(mountpoint: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", SERVER, str(mountpoint)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout
-        assert select.select([process.stdout], [], [], 20)[0]
-        assert process.stdout.readline() == b"ready\n"
-        yield process
-        process.kill()
-
-
-def test_a_killed_server_fails_closed(mountpoint: Path, server_process: subprocess.Popen[bytes]) -> None:
-    """A reader that waits and one that comes later get errors, no zeros and no wait."""
-    results: list[int | None] = []
-    fd = os.open(mountpoint / "data", os.O_RDONLY)
-
-    def read() -> None:
-        try:
-            os.pread(fd, 4096, 2 << 20)
-            results.append(0)
-        except OSError as exc:
-            results.append(exc.errno)
-
-    assert os.pread(fd, 4096, 0) == bytes(4096)
-    waiting = threading.Thread(target=read)
-    waiting.start()
-    time.sleep(0.3)
-    assert results == []
-    server_process.send_signal(signal.SIGKILL)
-    server_process.wait(20)
-    waiting.join(10)
-    read()
-    os.close(fd)
-    assert len(results) == 2
-    assert set(results) <= {errno.ECONNABORTED, errno.ENOTCONN}
-    with pytest.raises(OSError, match=r"not connected|abort"):
-        os.listdir(mountpoint)
-    assert mount.is_mounted(mountpoint)
-    mount.unmount(mountpoint)
 
 
 def test_a_reader_can_be_killed_while_it_waits(mountpoint: Path) -> None:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -239,27 +239,6 @@ def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None
     assert (status.failed_reads, status.denied) == (0, 0)
 
 
-@pytest.mark.takeover
-def test_reads_that_a_dead_server_took_are_answered_by_the_next(node: Node) -> None:
-    made = node.mount(slow=False)
-    before = made.status()
-    os.kill(before.fetcher_pid, signal.SIGSTOP)
-    with ThreadPoolExecutor(6) as pool:
-        futures: list[Future[bytes | int | None]] = [
-            pool.submit(read, made.target / f"f{index:02}") for index in range(6)
-        ]
-        time.sleep(0.3)
-        os.kill(before.server_pid, signal.SIGKILL)
-        time.sleep(0.3)
-        assert not any(future.done() for future in futures)
-        os.kill(before.fetcher_pid, signal.SIGCONT)
-        for index, future in enumerate(futures):
-            assert future.result(DEADLINE) == node.want(f"f{index:02}")
-    status = made.status()
-    assert (status.server_restarts, status.fetcher_restarts, status.denied) == (1, 0, 0)
-    assert status.taken_over >= 6
-
-
 def test_a_lingering_server_serves_the_next_mount(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bootseer.served.client._BUSY_SECONDS", 0.2)
     made = node.mount(slow=False)
@@ -400,19 +379,6 @@ def test_the_file_of_a_server_in_another_mount_namespace_is_not_that_of_the_same
         first.unmount()
 
 
-def test_a_mount_and_an_unmount_while_the_fetcher_is_dead(node: Node) -> None:
-    made = node.mount(slow=False)
-    pid = made.status().pid
-    os.kill(made.status().fetcher_pid, signal.SIGKILL)
-    other = node.mount("other", slow=False)
-    with contextlib.suppress(ProcessLookupError):  # there is no other one yet
-        os.kill(made.status().fetcher_pid, signal.SIGKILL)
-    other.unmount()
-    assert made.status().pid == pid
-    assert made.status().targets == [str(made.target)]
-    assert right(node, made.target)
-
-
 class Trouble:
     """Makes the processes of a `TROUBLED` server meet trouble, by name, while in the context."""
 
@@ -482,20 +448,6 @@ def test_the_supervisor_dies_while_a_fuse_server_starts(node: Node, trouble: Tro
     supervisor_dies_while_another_starts(made, trouble, "slow", made.status().server_pid, 0.2)
     os.kill(made.status().server_pid, signal.SIGKILL)
     assert right(node, made.target, range(4))
-
-
-def test_all_killed_at_once_is_an_error_and_the_next_mount_is_right(node: Node) -> None:
-    """A FUSE mount fails closed."""
-    made = node.mount()
-    readers = Readers(node, made.target)
-    time.sleep(0.3)
-    kill_group(made.status().pid)
-    readers.join()
-    assert readers.wrong
-    assert not any("zeros" in line for line in readers.wrong)
-    made.unmount()
-    again = node.mount(slow=False)
-    assert right(node, again.target)
 
 
 @pytest.fixture
