@@ -1,4 +1,7 @@
-"""The striped layout over stores that fsspec reaches: memory, a folder, and real s3fs against a small S3 server."""
+"""Stores that fsspec reaches: object stores (real s3fs against a small S3 server), and what each cannot.
+
+What all promise: `tests/store/test_stripefs.py`.
+"""
 
 import errno
 import os
@@ -72,79 +75,6 @@ def write(fs: StripeFS, path: str, data: bytes = DATA, **options: int) -> None:
         out.write(data)
 
 
-def test_files_of_all_kinds(fs, tmp_path):
-    for name, size in {"empty": 0, "small": 1000, "large": 700_001}.items():
-        write(fs, f"d/{name}", DATA[:size], width=3)
-        with fs.create(f"d/{name}-plain") as out:
-            out.write(DATA[:size])
-        assert content(fs, f"d/{name}") == content(fs, f"d/{name}-plain") == DATA[:size]
-    assert [(stat.path, stat.size, stat.striped) for stat in fs.ls("d")] == [
-        ("d/empty", 0, True),
-        ("d/empty-plain", 0, False),
-        ("d/large", 700_001, True),
-        ("d/large-plain", 700_001, False),
-        ("d/small", 1000, True),
-        ("d/small-plain", 1000, False),
-    ]
-    assert all(stat.version == fs.stat(stat.path).version != "" for stat in fs.ls("d"))
-    with fs.open("d/large") as file:
-        for offset in (0, 1, 65535, 65536, 400_000, 700_001 - 10):
-            assert file.read(offset, 10) == DATA[offset : offset + 10]
-    assert fs.get("d/large", tmp_path / "back") == 700_001
-    assert (tmp_path / "back").read_bytes() == DATA
-    assert len(fs.verify("")) == 6
-
-
-def test_replacing_removing_renaming(fs):
-    write(fs, "d/f")
-    write(fs, "d/f", DATA[::-1])
-    assert content(fs, "d/f") == DATA[::-1]
-    assert len(fs.backend.list("d/.bsx")) == 4
-    fs.rename("d/f", "d/g")
-    fs.rename("d/g", "e/h")
-    assert content(fs, "e/h") == DATA[::-1]
-    with fs.append("e/h") as out:
-        out.write(b"tail")
-    assert content(fs, "e/h") == DATA[::-1] + b"tail"
-    write(fs, "e/f")
-    with pytest.raises(NotWritableError):
-        fs.rename("e/f", "e/h", overwrite=False)
-    fs.rename("e/f", "e/h")
-    assert content(fs, "e/h") == DATA
-    fs.backend.put("e/plain", b"x", overwrite=False)  # a folder of an object store needs something in it
-    fs.remove("e/h")
-    assert [entry.name for entry in fs.backend.list("e") if entry.name != ".bsx"] == ["plain"]
-    with pytest.raises(NotFoundError):
-        fs.open("e/h")
-
-
-def test_missing_names(fs):
-    write(fs, "d/f")
-    for ask in (fs.stat, fs.open, fs.ls, fs.remove):
-        with pytest.raises(NotFoundError):
-            ask("d/none")
-    with pytest.raises(NotFoundError, match="folder"):
-        fs.open("d")
-    with pytest.raises(NotFoundError, match="file"):
-        fs.backend.list("d/f")
-    with pytest.raises(NotWritableError, match="folder"):
-        fs.create("d")
-    fs.backend.delete("d/none")
-    fs.backend.remove_folder("none")
-
-
-def test_the_first_commit_wins(fs):
-    write(fs, "step-1/f")
-    write(fs, "step-2/f")
-    fs.commit("step-1")
-    with pytest.raises(NotWritableError, match="has a COMMIT already"):
-        fs.commit("step-1")
-    assert fs.latest("") == "step-1"
-    assert fs.checkpoint("step-1").size == len(DATA)
-    with pytest.raises(DataError, match="no COMMIT"):
-        fs.checkpoint("step-2")
-
-
 def test_one_of_many_claims_a_name(fs):
     won, lost, start = [], [], threading.Barrier(6)
 
@@ -161,43 +91,6 @@ def test_one_of_many_claims_a_name(fs):
         pytest.skip("only a store that takes conditions decides this")
     together(claim, range(6))
     assert (len(won), len(lost)) == (1, 5)
-
-
-def test_an_overtaken_writer_gives_up(fs):
-    write(fs, "f")
-    late = fs.create("f", striped=True, unit=65536)
-    late.write(DATA)
-    write(fs, "f", b"two" * 50_000)
-    with pytest.raises(NotWritableError, match="another writer"):
-        late.finish()
-    assert content(fs, "f") == b"two" * 50_000
-    assert len(fs.backend.list(".bsx")) == 4
-
-
-def test_an_ended_writer_publishes_nothing(fs):
-    """Its temporary file is gone: there is nothing to put in place."""
-    late = fs.create("f", striped=True, unit=65536)
-    late.write(DATA)
-    # as a later save does, after the last look of this one
-    late._before = lambda pointer: [
-        fs.backend.delete(entry.name) for entry in fs.backend.list("") if entry.name.startswith(".tmp-")
-    ]
-    with pytest.raises(BootseerError):
-        late.finish()
-    with pytest.raises(NotFoundError):
-        fs.stat("f")
-
-
-def test_an_abandoned_write_leaves_nothing(fs):
-    out = fs.create("d/f", striped=True, unit=65536)
-    out.write(DATA)
-    out.abandon()
-    assert fs.files("") == [] if fs.backend.protocols & {"file"} else True
-    try:
-        left = fs.backend.list("d/.bsx")
-    except NotFoundError:
-        left = []
-    assert left == []
 
 
 def test_a_plain_file_replaced_while_it_is_read_is_an_error(fs, monkeypatch):
@@ -233,36 +126,6 @@ def test_a_small_file_is_read_whole_while_it_is_replaced_again_and_again(fs):
     finally:
         stop.set()
         writer.join(30)
-
-
-def test_damage_is_seen(fs):
-    write(fs, "f")
-    stripe = ".bsx/" + fs.backend.list(".bsx")[0].name
-    whole = bytearray(read_all(fs.backend, stripe, limit=1 << 30))
-    whole[5000] ^= 1
-    fs.backend.put(stripe, bytes(whole), overwrite=True)
-    with pytest.raises(DataError, match="damaged"):
-        content(fs, "f")
-
-
-def test_folders_on_the_way(fs):
-    fs.backend.make_folder("a/b")
-    there = not fs.backend.protocols & {"s3"}  # an object store has no empty folders
-    if there:
-        assert fs.stat("a/b").is_dir
-        fs.backend.make_folder("a/b")
-    write(fs, "a/b/f")
-    assert fs.stat("a").is_dir
-    fs.backend.remove_folder("a")
-    with pytest.raises(NotFoundError):
-        fs.stat("a")
-    if fs.backend.objects():
-        write(fs, "a/b/f")
-        with pytest.raises(UnsupportedError, match="object store has no folders"):
-            fs.rename("a", "c")
-        fs.remove_tree("a")  # which does not need that
-        with pytest.raises(NotFoundError):
-            fs.stat("a")
 
 
 # Object stores

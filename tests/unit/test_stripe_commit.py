@@ -34,12 +34,6 @@ def test_a_commit_lists_files_sizes_and_digests(fs):
         assert file.digest == commit.digest_of(fs.backend, f"step-1/{file.path}")
 
 
-def test_a_missing_checkpoint(fs):
-    save(fs, "step-1")
-    with pytest.raises(NotFoundError, match="no checkpoint step-2"):
-        fs.checkpoint("step-2")
-
-
 def test_a_checkpoint_without_commit(fs):
     save(fs, "step-1", finish=False)
     with pytest.raises(DataError) as caught:

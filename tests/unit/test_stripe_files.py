@@ -129,15 +129,6 @@ def test_a_renamed_folder_stays_whole(fs):
     assert stripes(fs) == []
 
 
-def test_replacing_removes_the_old_stripes(fs):
-    store(fs, "f", pattern(9 * UNIT))
-    before = stripes(fs)
-    store(fs, "f", pattern(5 * UNIT, 3))
-    assert content(fs, "f") == pattern(5 * UNIT, 3)
-    assert len(stripes(fs)) == 3
-    assert set(before).isdisjoint(stripes(fs))
-
-
 def test_a_file_replaced_while_open_is_an_error_not_other_bytes(fs):
     store(fs, "f", pattern(9 * UNIT))
     file = fs.open("f")
@@ -227,11 +218,6 @@ def test_missing_and_wrong_paths(fs, tmp_path):
         fs.open("nothing")
     with pytest.raises(NotFoundError, match="no folder"):
         fs.ls("")
-    store(fs, "d/f", b"x")
-    with pytest.raises(NotFoundError, match="folder"):
-        fs.open("d")
-    with pytest.raises(NotWritableError, match="folder"):
-        fs.create("d")
     with pytest.raises(ConfigError, match="bad path"):
         fs.open("../x")
     with pytest.raises(NotFoundError, match="cannot read"):
@@ -282,11 +268,3 @@ def test_a_full_store_is_one_line_and_leaves_the_old_version(fs, monkeypatch, po
     assert content(fs, "f") == pattern(9 * UNIT)
     assert len(stripes(fs)) == 3
     assert leftovers(fs) == []
-
-
-def test_remove(fs):
-    store(fs, "f", pattern(9 * UNIT))
-    fs.remove("f")
-    assert stripes(fs) == []
-    with pytest.raises(NotFoundError):
-        fs.stat("f")
