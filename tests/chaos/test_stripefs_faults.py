@@ -178,13 +178,6 @@ def test_a_namenode_that_dies_and_comes_back(site, crowded, place):
         assert (tally.wrong, tally.hangs, tally.errors - before.errors) == (0, 0, 0), crowd.findings()
 
 
-def test_an_open_file_is_read_without_a_namenode(site, fs):
-    data = put(fs)
-    with fs.open("f") as file, site.cluster.frozen_namenode():
-        file.read(0, file.size)
-        assert file.read(0, file.size) == data
-
-
 # -- damage ----------------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +196,7 @@ def damage(site: ShapedHadoop, folder: str, where: Callable[[int], bool], *, uns
 
 
 @pytest.mark.parametrize("unseen", [False, True], ids=["bad-disk", "also-its-checksums"])
-def test_damage_on_one_datanode_is_not_seen(site, fs, folder, unseen):
+def test_damage_on_one_datanode_is_not_seen(site, fs, folder, unseen, caplog):
     """Right bytes from the other replicas. What HDFS's own checksums confirm, the NameNode hears of, and mends."""
     data = put(fs)
     damaged = damage(site, folder, lambda index: index == 1, unseen=unseen)
@@ -216,6 +209,7 @@ def test_damage_on_one_datanode_is_not_seen(site, fs, folder, unseen):
             assert time.monotonic() < until, "nobody told the NameNode of a damaged replica"
             assert whole(fs) == data
             time.sleep(0.2)
+        assert "a replica of" in caplog.text
 
 
 @pytest.mark.parametrize("unseen", [False, True], ids=["bad-disk", "also-its-checksums"])

@@ -16,7 +16,6 @@ from bootseer.chunks.zstd import decompress
 from bootseer.kernel import mount
 from bootseer.objects import open_store
 from support.images import CHANGES, Member, one_of_each, write_image
-from support.layouts import Compression
 from support.trees import Found, scan
 
 pytestmark = pytest.mark.root
@@ -51,16 +50,6 @@ def mounted(place: Path, store_url: str, digest: str) -> Found:
     finally:
         mount.unmount(place / "m")
         (place / "m").rmdir()
-
-
-@pytest.mark.parametrize("compression", ["gzip", "zstd", "none"])
-def test_the_mounted_tree_is_the_unpacked_image(place: Path, compression: Compression) -> None:
-    write_image(place / "layout", [LOWER, UPPER], compression=compression)
-    ref = f"oci:{place}/layout:v1"
-    with oci.open_image(ref) as opened:
-        oci.unpack(opened, place / "unpacked")
-    record = image.convert(ref, f"{place}/store", work_dir=place / "work")
-    assert mounted(place, f"{place}/store", record.tree) == scan(place / "unpacked")
 
 
 def test_so_is_one_whose_blocks_are_those_of_other_images(place: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,19 +137,6 @@ def fill_up(folder: Path, leave: int) -> Path:
         os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - leave)
         os.fsync(file.fileno())
     return ballast
-
-
-def kill_all(pid: int) -> None:
-    group = os.getpgid(pid)
-    os.killpg(group, signal.SIGKILL)
-    until(lambda: not _alive(pid))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_what_is_mounted_stays(site: Site) -> None:

@@ -1,4 +1,7 @@
-"""The read engine over real DataNodes: frozen ones, damaged, moved and replaced blocks; what `explain` says of it."""
+"""The read engine over real DataNodes: files that are replaced, what `explain` says of it.
+
+Frozen DataNodes, damage, and blocks that move: `chaos/test_stripefs_faults.py`.
+"""
 
 import os
 import time
@@ -13,8 +16,6 @@ from bootseer.hdfs.output import FileOutput
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.explain import explain
 from bootseer.stripefs.store import StripeFS
-from support import hadoop
-from support.replicas import Replicas
 from support.stripes import content
 
 pytestmark = pytest.mark.hdfs
@@ -46,18 +47,6 @@ def plain(fs: StripeFS, name: str, data: bytes, *, block_size: int = 1 << 20, re
 
 def _stripe(fs: StripeFS, index: int) -> str:
     return f".bsx/{fs.backend.list('.bsx')[index].name}"
-
-
-def on_disk(replicas: Replicas, cluster: hadoop.HadoopCluster, path: str):
-    """The only block of ``path``, and the numbers of the three DataNodes that have it, nearest first."""
-    until = time.monotonic() + 30
-    while True:
-        (found,) = NameNode.connect(cluster.url).blocks(path).blocks
-        holders = [cluster.index_of(node.address) for node in found.nodes]
-        if len(holders) == 3 and set(holders) == set(replicas.files(found.block)):
-            return found.block, holders
-        assert time.monotonic() < until, f"{path} has not three replicas"
-        time.sleep(0.1)
 
 
 @pytest.mark.serial  # a DataNode that a busy machine delays is left out
@@ -110,62 +99,6 @@ def test_the_same_bytes_through_hdfs_native(fs, monkeypatch):
     told = explain(other, "f")
     assert (told.access, told.stripes[0].access) == ("native", "native")
     assert "hdfs_access" in told.reason
-
-
-@pytest.mark.parametrize("index", [0, 3])
-def test_a_frozen_datanode_costs_no_error(cluster, fs, index):
-    data = write(fs, "f")
-    with fs.open("f") as file:
-        assert file.read(0, file.size) == data
-        cluster.pause(index)
-        try:
-            for _ in range(3):
-                assert file.read(0, file.size) == data
-                assert content(fs, "f") == data
-        finally:
-            cluster.resume(index)
-
-
-def test_damaged_replicas_are_reported_and_read_elsewhere(cluster, fs, caplog):
-    replicas = Replicas(cluster)
-    data = write(fs, "f", 9 << 20)
-    stripe = fs.backend.full(_stripe(fs, 1))
-    block, holders = on_disk(replicas, cluster, stripe)
-    for index in holders[:2]:
-        replicas.damage(block, index, 5000)
-    until = time.monotonic() + 30
-    while not replicas.reported(block):
-        with fs.open("f") as file:  # each time the NameNode names the replicas in another order
-            assert file.read(UNIT, 100) == data[UNIT : UNIT + 100]
-        assert time.monotonic() < until, "never met a damaged replica"
-    assert replicas.reported(block) <= set(holders[:2])
-    assert "a replica of" in caplog.text
-    assert content(fs, "f") == data
-
-
-def test_bytes_that_no_replica_has_are_an_error(cluster, fs):
-    replicas = Replicas(cluster)
-    data = write(fs, "f", 9 << 20)
-    stripe = fs.backend.full(_stripe(fs, 0))
-    block, holders = on_disk(replicas, cluster, stripe)
-    for index in holders:
-        replicas.damage(block, index, 4096 + 17, unseen=True)
-    with fs.open("f") as file:
-        assert file.read(UNIT, 100) == data[UNIT : UNIT + 100]
-        with pytest.raises(DataError, match="chunk 0 of f is damaged"):
-            file.read(0, 100)
-
-
-def test_a_block_that_moved_is_found(cluster, fs):
-    replicas = Replicas(cluster)
-    data = os.urandom(3 << 20)
-    path = plain(fs, "p", data, replication=1)
-    with fs.open("p") as file:
-        assert file.read(0, len(data)) == data
-        for block in replicas.blocks(path):
-            (source,) = replicas.files(block)
-            replicas.move(block, source, (source + 1) % 4)
-        assert file.read(0, len(data)) == data
 
 
 @pytest.mark.parametrize("size", [1 << 20, (5 << 20) + 3])

@@ -119,17 +119,6 @@ def test_names(fs):
         fs.pipe_file("g/z", b"", mode="create")
 
 
-def test_transactions(fs):
-    with fs.transaction:
-        fs.pipe("x", DATA)
-        assert not fs.exists("x")
-    assert fs.cat("x") == DATA
-    with pytest.raises(ZeroDivisionError), fs.transaction:  # noqa: PT012
-        fs.pipe("x", b"other")
-        raise ZeroDivisionError
-    assert fs.cat("x") == DATA
-
-
 FORKED = """
 import os, pickle, sys
 fs = pickle.loads(bytes.fromhex(sys.argv[1]))

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import threading
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from bootseer.hdfs.placement import Placement
 from bootseer.objects import open_store
 from bootseer.stripefs import open_fs
 from support.hadoop import HadoopCluster
-from support.waits import together
+from support.waits import together, until
 
 pytestmark = pytest.mark.hdfs
 
@@ -32,10 +31,7 @@ def native(cluster: HadoopCluster, path: str) -> bytes:
 
 def wait_replicas(namenode: NameNode, path: str, expected: list[int]) -> None:
     """A file is complete when one DataNode of each block has told the NameNode; the others do so a moment later."""
-    until = time.monotonic() + 20
-    while [len(block.nodes) for block in namenode.blocks(path).blocks] != expected:
-        assert time.monotonic() < until, f"{path} lacks replicas"
-        time.sleep(0.02)
+    until(lambda: [len(block.nodes) for block in namenode.blocks(path).blocks] == expected, 20, f"replicas of {path}")
 
 
 def test_files_of_all_sizes_are_what_everybody_reads(cluster, namenode, folder, tmp_path):
@@ -145,33 +141,6 @@ def test_a_writer_gives_up_while_its_name_changes_hands(cluster, namenode, folde
     assert native(cluster, f"{folder}/f") == b"mine"
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_that_unwinds_leaves_its_parents_files_alone(cluster, namenode, folder):
-    data = os.urandom(20 * MIB)
-    fs = open_fs(f"{cluster.url}{folder}")
-    with (
-        FileOutput(namenode, f"{folder}/f") as out,
-        fs.create("g", striped=True) as striped,
-        hdfs.connect(cluster.url).create(f"{folder}/h") as through,
-    ):
-        out.write(data[: 9 * MIB])
-        striped.write(data[: 9 * MIB])
-        through.write(data[: 9 * MIB])
-        if not (child := os.fork()):
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(20)
-            for each in (through, striped, out):
-                each.__exit__(ValueError, ValueError(), None)
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        out.write(data[9 * MIB :])
-        striped.write(data[9 * MIB :])
-        through.write(data[9 * MIB :])
-    assert native(cluster, f"{folder}/f") == native(cluster, f"{folder}/h") == data
-    with fs.open("g") as file:
-        assert file.read(0, file.size) == data
-
-
 def test_two_writers_of_one_name_at_once(cluster, namenode, folder):
     """Without overwriting exactly one gets the name; the file is wholly that one's."""
     outcomes: list[bytes] = []
@@ -243,14 +212,8 @@ def test_leases_are_renewed_only_while_files_are_open(cluster, namenode, folder,
     monkeypatch.setattr(NameNode, "renew_lease", counted)
     with FileOutput(namenode, f"{folder}/f") as out:
         out.write(b"x")
-        until = time.monotonic() + 20
-        while len(renewed) < 3:
-            assert time.monotonic() < until
-            time.sleep(0.02)
-    until = time.monotonic() + 20
-    while any(thread.name == "bootseer-leases" for thread in threading.enumerate()):
-        assert time.monotonic() < until
-        time.sleep(0.02)
+        until(lambda: len(renewed) >= 3, 20)
+    until(lambda: not any(thread.name == "bootseer-leases" for thread in threading.enumerate()), 20)
 
 
 def test_an_idle_pipeline_is_kept_open(cluster, namenode, folder, monkeypatch):

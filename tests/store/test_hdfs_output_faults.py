@@ -267,35 +267,6 @@ def test_a_frozen_namenode_does_not_hold_up_a_block(cluster, namenode, path):
     assert content(cluster, path) == data
 
 
-DEAD = """
-import sys, time
-from bootseer.hdfs.namenode import NameNode
-from bootseer.hdfs.output import FileOutput
-from bootseer.hdfs.placement import Placement
-from bootseer.hdfs.records import DataNode
-out = FileOutput(NameNode.connect(sys.argv[1]), sys.argv[2], replication=2, block_size=1 << 20)
-out.write(b"x" * (3 << 20))
-print("written", flush=True)
-time.sleep(100)
-"""
-
-
-def test_the_lease_of_a_dead_writer_can_be_recovered(cluster, namenode, path):
-    with subprocess.Popen([sys.executable, "-c", DEAD, cluster.url, path], stdout=subprocess.PIPE, text=True) as dead:
-        assert dead.stdout is not None
-        assert dead.stdout.readline() == "written\n"
-        dead.kill()
-    assert namenode.blocks(path).under_construction
-    with pytest.raises(FileExistsError):
-        FileOutput(namenode, path)
-    until = time.monotonic() + 30
-    while not namenode.recover_lease(path):
-        assert time.monotonic() < until
-        time.sleep(0.2)
-    assert not namenode.blocks(path).under_construction
-    assert namenode.delete(path)
-
-
 @pytest.mark.soak
 def test_without_renewal_the_lease_is_lost(tmp_path, monkeypatch):
     """A NameNode whose hard limit is seconds: one file's lease is renewed, the other's, the control, is not."""

@@ -18,6 +18,7 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.records import Block, DataNode, FileBlocks
 from support import hadoop
 from support.replicas import datanodes
+from support.waits import until
 
 pytestmark = pytest.mark.hdfs
 MIB = 1 << 20
@@ -180,10 +181,7 @@ def test_the_lease_of_another_is_recovered(node, folder):
     path = f"{folder}/a"
     other = NameNode([("127.0.0.1", int(node.url.rpartition(":")[2]))], node.user)
     file_id = other.create(path).file_id
-    until = time.monotonic() + 30
-    while not node.recover_lease(path):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: node.recover_lease(path), 30)
     assert node.recover_lease(path)
     with pytest.raises(NotWritableError, match="another writer") as caught:
         other.add_block(path, file_id)
@@ -229,10 +227,7 @@ def test_a_replica_that_is_reported_is_no_longer_told_of(node, folder):
     put(f"{folder}/a", b"z" * 1000)
     (block,) = located(node, f"{folder}/a").blocks
     node.report_bad_blocks([block.picked([0])])
-    until = time.monotonic() + 30
-    while block.nodes[0] in node.blocks(f"{folder}/a").blocks[0].nodes:
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(lambda: block.nodes[0] not in node.blocks(f"{folder}/a").blocks[0].nodes, 30)
 
 
 def test_an_erasure_coded_folder_is_named_and_so_are_its_files(node, folder):

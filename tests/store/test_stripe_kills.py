@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from bootseer.stripefs.maintenance import check, collect
 from bootseer.stripefs.store import StripeFS
 from support import hadoop
 from support.stripes import content
+from support.waits import until
 
 UNIT, WIDTH = 4096, 3
 OLD, NEW = b"old." * 9000, b"new!" * 9000
@@ -115,10 +115,7 @@ class Nursery:
     def freeze(self, fs: StripeFS, point: str, do: str, *args: str) -> Callable[[], str]:
         """Let a child ``do`` something and stop at ``point``; what is returned wakes it and says its error."""
         pid = self._begin(fs, f"stripefs.{point}=stop@1", do, args, True)
-        until = time.monotonic() + 30
-        while " T " not in Path(f"/proc/{pid}/stat").read_text():
-            assert time.monotonic() < until, f"not stopped at {point}"
-            time.sleep(0.01)
+        until(lambda: " T " in Path(f"/proc/{pid}/stat").read_text(), 30, f"a stop at {point}")
 
         def wake() -> str:
             os.kill(pid, signal.SIGCONT)

@@ -631,15 +631,3 @@ def test_a_mapper_and_text(fs, url):
         assert list(file) == ["süß\n", "zwei\n"]
     assert fs.head("t", 3) == b"s\xc3\xbc"
     assert fs.read_block("t", 0, 100, b"\n") == "süß\nzwei\n".encode()
-
-
-def test_the_guide_runs(tmp_path):
-    """docs/howto/fsspec.md, on a folder; its examples with torch are in tests/store/test_fsspec_hdfs.py."""
-    text = (Path(__file__).parents[2] / "docs/howto/fsspec.md").read_text()
-    text = text.replace("hdfs://namenode:8020/", f"file://{tmp_path}/").replace("/var/tmp/", f"{tmp_path}/")
-    blocks = [block.partition("```")[0] for block in text.split("```python\n")[1:]]
-    names: dict[str, object] = {}
-    for block in blocks:
-        if "torch" not in block:
-            exec(compile(block, "fsspec.md", "exec"), names)
-    assert sorted(path.name for path in (tmp_path / "step-100").iterdir()) == ["b.bin", "notes.txt"]

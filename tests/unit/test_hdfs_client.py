@@ -3,13 +3,13 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
 from bootseer.hdfs.client import HdfsClient, HdfsWriter
+from support.waits import until
 
 
 class Native:
@@ -79,10 +79,7 @@ def test_after_a_write_that_is_late_none_runs_beside_it(out, native):
     out._client.deadline = 5.0
     goes_on(out)
     release.set()
-    until = time.monotonic() + 10
-    while native.data != b"a":
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: native.data == b"a")
     out.abandon()
 
 

@@ -2,13 +2,13 @@
 
 import gc
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from bootseer.hdfs import lease
+from support.waits import until
 
 
 class Node:
@@ -29,13 +29,6 @@ class File:
         self._said.append("beat")
 
 
-def await_(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
 def running() -> bool:
     return any(thread.name == "bootseer-leases" for thread in threading.enumerate())
 
@@ -46,14 +39,14 @@ def soon(monkeypatch) -> Iterator[None]:
     yield
     with lease.lock:
         lease.held.clear()
-    await_(lambda: not running())
+    until(lambda: not running())
 
 
 def test_leases_come_before_pipelines():
     said: list[str] = []
     file = File(Node(said), said)
     lease.hold(file)  # type: ignore[arg-type]
-    await_(lambda: len(said) >= 4)
+    until(lambda: len(said) >= 4)
     lease.release(file)  # type: ignore[arg-type]
     assert said[:4] == ["lease", "beat", "lease", "beat"]
 
@@ -63,18 +56,18 @@ def test_a_file_that_nobody_has_any_more_is_collected_and_the_thread_ends():
     file = File(Node(said), said)
     seen = weakref.ref(file)
     lease.hold(file)  # type: ignore[arg-type]
-    await_(lambda: len(said) >= 4)
+    until(lambda: len(said) >= 4)
     del file
     gc.collect()
-    await_(lambda: seen() is None)
-    await_(lambda: not running())
+    until(lambda: seen() is None)
+    until(lambda: not running())
 
 
 def test_an_unexpected_error_of_a_renewal_does_not_end_the_others(caplog):
     said: list[str] = []
     file = File(Node(said, ZeroDivisionError("what is this")), said)
     lease.hold(file)  # type: ignore[arg-type]
-    await_(lambda: said.count("lease") >= 3)
+    until(lambda: said.count("lease") >= 3)
     assert "what is this" in caplog.text
     assert running()
     lease.release(file)  # type: ignore[arg-type]
@@ -91,7 +84,7 @@ def test_after_the_death_of_the_thread_the_next_file_has_another(monkeypatch):
         patched.setattr(lease, "_renew_all", die)
         first = File(Node(said), said)
         lease.hold(first)  # type: ignore[arg-type]
-        await_(lambda: not running())
+        until(lambda: not running())
     second = File(Node(said), said)
     lease.hold(second)  # type: ignore[arg-type]
-    await_(lambda: "lease" in said)
+    until(lambda: "lease" in said)

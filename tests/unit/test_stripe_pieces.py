@@ -8,6 +8,7 @@ import pytest
 
 from bootseer.backends.folder import FolderBackend
 from bootseer.backends.interface import Piece
+from support.waits import until
 
 
 class Slow:
@@ -38,13 +39,6 @@ class Slow:
 def wanted(source: Slow, runs: int) -> tuple[list[Piece], bytearray]:
     buffer = bytearray(runs)
     return [Piece(source, i, [memoryview(buffer)[i : i + 1]]) for i in range(runs)], buffer
-
-
-def until(true, seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def threads_of(count: int, read) -> list[BaseException | None]:

@@ -25,8 +25,6 @@ from bootseer.objects.folder import FolderStore
 from support import lazy
 from support.stores import FlakyStore
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
-
 
 class Rig:
     def __init__(self, folder: Path) -> None:
