@@ -327,6 +327,62 @@ target = "/code"
     assert spans[-1].parent == spans[-2].id
 
 
+HOSTILE = b"""
+cd /run/bootseer/events || exit 1
+rm -f n0.jsonl n1.jsonl
+ln -s "$1/profile.d/zz.sh" n0.jsonl
+ln -s "$1/profile.d/yy.sh" n1.jsonl
+mkdir -p /env && echo 1 > /env/package
+"""
+
+
+@pytest.mark.parametrize("planted", ["link", "/dev/zero", "pipe"])
+def test_a_job_that_plays_with_its_events_reaches_nothing_of_the_host(node: Place, planted: str) -> None:
+    """What root writes of a start goes on, to its own file, whatever a container of root puts in the place of its."""
+    code, host = node.here / "job", node.here / "host"
+    code.mkdir()
+    (host / "profile.d").mkdir(parents=True)
+    (node.here / "events/small/attempt-0").mkdir(parents=True)
+    (node.here / "events/small/attempt-0/n1.jsonl").write_text("another node's\n")
+    again = {"link": "true", "/dev/zero": "ln -s /dev/zero n0.jsonl", "pipe": "mkfifo n0.jsonl"}[planted]
+    (code / "setup.sh").write_bytes(HOSTILE)
+    (code / "train.sh").write_text(f"cd /run/bootseer/events; [ {planted} = link ] || rm n0.jsonl; {again}; sleep 1")
+    argv = node.argv("--no-card")
+    (node.here / "job.toml").write_text(f"""
+[job]
+name = "small"
+command = ["sh", "/job/train.sh"]
+[image]
+ref = "oci:{node.site}/layout:v1"
+[env]
+command = ["sh", "/job/setup.sh", "{host}"]
+targets = ["/env"]
+[[mounts]]
+source = "{code}"
+target = "/job"
+[[mounts]]
+source = "/bin"
+target = "/bin"
+[[mounts]]
+source = "/lib"
+target = "/lib"
+[[mounts]]
+source = "/usr"
+target = "/usr"
+""")
+    began = time.monotonic()
+    done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 60
+    assert not list((host / "profile.d").iterdir())
+    (attempt,) = (node.here / "events/small").iterdir()
+    assert {path.name for path in attempt.iterdir()} == {"n0.jsonl", "n1.jsonl"}
+    assert (attempt / "n1.jsonl").read_text() == "another node's\n"
+    ours = events.read(attempt / "n0.jsonl")
+    assert {"image", "env", "init"} <= {span.stage for span in ours.spans}
+    assert clean(node)
+
+
 def test_a_missing_node_is_noticed(node: Place) -> None:
     node.env |= {"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"}
     done = node.start("--without", "all")

@@ -195,6 +195,63 @@ def test_a_fifo_without_a_reader_does_not_block(file):
     assert lines(file)[0]["lost"] == 1
 
 
+@pytest.mark.parametrize("kind", ["link", "hard link", "link to nothing", "pipe"])
+def test_what_somebody_put_in_the_place_of_the_file_is_not_written_to(file, tmp_path, kind):
+    """Folders of events are shared, and who writes events may be root."""
+    other = tmp_path / "precious"
+    if kind != "link to nothing":
+        other.write_text("precious")
+    if kind == "hard link":
+        os.link(other, file)
+    elif kind == "pipe":
+        os.mkfifo(file)
+        reader = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    else:
+        file.symlink_to(other)
+    emit.begin("env")
+    if kind == "link to nothing":
+        assert not other.exists()
+    else:
+        assert other.read_text() == "precious"
+    if kind == "pipe":
+        assert os.read(reader, 1) == b""
+        os.close(reader)
+    file.unlink()
+    emit.begin("env")
+    assert lines(file)[0]["lost"] == 1
+
+
+def test_a_held_file_stays_the_one_that_was_opened(file, tmp_path):
+    """The launcher opens its file once, before the job can put another one in its place."""
+    fd = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    emit.hold(fd)
+    try:
+        file.rename(tmp_path / "moved")
+        file.symlink_to(tmp_path / "precious")
+        emit.begin("env")
+    finally:
+        emit.hold(-1)
+        os.close(fd)
+    assert lines(tmp_path / "moved")[0]["stage"] == "env"
+    assert not (tmp_path / "precious").exists()
+    file.unlink()
+    emit.begin("image")
+    assert lines(file)[0]["stage"] == "image"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_shell_that_sources_the_file_runs_nothing_of_it(file, tmp_path, monkeypatch, shell):
+    """Names of files, such as an attribute has, are others' to choose."""
+    run = f"touch {tmp_path}/run"
+    text = f'/data/$({run})`{run}`; {run}\n{run}\n"{run}" \\\\$({run}) changed'
+    monkeypatch.setenv("BOOTSEER_JOB", f"$({run})")
+    emit.begin("env", reason=text, **{f"`{run}`": 1})
+    subprocess.run([shell, "-c", ". $0", file], capture_output=True, check=False)
+    assert not (tmp_path / "run").exists()
+    (event,) = lines(file)
+    assert event["attrs"]["reason"] == text
+
+
 MANY = """
 from bootseer.profile import emit
 def many():

@@ -114,6 +114,31 @@ def test_a_file_that_cannot_be_written_hurts_nothing(sh, path):
     assert sh.lines()[0]["lost"] == 2
 
 
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
+def test_what_somebody_put_in_the_place_of_the_file_is_not_written_to(sh, tmp_path, kind):
+    other = tmp_path / "precious"
+    if kind == "pipe":
+        os.mkfifo(sh.file)
+    else:
+        sh.file.symlink_to(other)
+    if kind == "link":
+        other.write_text("precious")
+    done = sh('bootseer_begin env; rm "$BOOTSEER_EVENTS"; bootseer_begin env')
+    assert (done.stdout, done.stderr) == ("", "")
+    assert sh.lines()[0]["lost"] == 1
+    assert (other.read_text() if kind == "link" else other.exists()) in ("precious", False)
+
+
+def test_a_shell_that_sources_the_file_runs_nothing_of_it(sh, shell, tmp_path):
+    run = f"touch {tmp_path}/run"
+    texts = {"V": f"$({run})", "BOOTSEER_JOB": f"\\$({run})", "BOOTSEER_NODE": f"`{run}`"}
+    sh('bootseer_begin env "v=$V"', environ=texts)
+    subprocess.run([*shell, "-c", ". $0", sh.file], capture_output=True, check=False)
+    assert not (tmp_path / "run").exists()
+    (event,) = sh.lines()
+    assert [event["attrs"]["v"], event["job"], event["node"]] == [*texts.values()]
+
+
 def test_any_text_becomes_one_valid_line(sh):
     values = [
         'say "hi" \\ there',

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bootseer.errors import ConfigError
-from bootseer.launch.attempt import join_attempt
+from bootseer.launch.attempt import join_attempt, open_events
 from bootseer.launch.identity import identify
 
 
@@ -68,6 +68,46 @@ def test_a_link_to_nothing_in_the_place_of_a_nodes_events_is_no_reason_to_look_f
     (tmp_path / "j/attempt-0").mkdir(parents=True)
     (tmp_path / "j/attempt-0/n1.jsonl").symlink_to("nowhere")
     assert starts(tmp_path, "n1") == ["1"]
+
+
+def test_links_that_others_planted_are_no_attempts(tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "events/j").mkdir(parents=True)
+    (tmp_path / "events/j/attempt-0").symlink_to(tmp_path / "other")
+    (tmp_path / "events/j/attempt-1").touch()
+    (tmp_path / "events/j/attempt-٣").mkdir()
+    (tmp_path / "events/j/attempt-99999999999999999999").mkdir()
+    assert starts(tmp_path / "events", "n1", "n2") == ["2", "2"]
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/j").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match=r"symbolic|directory"):
+        starts(tmp_path / "linked", "n1")
+    assert not list((tmp_path / "other").iterdir())
+
+
+@pytest.mark.parametrize("place", ["j", "j/attempt-7", "j/attempt-7/n1.jsonl"])
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe", "hard link"])
+def test_a_nodes_events_are_below_their_folder(tmp_path, place, kind):
+    other, path = tmp_path / "other", tmp_path / "events" / place
+    path.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "hard link":
+        other.write_text("precious")
+        os.link(other, path)
+    else:
+        if kind == "link":
+            other.touch() if path.suffix else other.mkdir()
+        path.symlink_to(other)
+    with pytest.raises(OSError, match=r"links|directory|device|no file"):
+        open_events(tmp_path / "events", identify("j", {"BOOTSEER_NODE": "n1", "BOOTSEER_ATTEMPT": "7"}))
+    if other.is_dir():
+        assert not list(other.iterdir())
+    path.unlink()
+    fd = open_events(tmp_path / "events", identify("j", {"BOOTSEER_NODE": "n1", "BOOTSEER_ATTEMPT": "7"}))
+    os.write(fd, b"x")
+    os.close(fd)
+    assert (tmp_path / "events/j/attempt-7/n1.jsonl").read_text() == "x"
 
 
 def test_a_start_that_has_all_its_nodes_is_joined_by_none(tmp_path):

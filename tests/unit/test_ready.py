@@ -1,5 +1,12 @@
+import json
+import os
+import subprocess
 import threading
+import time
 
+import pytest
+
+from bootseer.launch import ready
 from bootseer.launch.ready import ReadyWatch
 from bootseer.profile import emit
 
@@ -73,3 +80,72 @@ def test_no_first_step_no_ready(tmp_path):
     watch.start()
     watch.stop()
     assert not watch.ready.is_set()
+
+
+STEP = b'{"bootseer":2,"ev":"begin","stage":"first_step","span":"x"}\n{"bootseer":2,"ev":"end","span":"x"}\n'
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
+def test_what_a_job_puts_in_the_place_of_its_events_is_not_followed_and_not_waited_for(tmp_path, kind):
+    """The job may be root, and what watches it is root of the host."""
+    file, other = tmp_path / "events.jsonl", tmp_path / "other"
+    other.write_bytes(STEP)
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    else:
+        file.symlink_to(other if kind == "link" else "/dev/zero")
+    watch = ReadyWatch(file, lambda: None)
+    watch.start()
+    began = time.monotonic()
+    watch.stop()
+    assert time.monotonic() - began < 5
+    assert not watch.ready.is_set()
+
+
+def test_only_so_much_is_read_of_what_a_job_writes(tmp_path, monkeypatch, caplog):
+    file = tmp_path / "events.jsonl"
+    file.touch()
+    os.truncate(file, 1 << 41)
+    with file.open("ab") as out:
+        out.write(STEP)
+    asked = []
+    monkeypatch.setattr(os, "pread", lambda *args, real=os.pread: asked.append(args[1]) or real(*args))
+    watch = ReadyWatch(file, lambda: None)
+    watch.start()
+    watch.stop()
+    assert 0 < sum(asked) <= ready.MOST
+    assert max(asked) <= 1 << 20
+    assert not watch.ready.is_set()
+    assert "no more of them is read" in caplog.text
+
+
+def test_events_of_the_job_are_handed_on_as_data_and_nothing_else_is(tmp_path):
+    """A shell that sources the file runs none of it."""
+    file, out = tmp_path / "events.jsonl", tmp_path / "out"
+    run = f"touch {tmp_path}/run"
+    noted = {"bootseer": 2, "ev": "note", "span": f"$({run})`{run}`", "attrs": {"a": f'\\$({run})\n{run}\n"; {run}; é'}}
+    lines = [
+        json.dumps({"bootseer": 2, "ev": "begin", "stage": "first_step", "span": "x"}),
+        run,
+        f"$({run})",
+        json.dumps(noted),
+        json.dumps({"bootseer": 2, "ev": "note", "span": "x", "attrs": {"a": "$" * 20000}}),
+        json.dumps({"ev": "note", "span": "x"}),
+        "[" * 100000,
+        json.dumps({"bootseer": 2, "ev": "end", "span": "x"}),
+        '{"bootseer":2,"ev":"end","span":"torn',
+    ]
+    file.write_bytes("\n".join(lines).encode())
+    handed: list[bytes] = []
+    watch = ReadyWatch(file, lambda: handed.append(b"ready\n"), handed.append)
+    watch.start()
+    watch.stop()
+    assert handed.pop() == b"ready\n", "what is shown of a start has its first step in it"
+    text = b"".join(handed)
+    assert [json.loads(line) for line in text.splitlines()] == [json.loads(lines[n]) for n in (0, 3, 7)]
+    out.write_bytes(text)
+    for shell in ("sh", "bash"):
+        subprocess.run([shell, "-c", ". $0", out], capture_output=True, check=False)
+    assert not (tmp_path / "run").exists()

@@ -1,35 +1,80 @@
-"""The attempt that a start is part of, where no scheduler has named it: nodes agree on it by the events folder."""
+"""A node's place among the events of its job's attempts.
+
+Where no scheduler has named the attempt, nodes agree on it by the events folder. Others may write to that folder too,
+so that below it no name is followed (`kernel.beneath`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from bootseer.kernel import beneath
 from bootseer.launch.identity import Identity
 
 _TOGETHER = 120.0
 """Nodes that begin within these seconds of each other are of one start."""
+_ATTEMPT = re.compile(r"attempt-(0|[1-9][0-9]{0,8})")
+_TRIES = 100
 
 
 def join_attempt(folder: Path, identity: Identity) -> str:
     """The newest attempt in ``folder`` if another node joined it within `_TOGETHER`, this one has not, and not all
-    nodes have, else a new one; a restart by torchrun is of the newest one. Nodes that share ``folder`` agree on it."""
-    attempts, name = folder / identity.job, f"{identity.node}.jsonl"
-    attempts.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=attempts) as file:
-        now = os.fstat(file.fileno()).st_mtime  # by the clock of the folder's server, as all times of files there
-    while True:
-        found = [path.name.removeprefix("attempt-") for path in attempts.glob("attempt-*")]
-        newest = max((int(number) for number in found if number.isdecimal()), default=-1)
-        place = attempts / f"attempt-{newest}"
-        if identity.restarts and (place / name).is_file():
-            return place.name.removeprefix("attempt-")
-        full = identity.nodes and len(list(place.glob("*.jsonl"))) >= identity.nodes
-        if newest < 0 or abs(now - place.stat().st_mtime) > _TOGETHER or os.path.lexists(place / name) or full:
-            place = attempts / f"attempt-{newest + 1}"
-            place.mkdir(exist_ok=True)
-        with contextlib.suppress(FileExistsError):  # another start on this node was quicker
-            (place / name).touch(exist_ok=False)
-            return place.name.removeprefix("attempt-")
+    nodes have, else a new one; a restart by torchrun is of the newest one. Nodes that share ``folder`` agree on it.
+    Raises `OSError`."""
+    name = f"{identity.node}.jsonl"
+    with _opened(folder) as top, contextlib.ExitStack() as stack:
+        attempts = beneath.make_folders(top, identity.job)
+        stack.callback(os.close, attempts)
+        with tempfile.TemporaryFile(dir=beneath.shown(attempts)) as file:
+            now = os.fstat(file.fileno()).st_mtime  # by the clock of the folder's server, as all times of files there
+        for _ in range(_TRIES):
+            found = [match[1] for match in map(_ATTEMPT.fullmatch, os.listdir(attempts)) if match]
+            newest = max(map(int, found), default=-1)
+            changed, nodes = _look(attempts, newest)
+            if identity.restarts and name in nodes:
+                return str(newest)
+            full = identity.nodes and len(nodes) >= identity.nodes
+            if changed is None or abs(now - changed) > _TOGETHER or name in nodes or full:
+                newest += 1
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(f"attempt-{newest}", dir_fd=attempts)
+            with contextlib.suppress(FileExistsError):  # another start on this node was quicker
+                os.close(beneath.open_at(attempts, f"attempt-{newest}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+                return str(newest)
+    raise OSError(errno.EBUSY, "others make attempts all the time", str(folder / identity.job))
+
+
+def _look(attempts: int, number: int) -> tuple[float | None, set[str]]:
+    """When the attempt changed and the events in it; None for one that is no folder."""
+    try:
+        with beneath.folder(f"attempt-{number}", root=attempts) as place:
+            return os.fstat(place).st_mtime, {name for name in os.listdir(place) if name.endswith(".jsonl")}
+    except OSError:
+        return None, set()
+
+
+def open_events(folder: Path, identity: Identity) -> int:
+    """A descriptor that appends to this node's file of events, which is made, with all above it, where it is missing;
+    the caller closes it. Raises `OSError`, also where somebody has put something else than a file there."""
+    path = f"{identity.job}/attempt-{identity.attempt}/{identity.node}.jsonl"
+    with _opened(folder) as top, beneath.parent(top, path, make=0o777) as (place, name):
+        fd = beneath.open_at(place, name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+        return fd
+    os.close(fd)
+    raise OSError(errno.EINVAL, "it is no file of its own", path)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with beneath.folder(folder) as fd:
+        yield fd

@@ -18,6 +18,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.mountrecords import end_left
 
 CHECKPOINT = "checkpoint"
+EVENTS = "events"
 ROOTFS = "rootfs"
 
 

@@ -9,6 +9,7 @@ snapshot's publication and one `ReadyWatch` thread.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import time
@@ -21,18 +22,18 @@ import msgspec
 from bootseer import env, fsmount, image
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, from_os_error
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing, from_os_error
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
 from bootseer.kernel import background, pressure
 from bootseer.launch.advice import advisory
-from bootseer.launch.attempt import join_attempt
+from bootseer.launch.attempt import join_attempt, open_events
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import EnvTable, Job
-from bootseer.launch.leftovers import CHECKPOINT, ROOTFS, sweep
+from bootseer.launch.leftovers import CHECKPOINT, EVENTS, ROOTFS, sweep
 from bootseer.launch.ready import ReadyWatch
 from bootseer.launch.turn import until_hot
 from bootseer.launch.whole import unpacked
@@ -89,23 +90,25 @@ def start(
     try:
         if not identity.attempt:
             identity = msgspec.structs.replace(identity, attempt=join_attempt(events_dir, identity))
-        # One file per node, so that a network folder can hold them all.
-        events = events_dir / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
-        events.parent.mkdir(parents=True, exist_ok=True)
-        events.touch()
+        descriptor = open_events(events_dir, identity)
     except OSError as exc:
-        raise from_os_error(exc, f"use {exc.filename}") from None
+        raise from_os_error(exc, f"use {exc.filename} for events in {events_dir}") from None
+    # One file per node, so that a network folder can hold them all.
+    events = events_dir / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
     os.environ.update(identity.environ(gpus))
     os.environ["BOOTSEER_EVENTS"] = str(events)
     config = in_daemon_cgroup(config)
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as starting:
+        written = stack.enter_context(open(descriptor, "ab", buffering=0))
+        emit.hold(descriptor)
+        stack.callback(emit.hold, -1)
         starting.enter_context(background.preloaded(*_servers(job)))
         sweep(config)
         folder = stack.enter_context(
             owned_folder(private_folder(Path(config.cache_dir), sub=STARTS), f"{identity.job}-")
         )
         stack.callback(clear, folder)
-        node = _Node(job, config, identity, events, folder, stack, devices, gpus)
+        node = _Node(job, config, identity, events, written, folder, stack, devices, gpus)
         if code := node.prepare():
             log.error("the set-up command failed with exit code %d; the job was not started", code)
         else:
@@ -129,15 +132,18 @@ class _Node:
         config: Config,
         identity: Identity,
         events: Path,
+        written: io.FileIO,
         folder: Path,
         stack: contextlib.ExitStack,
         devices: cdi.Selection | None,
         gpus: int,
     ) -> None:
-        self.job, self.config, self.identity, self.events = job, config, identity, events
+        self.job, self.config, self.identity = job, config, identity
         self.folder, self.stack, self.devices, self.gpus = folder, stack, devices, gpus
         self.began = time.monotonic()
-        self._offset = events.stat().st_size
+        self.events, self._written = _jobs_events(folder / EVENTS, events.name), written
+        self._seen = 0
+        """Bytes of what the job wrote that were handed on."""
         self.mounted: image.ImageMount | UserImage | None = None
         self.image_digest = ""
         self.image_span = ""
@@ -227,12 +233,13 @@ class _Node:
             background=True,
         )
 
-        result = env.run(
-            spec,
-            lambda: container.run(table.command, span=span),
-            store_url=self.config.store_url,
-            config=self.config,
-        )
+        with self._watched():
+            result = env.run(
+                spec,
+                lambda: container.run(table.command, span=span),
+                store_url=self.config.store_url,
+                config=self.config,
+            )
         for mount in result.mounts:
             self.stack.callback(mount.unmount)
         if result.publication:
@@ -260,19 +267,38 @@ class _Node:
                 on_ready(self.record)
             self._keep_access()
 
-        watch = ReadyWatch(self.events, ready)
-        watch.start(self._offset)
-        try:
+        def otherwise() -> None:
+            emit.end(init, error="no first_step was seen")
+            self._collect()
+            self._keep_access()
+
+        with self._watched(ready, otherwise):
             if self.checkpoint and self.job.checkpoint:
                 container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path)
                 container.tell(self.checkpoint.variables)
             self.record.exit_code = container.run(self.job.job.command, span=init, auto=self.job.job.auto)
+
+    @contextlib.contextmanager
+    def _watched(
+        self, ready: Callable[[], None] = lambda: None, otherwise: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """What the job writes meanwhile goes to the node's file. At the end ``otherwise`` is called if not ``ready``
+        was."""
+        watch = ReadyWatch(self.events, ready, self._hand_on)
+        watch.start(self._seen)
+        try:
+            yield
         finally:
             watch.stop()
+            self._seen = watch.offset
             if not watch.ready.is_set():
-                emit.end(init, error="no first_step was seen")
-                self._collect()
-                self._keep_access()
+                otherwise()
+
+    def _hand_on(self, lines: bytes) -> None:
+        try:
+            self._written.write(lines)
+        except (OSError, ValueError) as exc:  # ValueError: it is closed, the start is over
+            log.warning("events of the job are lost: %s", exc)
 
     def _keep_access(self) -> None:
         if self.checkpoint:
@@ -295,6 +321,18 @@ class _Node:
                     )
         if self.checkpoint:
             self.record.checkpoint = self.checkpoint.status()
+
+
+def _jobs_events(folder: Path, name: str) -> Path:
+    """The file that processes of the job write their events to, in a folder for these alone: they may be any user, and
+    do there what they like."""
+    file = folder / name
+    with doing(f"make {file}"):
+        folder.mkdir()
+        folder.chmod(0o1777)
+        file.touch()
+        file.chmod(0o666)
+    return file
 
 
 def _convert(ref: str, config: Config) -> None:

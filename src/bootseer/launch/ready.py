@@ -1,11 +1,15 @@
-"""Watches a start's events for the end of the first step: the moment the job is ready.
+"""Watches what a job writes of its start: hands its events on, and sees the end of the first step: the moment the job
+is ready.
 
-Concurrency: one thread that polls the events file (an append-only file of a few KiB) every 50 ms until the end.
+The file is the job's, which may be root: it may put a link, a pipe or terabytes there. What is handed on is JSON that
+we have written, and no shell that sources it finds anything to expand in it.
+Concurrency: one thread that polls the file (an append-only file of a few KiB) every 50 ms, and later every second.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,40 +17,55 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.wiretypes import known
+from bootseer.kernel import beneath
+from bootseer.profile import emit
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+LATER_SECONDS = 1.0
+"""Between two looks when the job is ready."""
 OTHERS_SECONDS = 60.0
 """How long the other ranks of the node are waited for after the first one."""
+MOST = 64 << 20
+"""Bytes of a job's events that are read at all."""
+_READ = 1 << 20
+_LINE_LIMIT = 64 << 10
+"""As readers of events have it."""
 
 
 class _Event(msgspec.Struct):
-    ev: str = ""
-    span: str = ""
+    bootseer: int
+    ev: str
+    span: str
     stage: str = ""
     attrs: dict[str, object] = {}
 
 
+_ANYTHING = msgspec.json.Decoder()
+
+
 class ReadyWatch:
     """Calls ``on_ready`` once, from its own thread, when a span of stage ``first_step`` has ended in ``events``, or as
-    many as the attribute ``node_ranks`` of one says."""
+    many as the attribute ``node_ranks`` of one says. ``hand_on`` is given whole lines before that."""
 
-    def __init__(self, events: Path, on_ready: Callable[[], None]) -> None:
-        self._events, self._on_ready = events, on_ready
+    def __init__(
+        self, events: Path, on_ready: Callable[[], None], hand_on: Callable[[bytes], None] | None = None
+    ) -> None:
+        self._events, self._on_ready, self._hand_on = events, on_ready, hand_on
         self._stop = threading.Event()
         self._steps: set[str] = set()
         self._ended: set[str] = set()
         self._ranks = 1
         self._first = 0.0
-        self._offset = 0
+        self.offset = 0
+        """How far the file was read."""
         self._thread = threading.Thread(target=self._run, name="ready-watch", daemon=True)
         self.ready = threading.Event()
 
     def start(self, offset: int = 0) -> None:
         """Begin to watch, at byte ``offset`` (what an earlier cycle wrote does not count)."""
-        self._offset = offset
+        self.offset = offset
         self._thread.start()
 
     def stop(self) -> None:
@@ -56,31 +75,55 @@ class ReadyWatch:
 
     def _run(self) -> None:
         stopped = False
-        while not self.ready.is_set() and not stopped:
-            stopped = self._stop.wait(POLL_SECONDS)
-            self._scan()
+        while not stopped:
+            stopped = self._stop.wait(LATER_SECONDS if self.ready.is_set() else POLL_SECONDS)
+            while data := self._more():
+                self._take(data)
             late = time.monotonic() - self._first > OTHERS_SECONDS
-            if self._ended and (stopped or late or len(self._ended) >= self._ranks):
+            if self.ready.is_set() or not self._ended:
+                continue
+            if stopped or late or len(self._ended) >= self._ranks:
                 self.ready.set()
                 try:
                     self._on_ready()
                 except Exception:
                     log.exception("the job is ready, but what was to follow failed")
 
-    def _scan(self) -> None:
+    def _more(self) -> bytes:
+        """The next whole lines; nothing while there are none."""
+        if self.offset >= MOST:
+            return b""
         try:
-            with open(self._events, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            fd = beneath.open_regular(self._events)
         except OSError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            try:
-                event = msgspec.json.decode(line, type=known(_Event))
-            except ValueError:
+            return b""
+        try:
+            data = os.pread(fd, min(_READ, MOST - self.offset), self.offset)
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) >= _LINE_LIMIT:  # no event is that long
+            whole = len(data)
+        self.offset += whole
+        if self.offset >= MOST:
+            log.warning("the job has written %d MiB of events: no more of them is read", MOST >> 20)
+        return data[:whole]
+
+    def _take(self, data: bytes) -> None:
+        handed = []
+        for line in data.split(b"\n"):
+            if not line.startswith(b'{"bootseer":') or len(line) > _LINE_LIMIT:
                 continue
+            try:
+                found = _ANYTHING.decode(line.decode("utf-8", "replace"))
+                event = msgspec.convert(found, _Event)
+                clean = emit.inert(msgspec.json.encode(found).decode())
+            except (ValueError, RecursionError):
+                continue
+            if len(clean) < _LINE_LIMIT:
+                handed.append(clean.encode() + b"\n")
             if event.ev == "begin" and event.stage == "first_step":
                 self._steps.add(event.span)
                 if isinstance(ranks := event.attrs.get("node_ranks"), int):
@@ -88,3 +131,5 @@ class ReadyWatch:
             elif event.ev == "end" and event.span in self._steps:
                 self._first = self._first or time.monotonic()
                 self._ended.add(event.span)
+        if handed and self._hand_on:
+            self._hand_on(b"".join(handed))

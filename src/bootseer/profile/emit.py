@@ -6,6 +6,10 @@ travels on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_
 ``RANK``, which torchrun sets) and ``_GPUS`` (the GPUs of the node), the enclosing span from ``BOOTSEER_SPAN`` or
 ``TRACEPARENT``. Restarts that torchrun counts are added to the cycle.
 
+What others may have put in the place of the file (a link, a pipe, a further name of another file) is not written to,
+and no shell that sources an events file finds anything to expand in what is written here. Files of other users are
+written to: where network file systems and user namespaces map users, one's own file is another user's.
+
 Concurrency: safe from threads and after fork; an event is one ``open``/``write``/``close`` with ``O_APPEND``: no lock,
 and no descriptor that the host program could close and reuse. Measured by ``scripts/bench emit``.
 """
@@ -13,13 +17,14 @@ and no descriptor that the host program could close and reuse. Measured by ``scr
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextvars import ContextVar
 
 try:
-    from _json import encode_basestring_ascii as _quote  # json itself costs 5 ms of import, mostly for re
+    from _json import encode_basestring_ascii as _json  # json itself costs 5 ms of import, mostly for re
 except ImportError:
-    from json.encoder import encode_basestring_ascii as _quote
+    from json.encoder import encode_basestring_ascii as _json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,12 +33,13 @@ if TYPE_CHECKING:
 
     AttrValue: TypeAlias = str | int | float | bool | None
 
-__all__ = ["annotate", "begin", "child_env", "end", "span"]
+__all__ = ["annotate", "begin", "child_env", "end", "hold", "span"]
 
 LINE_LIMIT = 4096
 _VALUE_LIMIT = 512
 _IDENTITY_LIMIT = 128
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+# O_NONBLOCK: a FIFO without a reader must not block the job
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", None) or time.CLOCK_MONOTONIC
 _SECRET_NAMES = (
     "passw",
@@ -49,11 +55,19 @@ _SECRET_NAMES = (
 _REDACTED = "[redacted]"
 
 _current: ContextVar[str] = ContextVar("bootseer_span", default="")
+_held = -1
 _lost = 0
 _boot = ""
 _host = ""
 _rank = ""
 """Of this process, where no variable says it: `bootseer.profile.auto.hooks` sets it."""
+
+
+def hold(fd: int) -> None:
+    """Events of this process go to the open file ``fd`` from now on, whatever is at the place that ``BOOTSEER_EVENTS``
+    names; -1: to what is there."""
+    global _held
+    _held = fd
 
 
 def begin(stage: str, /, *, parent: str | None = None, **attrs: AttrValue) -> str:
@@ -147,11 +161,15 @@ def _write(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str = ""
     try:
         lost = _lost
         line = _line(kind, span_id, attrs, stage, parent, lost)
-        fd = os.open(path, _FLAGS | os.O_NONBLOCK, 0o666)  # O_NONBLOCK: a FIFO without a reader must not block the job
-        try:
-            written = os.write(fd, line)
-        finally:
-            os.close(fd)
+        if _held >= 0:
+            written = os.write(_held, line)
+        else:
+            fd = os.open(path, _FLAGS, 0o666)
+            try:
+                found = os.fstat(fd)
+                written = os.write(fd, line) if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1 else 0
+            finally:
+                os.close(fd)
         if written == len(line):
             _lost -= lost
         else:
@@ -220,6 +238,15 @@ def _value(name: str, value: AttrValue) -> str:
         text = repr(float(value))
         return text if text[-1].isdigit() else _quote(text)  # inf and nan are not JSON
     return _quote(redact(str(name), str(value))[:_VALUE_LIMIT])
+
+
+def inert(text: str) -> str:
+    """JSON as ``text`` is, in which a shell expands nothing."""
+    return text.replace("$", "\\u0024").replace("`", "\\u0060")
+
+
+def _quote(text: str) -> str:
+    return inert(_json(text))
 
 
 def redact(name: str, text: str) -> str:

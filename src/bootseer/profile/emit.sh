@@ -105,7 +105,8 @@ _bs_quote() {
     *[[:cntrl:]]*) _bs_q=$(printf '%s' "$_bs_q" | tr '\000-\037\177' ' ') ;;
     esac
     case $_bs_q in
-    *[\\\"]*) _bs_q=$(printf '%s' "$_bs_q" | sed 's/[\\"]/\\&/g') ;;
+    # a dollar and a backquote, too: no shell that sources the file finds anything to expand
+    *[\\\"\$\`]*) _bs_q=$(printf '%s' "$_bs_q" | sed 's/[\\"]/\\&/g; s/\$/\\u0024/g; s/`/\\u0060/g') ;;
     esac
     _bs_q="\"$_bs_q\""
 }
@@ -231,7 +232,9 @@ _bs_write() {
     done
     [ -z "$_bs_attrs" ] || _bs_line="$_bs_line,\"attrs\":{$_bs_attrs}"
     [ "$_bs_cut" = 0 ] || _bs_line="$_bs_line,\"cut\":$_bs_cut"
-    if { printf '%s}\n' "$_bs_line" >>"$BOOTSEER_EVENTS"; } 2>/dev/null; then
+    # A shell cannot open without following links, so look first; emit.py asks what it has opened.
+    if [ ! -L "$BOOTSEER_EVENTS" ] && { [ -f "$BOOTSEER_EVENTS" ] || [ ! -e "$BOOTSEER_EVENTS" ]; } &&
+        { printf '%s}\n' "$_bs_line" >>"$BOOTSEER_EVENTS"; } 2>/dev/null; then
         _bs_lost=0
     else
         _bs_lost=$((${_bs_lost:-0} + 1))
