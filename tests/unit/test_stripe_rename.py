@@ -1,12 +1,18 @@
 """Renaming: an acknowledged write beside it stays, and stripes go with the last file that names them."""
 
 import shutil
+from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer import faults
+from bootseer.backends.folder import FolderBackend
+from bootseer.backends.interface import Entry, Permissions
 from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.stripefs import layout
+from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.maintenance import check, collect
 from bootseer.stripefs.store import StripeFS
 from support.stripes import content
@@ -113,6 +119,69 @@ def test_stripes_stay_for_the_other_files_that_name_them(fs, end):
     assert not list(Path(fs.url).glob(".tmp-*"))
     fs.remove("b")
     assert stripes(fs) == (0 if end == "removed" else 3)
+
+
+@pytest.mark.parametrize("size", ["same", "other"])
+@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over", "moved"])
+def test_a_forged_pointer_takes_no_stripes_of_another_file_along(fs, end, size):
+    """It may say whatever name it wants, and whose stripes it has."""
+    write(fs, "a")
+    found = read_pointer(fs.backend, "a")
+    forged = msgspec.structs.replace(found, name="b", epoch=found.epoch + (100 if size == "other" else 0))
+    Path(fs.url, "b").write_bytes(layout.encode_pointer(forged))
+    if end == "removed":
+        fs.remove("b")
+    elif end == "replaced":
+        write(fs, "b", NEW)
+    elif end == "moved":
+        fs.rename("b", "d/b")
+    else:
+        write(fs, "other", NEW)
+        fs.rename("other", "b")
+    assert content(fs, "a") == OLD
+    assert not list(Path(fs.url).glob(".tmp-*"))
+    fs.remove("a")
+    assert stripes(fs) == (3 if end in ("replaced", "renamed over") else 0)
+
+
+@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over"])
+@pytest.mark.parametrize("names", [True, False])
+def test_stripes_that_belong_to_another_user_stay(fs, monkeypatch, end, names):
+    """Their own pointer may not be here: it is not published yet, or lost."""
+
+    def told(self: FolderBackend, path: str) -> Entry:
+        victim = path.startswith(f".bsx/{found.uuid}.")
+        names_of = (("alice" if victim else "bob"), "users") if names else None
+        return real(self, path)._replace(permissions=Permissions(1 + victim, 1, 0o644, owner=names_of))
+
+    write(fs, "a")
+    found, real = read_pointer(fs.backend, "a"), FolderBackend.stat
+    Path(fs.url, "b").write_bytes(layout.encode_pointer(msgspec.structs.replace(found, name="b")))
+    Path(fs.url, "a").rename(Path(fs.url).parent / "a")
+    monkeypatch.setattr(FolderBackend, "stat", told)
+    if end == "removed":
+        fs.remove("b")
+    elif end == "replaced":
+        write(fs, "b", NEW)
+    else:
+        write(fs, "other", NEW)
+        fs.rename("other", "b")
+    monkeypatch.undo()
+    collect.gc(fs.backend, age=0)
+    (Path(fs.url).parent / "a").rename(Path(fs.url, "a"))
+    assert content(fs, "a") == OLD
+
+
+def test_no_file_is_read_twice_while_a_folder_is_emptied(fs, monkeypatch):
+    read, real = list[str](), FolderBackend.open
+    for number in range(9):
+        write(fs, f"f{number}")
+    monkeypatch.setattr(FolderBackend, "open", lambda self, path, **more: read.append(path) or real(self, path, **more))
+    for number in range(9):
+        fs.remove(f"f{number}")
+    assert stripes(fs) == 0
+    assert max(Counter(read).values()) <= 3  # itself, when it goes, and once as a neighbour
+    assert not list(Path(fs.url).glob(".tmp-*"))
 
 
 def test_a_file_renamed_over_a_copy_of_its_pointer(fs):

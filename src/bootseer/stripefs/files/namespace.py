@@ -11,14 +11,14 @@ import logging
 import uuid
 
 from bootseer import faults
-from bootseer.backends.interface import FILE_MODE, Backend, exists, is_folder, join, write_file
+from bootseer.backends.interface import FILE_MODE, Backend, Permissions, exists, is_folder, join, write_file
 from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
-from bootseer.stripefs.files.removal import remove_stripes
+from bootseer.stripefs.files.removal import owned_by, remove_stripes
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 
@@ -32,9 +32,10 @@ def remove(backend: Backend, path: str) -> None:
         backend.stat(path)
         backend.delete(path)
         return
+    owned = owned_by(backend, path)
     backend.rename(path, _temporary(path, pointer.uuid), overwrite=True)
     faults.point("stripefs.remove.stripes")
-    _discard(backend, path, pointer)
+    _discard(backend, path, pointer, owned)
 
 
 def remove_tree(backend: Backend, path: str) -> None:
@@ -90,6 +91,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         if replaced is not None and replaced.uuid == (pointer and pointer.uuid):
             replaced = None  # a copy of the pointer
         if replaced is not None:
+            owned = owned_by(backend, dst)
             write_small(backend, _temporary(dst, replaced.uuid), layout.encode_pointer(replaced))
         faults.point("stripefs.rename.rename")
         backend.rename(src, dst, overwrite=overwrite)
@@ -97,7 +99,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         raise NotWritableError(f"cannot rename {src} to {dst}: that exists") from None
     faults.point("stripefs.rename.cleanup")
     if replaced is not None:
-        _discard(backend, dst, replaced, replaced=True)
+        _discard(backend, dst, replaced, owned)
 
 
 def copy_open(file: ChunkFile, writer: StripeWriter) -> None:
@@ -142,13 +144,14 @@ def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: 
     finally:
         writer.abandon()
     tmp = _temporary(src, pointer.uuid)
+    owned = owned_by(backend, src)
     faults.point("stripefs.move.remove")
     backend.rename(src, tmp, overwrite=True)
     if _pointer(backend, tmp) != pointer:
         with contextlib.suppress(FileExistsError):  # a still later one
             backend.rename(tmp, src, overwrite=False)
         raise written
-    _discard(backend, src, pointer)
+    _discard(backend, src, pointer, owned)
 
 
 def _pointer(backend: Backend, path: str) -> Pointer | None:
@@ -162,9 +165,9 @@ def _pointer(backend: Backend, path: str) -> Pointer | None:
         return None
 
 
-def _discard(backend: Backend, path: str, pointer: Pointer, *, replaced: bool = False) -> None:
+def _discard(backend: Backend, path: str, pointer: Pointer, owned: Permissions | None) -> None:
     """Remove what is left of the file that ``pointer`` was at ``path``; arguments of `remove_stripes`."""
-    if remove_stripes(backend, path, pointer, replaced=replaced):
+    if remove_stripes(backend, path, pointer, owned):
         backend.delete(_temporary(path, pointer.uuid))
 
 

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bootseer import faults
-from bootseer.backends.interface import DEADLINE, Backend, Sink, holds, is_folder, join, read_all
+from bootseer.backends.interface import DEADLINE, Backend, Permissions, Sink, holds, is_folder, join, read_all
 from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
-from bootseer.stripefs.files.removal import remove_stripes
+from bootseer.stripefs.files.removal import owned_by, remove_stripes
 from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Publication:
         Raises `NotWritableError` when another writer replaced the path meanwhile."""
         if patiently(self._uuid_now) != (self._old.uuid if self._old else ""):
             raise NotWritableError(f"{self._path} was replaced by another writer meanwhile", hint="run again")
-        self._mark()
+        owned = self._mark()
         faults.point("stripefs.write.rename")
         self._renaming = True
         try:
@@ -138,20 +138,22 @@ class Publication:
         faults.point("stripefs.write.cleanup")
         if self._old is not None:
             try:
-                if remove_stripes(self._backend, self._path, self._old, replaced=True):
+                if remove_stripes(self._backend, self._path, self._old, owned):
                     self._remove(self._marker)
             except (BootseerError, OSError) as exc:  # the mark says that they are garbage
                 _log.warning("stripes of the replaced %s are left behind: %s", self._path, exc)
 
-    def _mark(self) -> None:
+    def _mark(self) -> Permissions | None:
         """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
-        process dies. By their name and epoch alone they are not: the file may have had another name before.
+        process dies. By their name and epoch alone they are not: the file may have had another name before. Whose the
+        old one is.
         """
         if self._old is None:
-            return
+            return None
         self._marker = join(self._parent, f"{layout.TEMPORARY}{self._old.uuid}")
         with contextlib.suppress(FileExistsError):  # of another writer that replaces it, or of one that died
             self._backend.create(self._marker).close()
+        return owned_by(self._backend, self._path)
 
     def may_have_happened(self, exc: BaseException) -> bool:
         """Whether the rename has happened when `rename` ended with ``exc``, or may have, or may still: without its

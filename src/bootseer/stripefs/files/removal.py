@@ -1,10 +1,14 @@
-"""Removing the stripes of a file that is gone, unless another file may name them."""
+"""Removing the stripes of a file that is gone, unless they may be another file's.
+
+What a pointer says is its writer's word: its name, and whose stripes it names. So each removal looks who else names
+them.
+"""
 
 from __future__ import annotations
 
 import logging
 
-from bootseer.backends.interface import Backend, Entry, join
+from bootseer.backends.interface import Backend, Permissions, join
 from bootseer.backends.pool import parallel
 from bootseer.errors import DataError, NotFoundError
 from bootseer.stripefs import layout
@@ -13,40 +17,68 @@ from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)
 
+_MOST = 16_384
+_named: dict[tuple[str, str, str], str] = {}
+"""The uuids that files name, "" for a plain one, by store, path and version: when many files of a folder are removed,
+none of the others is read twice."""
 
-def remove_stripes(backend: Backend, path: str, pointer: Pointer, *, replaced: bool = False) -> bool:
-    """Remove the stripes of the file that had ``pointer`` at ``path``, which is not there any more.
 
-    ``replaced``: by a rename, just before which another process may have given it another name.
+def remove_stripes(backend: Backend, path: str, pointer: Pointer, owned: Permissions | None) -> bool:
+    """Remove the stripes of the file that had ``pointer`` at ``path``, which is not there any more; ``owned``: whose it
+    was, None where that is not told.
+
     They stay while another file of the folder names them (it is the file under a new name, or one of the two is a copy
-    of the pointer), or a damaged pointer may. The folder is looked through when they were ``replaced``, or written
-    under another name. False when only a damaged pointer is in the way: the temporary file that calls them garbage is
-    to stay then, too.
+    of the pointer, or a forgery), or a damaged pointer may, and when they are somebody else's. False when only a
+    damaged pointer is in the way: the temporary file that calls them garbage is to stay then, too.
     """
-    parent, _, name = path.rpartition("/")
+    named = _named_in(backend, path.rpartition("/")[0])
+    if pointer.uuid in named or None in named:
+        _log.warning("the stripes of %s are left in place: another file may name them", path)
+        return pointer.uuid in named
+    stripes = [pointer.stripe_path(path, index) for index in range(pointer.width)]
+    if owned is not None and any(parallel(lambda stripe: _is_anothers(backend, stripe, owned), stripes)):
+        _log.warning("the stripes of %s are left in place: they belong to another user than it did", path)
+        return True
+    for stripe in stripes:
+        backend.delete(stripe)
+    return True
 
-    def names_them(entry: Entry) -> bool | None:
+
+def _named_in(backend: Backend, folder: str) -> set[str | None]:
+    """The uuids that the files of ``folder`` name; None among them: there is a damaged pointer."""
+
+    def read(one: tuple[str, str, str]) -> str | None:
         try:
-            found = read_pointer(backend, join(parent, entry.name))
+            found = read_pointer(backend, one[1])
         except NotFoundError:
-            return False
+            return ""
         except DataError:
             return None
-        return found is not None and found.uuid == pointer.uuid
+        uuid = found.uuid if found else ""
+        if one[2]:
+            _named[one] = uuid
+        return uuid
 
-    if replaced or pointer.name != name:
-        # one that was renamed just now is as it was
-        size = len(layout.encode_pointer(pointer)) if pointer.name == name else None
-        others = [
-            entry
-            for entry in backend.list(parent)
-            if not entry.is_dir and entry.size <= layout.MAX_TEXT and not entry.name.startswith(layout.TEMPORARY)
-            if size is None or entry.size == size
-        ]
-        found = parallel(names_them, others)
-        if True in found or None in found:
-            _log.warning("the stripes of %s are left in place: another file may name them", path)
-            return True in found
-    for index in range(pointer.width):
-        backend.delete(pointer.stripe_path(path, index))
-    return True
+    files = [
+        (backend.url, join(folder, entry.name), entry.version)
+        for entry in backend.list(folder)
+        if not entry.is_dir and entry.size <= layout.MAX_TEXT and not entry.name.startswith(layout.TEMPORARY)
+    ]
+    if len(_named) > _MOST:
+        _named.clear()
+    known = {one: uuid for one in files if (uuid := _named.get(one)) is not None}
+    return {*known.values(), *parallel(read, [one for one in files if one not in known])}
+
+
+def owned_by(backend: Backend, path: str) -> Permissions | None:
+    """Whose the file at ``path`` is; None where that is not told, or there is none."""
+    try:
+        return backend.stat(path).permissions
+    except NotFoundError:
+        return None
+
+
+def _is_anothers(backend: Backend, path: str, owned: Permissions) -> bool:
+    if (found := owned_by(backend, path)) is None:
+        return False
+    return found.owner[0] != owned.owner[0] if found.owner and owned.owner else found.uid != owned.uid
