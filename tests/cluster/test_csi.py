@@ -71,6 +71,7 @@ def site(cluster: HadoopCluster) -> Iterator[Site]:
                 {
                     "BOOTSEER_STORE": str(here / "store"),
                     "BOOTSEER_POD_CHECKPOINTS": f"{checkpoints}/{{namespace}}/",
+                    "BOOTSEER_PLAIN_HTTP": registry.address,  # at loopback: asked for pods because it is named
                     "DOCKER_CONFIG": str(here / "logins"),  # root's: no pod may profit by them
                 },
             )

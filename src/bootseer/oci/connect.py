@@ -8,6 +8,7 @@ on the connection; it skips 100s and trailers without end; and it takes a chunk 
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import http.client
 import io
@@ -16,13 +17,13 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
-from bootseer.errors import ConfigError
-from bootseer.oci.reference import is_local
+from bootseer.errors import ConfigError, PrivilegeError
+from bootseer.oci.reference import is_local, is_own
 from bootseer.oci.wire import PIECE, Origin, TlsError, TransportError, number, passing, why
 
 CERTS = (Path("/etc/docker/certs.d"), Path("/etc/containers/certs.d"))
@@ -75,10 +76,29 @@ def context_for(host: str, port: int) -> ssl.SSLContext:
     return context
 
 
+def _addresses(origin: Origin, named: Container[str]) -> list[str]:
+    """Of a host that a stranger may have us ask. `PrivilegeError` when one is this machine's own, and the host is not
+    ``named``; `socket.gaierror` when it has none."""
+    found = socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(there[0]) for *_, there in found))
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    known = f"{host}:{origin.port}" in named or (origin.port in (80, 443) and host in named)
+    if not known and any(map(is_own, addresses)):
+        raise PrivilegeError(
+            f"{host}:{origin.port} is a loopback or link-local address of the node: it is not asked for others",
+            hint="plain_http in the settings of the node names registries that are",
+        )
+    return addresses
+
+
 def connect(
-    origin: Origin, proxy: str | None, context: Callable[[str, int], ssl.SSLContext]
+    origin: Origin,
+    proxy: str | None,
+    context: Callable[[str, int], ssl.SSLContext],
+    named: Container[str] | None = None,
 ) -> http.client.HTTPConnection:
-    """A connection to ``origin``, by way of ``proxy``. `TransportError` and `TlsError`."""
+    """A connection to ``origin``, by way of ``proxy``. ``named``: it is for a stranger, who may reach no address of
+    this machine's own but those of these hosts. `TransportError`, `TlsError`, `PrivilegeError`."""
     via = Origin.of(proxy) if proxy else origin
     connection: http.client.HTTPConnection
     if origin.scheme == "https":
@@ -90,7 +110,23 @@ def connect(
         connection = http.client.HTTPConnection(via.host, via.port, timeout=CONNECT)
     connection.blocksize = PIECE
     connection.response_class = limited(CONNECT)
+
+    def reach(there: tuple[str, int], *args: Any) -> socket.socket:
+        """As `socket.create_connection`, to the addresses that were looked at."""
+        errors: list[OSError] = []
+        for address in _addresses(origin, named or ()):
+            try:
+                return socket.create_connection((address, there[1]), *args)
+            except OSError as exc:
+                errors.append(exc)
+        raise errors[0]
+
     try:
+        if named is not None and not proxy:
+            connection._create_connection = reach  # type: ignore[attr-defined]
+        elif named is not None:
+            with contextlib.suppress(socket.gaierror):  # the proxy may know names that this machine does not
+                _addresses(origin, named)
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except ssl.SSLCertVerificationError as exc:

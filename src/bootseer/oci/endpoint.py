@@ -215,7 +215,10 @@ class Endpoint:
         return UnavailableError(text, hint=hint, retry_after=after)
 
     def detail(self, answer: Answer) -> str:
-        """What the body says went wrong, in parentheses, or nothing."""
+        """What the body says went wrong, in parentheses, or nothing; never to a stranger, who may not be meant to see
+        what a service answers to this machine."""
+        if self._transport.named is not None:
+            return ""
         try:
             text = answer.document(_MAX_DETAIL).decode(errors="replace")
         except TransportError:

@@ -127,9 +127,9 @@ def resolve_digest(ref: Reference | str, *, plain_http: bool | None = None) -> s
 
 
 def digest_for(ref: Reference, logins: Logins | None) -> str:
-    """As `resolve_digest`, of an image in a registry, which is asked with these ``logins`` and no others (None: those
-    of this user). No mirrors are asked: those let anybody in."""
-    with Registry(ref, mirrors=(), logins=logins) as registry:
+    """As `resolve_digest`, of an image in a registry, which is asked with these ``logins`` and no others, for a
+    stranger (None: with those of this user). No mirrors are asked: those let anybody in."""
+    with Registry(ref, mirrors=(), logins=logins, stranger=logins is not None) as registry:
         return _manifest(ref, registry, spec.Platform.parse(spec.host_platform()))[1].digest
 
 

@@ -106,6 +106,14 @@ def is_local(host: str) -> bool:
     return is_loopback(host) or (address is not None and (address.is_private or address.is_link_local))
 
 
+def is_own(host: str) -> bool:
+    """Whether ``host`` is an address by which a machine reaches itself or its neighbours on the link alone: loopback,
+    link-local, or none at all (never a name to look up)."""
+    address = _address(host.partition("%")[0])
+    address = getattr(address, "ipv4_mapped", None) or address
+    return address is not None and (address.is_loopback or address.is_link_local or address.is_unspecified)
+
+
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)

@@ -83,7 +83,8 @@ class Registry:
     """The repository of one reference. ``plain_http`` None: without TLS at loopback, and where the settings name it.
 
     ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry. ``logins``:
-    see `credentials.find`.
+    see `credentials.find`. ``stranger``: it is asked for somebody who is not of this machine: then it has no address of
+    the machine's own, unless ``plain_http`` of the settings names it, nor what it leads to.
     """
 
     def __init__(
@@ -93,11 +94,12 @@ class Registry:
         plain_http: bool | None = None,
         mirrors: Sequence[str] | None = None,
         logins: Logins | None = None,
+        stranger: bool = False,
     ) -> None:
         self.ref, self._logins = ref, logins
-        self._transport = Transport()
         config = settings.load()
         self._without_tls = config.plain_http
+        self._transport = Transport(self._without_tls if stranger else None)
         plain = ref.plain_http(self._without_tls) if plain_http is None else plain_http
         host = _HOSTS.get(ref.registry, ref.registry)
         self._origin = self._endpoint(ref.registry, host, ref.name, plain)

@@ -20,7 +20,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from http.client import HTTPMessage
 from typing import Any
 
@@ -96,9 +96,12 @@ class Answer:
 
 
 class Transport:
-    """Connections to any number of hosts. ``close`` drops the idle ones; later requests still work."""
+    """Connections to any number of hosts. ``close`` drops the idle ones; later requests still work.
 
-    def __init__(self) -> None:
+    ``named``: see `connect.connect`."""
+
+    def __init__(self, named: Container[str] | None = None) -> None:
+        self.named = named
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
         self._pid = os.getpid()
@@ -172,7 +175,7 @@ class Transport:
             if time.monotonic() - since < _AGE and not _ended(connection.sock):
                 return connection, True
             connection.close()
-        return connect.connect(origin, proxy, self._context), False
+        return connect.connect(origin, proxy, self._context, self.named), False
 
     def _back(self, origin: Origin, connection: http.client.HTTPConnection, ended: bool) -> None:
         if ended and connection.sock is not None:
