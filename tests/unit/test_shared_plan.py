@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bootseer.errors import DataError
 from bootseer.ranges import runs
 from bootseer.torch.shared_plan import FileId, Needs, Plan, Span, batches, encode, plan
 
@@ -44,6 +47,39 @@ def listed(buckets: object) -> list[tuple[FileId, int]]:
 
 def read_by(made: Plan, rank: int) -> int:
     return sum(span.size for bucket in (*made.owned[rank], made.own[rank]) for span in bucket)
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        b"\xc1",
+        b"\x91" * 100_000,
+        msgspec.msgpack.encode([("a", 4, 41)]),
+        *(
+            msgspec.msgpack.encode([(file, runs)])
+            for file, runs in [
+                (("a", 0, 41), ((0, 1),)),
+                (("a", -4, 41), ((0, 1),)),
+                (("a", 4, -41), ((0, 1),)),
+                (("a", 4, 41), ((-1, 1),)),
+                (("a", 4, 41), ((0, 12),)),
+                (("a", 4, 41), ((0, 0),)),
+                (("a", 4, 41), ((2, 1), (1, 1))),
+                (("a", 4, 41), ((0, 2), (1, 1))),
+            ]
+        ),
+    ],
+)
+def test_what_a_rank_cannot_need_is_no_plan(absurd: bytes) -> None:
+    with pytest.raises(DataError):
+        plan([encode({}), absurd], 100)
+
+
+def test_a_plan_does_not_grow_with_what_ranks_say() -> None:
+    """Two that both want a file of their own invention."""
+    absurd = msgspec.msgpack.encode([(("x", 1, 1 << 50), ((0, 1 << 50),))])
+    with pytest.raises(DataError, match="buckets"):
+        plan([encode({}), absurd, b"\xdd\x00\x00\x00\x01" + absurd[1:]], 32 << 20)
 
 
 @given(needs_of_ranks(), st.integers(1, 200))

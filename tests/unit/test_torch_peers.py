@@ -50,6 +50,15 @@ def test_the_first_rank_dies_before_it_says_who_is_there():
         peers.arrive(store, 2, 0.1)
 
 
+@pytest.mark.parametrize("said", ["1000000000", "-1", "many", "3"])
+def test_nobody_believes_that_more_came_than_there_are(said):
+    store = dist.HashStore()
+    store.add("came", 1)
+    store.set("count", said)
+    with pytest.raises(UnavailableError):
+        peers.arrive(store, 2, 0.1)
+
+
 class Broken:
     """A store that fails, or does not answer until it is ``let_go``."""
 

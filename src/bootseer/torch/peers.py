@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _GRACE = 5.0
 """Seconds by which the first rank may have come later than another one thinks."""
 _POLL = (0.005, 0.1)
+_MOST = 64 << 20
+"""Bytes of what one rank says that it needs: a run of chunks takes about ten."""
 _UNUSED = (1 << 31) - 1
 """A tag with which nobody sends anything."""
 _store_calls = Workers("the store of the job")
@@ -65,6 +67,8 @@ class Peers:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(count)]
         self._group.allgather([lengths], [torch.tensor([len(mine)])]).wait()
         sizes = [int(length) for length in lengths]
+        if not 4 <= min(sizes) <= max(sizes) <= _MOST:
+            raise UnavailableError("what another rank needs is no such thing")
         padded = torch.frombuffer(mine.ljust(max(sizes)), dtype=torch.uint8)
         found = [torch.empty_like(padded) for _ in range(count)]
         self._group.allgather([found], [padded]).wait()
@@ -159,7 +163,7 @@ def arrive(store: Store, size: int, deadline: float) -> tuple[int, int]:
     faults.point("stripefs.shared.arrived")
     while True:  # not Store.wait: it keeps other threads from the store
         if came > 1 and store.check(["count"]):
-            count = int(store.get("count"))
+            count = int(said) if (said := bytes(store.get("count"))).isdigit() else 0
             break
         if came == 1 and ((count := store.add("came", 0)) >= size or time.monotonic() > until):
             faults.point("stripefs.shared.collected")
@@ -169,6 +173,8 @@ def arrive(store: Store, size: int, deadline: float) -> tuple[int, int]:
             raise UnavailableError("the rank that came first did not say who is there")
         time.sleep(pause)
         pause = min(2 * pause, _POLL[1])
+    if count > size:
+        raise UnavailableError(f"{count} came, and the group has {size} ranks")
     if came > count:
         raise UnavailableError("the others did not wait for it")
     if count < 2:

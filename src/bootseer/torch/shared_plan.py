@@ -11,8 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from bootseer.errors import DataError
 from bootseer.wiretypes import known
 
+_MOST = 1 << 20
+"""Buckets of one plan: 32 TiB of those that are usual."""
 Runs = tuple[tuple[int, int], ...]
 """Consecutive chunks, as (first, count); ascending, apart from each other."""
 
@@ -64,7 +67,7 @@ def encode(needs: Needs) -> bytes:
 
 
 def plan(needs: Sequence[bytes], bucket: int) -> Plan:
-    """The plan for the encoded ``needs`` of each rank. Raises `msgspec.DecodeError`.
+    """The plan for the encoded ``needs`` of each rank. Raises `DataError` for what is not understood, or absurd.
 
     What several ranks need is cut into at most ``bucket`` bytes (but whole chunks), and each piece goes to the rank
     among them that has the fewest bytes to read so far, counting first what only it needs.
@@ -74,7 +77,7 @@ def plan(needs: Sequence[bytes], bucket: int) -> Plan:
         same[one] = same.get(one, 0) | 1 << rank
     changes: dict[FileId, dict[int, int]] = {}
     for one, ranks in same.items():
-        for file, runs in msgspec.msgpack.decode(one, type=known(list[tuple[FileId, Runs]])):
+        for file, runs in _decode(one):
             of_file = changes.setdefault(file, {})
             for first, count in runs:
                 for chunk in (first, first + count):
@@ -83,9 +86,13 @@ def plan(needs: Sequence[bytes], bucket: int) -> Plan:
     owned: list[list[Span]] = [[] for _ in needs]
     load = [0 for _ in needs]
     shared: list[Span] = []
+    pieces = 0
     for file in sorted(changes):
         for span in _spans(file, changes[file]):
             if span.ranks.bit_count() > 1:
+                pieces += -(-span.chunks // max(1, bucket // file.unit))
+                if pieces > _MOST:
+                    raise DataError(f"the ranks need more than {_MOST} buckets")
                 shared += span.cut(bucket)
             else:
                 own[span.ranks.bit_length() - 1].append(span)
@@ -95,6 +102,20 @@ def plan(needs: Sequence[bytes], bucket: int) -> Plan:
         owned[owner].append(piece)
         load[owner] += piece.size
     return Plan([batches(pieces, bucket) for pieces in owned], own)
+
+
+def _decode(needs: bytes) -> list[tuple[FileId, Runs]]:
+    try:
+        found = msgspec.msgpack.decode(needs, type=known(list[tuple[FileId, Runs]]))
+    except (msgspec.MsgspecError, RecursionError) as exc:
+        raise DataError(f"what a rank needs is not understood: {exc}") from None
+    for file, runs in found:
+        end = 0
+        for first, count in runs if file.unit > 0 else ((-1, 0),):
+            if first < end or count < 1 or first + count > -(-file.size // file.unit):
+                raise DataError("what a rank needs is not in its file")
+            end = first + count
+    return found
 
 
 def _spans(file: FileId, changes: Mapping[int, int]) -> list[Span]:

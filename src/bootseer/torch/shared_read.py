@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer import faults
-from bootseer.errors import UnavailableError
+from bootseer.errors import DataError, UnavailableError
 from bootseer.torch import shared_plan
 from bootseer.torch.destination import Destination, Place, Request
 from bootseer.torch.peers import Peers, Wait, meet
-from bootseer.torch.shared_plan import Span
+from bootseer.torch.shared_plan import Plan, Span
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -100,9 +100,13 @@ def read_shared(
     if group is not None:
         try:
             peers, alone = meet(group, needs, deadline), ""
-        except UnavailableError as exc:
+            planned = shared_plan.plan(peers.needs, bucket)
+        except (UnavailableError, DataError) as exc:
             alone = str(exc)
             _log.warning("this rank reads by itself: %s", alone)
+            if peers is not None:
+                peers.close()
+            peers = None
     waited = time.monotonic() - began
     counts, late = Counter[str](), list[int]()
     if peers is None:
@@ -111,7 +115,7 @@ def read_shared(
             counts["read"] = sum(readers.map(destination.read_alone, own))
     else:
         try:
-            _Exchange(destination, peers, bucket, counts, late).run()
+            _Exchange(destination, peers, planned, counts, late).run()
         finally:
             peers.close()
     cached = destination.cached - before
@@ -140,9 +144,9 @@ def read_shared(
 class _Exchange:
     """One read with ``peers``. ``counts``: bytes, see `SharedReadReport`; ``late``: ranks that did not send all."""
 
-    def __init__(self, to: Destination, peers: Peers, bucket: int, counts: Counter[str], late: list[int]) -> None:
+    def __init__(self, to: Destination, peers: Peers, planned: Plan, counts: Counter[str], late: list[int]) -> None:
         self._to, self._peers, self._counts, self._late = to, peers, counts, late
-        self._plan = shared_plan.plan(peers.needs, bucket)
+        self._plan = planned
         self._others = [number for number in range(len(peers.ranks)) if number != peers.me]
         self._gone = set[int]()
         faults.point("stripefs.shared.planned")
