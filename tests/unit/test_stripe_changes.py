@@ -10,7 +10,8 @@ from bootseer import faults
 from bootseer.errors import DataError, NotWritableError
 from bootseer.fsmount.changes import WritableStripes
 from bootseer.fsmount.openfiles import OpenFiles
-from bootseer.fsmount.unfinished import Spools, Unfinished
+from bootseer.fsmount.spool import Spools
+from bootseer.fsmount.unfinished import Unfinished
 from bootseer.kernel import fuse
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.readahead import ReadAhead

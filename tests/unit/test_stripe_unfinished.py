@@ -3,7 +3,8 @@
 import pytest
 
 from bootseer.errors import FullError
-from bootseer.fsmount.unfinished import Spools, Unfinished
+from bootseer.fsmount.spool import Spool, Spools
+from bootseer.fsmount.unfinished import Unfinished
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.readahead import ReadAhead
 
@@ -62,13 +63,13 @@ def test_while_the_stored_bytes_are_fetched_for_an_append_the_size_is_that_of_al
         out.write(b"b" * 5000)
     file = Unfinished(fs, "f", Spools(tmp_path), width=2, unit=4096, base=fs.open("f"))
     sizes = []
-    real = Unfinished.keep
+    real = Spool.keep
 
     def keep(self, offset, data):
-        sizes.append((self.size, self.changed))
+        sizes.append((file.size, file.changed))
         return real(self, offset, data)
 
-    monkeypatch.setattr(Unfinished, "keep", keep)
+    monkeypatch.setattr(Spool, "keep", keep)
     file.write(5000, PIECE)
     assert {size for size, _ in sizes} == {5000}
     assert file.size == 6000

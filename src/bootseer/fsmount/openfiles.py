@@ -26,7 +26,8 @@ from bootseer.fsmount.memory import Journal
 from bootseer.fsmount.newversion import Writing
 from bootseer.fsmount.operations import StripeOperations
 from bootseer.fsmount.refusals import numbered, refusal
-from bootseer.fsmount.unfinished import Spools, Unfinished
+from bootseer.fsmount.spool import Spools
+from bootseer.fsmount.unfinished import Unfinished
 from bootseer.kernel import fuse
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit

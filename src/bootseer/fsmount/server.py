@@ -25,7 +25,7 @@ from bootseer.fsmount.memory import Count, Inherited
 from bootseer.fsmount.operations import FRESH, StripeOperations
 from bootseer.fsmount.prefetch import Prefetch
 from bootseer.fsmount.record import FsStatus, ServerSpec
-from bootseer.fsmount.unfinished import Spools
+from bootseer.fsmount.spool import Spools
 from bootseer.kernel import fuse
 from bootseer.served.entry import Answer
 from bootseer.served.keeper import Heir

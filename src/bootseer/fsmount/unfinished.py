@@ -1,8 +1,8 @@
 """A file that is being written through a mount: its bytes until they are published.
 
-They lie in a spool, a private file on this node, as long as the spools of the mount have room: there they can be read
-back and changed. From `STREAM_FROM` bytes on they are also sent to the store as they come, so that little is left to do
-at the close. When the spool must go, the file goes on without: its bytes come in order then, and are not read back.
+They lie in a `Spool` as long as the spools of the mount have room: there they can be read back and changed. From
+`STREAM_FROM` bytes on they are also sent to the store as they come, so that little is left to do at the close. When
+the spool must go, the file goes on without: its bytes come in order then, and are not read back.
 
 What was published once does not change: the next version has the same bytes, and more behind them.
 """
@@ -11,17 +11,14 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO
 
 from bootseer import faults
 from bootseer.backends.interface import FILE_MODE
 from bootseer.fsmount.record import SPOOLS
 from bootseer.fsmount.refusals import refusal
+from bootseer.fsmount.spool import Spool, Spools
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
 from bootseer.stripefs.files.reader import ChunkFile, refuse_unfinished
 from bootseer.stripefs.files.stripe import StripeLost
@@ -33,22 +30,6 @@ _log = logging.getLogger(__name__)
 
 STREAM_FROM = 64 << 20
 _PIECE = 4 << 20
-
-
-class Spools:
-    """The room that the spools of one mount share: ``limit`` bytes in ``folder``, which only this user can enter."""
-
-    def __init__(self, folder: Path, limit: int = SPOOLS) -> None:
-        self.folder, self._left = folder, limit
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bool:
-        """``size`` bytes more (fewer, when negative); False: there is no room."""
-        with self._lock:
-            if size > self._left:
-                return False
-            self._left -= size
-            return True
 
 
 class Unfinished:
@@ -69,12 +50,10 @@ class Unfinished:
         """Its bytes have changed since somebody made this False."""
         self.failed = False
         """It is being published, or could not be and nothing was written since."""
-        self._fs, self._spools, self._base, self._shape = fs, spools, base, (width, unit)
+        self._fs, self._base, self._shape = fs, base, (width, unit)
         self._end = self._fixed = base.size if base else 0
         self._fetching = 0  # bytes that are stored, while they are fetched so that more can be added
-        self._spool: IO[bytes] | None = None
-        self._spooled = 0  # bytes of the spools' room
-        self._spoolable = True
+        self._spool, self._in_order = Spool(spools), False  # without the spool from now on
         self._writer: StripeWriter | None = None
         self._streamed = 0
         self._hold = False  # bytes may change that were not sent yet, or have changed: send them at the end
@@ -107,9 +86,9 @@ class Unfinished:
                 self._extend(size)
             else:
                 self._begin(size)
-                if self._spool is None:
+                if not self._spool.used:
                     raise self._refuse(f"it cannot be cut to {size} bytes: they are not on this node any more")
-                os.ftruncate(self._spool.fileno(), size)
+                self._spool.cut(size)
                 self._restart(size)
                 self._end = size
             self.changed = self.written = True
@@ -121,8 +100,8 @@ class Unfinished:
             size = min(size, self.size - offset)
             if size <= 0:
                 return b""
-            if self._base is None and self._spool is not None:
-                return os.pread(self._spool.fileno(), size, offset)
+            if self._base is None and self._spool.used:
+                return self._spool.read(offset, size)
             if self.changed:
                 raise self._refuse("it is too large to be read before it is closed")
             base = self._base or self._reopen()
@@ -135,7 +114,7 @@ class Unfinished:
             try:
                 return self._publish(before)
             except StripeLost as exc:
-                if self._spool is None:
+                if not self._spool.used:
                     raise
                 _log.warning("storing %s again from its beginning: %s", self.path, exc)
                 return self._publish(before)
@@ -144,7 +123,7 @@ class Unfinished:
         """Give up what is not published; the spool goes."""
         with self.lock:
             self._abandon()
-            self._drop_spool()
+            self._spool.drop()
             self._broken = True
 
     # -- with the lock ------------------------------------------------------------------------------------------------
@@ -164,7 +143,7 @@ class Unfinished:
         self._check()
         if offset < self._fixed:
             raise self._refuse(f"byte {offset} was published already, a striped file can only be added to")
-        if self.size and self._spool is None and self._writer is None:
+        if self.size and not self._spool.used and self._writer is None:
             base = self._base or self._reopen()
             refuse_unfinished(base)
             self._end, self._fetching = 0, base.size
@@ -174,8 +153,8 @@ class Unfinished:
                     self._stream()
             except BaseException:
                 self._abandon()
-                self._drop_spool()
-                self._end, self._spoolable = base.size, True
+                self._spool.drop()
+                self._end, self._in_order = base.size, False
                 self.changed = self.written = self._broken = False
                 raise
             finally:
@@ -191,12 +170,12 @@ class Unfinished:
     def _put(self, offset: int, data: memoryview) -> None:
         """To the spool, and to the store where that comes next; ``offset`` is at most the size."""
         end = offset + len(data)
-        if self._spoolable and not self.keep(offset, data):
+        if not self._in_order and not self._keep(offset, data):
             if offset != self._end:
                 self._broken = True
                 raise refusal(errno.ENOSPC, self.path)
             self._leave_spool()
-        if self._spool is None:
+        if not self._spool.used:
             if offset != self._end:
                 raise self._refuse(f"byte {offset} is stored already, a file this large is written in order")
             self._send(data)
@@ -209,35 +188,22 @@ class Unfinished:
         self.changed = self.written = True
         self.failed = False
 
-    def keep(self, offset: int, data: memoryview) -> bool:
-        """Put ``data`` into the spool; False: it has no room."""
-        more = max(0, offset + len(data) - self._spooled)
-        if not self._spools.take(more):
-            return False
-        self._spooled += more
+    def _keep(self, offset: int, data: memoryview) -> bool:
+        """Put ``data`` into the spool; False: it cannot take it."""
         try:
-            faults.point("fsmount.spool")
-            if self._spool is None:
-                self._spool = tempfile.TemporaryFile(dir=self._spools.folder, buffering=0)  # noqa: SIM115
-            done = 0
-            while done < len(data):
-                done += os.pwrite(self._spool.fileno(), data[done:], offset + done)
+            return self._spool.keep(offset, data)
         except OSError as exc:
-            _log.warning("the spool of %s in %s: %s", self.path, self._spools.folder, exc.strerror)
+            _log.warning("the spool of %s in %s: %s", self.path, self._spool.folder, exc.strerror)
             return False
-        return True
 
     def _extend(self, size: int) -> None:
         """Zeros up to ``size``."""
-        if self._spoolable and self._spools.take(max(0, size - self._spooled)):
-            self._spooled = max(self._spooled, size)
-            try:
-                if self._spool is None:
-                    self._spool = tempfile.TemporaryFile(dir=self._spools.folder, buffering=0)  # noqa: SIM115
-                os.ftruncate(self._spool.fileno(), size)
-            except OSError:
-                self._broken = True
-                raise
+        try:
+            extended = not self._in_order and self._spool.extend(size)
+        except OSError:
+            self._broken = True
+            raise
+        if extended:
             self._end, self._hold = size, True  # who makes room so may fill it later
             return
         if size - self._end > SPOOLS:
@@ -247,13 +213,13 @@ class Unfinished:
 
     def _stream(self) -> None:
         """Send what is in the spool and was not sent, when the file is large enough for that."""
-        if self._spool is not None and not self._hold and self._end >= STREAM_FROM:
+        if self._spool.used and not self._hold and self._end >= STREAM_FROM:
             self._send_spooled()
 
     def _send_spooled(self) -> None:
-        while self._spool is not None and self._streamed < self._end:
+        while self._spool.used and self._streamed < self._end:
             length = min(_PIECE, self._end - self._streamed)
-            data = os.pread(self._spool.fileno(), length, self._streamed)
+            data = self._spool.read(self._streamed, length)
             if len(data) != length:
                 self._broken = True
                 raise refusal(errno.EIO, self.path)
@@ -268,7 +234,7 @@ class Unfinished:
             self._streamed += self._writer.write(data)
         except BaseException:
             self._abandon()
-            self._broken = self._broken or self._spool is None
+            self._broken = self._broken or not self._spool.used
             raise
 
     def _before(self, pointer: Pointer | None) -> None:
@@ -285,7 +251,7 @@ class Unfinished:
             written = self._writer.finish()
         except BaseException:
             self._abandon()
-            self._broken = self._broken or self._spool is None
+            self._broken = self._broken or not self._spool.used
             raise
         self._writer, self._streamed, self._fixed = None, 0, self._end
         self.changed = self.failed = False
@@ -308,18 +274,11 @@ class Unfinished:
             "%s goes on without a spool on this node: it is written in order, and read when it is closed", self.path
         )
         self._send_spooled()
-        self._spoolable = False  # not sooner: when that fails, the spool still is what has the bytes
-        self._drop_spool()
-
-    def _drop_spool(self) -> None:
-        spool, self._spool = self._spool, None
-        if spool is not None:
-            spool.close()
-        self._spools.take(-self._spooled)
-        self._spooled = 0
+        self._in_order = True  # not sooner: when that fails, the spool still is what has the bytes
+        self._spool.drop()
 
     def _clear(self) -> None:
         self._abandon()
-        self._drop_spool()
-        self._base, self._spoolable, self._hold, self._broken = None, True, False, False
+        self._spool.drop()
+        self._base, self._in_order, self._hold, self._broken = None, False, False, False
         self._end = self._fixed = 0
