@@ -174,47 +174,6 @@ def test_profiles(profiled: Site, node_of: NodeOf, part: str, how: str) -> None:
 # -- the node --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", ["manifest.json", "map", "meta"])
-def test_small_parts_on_the_node(small: Site, node_of: NodeOf, part: str) -> None:
-    """They are fetched again; without a store there is nothing to mount."""
-    node = node_of(small)
-    node.mount().unmount()
-    path = node.cache / "trees" / node.digest / part
-    right = path.read_bytes()
-    for how in HOW:
-        damage(path, how, random.Random(how), unit=64)
-        made = node.mount()
-        assert path.read_bytes() == right
-        (made.target / "bulk/003").read_bytes()
-        made.unmount()
-    assert read_all(small, node.mount()).errors == 0
-
-
-@pytest.mark.parametrize("how", ["flip", "truncate", "duplicate", "swap", "empty", "extend"])
-def test_a_torn_bitmap(small: Site, node_of: NodeOf, how: str) -> None:
-    """Nothing is believed to be here. The data file is random, so believing anything would be seen."""
-    node = node_of(small)
-    made = node.mount()
-    (made.target / "bulk/003").read_bytes()
-    made.unmount()
-    damage(node.data / "bitmap", how, random.Random(how), unit=8)
-    data = node.data / "data"
-    size = data.stat().st_size
-    data.write_bytes(os.urandom(1 << 16) * (size >> 16) + bytes(size & 0xFFFF))
-    made = node.mount()
-    assert "damaged; starting over" in node.log
-    assert read_all(small, made).errors == 0
-
-
-def test_a_data_file_cut_short(small: Site, node_of: NodeOf) -> None:
-    node = node_of(small)
-    made = node.mount()
-    (made.target / "bulk/003").read_bytes()
-    made.unmount()
-    os.truncate(node.data / "data", 100_000)
-    assert read_all(small, node.mount()).errors == 0
-
-
 @each_way
 def test_a_damaged_data_file(small: Site, node_of: NodeOf, how: str) -> None:
     """Ready blocks are believed, as hashing them at each start would cost what the cache saves: a disk that lies is

@@ -20,7 +20,7 @@ import pytest
 
 from bootseer import config as settings
 from bootseer import image, oci
-from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.image import cdi, runtime
 from support.images import Member, folder, programs, write_image
 from support.node import alive
@@ -486,10 +486,3 @@ def test_what_is_stale_is_shown_and_ended(place: Path, environ: dict[str, str], 
     assert cli(environ, "image", "rm").returncode == 2
     assert cli(environ, "unmount", str(tmp_path / "mine")).returncode == 0
     assert not mounts_below(state)
-
-
-def test_without_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    config = oci.ImageConfig(architecture="", os="linux", rootfs=oci.RootFS(diff_ids=()))
-    with pytest.raises(PrivilegeError, match="needs root"):
-        runtime.run(tmp_path, config, ["true"])

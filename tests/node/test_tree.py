@@ -173,22 +173,6 @@ def test_a_complete_tree_is_read_ahead_further(site: Site) -> None:
     assert not window.exists()
 
 
-def test_a_target_that_is_a_link_is_unmounted(site: Site) -> None:
-    for name in ("one", "two"):
-        (site.folder / name).mkdir()
-    link = site.folder / "mnt"
-    link.symlink_to("one")
-    made = site.mount()
-    assert made.target == site.folder / "one"
-    with pytest.raises(BootseerError, match="something is mounted there"):
-        site.mount("one")
-    assert tree.attach(link, site.state).target == made.target
-    link.unlink()
-    link.symlink_to("two")
-    made.unmount()
-    assert site.clean()
-
-
 def test_nobody_waits_for_the_hot_pack(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.hotpack.block=sleep:0.05")
     made = site.mount()
@@ -331,38 +315,6 @@ def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, ca
     assert again.status().blocks_ready >= before.blocks_ready
     assert fingerprint(again.target) == site.want
     assert again.status().bytes_demand < site.blob.stat().st_size
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "chunks.write=kill@20",
-        "chunks.bitmap.before-rename=kill",
-        pytest.param("chunks.bitmap=kill", marks=pytest.mark.soak),
-    ],
-)
-def test_killed_while_filling_then_right_bytes(site: Site, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", fault)
-    made = site.mount()
-    monkeypatch.delenv("BOOTSEER_FAULTS")
-    assert fingerprint(made.target) == site.want
-    until(lambda: made.status().fetcher_restarts > 0, 20)
-    pid = made.status().pid
-    kill_group(pid)
-    # Straight over the dead one: the mount cleans up by itself, except for the target.
-    mounts.unmount(made.target, lazy=True)
-    again = site.mount()
-    assert again.status().pid != pid
-    assert fingerprint(again.target) == site.want
-
-
-def test_a_full_cache_still_serves_right_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.write=enospc")
-    made = site.mount(background_fill=True)
-    monkeypatch.delenv("BOOTSEER_FAULTS")
-    assert fingerprint(made.target) == site.want
-    assert made.status().cache_full
-    assert site.log.count("is full") == 1
 
 
 def test_the_server_ends_with_its_fuse_mount(site: Site) -> None:

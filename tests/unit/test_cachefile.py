@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -152,60 +151,6 @@ def test_neighbours_are_written_at_once(tmp_path: Path, blob: LazyBlob) -> None:
         assert cache.is_ready(last - 3, last)
         assert cache.read((last - 3) * 4096, 3 * 4096 + 100) == blob.content[(last - 3) * 4096 :]
         assert not any(cache.is_ready(block, block) for block in real_blocks(blob) if block < last - 3)
-
-
-def test_no_space_leaves_the_block_missing(tmp_path: Path, blob: LazyBlob, monkeypatch: pytest.MonkeyPatch) -> None:
-    block = real_blocks(blob)[0]
-    with blob.open_cache(tmp_path / "c") as cache:
-        monkeypatch.setenv("BOOTSEER_FAULTS", "chunks.write=enospc")
-        with pytest.raises(OSError, match="No space"):
-            cache.write(block, piece(blob, block))
-        assert not cache.is_ready(block, block)
-        monkeypatch.delenv("BOOTSEER_FAULTS")
-        cache.write(block, piece(blob, block))
-        assert cache.is_ready(block, block)
-
-
-_CRASH = """
-import sys
-from pathlib import Path
-from support import lazy
-folder = Path(sys.argv[1])
-data = lazy.content(20 * 4096 + 100)
-blob = lazy.make(folder / "blob2", data)
-cache = blob.open_cache(folder / "c")
-for block in range(blob.map.count):
-    if not blob.map.is_zero(block):
-        cache.write(block, data[block * 4096 : (block + 1) * 4096])
-        if block > 10:
-            cache.sync()
-cache.close()
-"""
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "chunks.write=kill@5",
-        "chunks.bitmap=kill",
-        "chunks.bitmap.before-rename=kill",
-        "chunks.bitmap.before-rename=kill@3",
-    ],
-)
-def test_what_is_ready_after_a_kill_is_right(tmp_path: Path, blob: LazyBlob, fault: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _CRASH, str(tmp_path)],
-        env={**os.environ, "BOOTSEER_FAULTS": fault},
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == -9
-    with blob.open_cache(tmp_path / "c") as cache:
-        for block in range(blob.map.count):
-            if cache.is_ready(block, block):
-                assert cache.read(block * 4096, blob.map.length_of(block)) == piece(blob, block)
-        if fault.endswith("@3"):
-            assert bytes(cache.ready[:]).count(1) > blob.map.lengths.tolist().count(0)
 
 
 def test_a_failed_sync_is_never_repeated_and_believed(

@@ -269,6 +269,8 @@ def test_a_measurement_leaves_nothing(run):
         (["get", "store/f", "loop"], 73, "loop: it is a link to itself"),
         (["get", "store/f", "x" * 300], 73, "File name too long"),
         (["ls", "http://127.0.0.1:1/a"], 69, "reachable"),
+        (["ls", "nosuch://bucket/x"], 71, "cannot open store nosuch://"),
+        (["ls", "store/none"], 66, "no file or folder none"),
         (["mv", "none", "x"], 66, "no file or folder /"),
         (["mount", "store", "file"], 73, "file is a file, a folder is needed"),
         (["put", "none", "store/x"], 66, "no file or folder none"),

@@ -120,16 +120,6 @@ def test_with_a_profile_a_miss_brings_its_block_only(rig: Rig) -> None:
     assert bytes(rig.cache.ready[:]).count(1) == rig.zeros + 1
 
 
-def test_hot_arrives_in_order(rig: Rig) -> None:
-    fetcher = rig.fetcher(streams=1)
-    order = rig.real[10:0:-3]
-    fetcher.hot(order)
-    assert fetcher.wait(5)
-    assert [offset for _, offset, _ in rig.store.reads] == [rig.offset(block) for block in order]
-    assert all(rig.right(block) for block in order)
-    assert fetcher.stats[Fetched.BYTES_HOT] == sum(rig.blob.map.lengths[block] for block in order)
-
-
 def test_background_completes_the_file(rig: Rig) -> None:
     fetcher = rig.fetcher()
     fetcher.background()
@@ -243,21 +233,6 @@ def test_a_reader_does_not_wait_for_a_slow_prefetch(rig: Rig) -> None:
     assert answer.one() is None
     assert fetcher.stats[Fetched.HEDGES] == 1
     assert fetcher.wait(5)
-
-
-def test_single_flight(rig: Rig) -> None:
-    fetcher = rig.fetcher()
-    block = rig.real[0]
-    rig.store.hold()
-    threads = [threading.Thread(target=fetcher.demand, args=(block, block)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    until(lambda: len(fetcher._waiting.requests) == 8)
-    rig.store.release()
-    for thread in threads:
-        thread.join(5)
-    assert len(rig.store.reads) == 1
-    assert rig.right(block)
 
 
 def test_a_reader_overtakes_the_hot_queue(rig: Rig) -> None:

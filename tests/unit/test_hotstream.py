@@ -313,23 +313,6 @@ def test_a_miss_outside_of_the_pack_is_fetched_alone(rig: Rig) -> None:
     assert rig.direct == [(rig.blob.map.offsets[other], rig.blob.map.lengths[other])]
 
 
-def test_what_is_there_already_is_not_fetched_again(rig: Rig) -> None:
-    for block in rig.order[:-3]:
-        rig.cache.write(block, rig.blob.content[block * 4096 : (block + 1) * 4096])
-    fetcher = rig.fetcher()
-    opened = rig.open()
-    fetcher.stream(opened.stream())
-    assert fetcher.wait(5)
-    assert rig.right(rig.order)
-    assert fetcher.stats[Fetched.BYTES_HOT] == sum(opened.pack.lengths[-frames_of(opened, 3) :])
-
-
-def frames_of(opened: Opened, last: int) -> int:
-    """How many frames the ``last`` blocks of the pack are in."""
-    count, per_frame = len(opened.pack.blocks), opened.pack.per_frame
-    return -(-count // per_frame) - (count - last) // per_frame
-
-
 def test_a_block_that_is_bad_in_a_good_frame_is_fetched_alone(rig: Rig) -> None:
     """Whoever made the pack put another block's bytes there; the others of its frame are taken."""
     opened = rig.open()
@@ -681,24 +664,6 @@ def test_the_stream_goes_on_without_a_range_that_hangs(rig: Rig, monkeypatch: py
     assert rig.right(rig.order)
 
 
-def test_ranges_of_a_slow_store_do_not_hang(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(FlakyStore):
-        def _read(self, key: str, offset: int, length: int, read: Callable[[], bytes]) -> bytes:
-            time.sleep(0.4)
-            return super()._read(key, offset, length, read)
-
-    short_ranges(monkeypatch, 25_000)
-    monkeypatch.setattr("bootseer.blocks.fetch.watch._SILENCE", 0.7)
-    opened = rig.open()
-    source = StoreSource(Slow(rig.blob.store), opened.key)
-    fetcher = rig.fetcher()
-    fetcher.stream(msgspec.structs.replace(opened, source=source).stream())
-    assert fetcher.streamed(20)
-    assert fetcher.wait(10)
-    assert rig.right(rig.order)
-    assert fetcher.stats[Fetched.HEDGES] == 0
-
-
 def test_a_range_that_was_left_and_comes_first_brings_its_blocks(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packs do not answer at all, so that every block is from the stream."""
     monkeypatch.setattr("bootseer.blocks.fetch.watch._SILENCE", 1.0)
@@ -730,34 +695,6 @@ def test_of_a_store_that_hangs_altogether_threads_for_readers_are_left(
     assert hanging.hung + len(rig.direct) == 4, "a third of the threads is for readers"
     rig.store.release()
     fetcher.demand(rig.order[0], rig.order[0])
-    hanging.release()
-    assert fetcher.wait(10)
-    assert rig.right(rig.order)
-
-
-def test_of_a_range_that_hangs_only_the_first_readers_wait(rig: Rig) -> None:
-    hanging = Hanging(rig)
-    fetcher = rig.fetcher()
-    fetcher.stream(hanging.stream(rig.open()))
-    until(lambda: hanging.hung == 1)
-    time.sleep(0.1)
-    try:
-        began = time.monotonic()
-        for block in rig.order[:8]:
-            fetcher.demand(block, block)
-        assert 0.8 < time.monotonic() - began < 4
-        assert rig.right(rig.order[:8])
-    finally:
-        hanging.release()
-    assert fetcher.wait(10)
-    assert rig.right(rig.order)
-
-
-def test_a_range_that_hangs_for_ever_is_left(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    hanging = Hanging(rig)
-    fetcher = rig.fetcher(deadline=0.5)
-    fetcher.stream(hanging.stream(rig.open()))
-    until(lambda: "does not return" in caplog.text)
     hanging.release()
     assert fetcher.wait(10)
     assert rig.right(rig.order)
