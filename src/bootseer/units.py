@@ -6,8 +6,10 @@ import re
 
 from bootseer.errors import ConfigError
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
-_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhdw])|0")
+_NUMBER = r"(\d{1,15}(?:\.\d{1,15})?)"
+"""No longer: it is finite whatever it is multiplied with here."""
+_SIZE = re.compile(_NUMBER + r"\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_AGE = re.compile(_NUMBER + r"([smhdw])|0")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 

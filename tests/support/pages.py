@@ -7,6 +7,7 @@ import http.client
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,10 @@ class Server:
         assert self.process.stderr is not None
         self.said = self.process.stderr.readline()
         self.port = int(self.said.rstrip("/\n").rpartition(":")[2])
+        until = time.monotonic() + 60
+        while self.ask("/jobs.json", Authorization=f"Bearer {TOKEN}")[0] == 503:
+            assert time.monotonic() < until, "the events are not read"
+            time.sleep(0.05)
 
     def ask(
         self, path: str, method: str = "GET", body: bytes | None = None, **headers: str

@@ -1,12 +1,13 @@
 """Properties of the analysis: whatever the spans, the parts add up and nothing is negative."""
 
+import time
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, DataError
 from bootseer.profile import analysis, events, intervals, starts
 from bootseer.profile.analysis import analyse
 from bootseer.profile.clock import Axis
@@ -202,3 +203,57 @@ def test_the_spans_are_gone_through_as_often_for_many_as_for_few(many):
         return log.spans.lane.passes
 
     assert passes(40) == passes(3)
+
+
+def stages(count):
+    return [{"stage": f"s{number}", "node": f"n{number}"} for number in range(count)]
+
+
+def ranks(count):
+    return [{"stage": "env", "rank": number} for number in range(count)] + [{"stage": "image"} for _ in range(count)]
+
+
+def waits(count):
+    return [{"stage": "env", "rank": number} for number in range(count)] + [{"stage": "wait"} for _ in range(count)]
+
+
+@pytest.mark.parametrize("made", [stages, ranks, waits])
+def test_what_a_few_lines_multiply_is_refused_at_once(made):
+    s = StartUp()
+    for number, about in enumerate(made(4000)):
+        s.span(about.pop("node", "n0"), about.pop("stage"), number, number + 1, **about)
+    log = s.log()
+    began = time.monotonic()
+    with pytest.raises(DataError, match="it is no start-up: its events have"):
+        analyse(log)
+    assert time.monotonic() - began < 20
+
+
+def test_many_slow_nodes_cost_no_more_than_a_hundred():
+    s = StartUp()
+    for number in range(12_000):
+        s.span(f"n{number}", "env", 0, 10 if number % 5 else 100)
+        s.span(f"n{number}", "first_step", 200, 210)
+    log = s.log()
+    began = time.monotonic()
+    report = analyse(log)
+    assert len(report.stage("env").stragglers) == 2400
+    assert time.monotonic() - began < 30
+
+
+def test_a_line_that_names_a_hundred_thousand_nodes_names_none_that_is_missing():
+    s = StartUp()
+    s.span("n1", "env", 0, 10, nodes=99_999, nodelist="n[1-99999]")
+    report = analyse(s.log())
+    assert (report.nodes_expected, report.nodes_missing, report.missing) == (99_999, 99_998, [])
+    for number in range(2, 9):
+        s.span(f"n{number}", "env", 0, 10)
+    s.events[0]["attrs"] |= {"nodes": 2000, "nodelist": "n[1-2000]"}
+    assert len(analyse(s.log()).missing) == 1992
+
+
+def test_a_number_of_nodes_that_nobody_has_is_none():
+    s = StartUp()
+    s.span("n1", "env", 0, 10, nodes=1 << 40, ranks=1 << 40)
+    report = analyse(s.log())
+    assert (report.nodes_expected, report.ranks_expected) == (None, None)

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import subprocess
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.errors import DataError, NotFoundError
-from bootseer.profile import events
+from bootseer.profile import events, files
 from bootseer.profile.events import State, parse, read
 from support.startups import StartUp
 
@@ -251,3 +253,127 @@ def test_no_bytes_make_reading_fail(data, seed):
         assert (span.duration is not None) == (span.state is State.DONE)
         assert span.duration is None or span.duration.ns >= 0
     assert events.MAGIC in whole or not log.events
+
+
+def line(**changed):
+    event = {"bootseer": 2, "ev": "begin", "span": "a", "wall": 1, "node": "n", "job": "j", "stage": "part"} | changed
+    return json.dumps(event).encode() + b"\n"
+
+
+def test_a_chain_of_a_million_parents_costs_seconds():
+    count = 1_000_000
+    form = line(span="%d", parent="%d")
+    began = time.monotonic()
+    log = parse(form % (number, number - 1) for number in range(count))
+    assert (len(log.spans), any(log.spans.detail)) == (count, False)
+    assert time.monotonic() - began < 60  # 20 times what it takes alone
+
+
+@pytest.mark.parametrize("top", [0, 500, 999])
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_lies_in_a_stage_is_known_from_anywhere_in_a_chain(top, order):
+    lines = [
+        line(span=str(number), parent=str(number - 1), stage="env" if number == top else "part")
+        for number in range(1000)
+    ]
+    spans = parse(lines[::order]).spans
+    detail = dict(zip(spans.id, spans.detail, strict=True))
+    assert all(detail[str(number)] == (number > top) for number in range(1000))
+
+
+def test_parents_in_a_circle_end():
+    lines = [line(span=str(number), parent=str((number + 1) % 100)) for number in range(100)]
+    assert not any(parse([*lines, line(span="in", parent="7")]).spans.detail)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        line()[:-2] + b',"more":' + b"[" * 60_000,
+        line(node="n" + "9" * 5000),
+        line(attrs={"nodes": 10**400}),
+        line(attrs={"seconds": 1e300}),
+        line()[:-2] + b',"pid":' + b"9" * 4000 + b"}",
+    ],
+    ids=["deep", "digits", "large", "float", "pid"],
+)
+def test_numbers_and_depths_that_nobody_means_are_foreign(bad):
+    log = parse([bad + b"\n", *one().lines()])
+    assert (log.foreign, log.events) == (1, 4)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_file_of_holes_is_read_no_further_than_its_events(tmp_path, begun):
+    path = tmp_path / "sparse.jsonl"
+    path.write_bytes(b"".join(one().lines()) if begun else b"")
+    os.truncate(path, 2 << 40)
+    (tmp_path / "good.jsonl").write_bytes(b"".join(one().lines()))
+    began = time.monotonic()
+    log = read(tmp_path)
+    assert time.monotonic() - began < 10
+    assert log.events == (8 if begun else 4)
+    (said,) = log.unread
+    assert str(path) in said
+    assert "is an event" in said
+
+
+def test_a_large_file_is_read_to_its_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "MOST", 100_000)
+    path = tmp_path / "e.jsonl"
+    path.write_bytes(b"".join(line(span=str(number)) for number in range(10_000)))
+    log = read(path)
+    assert 0 < log.events <= 100_000 // len(line()) + 1
+    assert "that much of a file is read" in log.unread[0]
+
+
+@pytest.fixture
+def secret(tmp_path):
+    path = tmp_path / "away" / "secret.jsonl"
+    path.parent.mkdir()
+    path.write_bytes(line(job="secret"))
+    return path
+
+
+@pytest.mark.root
+def test_links_of_others_are_not_followed_and_our_own_are(tmp_path, secret):
+    shown = tmp_path / "shown"
+    (shown / "deep").mkdir(parents=True)
+    (shown / "deep/plain.jsonl").write_bytes(b"".join(one().lines()))
+    link = shown / "deep/link.jsonl"
+    link.symlink_to("../../away/secret.jsonl")
+    (shown / "folder").symlink_to(secret.parent)
+    assert {job for job, _, _ in read(shown).identities()} == {"job", "secret"}
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    assert {job for job, _, _ in read(shown).identities()} == {"job"}
+    assert {job for job, _, _ in read(link).identities()} == {"secret"}  # it was named
+
+
+def test_a_link_that_comes_between_a_look_and_the_opening_leads_nowhere(tmp_path, secret):
+    for way in ("file", "folder"):
+        deep = tmp_path / way / "deep"
+        deep.mkdir(parents=True)
+        (deep / "secret.jsonl").write_bytes(b"".join(one().lines()))
+        (found,) = files.find(tmp_path / way, (".jsonl",))
+        if way == "file":
+            (deep / "secret.jsonl").unlink()
+            (deep / "secret.jsonl").symlink_to(secret)
+        else:
+            deep.rename(tmp_path / "gone")
+            deep.symlink_to(secret.parent)
+        with pytest.raises((DataError, OSError)):
+            found.open()
+
+
+def test_folders_without_end_are_looked_through_to_a_depth(tmp_path):
+    here = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("a", dir_fd=here)
+        below = os.open("a", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    (tmp_path / "good.jsonl").write_bytes(b"".join(one().lines()))
+    try:
+        assert read(tmp_path).events == 4
+    finally:
+        subprocess.run(["rm", "-r", tmp_path / "a"], check=True, timeout=60)

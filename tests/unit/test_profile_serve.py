@@ -21,8 +21,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from bootseer.errors import BootseerError
-from bootseer.profile import analysis, compare, events, send, starts
+from bootseer.profile import analysis, compare, events, files, send, starts
 from bootseer.profile import index as index_module
+from bootseer.profile.files import Found
 from bootseer.profile.index import Index, key
 from bootseer.profile.web import app, inbox
 from bootseer.profile.web.access import Access
@@ -41,6 +42,13 @@ def start_up(
         made.span(node, "env", 20, 20 + env)
         made.span(node, "first_step", 20 + env, 30 + env if complete else None)
     return made
+
+
+def looked(paths: list[Path]) -> Index:
+    """An index that has read all there is."""
+    index = Index(paths)
+    index.refresh()
+    return index
 
 
 def refused(*args: str | Path) -> tuple[int, str]:
@@ -190,13 +198,13 @@ def test_the_host_that_a_request_names_opens_no_page(
         Request, "url", property(lambda self: urllib.parse.urlsplit(f"http://{host}{self.scope['path']}"))
     )
     start_up().write(tmp_path / "a.jsonl")
-    index = Index([tmp_path])
+    index = looked([tmp_path])
     assert _status(app.make(index, Access(TOKEN)), "/jobs.json", host) == 401
     assert _status(app.make(index, Access(TOKEN)), "/static/live.js", host) == 200
     assert _status(app.make(index, Access("")), "/jobs.json", host) == (200 if host == "127.0.0.1" else 401)
 
 
-def _status(application: Starlette, path: str, host: str) -> int:
+def _status(application: Starlette, path: str, host: str, query: str = "") -> int:
     sent: list[MutableMapping[str, Any]] = []
 
     async def receive() -> MutableMapping[str, Any]:
@@ -207,7 +215,7 @@ def _status(application: Starlette, path: str, host: str) -> int:
 
     scope = {
         "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": "", "scheme": "http",
-        "query_string": b"", "headers": [(b"host", host.encode()), (b"accept", b"text/html")],
+        "query_string": query.encode(), "headers": [(b"host", host.encode()), (b"accept", b"text/html")],
         "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1",
         "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9), "app": application,
     }  # fmt: skip
@@ -217,7 +225,7 @@ def _status(application: Starlette, path: str, host: str) -> int:
 
 def test_a_page_that_several_ask_for_at_once_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_up().write(tmp_path / "a.jsonl")
-    index = Index([tmp_path])
+    index = looked([tmp_path])
     real, made = analysis.look, []
 
     def slow(*args: Any) -> Any:
@@ -240,7 +248,7 @@ def test_a_table_with_wrong_rows_keeps_no_others_away(tmp_path: Path) -> None:
             f"COPY (SELECT * REPLACE ({change}) FROM read_parquet('{tmp_path}/starts.parquet'))"
             f" TO '{tmp_path}/{name}.parquet' (FORMAT parquet, KV_METADATA {{bootseer_starts: '1'}})"
         )
-    index = Index([tmp_path])
+    index = looked([tmp_path])
     assert {row.job for row in index.state.rows.values()} == {"llama", "late"}
     (problem,) = index.state.problems
     assert f"a row of {tmp_path}/null.parquet is no start-up" in problem
@@ -252,9 +260,9 @@ def test_a_file_that_goes_while_they_are_listed_takes_no_other_along(
 ) -> None:
     start_up("a").write(tmp_path / "a.jsonl")
     start_up("z").write(tmp_path / "z.jsonl")
-    real = starts.files
-    monkeypatch.setattr(starts, "files", lambda path: ([], [path / "b.jsonl", *real(path)[1]]))
-    index = Index([tmp_path])
+    real = files.find
+    monkeypatch.setattr(files, "find", lambda path, endings: [Found(path, "b.jsonl"), *real(path, endings)])
+    index = looked([tmp_path])
     assert {row.job for row in index.state.rows.values()} == {"a", "z"}
     assert not index.state.problems
 
@@ -306,7 +314,7 @@ def test_event_files_are_sent_whole_and_in_parts(tmp_path: Path, monkeypatch: py
         assert sent(file, "--to", url, "--token-file", tmp_path / "token")[0] == 0
         monkeypatch.setattr(send, "PART", 1000)
         assert send.send([file], url, TOKEN) == size
-        (one,) = Index([tmp_path / "in"]).state.rows.values()
+        (one,) = looked([tmp_path / "in"]).state.rows.values()
         assert one.startup_seconds == 60.0
         assert events.read(tmp_path / "in").torn == 0
         assert sent(file, "--to", url + "x", "--token-file", tmp_path / "token")[0] == 78
@@ -382,7 +390,7 @@ def test_bad_calls_end_with_one_line(tmp_path: Path) -> None:
 def test_the_index_reads_only_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start_up("a").write(tmp_path / "a.jsonl")
     start_up("b").write(tmp_path / "b.jsonl")
-    index = Index([tmp_path])
+    index = looked([tmp_path])
     rows = index.state.rows
     analysed: list[str] = []
     real = analysis.look
@@ -409,7 +417,7 @@ def test_the_page_of_a_large_start_up_is_ready_before_anybody_asks(
     large.span("n3", "first_step", 50, 60)
     small.span("n1", "first_step", 0, 5)
     (tmp_path / "a.jsonl").write_bytes(b"".join([*large.lines(), *small.lines()]))
-    index = Index([tmp_path])
+    index = looked([tmp_path])
 
     def never(*_: object) -> object:
         raise BootseerError("asked for the analysis")
@@ -428,7 +436,7 @@ def test_what_cannot_be_read_stays_told_and_changes_nothing_else(tmp_path: Path)
     (tmp_path / "bad.parquet").write_text("no parquet")
     (tmp_path / "begun.jsonl").touch()
     start_up().write(tmp_path / "good.jsonl")
-    index = Index([tmp_path, tmp_path / "away"])
+    index = looked([tmp_path, tmp_path / "away"])
     first = index.state
     assert len(first.problems) == 3
     index.refresh()
@@ -453,7 +461,7 @@ def test_a_start_up_that_cannot_be_analysed_keeps_no_other_away(
         return real(log, identity)
 
     monkeypatch.setattr(analysis, "look", some)
-    index = Index([tmp_path])
+    index = looked([tmp_path])
     assert [row.job for row in index.state.rows.values()] == ["b"]
     assert index.state.problems == ("job a, attempt 7, cycle 0: it does not add up",)
 
@@ -462,7 +470,7 @@ def test_a_start_up_in_several_files_is_one(tmp_path: Path) -> None:
     made = start_up()
     lines = made.lines()
     (tmp_path / "n1.jsonl").write_bytes(b"".join(line for line in lines if b'"n1"' in line))
-    index = Index([tmp_path])
+    index = looked([tmp_path])
     (row,) = index.state.rows.values()
     assert row.nodes == 1
     (tmp_path / "n2.jsonl").write_bytes(b"".join(line for line in lines if b'"n2"' in line))
@@ -479,7 +487,7 @@ def test_rows_of_parquet_files_are_shown_and_the_fuller_row_counts(tmp_path: Pat
     whole = start_up().write(tmp_path / "whole.jsonl")
     starts.compact([whole], tmp_path / "starts.parquet")
     start_up(complete=False).write(tmp_path / "whole.jsonl")
-    index = Index([tmp_path])
+    index = looked([tmp_path])
     (row,) = index.state.rows.values()
     assert row.startup_seconds == 60.0
     whole.unlink()
@@ -499,3 +507,88 @@ def test_compared_rows_add_up(tmp_path: Path) -> None:
     assert found["queue"].change is None
     parts = [row.after for row in found.values() if row.name not in ("start-up", "queue")]
     assert sum(part or 0 for part in parts) == pytest.approx(after.startup_seconds)
+
+
+def test_the_pages_are_there_before_the_events_are_read(tmp_path: Path) -> None:
+    """And programs are told to wait, as what is known so far is not all there is."""
+    start_up().write(tmp_path / "a.jsonl")
+    index = Index([tmp_path])
+    pages = app.make(index, Access(""))
+    for path, status in (("/", 200), ("/fleet", 200), ("/jobs.json", 503), ("/fleet.csv", 503), ("/metrics", 503)):
+        assert _status(pages, path, "localhost") == status
+    assert _status(pages, f"/job/{key(('llama', '7', 0))}", "localhost") == 503
+    index.refresh()
+    for path in ("/", "/fleet", "/jobs.json", "/fleet.csv", "/metrics", f"/job/{key(('llama', '7', 0))}"):
+        assert _status(pages, path, "localhost") == 200
+
+
+def test_files_are_shown_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        start_up(name).write(tmp_path / f"{name}.jsonl")
+    monkeypatch.setattr(index_module, "_PART", 1)
+    index, seen = Index([tmp_path]), list[tuple[int, bool]]()
+    real = events.read
+
+    def noted(paths: Any) -> events.EventLog:
+        seen.append((len(index.state.rows), index.state.whole))
+        return real(paths)
+
+    monkeypatch.setattr(events, "read", noted)
+    index.refresh()
+    assert seen == [(0, False), (1, False), (2, False)]
+    assert (len(index.state.rows), index.state.whole) == (3, True)
+
+
+def test_a_file_that_names_every_start_up_has_not_all_of_them_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"job-{number}" for number in range(8)]
+    for name in names:
+        start_up(name).write(tmp_path / f"{name}.jsonl")
+    lines = [json.dumps(one.events[0] | {"span": one.job}).encode() + b"\n" for one in map(start_up, names)]
+    index = looked([tmp_path])
+    (tmp_path / "zz.jsonl").write_bytes(b"".join(lines))
+    monkeypatch.setattr(index_module, "_PART", 3 * (tmp_path / "job-1.jsonl").stat().st_size)
+    real, sizes = events.read, []
+
+    def noted(paths: Any) -> events.EventLog:
+        sizes.append(len(paths))
+        return real(paths)
+
+    monkeypatch.setattr(events, "read", noted)
+    index.refresh()
+    assert max(sizes) <= 4
+    assert {row.job: row.startup_seconds for row in index.state.rows.values()} == dict.fromkeys(names, 60.0)
+
+
+def test_what_a_neighbour_puts_there_keeps_no_page_from_coming(tmp_path: Path) -> None:
+    start_up().write(tmp_path / "good.jsonl")
+    (tmp_path / "digits.jsonl").write_bytes(
+        json.dumps({**start_up().events[0], "node": "n" + "9" * 4000, "attrs": {"nodes": 10**300}}).encode()
+    )
+    (tmp_path / "deep.jsonl").write_bytes(b'{"bootseer":2,"x":' + b"[" * 60_000 + b"\n")
+    for name in ("holes.jsonl", "holes.parquet"):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 2 << 40)
+        os.mkfifo(tmp_path / f"pipe-{name}")
+    with serving(tmp_path) as server:
+        assert [row["job"] for row in json.loads(server.page("/jobs.json"))] == ["llama"]
+        text = server.page("/")
+        assert "holes.jsonl" in text
+        assert "holes.parquet has more than" in text
+
+
+@pytest.mark.parametrize(
+    "number", ["9" * 400 + "d", "9" * 400, "1e400d", "nan", "-1d", "inf", "0" * 400 + "d", "9" * 15 + "w"]
+)
+def test_numbers_in_an_address_are_bounded(number: str, tmp_path: Path) -> None:
+    start_up().write(tmp_path / "a.jsonl")
+    pages = app.make(looked([tmp_path]), Access(""))
+    for form in ("", ".json", ".csv"):
+        assert _status(pages, f"/fleet{form}", "localhost", f"since={number}") in (200, 400)
+    for query in (f"page={number}", f"page={number.rstrip('dw')}"):
+        assert _status(pages, "/", "localhost", query) == 200
+    for path in ("/live", "/compare", "/job/", "/jobs.json", "/metrics", "/login"):
+        query = f"mark={number}&keys={number},{number}&one={number}&other={number}&q={number}&team={number}"
+        if path != "/live":
+            assert _status(pages, path + (number if path.endswith("/") else ""), "localhost", query) < 500

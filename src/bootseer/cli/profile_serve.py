@@ -74,7 +74,7 @@ def serve(
         listener = socket.create_server((host, port), family=family)
     with listener:
         name = f"[{host}]" if ":" in host else host
-        typer.echo(f"{len(index.state.rows)} start-ups at http://{name}:{listener.getsockname()[1]}/", err=True)
+        typer.echo(f"start-ups at http://{name}:{listener.getsockname()[1]}/", err=True)
         uvicorn.Server(config).run(sockets=[listener])
 
 

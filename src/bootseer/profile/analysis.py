@@ -22,6 +22,8 @@ from bootseer.profile.timeline import Timeline, Track
 STRAGGLER_RATIO = 1.5
 STRAGGLER_SECONDS = 5.0
 STRAGGLER_NODES = 4
+_NAMED = 50
+"""Times as many nodes as were seen, or as this, may be missing by name: a line of events must not cost a large list."""
 _WORST_FIRST = ("OPEN", "LOST", "SKEWED", "DONE")
 
 _HOUR = 3600e9
@@ -95,7 +97,7 @@ def look(
         raise BootseerError(f"the stages' shares do not add up to the start-up time: {shares}, {line.length}")
     sums = {node: _sum_up(line, parts, node) for node in line.nodes}
     nodes_found = [_node(line, node, sums[node]) for node in line.nodes]
-    names = names or _listed(spans)
+    names = names or _listed(spans, _NAMED * max(len(line.nodes), _NAMED))
     expected = nodes or line.nodes_expected or len(names) or None
     elapsed = line.length / 1e9
     report = JobReport(
@@ -261,11 +263,12 @@ def _shares(line: Timeline, parts: Mapping[Track, Parts]) -> dict[str, int]:
     return shares
 
 
-def _listed(spans: Spans) -> list[str]:
-    """The nodes that the longest attribute ``nodelist`` names; none where it cannot be read, as when it was cut."""
+def _listed(spans: Spans, most: int) -> list[str]:
+    """The nodes that the longest attribute ``nodelist`` names; none where it cannot be read, as when it was cut, or
+    where they are more than ``most``."""
     given = (text for attrs in spans.attrs if attrs and isinstance(text := attrs.get("nodelist"), str))
     try:
-        return hostlist.expand(max(given, key=len, default=""))
+        return hostlist.expand(max(given, key=len, default=""), most)
     except ConfigError:
         return []
 

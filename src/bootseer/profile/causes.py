@@ -15,6 +15,8 @@ from bootseer.profile.report import Cause, JobReport, NodeReport
 from bootseer.units import size_text
 
 _SMALL = 0.01
+_NODES = 100
+"""Of a stage: its slowest nodes, as each is compared with all nodes."""
 _REASON = 200
 """Characters of it are shown."""
 _WAITED_FOR = {
@@ -30,7 +32,7 @@ def find(report: JobReport) -> list[Cause]:
     """What held each straggler back; a cause without a stage is of the whole start-up."""
     found = [Cause("", "", line) for line in (*_hot_blocks(report), *_checkpoint(report))]
     for stage in report.stages:
-        for node in stage.stragglers:
+        for node in stage.stragglers[:_NODES]:
             slow = next(one for one in report.nodes if one.node == node)
             excess = (slow.stages[stage.stage].own or 0.0) - (stage.median or 0.0)
             lines = [_another_way(report, slow, stage.stage), _image_late(report, slow, excess)]

@@ -6,8 +6,8 @@ Reading never fails on a bad line: it drops and counts it. Memory: spans only, a
 from __future__ import annotations
 
 import enum
+import logging
 import os
-import stat
 import sys
 from array import array
 from collections.abc import Iterable, Iterator
@@ -16,12 +16,20 @@ from typing import Annotated, Any, Self
 
 import msgspec
 
-from bootseer.errors import DataError, NotFoundError, doing
+from bootseer.errors import DataError, doing
+from bootseer.profile import files
+from bootseer.profile.files import Found
 from bootseer.wiretypes import known
+
+_log = logging.getLogger(__name__)
 
 VERSION = 2
 MAGIC = b'{"bootseer":'
 LINE_LIMIT = 64 * 1024
+MOST = 1 << 30
+"""Bytes of one file that are read."""
+_STRANGE = 4 << 20
+"""Bytes without one event after which a file is read no further: holes cost their maker nothing."""
 TOP_STAGES = ("queue", "alloc", "image", "env", "init")
 INIT_STAGES = (
     "import",
@@ -41,6 +49,17 @@ Identity = tuple[str, str, int]
 AttrValue = str | int | float | bool | None
 _Nanoseconds = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+LONGEST_NAME = 4200
+"""Characters. Whole lines of emitters have fewer than 4096; Python makes no number of more than 4300 digits."""
+_Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+_Value = (
+    str
+    | Annotated[int, msgspec.Meta(gt=-(1 << 62), lt=1 << 62)]
+    | Annotated[float, msgspec.Meta(gt=-1e100, lt=1e100)]
+    | bool
+    | None
+)
+"""What sums of them can be made of."""
 
 
 class State(enum.Enum):
@@ -57,23 +76,23 @@ class Event(msgspec.Struct, gc=False):
 
     version: int = msgspec.field(name="bootseer")
     ev: str
-    span: str
+    span: _Name
     wall: _Nanoseconds
-    node: str
-    job: str
-    attempt: str = "0"
+    node: _Name
+    job: _Name
+    attempt: _Name = "0"
     cycle: _Count = 0
     gpus: _Count = 0
-    parent: str = ""
-    stage: str = ""
+    parent: _Name = ""
+    stage: _Name = ""
     rank: _Count | None = None
     mono: _Nanoseconds | None = None
-    boot: str = ""
+    boot: _Name = ""
     res: _Count = 0
-    pid: int = 0
+    pid: _Count = 0
     lost: _Count = 0
     cut: _Count = 0
-    attrs: dict[str, AttrValue] | None = None
+    attrs: dict[str, _Value] | None = None
 
 
 class Stamp(msgspec.Struct, frozen=True, gc=False):
@@ -195,6 +214,8 @@ class EventLog(msgspec.Struct):
     """Events the emitters could not write."""
     cut: int = 0
     """Attributes the emitters left out."""
+    unread: list[str] = []
+    """Of each file that was not read to its end, which one it is, and why."""
 
     def identities(self) -> list[Identity]:
         """Every (job, attempt, cycle) in here, in the order in which they began."""
@@ -220,19 +241,22 @@ def identity_text(job: str, attempt: str, cycle: int) -> str:
     return f"job {job or '(no name)'}, attempt {attempt}, cycle {cycle}"
 
 
-def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> EventLog:
+def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Found]) -> EventLog:
     """Read event files, and every ``*.jsonl`` below folders.
 
     Raises `NotFoundError` for a path that does not exist, `DataError` when there is not one event in all of them.
     """
-    given = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
-    joiner = _Joiner()
-    for file in dict.fromkeys(path.resolve() for path in _files(given)):
-        with doing(f"read events from {file}"):
-            joiner.add_file(file)
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    joiner, seen = _Joiner(), set[tuple[int, int]]()
+    for path in given:
+        for file in (
+            [path] if isinstance(path, Found) else files.find(Path(path), (".jsonl",), "events file or job folder")
+        ):
+            with doing(f"read events from {file}"):
+                joiner.add_file(file, seen)
     log = joiner.finish()
     if not log.events:
-        where = ", ".join(str(path) for path in given) or "no file"
+        where = ", ".join(map(str, given)) or "no file"
         raise DataError(
             f"no events in {where}" + (f" ({log.foreign} other lines)" if log.foreign else ""),
             hint="set BOOTSEER_EVENTS to a file ending in .jsonl for the start you want to profile",
@@ -246,16 +270,6 @@ def parse(lines: Iterable[bytes]) -> EventLog:
     for line in lines:
         joiner.add_line(line)
     return joiner.finish()
-
-
-def _files(given: Iterable[Path]) -> Iterator[Path]:
-    for path in given:
-        if path.is_dir():
-            yield from sorted(file for file in path.rglob("*.jsonl") if file.is_file())
-        elif path.exists():
-            yield path
-        else:
-            raise NotFoundError(f"no events file or job folder {path}")
 
 
 _NONE: dict[str, AttrValue] = {}
@@ -281,18 +295,32 @@ class _Joiner:
             *((stamps.clock, _NO_CLOCK) for stamps in (spans.begin, spans.end)),
         ]  # fmt: skip
 
-    def add_file(self, path: Path) -> None:
-        # somebody may put a pipe in the place of a file: opening it must not wait for a writer
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise DataError(f"{path} is no file of events: it is a pipe or a device")
+    def add_file(self, path: Found, seen: set[tuple[int, int]]) -> None:
+        """``seen``: the files that were read already, which it joins."""
+        with open(path.open(), "rb") as file:
+            found = os.fstat(file.fileno())
+            if (found.st_dev, found.st_ino) in seen:
+                return
+            seen.add((found.st_dev, found.st_ino))
+            at = last = 0  # and where the last event ended
             while line := file.readline(LINE_LIMIT):
+                at += len(line)
+                before = self.log.events
                 if not line.endswith(b"\n") and len(line) == LINE_LIMIT:
                     self.log.foreign += 1
-                    while line and not line.endswith(b"\n"):
+                    while line and not line.endswith(b"\n") and at - last <= _STRANGE:
                         line = file.readline(LINE_LIMIT)
+                        at += len(line)
                 else:
                     self.add_line(line)
+                if self.log.events > before:
+                    last = at
+                if at - last > _STRANGE or at >= MOST:
+                    if at < found.st_size:
+                        why = "nothing before it is an event" if at < MOST else "that much of a file is read"
+                        self.log.unread.append(f"{path}: not read from byte {at} on: {why}")
+                        _log.warning("%s", self.log.unread[-1])
+                    return
 
     def add_line(self, line: bytes) -> None:
         text = line.strip()
@@ -314,10 +342,10 @@ class _Joiner:
             return None
         try:
             event = self._decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             try:  # a shell may have passed on bytes that are no UTF-8
                 event = self._decoder.decode(text.decode("utf-8", "replace"))
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 return None
         if (
             event.version < VERSION
@@ -432,21 +460,25 @@ class _Joiner:
                     spans.state[row] = State.LOST
 
     def _find_details(self) -> None:
-        spans = self.log.spans
+        """Whether a stage of the same start-up is somewhere above each span with a name of its own: asked once of each
+        row, however long the chain above it is."""
+        spans, inside = self.log.spans, bytearray(len(self._rows))  # 0: not known yet, 1: not inside, 2: inside
         for row, (stage, parent) in enumerate(zip(spans.stage, spans.parent, strict=True)):
-            spans.detail.append(bool(parent) and stage not in _TOP_RANK and self._lies_inside(row))
-
-    def _lies_inside(self, row: int) -> bool:
-        """Whether a stage of the same start-up is somewhere above the span."""
-        spans, seen, identity = self.log.spans, set[int](), self.log.spans.lane[row].identity
-        while (above := self._rows.get(spans.parent[row])) is not None and above not in seen:
-            if spans.lane[above].identity != identity:
-                return False
-            if spans.stage[above] in _TOP_RANK:
-                return True
-            seen.add(above)
-            row = above
-        return False
+            if parent and stage not in _TOP_RANK:
+                chain, here = list[int](), row
+                while not inside[here]:
+                    inside[here] = 1  # where the chain ends, and where it leads back to itself
+                    chain.append(here)
+                    above = self._rows.get(spans.parent[here])
+                    if above is None or spans.lane[above].identity != spans.lane[here].identity:
+                        break
+                    if spans.stage[above] in _TOP_RANK:
+                        inside[here] = 2
+                        break
+                    here = above
+                for one in chain:
+                    inside[one] = inside[here]
+            spans.detail.append(inside[row] == 2)
 
 
 _TOP_RANK = {name: index for index, name in enumerate(TOP_STAGES)} | dict.fromkeys(INIT_STAGES, len(TOP_STAGES) - 1)

@@ -107,7 +107,7 @@ def of(
     """The same of the table ``starts`` of ``connection``, which keeps its rows."""
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE chosen AS SELECT * FROM starts WHERE began_us >= ? AND (? IS NULL OR team = ?)",
-        [since_us, team, team],
+        [max(since_us, 0), team, team],  # an age may be longer than the database counts
     )
     most = limit or 1 << 62
 

@@ -14,8 +14,9 @@ _PART = re.compile(r"\[([0-9,-]+)\]|([^\[]+)")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
-def expand(text: str) -> list[str]:
-    """The nodes of a list, each once, in its order. Raises `ConfigError` for what is no list of nodes."""
+def expand(text: str, most: int = _MOST) -> list[str]:
+    """The nodes of a list, each once, in its order. Raises `ConfigError` for what is no list of nodes, or has more than
+    ``most``, which costs no more than a list of so many."""
     names: dict[str, None] = {}
     at = 0
     while at < len(text):
@@ -25,10 +26,10 @@ def expand(text: str) -> list[str]:
         parts: list[list[str]] = []
         count = 1
         for ranges, plain in _PART.findall(found[0]):
-            parts.append(_numbers(text, ranges) if ranges else [plain])
+            parts.append(_numbers(text, ranges, most) if ranges else [plain])
             count *= len(parts[-1])
-            if count + len(names) > _MOST:
-                raise ConfigError(f"the list of nodes {text[:60]!r} has more than {_MOST:,} nodes")
+            if count + len(names) > most:
+                raise _too_long(text, most)
         names |= dict.fromkeys("".join(name) for name in itertools.product(*parts))
         at = found.end() + 1
     if text.endswith(","):
@@ -36,18 +37,24 @@ def expand(text: str) -> list[str]:
     return list(names)
 
 
-def _numbers(text: str, ranges: str) -> list[str]:
+def _numbers(text: str, ranges: str, most: int) -> list[str]:
     numbers: list[str] = []
     for part in ranges.split(","):
         found = _RANGE.fullmatch(part)
         if found is None:
             raise _mistake(text)
         first, last = found[1], found[2] or found[1]
-        if not 0 <= int(last) - int(first) < _MOST or len(numbers) > _MOST:
+        if int(last) < int(first):
             raise _mistake(text)
+        if int(last) - int(first) + len(numbers) >= most:
+            raise _too_long(text, most)
         numbers += (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
     return numbers
 
 
 def _mistake(text: str) -> ConfigError:
     return ConfigError(f"{text[:60]!r} is no list of nodes", hint="write them like n[01-04,7],m3")
+
+
+def _too_long(text: str, most: int) -> ConfigError:
+    return ConfigError(f"the list of nodes {text[:60]!r} has more than {most:,} nodes")

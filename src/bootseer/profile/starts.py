@@ -7,6 +7,7 @@ Format 1, the columns of `Start`; the file's metadata have the key ``bootseer_st
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError, doing
+from bootseer.errors import BootseerError, DataError, UnsupportedError, doing
+from bootseer.kernel import beneath
 from bootseer.profile import analysis, events
+from bootseer.profile import files as there
+from bootseer.profile.files import Found
 from bootseer.wiretypes import known
 
 if TYPE_CHECKING:
@@ -26,6 +30,11 @@ if TYPE_CHECKING:
 VERSION = "1"
 _KEY = "bootseer_starts"
 _MEMORY = "500MB"
+_BYTES, _ROWS = 1 << 30, 1_000_000
+"""Most of one Parquet file; a file of a few kB can say that it has billions of rows."""
+_LARGEST = 1e15
+"""Seconds, hours and counts of one row, whatever the sign."""
+_LIMITS = {"began_us": 1 << 62}
 
 
 class StageRow(msgspec.Struct, frozen=True):
@@ -137,14 +146,14 @@ def compact(paths: Sequence[Path], output: Path) -> int:
     return _count(connection)
 
 
-def load(paths: Sequence[Path]) -> DuckDBPyConnection:
+def load(paths: Sequence[Path | Found]) -> DuckDBPyConnection:
     """A database with the table ``starts``: of Parquet files, event files and folders of both; each start-up once.
 
     Of two rows of one start-up the complete one counts, then the one that saw more. Raises `NotFoundError` for a path
     that does not exist, `DataError` for a file that is neither and when there is no start-up at all.
     """
     made: list[Start] = []
-    written: list[Path] = []
+    written: list[Found] = []
     for path in paths:
         found = files(path)
         written += found[0]
@@ -176,13 +185,13 @@ def table(made: Sequence[Start]) -> DuckDBPyConnection:
     return connection
 
 
-def rows(paths: Sequence[Path]) -> list[Start]:
+def rows(paths: Sequence[Path | Found]) -> list[Start]:
     """Every start-up in what `load` reads, the oldest first. Raises what it does, and `DataError` for a row that is no
     start-up."""
     found = load(paths).execute(f"SELECT {', '.join(_COLUMNS)} FROM starts ORDER BY began_us").fetchall()
     try:
-        return [msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), known(Start)) for row in found]
-    except msgspec.ValidationError as exc:
+        return [_sane(msgspec.convert(dict(zip(_COLUMNS, row, strict=True)), known(Start))) for row in found]
+    except (msgspec.ValidationError, ValueError) as exc:
         where = ", ".join(map(str, paths))
         raise DataError(
             f"a row of {where} is no start-up: {exc}", hint="write the file again from the events"
@@ -199,16 +208,23 @@ def _count(connection: DuckDBPyConnection) -> int:
     return int(row[0]) if row else 0
 
 
-def files(path: Path) -> tuple[list[Path], list[Path]]:
+def files(path: Path | Found) -> tuple[list[Found], list[Found]]:
     """Parquet files and event files that a path names. Raises `NotFoundError` when it does not exist."""
-    if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.suffix in (".parquet", ".jsonl") and file.is_file())
-    elif path.exists():
-        found = [path]
-    else:
-        raise NotFoundError(f"no file or folder {path}")
-    parquet = [file for file in found if file.suffix == ".parquet"]
-    return parquet, [file for file in found if file.suffix != ".parquet"]
+    found = [path] if isinstance(path, Found) else list(there.find(path, (".parquet", ".jsonl")))
+    parquet = [file for file in found if file.ending == ".parquet"]
+    return parquet, [file for file in found if file.ending != ".parquet"]
+
+
+def _sane(row: Start) -> Start:
+    """The row, if its numbers can be added up and shown. Raises `ValueError`."""
+    for one in (row, *row.stages):
+        for name in one.__struct_fields__:
+            value = getattr(one, name)
+            if isinstance(value, int | float) and not abs(value) <= _LIMITS.get(name, _LARGEST):  # NaN
+                raise ValueError(f"{name} is {value}")
+            if isinstance(value, str) and len(value) > events.LONGEST_NAME:
+                raise ValueError(f"{name} has {len(value)} characters")
+    return row
 
 
 def _take_lines(connection: DuckDBPyConnection, name: str) -> None:
@@ -220,18 +236,28 @@ def _take_lines(connection: DuckDBPyConnection, name: str) -> None:
     )
 
 
-def _take_parquet(connection: DuckDBPyConnection, file: Path) -> None:
-    with _said(f"cannot read {file}", DataError):
-        told = connection.execute(
-            "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?", [_literal(file), _KEY]
-        ).fetchall()
-        if told != [(VERSION,)]:
-            what = f"of version {told[0][0]!r}, this is {VERSION}" if told else "not of `bootseer profile export`"
-            raise DataError(f"{file} is {what}", hint="write it again from the events")
-        connection.execute(
-            f"INSERT INTO starts SELECT {', '.join(_COLUMNS)} FROM read_parquet({_quoted(_literal(file))},"
-            " hive_partitioning=false)"
-        )
+def _take_parquet(connection: DuckDBPyConnection, file: Found) -> None:
+    with doing(f"read {file}"):
+        fd = file.open()
+    try:
+        if os.fstat(fd).st_size > _BYTES:
+            raise DataError(f"{file} has more than {_BYTES} bytes", hint="write the start-ups into several files")
+        name = beneath.shown(fd)
+        with _said(f"cannot read {file}", DataError):
+            told = connection.execute(
+                "SELECT decode(value) FROM parquet_kv_metadata(?) WHERE decode(key) = ?", [name, _KEY]
+            ).fetchall()
+            if told != [(VERSION,)]:
+                what = f"of version {told[0][0]!r}, this is {VERSION}" if told else "not of `bootseer profile export`"
+                raise DataError(f"{file} is {what}", hint="write it again from the events")
+            more = connection.execute(
+                f"INSERT INTO starts SELECT {', '.join(_COLUMNS)} FROM read_parquet({_quoted(name)},"
+                f" hive_partitioning=false) LIMIT {_ROWS + 1}"
+            ).fetchone()
+        if more is not None and more[0] > _ROWS:
+            raise DataError(f"{file} has more than {_ROWS} rows", hint="write the start-ups into several files")
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -243,11 +269,6 @@ def _said(what: str, kind: type[BootseerError] = BootseerError) -> Iterator[None
         yield
     except duckdb.Error as exc:
         raise kind(f"{what}: {str(exc).splitlines()[0]}") from None
-
-
-def _literal(file: Path) -> str:
-    """A name in which DuckDB sees no pattern."""
-    return "".join(f"[{char}]" if char in "*?[" else char for char in str(file))
 
 
 def _quoted(text: str) -> str:

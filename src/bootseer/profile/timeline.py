@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
 
+from bootseer.errors import DataError
 from bootseer.profile import intervals
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import INIT_STAGES, TOP_STAGES, WAIT, Spans, State
@@ -26,6 +27,7 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     end: int | None
 
 
+_MOST_STAGES, _MOST_PLACED, _MOST_NODES = 256, 5_000_000, 1 << 24
 ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
 
 
@@ -49,6 +51,7 @@ class Timeline:
                 told[lane.node].append(self._place(row))
             elif stage and not detail:
                 by_node[lane.node].append(self._place(row))
+        _check(rows, by_node, told)
         self.nodes = sorted(by_node, key=_natural)
         self.tracks: dict[str, list[Track]] = {}
         """node -> its tracks."""
@@ -181,8 +184,26 @@ def _innermost(parts: list[tuple[int, int, str]]) -> dict[str, Intervals]:
 
 def _expected(rows: Spans, name: str) -> int | None:
     """The largest number that an attribute of this name gives."""
-    numbers = (n for attrs in rows.attrs if attrs and isinstance(n := attrs.get(name), int) and n > 0 and n is not True)
-    return max(numbers, default=None)
+    numbers = (n for attrs in rows.attrs if attrs and isinstance(n := attrs.get(name), int) and n is not True)
+    return max((n for n in numbers if 0 < n < _MOST_NODES), default=None)
+
+
+def _check(rows: Spans, by_node: Mapping[str, Sequence[Placed]], told: Mapping[str, Sequence[Placed]]) -> None:
+    """What is done once for a node is on all its tracks, and each stage is looked at on each track: what a few lines
+    multiply is bounded. Raises `DataError`."""
+    stages, placed = set[str](), 0
+    for node, spans in by_node.items():
+        ranks, shared = set[int | None](), 0
+        for one in spans:
+            lane = rows.lane[one.row]
+            stages.add(rows.stage[one.row])
+            ranks.add(lane.rank)
+            shared += lane.rank is None
+        tracks = len(ranks - {None}) or 1
+        placed += (len(spans) - shared + tracks * shared) * (1 + len(told.get(node, ())))
+    if len(stages) > _MOST_STAGES or placed > _MOST_PLACED:
+        what = f"{len(stages)} stages" if len(stages) > _MOST_STAGES else "too many spans and ranks on one node"
+        raise DataError(f"it is no start-up: its events have {what}")
 
 
 def _place(stage: str) -> tuple[int, str]:

@@ -27,10 +27,10 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from bootseer.errors import BootseerError, ConfigError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError
 from bootseer.profile import chart, compare, fleet, page, prometheus
 from bootseer.profile.events import identity_text
-from bootseer.profile.index import Index, key
+from bootseer.profile.index import Index, State, key
 from bootseer.profile.starts import Start
 from bootseer.profile.web import inbox
 from bootseer.profile.web.access import Access
@@ -105,6 +105,7 @@ class _Pages:
         state, query = self._index.state, request.query_params.get("q", "")
         found = [row for row in state.rows.values() if query in row.job or query in row.team]
         form = request.path_params.get("form")
+        _only_whole(form, state)
         if form == "json":
             return _json(found)
         if form == "csv":
@@ -114,7 +115,7 @@ class _Pages:
         shown = found[(number - 1) * _ROWS : number * _ROWS]
         return self._page(
             "jobs.html", request, title="Start-ups", rows=shown, query=query, count=len(found), page=number,
-            pages=-(-len(found) // _ROWS), problems=state.problems, mark=state.version,
+            pages=-(-len(found) // _ROWS), problems=state.problems, whole=state.whole, mark=state.version,
         )  # fmt: skip
 
     def job(self, request: Request) -> Response:
@@ -154,12 +155,13 @@ class _Pages:
     def fleet(self, request: Request) -> Response:
         """``period``: day, week or month; ``since``: an age such as 30d; ``team``."""
         query, state = request.query_params, self._index.state
+        form = request.path_params.get("form")
+        _only_whole(form, state)
         period = query.get("period", "week")
         if period not in ("day", "week", "month"):
             raise ConfigError(f"period {one_line(period)!r} is not known", hint="use day, week or month")
         since = int((time.time() - parse_age(query["since"])) * 1e6) if query.get("since") else 0
         report = fleet.of(self._index.table(), period=period, since_us=since, team=query.get("team") or None)  # type: ignore[arg-type]
-        form = request.path_params.get("form")
         if form == "json":
             return _json(report)
         if form == "csv":
@@ -168,12 +170,14 @@ class _Pages:
         _only_html(form)
         return self._page(
             "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems,
-            bars=Markup(chart.bars(report.periods)), mark=state.version,  # `chart` escapes
+            bars=Markup(chart.bars(report.periods)), whole=state.whole, mark=state.version,  # `chart` escapes
         )  # fmt: skip
 
     def metrics(self, _: Request) -> Response:
         """For a Prometheus that asks here."""
-        text = prometheus.text(self._index.state.rows.values())
+        state = self._index.state
+        _only_whole("text", state)
+        text = prometheus.text(state.rows.values())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def live(self, request: Request) -> Response:
@@ -212,8 +216,11 @@ class _Pages:
 
     async def failed(self, request: Request, exc: Exception) -> Response:
         assert isinstance(exc, BootseerError)
-        status = 404 if isinstance(exc, NotFoundError) else 400 if isinstance(exc, ConfigError) else 500
-        return self._page("message.html", request, status, title=str(exc), hint=exc.hint or "")
+        status = next((status for kind, status in _STATUS.items() if isinstance(exc, kind)), 500)
+        answer = self._page("message.html", request, status, title=str(exc), hint=exc.hint or "")
+        if status == 503:
+            answer.headers["Retry-After"] = "2"
+        return answer
 
     async def unknown(self, request: Request, exc: Exception) -> Response:
         return self._page("message.html", request, 404, title="There is no such page", hint="")
@@ -225,6 +232,7 @@ class _Pages:
         return Response(text, status, media_type="text/html; charset=utf-8")
 
 
+_STATUS: dict[type[BootseerError], int] = {NotFoundError: 404, ConfigError: 400, UnavailableError: 503}
 _FLAT = tuple(name for name in Start.__struct_fields__ if name != "stages")
 
 
@@ -270,6 +278,12 @@ def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Response:
 def _only_html(form: str | None) -> None:
     if form is not None:
         raise NotFoundError("there is no page in this form", hint="use .json or .csv")
+
+
+def _only_whole(form: str | None, state: State) -> None:
+    """Pages show what is known so far; a program is told to wait, as it would take that for all there is."""
+    if form is not None and not state.whole:
+        raise UnavailableError("the events are still being read", hint="ask again in some seconds")
 
 
 def _whole(request: Request, name: str, otherwise: int) -> int:
