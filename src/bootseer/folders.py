@@ -24,6 +24,7 @@ from bootseer.kernel.removal import discard_tree
 log = logging.getLogger(__name__)
 
 _LOCK = "lock"
+_MOST_LINKS = 40
 
 
 def private_folder(path: Path, *, sub: str = "") -> Path:
@@ -60,6 +61,44 @@ def trusted(path: Path) -> Path:
         with doing(f"use the folder {path}"):
             _check(path)
     return path
+
+
+def settled(path: Path) -> Path:
+    """``path`` without links, for root to use by name: nobody else can lead it elsewhere. What is missing of it stays
+    as it is written.
+
+    Raises `ConfigError` when somebody else could put another file, folder or link in its place, or in that of a folder
+    or a link on the way, as far as owners and modes of the folders say.
+    """
+    todo, real, links = list(reversed(path.absolute().parts[1:])), Path("/"), 0
+    while todo:
+        part, found = todo.pop(), os.stat(real)
+        if part == "..":
+            real = real.parent
+            continue
+        below = real / part
+        try:
+            entry = os.lstat(below)
+        except FileNotFoundError:
+            entry = None
+        kept = found.st_mode & stat.S_ISVTX and (entry is None or _believed(entry.st_uid))
+        if not _believed(found.st_uid) or (_others_write(found) and not kept):
+            raise ConfigError(
+                f"others can replace {below}, because they can write to {real}", hint="choose a folder of root's"
+            )
+        if entry is None:
+            return below.joinpath(*reversed(todo))
+        if not stat.S_ISLNK(entry.st_mode):
+            real = below
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise ConfigError(f"too many links in {path}")
+        text = Path(os.readlink(below))
+        if text.is_absolute():
+            real = Path("/")
+        todo += reversed(text.parts[1:] if text.is_absolute() else text.parts)
+    return real
 
 
 def _real(path: Path) -> Path:

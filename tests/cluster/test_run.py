@@ -475,3 +475,28 @@ def test_interrupted_leaves_nothing(node: Place, number: signal.Signals) -> None
     assert process.returncode == 99, stderr  # the signal reached the command, its code reached us
     assert "Traceback" not in stderr
     assert clean(node)
+
+
+def test_a_users_link_at_the_place_of_the_environment_covers_nothing_of_the_host(node: Place) -> None:
+    """Root's job fills a folder of a user's, who puts a link to /etc there before the next start."""
+    alice, etc = node.here / "alice", node.here / "etc"
+    alice.mkdir()
+    os.chown(alice, 65534, 65534)
+    node.here.chmod(0o755)
+    etc.mkdir()
+    (etc / "passwd").write_text("root")
+    argv = node.argv(AFTER="0")
+    job = Path(argv[4])
+    text = job.read_text().replace('targets = ["/env"]', 'targets = ["/env", "/alice/env"]')
+    job.write_text(f'{text}[[mounts]]\nsource = "{alice}"\ntarget = "/alice"\n')
+    for step, why in (("a folder", "others can replace"), ("a link", "is a link or no folder")):
+        if step == "a folder":
+            (alice / "env").mkdir()
+        else:
+            (alice / "env").rmdir()
+            (alice / "env").symlink_to(etc)
+        done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert why in done.stderr
+        assert node.summary()["env"]["how"] == "ran"
+        assert (os.listdir(etc), etc.stat().st_uid) == (["passwd"], 0)

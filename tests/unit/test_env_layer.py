@@ -16,6 +16,7 @@ from bootseer.env import scan
 from bootseer.env import unpack as unpacking
 from bootseer.env.layer import check_unchanged, read_layer, stage_layer
 from bootseer.env.pyc import compile_missing, missing
+from bootseer.env.spec import Target
 from bootseer.env.unpack import Undo, place_entries, verify_stage
 from bootseer.errors import DataError, UnsupportedError
 
@@ -288,7 +289,7 @@ def test_placing_that_fails_midway_is_taken_back(tmp_path: Path, monkeypatch: py
             failed += 1
         else:
             break
-        undo.roll_back()
+        undo.roll_back(two)
         after = listing(two)
         assert {path: row[-2] for path, row in after.items()} == {path: row[-2] for path, row in before.items()}
     assert failed > 3
@@ -322,11 +323,11 @@ def test_a_restore_that_was_killed_anywhere_is_taken_back_whole(
             place_entries(stage, entries, two, undo)
         except KeyboardInterrupt:
             with open(undo.folder / "journal", "ab") as file:
-                file.write(b'["' + os.fsencode(two))  # and the next line was not written to its end
+                file.write(b'["lib')  # and the next line was not written to its end
         undo = Undo(undo.folder)  # as the next process has it
-        undo.roll_back()
+        undo.roll_back(two)
         assert listing(two) == before
-        undo.roll_back()
+        undo.roll_back(two)
         assert listing(two) == before
     assert stop > 6
 
@@ -338,15 +339,15 @@ def test_what_cannot_be_taken_back_is_kept_for_the_next_start(tmp_path: Path, mo
     file = target / "a"
     file.write_text("old")
 
-    def full(steps: Undo, dest: Path, kept: Path, before: object) -> None:
+    def full(steps: Undo, root: int, inner: str, kept: Path, before: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with unpacking.undoing(target) as steps, monkeypatch.context() as patch:
-        steps.replace(file)
+    with unpacking.undoing(Target(str(target))) as steps, monkeypatch.context() as patch:
+        steps.replace("a", file)
         file.write_text("new")
         patch.setattr(Undo, "_take_back", full)
-        steps.roll_back()
+        steps.roll_back(target)
     assert file.read_text() == "new"
-    unpacking.recover(target)
+    unpacking.recover(Target(str(target)))
     assert file.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["target"]

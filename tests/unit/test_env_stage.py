@@ -455,7 +455,7 @@ def test_a_restore_that_still_runs_is_not_taken_back(site: Site, caplog: pytest.
     site.run("a")
     other = child(site, "b", BOOTSEER_FAULTS="env.unpack.placed=stop")
     until((site.host("b") / "link").is_symlink, 60)
-    recover(site.host("b"))
+    recover(site.spec("b").targets[0])
     assert files(site.host("b")) == files(site.host("a"))
     other.send_signal(signal.SIGCONT)
     assert finish(other) == (0, "restored-unpack")
@@ -464,10 +464,10 @@ def test_a_restore_that_still_runs_is_not_taken_back(site: Site, caplog: pytest.
 @pytest.mark.root
 def test_what_another_user_left_beside_the_target_is_not_believed(site: Site) -> None:
     site.run("a")
-    folder = beside(site.host("b"))[0]
+    folder = beside(site.spec("b").targets[0])[0]
     folder.mkdir()
-    (folder / (beside(site.host("b"))[1] + "x")).mkdir()
-    os.chown(folder / (beside(site.host("b"))[1] + "x"), 1234, 1234)
+    (folder / (beside(site.spec("b").targets[0])[1] + "x")).mkdir()
+    os.chown(folder / (beside(site.spec("b").targets[0])[1] + "x"), 1234, 1234)
     result = site.run("b")
     assert (result.outcome, site.runs) == (Outcome.RAN, ["a", "b"])
     assert "is of another user's restore" in result.reason
@@ -476,7 +476,7 @@ def test_what_another_user_left_beside_the_target_is_not_believed(site: Site) ->
 def test_a_journal_of_another_user_moves_nothing(site: Site) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs another user's file")
-    base, prefix = beside(site.host("a"))
+    base, prefix = beside(site.spec("a").targets[0])
     folder = base / f"{prefix}x"  # as if the owner of its parent had renamed a folder of ours that all may write to
     folder.mkdir(parents=True)
     ours = site.root / "ours"

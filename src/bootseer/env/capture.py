@@ -13,10 +13,11 @@ import tempfile
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import overlay, scan
+from bootseer.env import overlay, place, scan
 from bootseer.env.layer import stage_layer
 from bootseer.env.spec import EnvSpec, Target
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, ConfigError, UnsupportedError
+from bootseer.folders import settled
 from bootseer.kernel.removal import discard_tree
 
 log = logging.getLogger(__name__)
@@ -46,15 +47,15 @@ class ScanCapture:
     def __init__(self, targets: tuple[Target, ...], cache_dir: Path) -> None:
         self.group: overlay.Group | None = None
         self._targets = targets
-        self._before = [scan.snapshot_marks(target.host) for target in targets]
+        self._before = [place.marks(target) for target in targets]
         self.work = _work_folder(targets[0].host, cache_dir)
 
     def layers(self) -> Path:
         base = self.work / "layers"
         for number, target in enumerate(self._targets):
-            target.host.mkdir(parents=True, exist_ok=True)
-            changed, deleted = scan.difference(self._before[number], scan.snapshot_marks(target.host))
-            stage_layer(target.host, base / str(number), changed, deleted)
+            with place.opened(target, make=True) as host:
+                changed, deleted = scan.difference(self._before[number], scan.snapshot_marks(host))
+                stage_layer(host, base / str(number), changed, deleted)
         return base
 
     def close(self) -> None:
@@ -79,6 +80,8 @@ def begin(spec: EnvSpec, key: str, config: Config) -> Capture:
             if not isinstance(exc, BootseerError):
                 raise
             log.warning("%s; capturing by a scan of the targets", exc)
+    if os.geteuid() == 0 and spec.shared:
+        raise UnsupportedError(f"other containers may change {spec.shared} while root reads it")
     return ScanCapture(spec.targets, Path(config.cache_dir))
 
 
@@ -97,7 +100,9 @@ def _work_folder(host: Path, cache_dir: Path) -> Path:
     # Beside the target it is most likely on its file system, where hard links stage gigabytes in a moment.
     parent = next(folder for folder in host.parents if folder.is_dir())
     for base in (parent, cache_dir / "env"):
-        with contextlib.suppress(PermissionError):
+        with contextlib.suppress(PermissionError, ConfigError):
+            if os.geteuid() == 0:
+                settled(base / "work")
             base.mkdir(parents=True, exist_ok=True)
             return Path(tempfile.mkdtemp(prefix=".bootseer-", dir=base))
     return Path(tempfile.mkdtemp(prefix="bootseer-"))

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, pyc, scan
+from bootseer.env import capture, inputs, key, place, pyc
 from bootseer.env.inputs import Observed
 from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
@@ -47,7 +47,7 @@ class Execution:
                 held.enter_context(lead)
             try:
                 with self.timed("prepare"):
-                    base = [scan.fingerprint(target.host) for target in self.spec.targets]
+                    base = [place.fingerprint(target) for target in self.spec.targets]
                     catch = capture.begin(self.spec, look.key, self.config)
             except (BootseerError, OSError) as exc:
                 log.warning("cannot capture what the command does: %s; it runs without a snapshot", exc)
@@ -135,7 +135,7 @@ class _Attempt:
             with self._timed("finish"):
                 self._inputs = self._observer.result()
                 self._compile()
-                self._result = [scan.fingerprint(target.host) for target in self._spec.targets]
+                self._result = [place.fingerprint(target) for target in self._spec.targets]
                 self._look.reason = hit(self._look.reason, self._inputs)
         except (BootseerError, OSError) as exc:
             log.warning("the snapshot was not published: %s", exc)
@@ -147,8 +147,9 @@ class _Attempt:
         if not interpreter or not version:
             return
         for number, target in enumerate(self._spec.targets):
-            source = self._catch.group.upper / str(number) if self._catch.group else target.host
-            pyc.compile_missing(interpreter, version, source, target.host, target.path)
+            with contextlib.suppress(FileNotFoundError), place.opened(target) as host:
+                source = self._catch.group.upper / str(number) if self._catch.group else host
+                pyc.compile_missing(interpreter, version, source, host, target.path)
 
     def freeze(self) -> bool:
         """Let the targets show the result; whether what was captured is frozen, so that it can be published while the

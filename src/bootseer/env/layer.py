@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -17,6 +18,7 @@ from blake3 import blake3
 from bootseer.env.credentials import WINDOW, SecretScan
 from bootseer.env.inventory import Entry, Kind, sort_key
 from bootseer.errors import DataError, UnsupportedError
+from bootseer.kernel import beneath
 
 _OPAQUE = "trusted.overlay.opaque"
 _FOREIGN = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
@@ -133,7 +135,7 @@ def _walk(root: Path, stack: list[str]) -> Iterator[tuple[str, os.stat_result, d
             stack.extend(f"{path}/{name}" for name in os.listdir(root / path))
 
 
-def _xattrs(path: Path) -> dict[str, bytes]:
+def _xattrs(path: str | Path) -> dict[str, bytes]:
     try:
         names = os.listxattr(path, follow_symlinks=False)
         return {name: os.getxattr(path, name, follow_symlinks=False) for name in names} if names else {}
@@ -186,48 +188,70 @@ def stage_layer(host: Path, layer: Path, changed: Sequence[str], deleted: Sequen
     for path in (*changed, *deleted):
         while path := path.rpartition("/")[0]:
             folders.add(path)
-    changed_folders = {path for path in changed if _is_dir(host / path)}
-    for path in sorted(folders | changed_folders, key=sort_key):
-        (layer / path).mkdir(parents=True, exist_ok=True)
-    links: dict[tuple[int, int], Path] = {}
-    for path in changed:
-        if path not in changed_folders:
-            _stage_file(host / path, layer / path, links)
-    for path in deleted:
-        os.mknod(layer / path, stat.S_IFCHR, 0)
-    for path in sorted(folders | changed_folders, key=sort_key, reverse=True):
-        copy_attributes(host / path, layer / path)
+    with beneath.folder(host) as root:
+        changed_folders = {path for path in changed if _is_dir(root, path)}
+        for path in sorted(folders | changed_folders, key=sort_key):
+            (layer / path).mkdir(parents=True, exist_ok=True)
+        links: dict[tuple[int, int], Path] = {}
+        for path in changed:
+            if path not in changed_folders:
+                _stage_file(root, path, layer / path, links)
+        for path in deleted:
+            os.mknod(layer / path, stat.S_IFCHR, 0)
+        for path in sorted(folders | changed_folders, key=sort_key, reverse=True):
+            with _named(root, path) as source:
+                _copy_attributes(source, layer / path)
 
 
-def _is_dir(path: Path) -> bool:
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        raise DataError(f"{path} went away while it was captured") from None
-
-
-def _stage_file(source: Path, dest: Path, links: dict[tuple[int, int], Path]) -> None:
-    try:
-        os.link(source, dest, follow_symlinks=False)
+@contextlib.contextmanager
+def _named(root: int, path: str) -> Iterator[str]:
+    """A path of the entry ``path`` below the folder ``root``, for calls that do not follow it when it is a link."""
+    if not path:
+        yield f"{beneath.shown(root)}/."
         return
+    with _still_there(path), beneath.parent(root, path) as (folder, name):
+        yield f"{beneath.shown(folder)}/{name}"
+
+
+@contextlib.contextmanager
+def _still_there(path: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as exc:
-        if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES):
-            raise
-    info = os.lstat(source)
-    earlier = links.setdefault((info.st_dev, info.st_ino), dest)
-    if earlier != dest:
-        os.link(earlier, dest, follow_symlinks=False)
-    elif stat.S_ISLNK(info.st_mode):
-        os.symlink(os.readlink(source), dest)
-        copy_attributes(source, dest)
-    elif stat.S_ISREG(info.st_mode):
-        shutil.copyfile(source, dest, follow_symlinks=False)
-        copy_attributes(source, dest)
-    else:
-        raise UnsupportedError(f"cannot capture {source}: it is a device, a socket or a FIFO")
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise DataError(f"{path} went away while it was captured") from None
+        raise
 
 
-def copy_attributes(source: Path, dest: Path) -> None:
+def _is_dir(root: int, path: str) -> bool:
+    with _named(root, path) as source:
+        return stat.S_ISDIR(os.lstat(source).st_mode)
+
+
+def _stage_file(root: int, path: str, dest: Path, links: dict[tuple[int, int], Path]) -> None:
+    with _named(root, path) as source:
+        try:
+            os.link(source, dest, follow_symlinks=False)
+            return
+        except OSError as exc:
+            if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES):
+                raise
+        info = os.lstat(source)
+        earlier = links.setdefault((info.st_dev, info.st_ino), dest)
+        if earlier != dest:
+            os.link(earlier, dest, follow_symlinks=False)
+        elif stat.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(source), dest)
+            _copy_attributes(source, dest)
+        elif stat.S_ISREG(info.st_mode):
+            with open(beneath.open_regular(source), "rb") as file, dest.open("wb") as copy:
+                shutil.copyfileobj(file, copy)
+            _copy_attributes(source, dest)
+        else:
+            raise UnsupportedError(f"cannot capture {path}: it is a device, a socket or a FIFO")
+
+
+def _copy_attributes(source: str, dest: Path) -> None:
     """Owner (as root), mode, extended attributes and times of ``source``, links not followed."""
     info = os.lstat(source)
     if os.geteuid() == 0:

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import explain, key, manifest, quarantine, scan, snapshots
+from bootseer.env import explain, key, manifest, place, quarantine, snapshots
 from bootseer.env.inputs import Digests
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
@@ -109,14 +109,14 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
         return f"the snapshot is {age} old, the maximum is {age_text(spec.max_age or 0)}"
     if reason := _quarantined(found, config):
         return f"the snapshot is quarantined on this node: {reason}"
-    place = spec.targets[0].host if unpacking else Path(config.cache_dir)
+    disk = spec.targets[0].host if unpacking else Path(config.cache_dir)
     need = (2 * found.size + found.stored if unpacking else 0) + _SLACK
-    free = shutil.disk_usage(next(each for each in (place, *place.parents) if each.exists())).free
+    free = shutil.disk_usage(next(each for each in (disk, *disk.parents) if each.exists())).free
     if free < need:
-        return f"{place} has {free >> 20} MiB free, the snapshot needs {need >> 20} MiB"
+        return f"{disk} has {free >> 20} MiB free, the snapshot needs {need >> 20} MiB"
     if not spec.image_digest:  # with one, what the targets hold before the command follows from the key
         for number, target in enumerate(spec.targets):
-            if scan.fingerprint(target.host) not in (found.base[number], found.result[number]):
+            if place.fingerprint(target) not in (found.base[number], found.result[number]):
                 return f"{target.host} holds other files than when the snapshot was made"
     return ""
 

@@ -22,7 +22,7 @@ import msgspec
 from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.env import lock as locks
-from bootseer.env import quarantine, scan, users
+from bootseer.env import place, quarantine, scan, users
 from bootseer.env.inputs import Observed
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
@@ -107,10 +107,21 @@ class Group:
     @property
     def mounted(self) -> list[Path]:
         """The targets that show this group, here."""
+        return [target.host for target in self._showing()]
+
+    def _showing(self) -> list[Target]:
         if not self.here:
             return []
-        found = {target.host: mounts.find(target.host) for target in self.record.targets}
-        return [host for host, entry in found.items() if entry and entry.source == self._source]
+        found = [(target, mounts.find(target.host)) for target in self.record.targets]
+        return [target for target, entry in found if entry and entry.source == self._source]
+
+    def _unmount(self, target: Target, *, lazy: bool = False) -> None:
+        with place.name_of(target) as name:
+            mounts.unmount(name, lazy=lazy)
+
+    def _busy(self, target: Target) -> bool:
+        with place.name_of(target) as name:
+            return mounts.in_use(name)
 
     @property
     def _source(self) -> str:
@@ -128,7 +139,7 @@ class Group:
             return ""
         if others := self._others():
             return users.shown(others[0])
-        busy = next((host for host in self.mounted if mounts.in_use(host)), None)
+        busy = next((target.host for target in self._showing() if self._busy(target)), None)
         return f"a process that has files open in {busy}" if busy else ""
 
     def join(self) -> None:
@@ -189,26 +200,28 @@ class Group:
     def mount_targets(self) -> None:
         """Mount an overlay on each target: the snapshot's layer (when there is one) over what the target held."""
         for number, target in enumerate(self.record.targets):
-            self._make(number, target.host, frozen=False)
-            self._mount(number, target.host, frozen=False)
+            self._make(number, target, frozen=False)
+            self._mount(number, target, frozen=False)
 
-    def _make(self, number: int, host: Path, *, frozen: bool) -> None:
-        """The folders of an overlay on ``host``; see `_mount`."""
+    def _make(self, number: int, target: Target, *, frozen: bool) -> None:
+        """The folders of an overlay on ``target``; see `_mount`."""
         upper, work = self._writable(number, frozen)
-        with doing(f"prepare an overlay on {host}"):
-            for folder in (upper, work, self.area / "empty", host):
+        with doing(f"prepare an overlay on {target.host}"), place.opened(target, make=True) as host:
+            for folder in (upper, work, self.area / "empty"):
                 folder.mkdir(parents=True, exist_ok=True)
             mounts.copy_root(next(iter(self._layers(number, frozen)), host), upper)
 
-    def _mount(self, number: int, host: Path, *, frozen: bool) -> None:
+    def _mount(self, number: int, target: Target, *, frozen: bool) -> None:
         upper, work = self._writable(number, frozen)
         lower = self._layers(number, frozen)
-        # Leaving out an empty directory saves a level: the kernel stacks no more than two (a container's root is one).
-        if not scan.is_empty(host):
-            lower.append(host)
-        mounts.mount_overlay(
-            lower or [self.area / "empty"], host, upper=upper, work=work, options=_OPTIONS, source=self._source
-        )
+        with place.opened(target) as host:
+            # Leaving out an empty directory saves a level: the kernel stacks no more than two (a container's root is
+            # one).
+            if not scan.is_empty(host):
+                lower.append(host)
+            mounts.mount_overlay(
+                lower or [self.area / "empty"], host, upper=upper, work=work, options=_OPTIONS, source=self._source
+            )
 
     def _writable(self, number: int, frozen: bool) -> tuple[Path, Path]:
         """What is written to the target, and overlayfs' own folder."""
@@ -229,16 +242,16 @@ class Group:
         """
         for number, target in enumerate(self.record.targets):
             try:
-                mounts.unmount(target.host)
+                self._unmount(target)
             except BootseerError as exc:
                 log.warning("%s; publishing before the job goes on", exc)
                 return False
             try:
-                self._make(number, target.host, frozen=True)
-                self._mount(number, target.host, frozen=True)
+                self._make(number, target, frozen=True)
+                self._mount(number, target, frozen=True)
             except (BootseerError, OSError) as exc:
                 try:
-                    self._mount(number, target.host, frozen=False)
+                    self._mount(number, target, frozen=False)
                 except (BootseerError, OSError) as worse:
                     self.take_down()
                     raise BootseerError(f"cannot mount the overlay on {target.host} again: {worse}") from exc
@@ -289,12 +302,12 @@ class Group:
         if self.publication:
             self.publication.cancel()
         published = not self.publication or self.publication.ended(_JOIN_SECONDS)
-        for host in reversed(self.mounted):
+        for target in reversed(self._showing()):
             try:
-                mounts.unmount(host)
+                self._unmount(target)
             except BootseerError as exc:
                 log.warning("%s; detached lazily", exc)
-                mounts.unmount(host, lazy=True)
+                self._unmount(target, lazy=True)
         if self.record.tree:
             self._tree().unmount()
         if not published:

@@ -5,6 +5,8 @@ A scan never crosses a mount point (GPU driver libraries are bind mounts) and ne
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bootseer.kernel import beneath
 from bootseer.kernel import mount as mounts
 
 
@@ -38,36 +41,49 @@ def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
     Mount points below ``root`` are left out with all they hold. Raises `OSError` for what cannot be read; entries that
     vanish meanwhile are skipped.
     """
-    real = os.path.realpath(root)
-    if not os.path.isdir(real):
+    try:
+        base = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
         return
-    fence = mount_points_below(root)
-    stack = [""]
-    while stack:
-        folder = stack.pop()
-        try:
-            listing = sorted(os.scandir(f"{real}/{folder}" if folder else real), key=lambda item: item.name)
-        except FileNotFoundError:
-            continue
-        below: list[str] = []
-        for item in listing:
-            path = f"{folder}/{item.name}" if folder else item.name
-            if fence and f"{real}/{path}" in fence:
-                continue
-            try:
-                found = item.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            yield path, found
-            if stat.S_ISDIR(found.st_mode):
-                below.append(path)
-        stack.extend(reversed(below))
+    try:
+        real = os.path.realpath(root)
+        fence = mount_points_below(root)
+        stack = [""]
+        while stack:
+            folder = stack.pop()
+            below: list[str] = []
+            for name, found in _listing(base, folder):
+                path = f"{folder}/{name}" if folder else name
+                if fence and f"{real}/{path}" in fence:
+                    continue
+                yield path, found
+                if stat.S_ISDIR(found.st_mode):
+                    below.append(path)
+            stack.extend(reversed(below))
+    finally:
+        os.close(base)
+
+
+def _listing(root: int, folder: str) -> list[tuple[str, os.stat_result]]:
+    """(name, lstat) of what is in ``folder`` now, by name; nothing when that is no folder any more."""
+    try:
+        with beneath.folder(folder, root=root) as fd, os.scandir(fd) as items:
+            rows = []
+            for item in items:
+                with contextlib.suppress(FileNotFoundError):
+                    rows.append((item.name, item.stat(follow_symlinks=False)))
+    except OSError as exc:
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return []
+        raise
+    return sorted(rows)
 
 
 def fingerprint(root: Path) -> str:
     """SHA-256 over names, kinds, modes, sizes and link targets of what lies below ``root``; `""` for nothing.
 
-    ``__pycache__`` is left out, because any import changes it; times are, because they differ from node to node.
+    ``__pycache__`` is left out, because any import changes it; times are, because they differ from node to node, and
+    set-id bits, which are not unpacked.
     """
     rows: list[bytes] = []
     for path, found in walk(root):
@@ -75,8 +91,8 @@ def fingerprint(root: Path) -> str:
             continue
         kind = stat.S_IFMT(found.st_mode)
         size = found.st_size if kind == stat.S_IFREG else 0
-        text = os.readlink(root / path) if kind == stat.S_IFLNK else ""
-        rows.append(os.fsencode(f"{path}\0{found.st_mode:o} {size} {text}"))
+        text = os.readlink(root / path) if kind == stat.S_IFLNK else ""  # of whichever link is there by now
+        rows.append(os.fsencode(f"{path}\0{found.st_mode & ~0o6000:o} {size} {text}"))
     return hashlib.sha256(b"\n".join(sorted(rows))).hexdigest() if rows else ""
 
 

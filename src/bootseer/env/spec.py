@@ -26,6 +26,9 @@ class Target(msgspec.Struct, frozen=True):
 
     path: str
     host_path: str = ""
+    within: str = ""
+    """The folder of this host, with ``host_path`` in it, in which a container may change every name: the container's
+    root file system, or what it is shown beside. No link in it is followed."""
 
     @property
     def host(self) -> Path:
@@ -65,6 +68,13 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Process that uses the targets when this one has ended, such as the script that ran `bootseer env run`."""
     job: str = ""
     """Names the trace profile of the tree; empty: the default profile."""
+
+    @property
+    def shared(self) -> str:
+        """The first target, by its path, in what the container is shown: other containers may change it meanwhile, with
+        root's rights. Empty when there is none."""
+        sources = {source for source, _ in self.mounts}
+        return next((target.path for target in self.targets if target.within in sources), "")
 
     @property
     def env(self) -> Mapping[str, str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, lookup, overlay, quarantine, snapshots
+from bootseer.env import capture, inputs, key, lookup, overlay, place, quarantine, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.execution import Execution, hit
 from bootseer.env.key import KeyDocument
@@ -23,7 +24,7 @@ from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.result import EnvResult, Timer
 from bootseer.env.spec import EnvSpec, Outcome
 from bootseer.env.unpack import recover, unpack
-from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError
 from bootseer.objects import Store, lease
 
 log = logging.getLogger(__name__)
@@ -67,9 +68,10 @@ class _Stage:
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(locks.locked(spec.targets, Path(self.config.state_dir)))
+                place.check(spec.targets, dict(spec.mounts))
                 overlay.sweep(self.config)
                 for target in spec.targets:
-                    recover(target.host)
+                    recover(target)
                 with locks.groups_locked(Path(self.config.state_dir)):
                     group = self._standing()
                 if group:
@@ -184,6 +186,8 @@ class _Stage:
         return self._result(Outcome.RESTORED_MOUNT, hit("hit", found.inputs), mounts=[group])
 
     def _unpack(self, store: Store, found: SnapshotManifest) -> EnvResult:
+        if os.geteuid() == 0 and self.spec.shared:
+            raise UnsupportedError(f"other containers may change {self.spec.shared} while root unpacks there")
         with _whole():
             unpack(store, found, snapshots.entries(store, found), self.spec.targets)
         return self._result(Outcome.RESTORED_UNPACK, hit("hit", found.inputs))

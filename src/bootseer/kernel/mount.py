@@ -27,6 +27,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_REC, MS_SLAVE = 1, 2, 4, 32, 0x40
 _HARMLESS = MS_NOSUID | MS_NODEV
 _MNT_FORCE, _MNT_DETACH, _MNT_EXPIRE, _UMOUNT_NOFOLLOW = 1, 2, 4, 8
 
+_DESCRIPTORS = "/proc/self/fd/"
 _MOST_LINKS = 40
 _IDS = (1 << 32) - 1
 _MAX_DATA = 4095  # mount(2) copies one page, and cuts what is longer without an error
@@ -48,7 +49,7 @@ class MountEntry(NamedTuple):
 def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
     """mount(2). Raises `PrivilegeError` without the right to, `UnsupportedError` when the kernel lacks ``fstype``,
     `NotFoundError` for a missing source or target, `BootseerError` with the kernel's reason otherwise."""
-    what = f"mount {fstype or source} on {target}"
+    what = f"mount {fstype or source} on {_named(target)}"
     if len(os.fsencode(data)) > _MAX_DATA:
         raise UnsupportedError(
             f"cannot {what}: its options exceed {_MAX_DATA} bytes", hint="use shorter or fewer paths"
@@ -122,16 +123,17 @@ def _swap(own: int) -> str:
 
 
 def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> None:
-    """Unmount the topmost mount on ``target``, or on what that links to.
+    """Unmount the topmost mount on ``target``, or on what that links to; on exactly that name in a folder that
+    `beneath.shown` leads to.
 
     ``lazy`` detaches it now and ends it when its last user is gone; ``force`` aborts a FUSE connection first, so that
     its readers get an error instead of waiting. Without root, FUSE mounts are ended through ``fusermount3``. Raises
     `BootseerError` when it is busy or no mount, `PrivilegeError` without the right to.
     """
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
-    target = real(target)
+    where, target = _exact(target), real(target)
     try:
-        libc.umount2(target, flags)
+        libc.umount2(where, flags)
     except OSError as exc:
         if exc.errno == errno.EBUSY:
             hint = f"end what uses it (fuser -vm {target})"
@@ -192,6 +194,16 @@ def real(target: str | Path) -> str:
     return path
 
 
+def _exact(target: str | Path) -> str:
+    """For a call that follows no link: `real`, but what begins with a descriptor (`beneath.shown`) as it is."""
+    return str(target) if str(target).startswith(_DESCRIPTORS) else real(target)
+
+
+def _named(target: str | Path) -> str:
+    """For messages: what begins with a descriptor, by its name."""
+    return real(target) if str(target).startswith(_DESCRIPTORS) else str(target)
+
+
 def find(target: str | Path) -> MountEntry | None:
     """The topmost mount on exactly ``target``, or on what that links to, or None. Never touches the mount itself, which
     may be dead or slow."""
@@ -222,14 +234,14 @@ def in_use(target: str | Path) -> bool:
     """Whether a process that sees the mount on ``target`` has a file or a working directory in it, or something is
     mounted on it. Raises `BootseerError` when it is no mount, `PrivilegeError` without the right to unmount."""
     try:
-        libc.umount2(real(target), _MNT_EXPIRE | _UMOUNT_NOFOLLOW)
+        libc.umount2(_exact(target), _MNT_EXPIRE | _UMOUNT_NOFOLLOW)
     except OSError as exc:
         if exc.errno == errno.EAGAIN:  # it is marked as not in use, and would go if it were asked for again
             os.close(os.open(target, os.O_PATH | os.O_CLOEXEC))
         elif exc.errno != errno.EBUSY:
-            raise translate(exc, f"look at {target}", "overlay") from exc
+            raise translate(exc, f"look at {_named(target)}", "overlay") from exc
         return exc.errno == errno.EBUSY
-    raise BootseerError(f"{target} was unmounted by another process")
+    raise BootseerError(f"{_named(target)} was unmounted by another process")
 
 
 def namespace() -> str:

@@ -66,8 +66,8 @@ class Container:
         """Show a folder below ``folder`` at each of the ``targets`` that lies in the image. Raises `ConfigError` for
         one with files of the image in it, which the folder would hide."""
         for number, target in enumerate(targets):
-            inside = self.host_path(target)
-            if not inside.is_relative_to(self.rootfs):
+            inside, within = self.placed(target)
+            if within != str(self.rootfs):
                 continue
             if inside.is_dir() and any(inside.iterdir()):
                 raise ConfigError(
@@ -78,13 +78,19 @@ class Container:
             source.mkdir(parents=True)
             self._mounts.append(Bind(str(source), target))
 
-    def host_path(self, path: str) -> Path:
-        """Where the container path ``path`` lies on this host: below a mount, or in the root file system."""
+    def placed(self, path: str) -> tuple[Path, str]:
+        """Where the container path ``path`` lies on this host, and the folder there that it lies in: a mount's source,
+        below which links are not looked at, or the root file system, whose links are followed."""
         clean = posixpath.normpath(path)
         for mount in sorted(self._mounts, key=lambda m: len(m.target), reverse=True):
             if clean == mount.target or clean.startswith(mount.target.rstrip("/") + "/"):
-                return Path(mount.source + clean[len(mount.target.rstrip("/")) :])
-        return env.resolve_in(self.rootfs, clean)
+                return Path(mount.source + clean[len(mount.target.rstrip("/")) :]), mount.source
+        return env.resolve_in(self.rootfs, clean), str(self.rootfs)
+
+    def target(self, path: str) -> env.Target:
+        """The folder ``path`` as a target of a set-up command."""
+        host, within = self.placed(path)
+        return env.Target(path, str(host), within)
 
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:

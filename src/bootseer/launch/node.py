@@ -217,9 +217,9 @@ class _Node:
         if os.geteuid():
             container.keep(table.targets, self.folder / "env")
         spec = env.EnvSpec(
-            targets=tuple(env.Target(path, str(container.host_path(path))) for path in table.targets),
+            targets=tuple(container.target(path) for path in table.targets),
             command=tuple(table.command),
-            key_files=tuple(str(container.host_path(path)) for path in table.key_files),
+            key_files=tuple(str(container.placed(path)[0]) for path in table.key_files),
             key_env=tuple(table.key_env),
             cwd=self.job.job.cwd,
             mounts=container.shown,

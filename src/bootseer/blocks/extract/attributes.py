@@ -1,6 +1,8 @@
-"""What an extracted file gets beside its contents: owner, extended attributes, mode with set-uid and set-gid, time.
+"""What an extracted file gets beside its contents: mode, time and extended attributes, but no rights.
 
-As far as this process may: a file whose owner it cannot give loses set-uid and set-gid.
+A tree is made by others, and a folder is read by programs that trust the owner of what is in it. So all belongs to who
+extracts, nothing has set-uid or set-gid, and of the extended attributes only those of ``user.`` are kept: neither
+capabilities nor access lists.
 
 Concurrency: any thread; one lock guards the counts of what was left out.
 """
@@ -19,6 +21,7 @@ from bootseer.errors import doing
 
 log = logging.getLogger(__name__)
 
+_KEPT = b"user."
 _OVERLAY = b"trusted.overlay."
 _NO_RIGHTS = (errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP)
 _NO_FIT = (errno.ERANGE, errno.E2BIG, errno.ENOSPC, errno.ENAMETOOLONG)
@@ -32,7 +35,6 @@ class Attributes:
     def __init__(self, reader: Reader, dest: bytes) -> None:
         self._reader = reader
         self._dest = os.fsdecode(dest)
-        self._root = os.geteuid() == 0
         self._lock = threading.Lock()
         self._lost: Counter[str] = Counter()
 
@@ -43,30 +45,22 @@ class Attributes:
 
     def _put_on(self, what: int | bytes, inode: Inode, path: bytes) -> None:
         follow = isinstance(what, int)
-        mode = stat.S_IMODE(inode.mode)
-        if self._root or (inode.uid, inode.gid) != (os.geteuid(), os.getegid()):
-            try:
-                os.chown(what, inode.uid, inode.gid, follow_symlinks=follow)
-            except OSError as exc:
-                self._tolerate(exc, "owners")
-                mode &= ~(stat.S_ISUID | stat.S_ISGID)
+        mode = stat.S_IMODE(inode.mode) & ~(stat.S_ISUID | stat.S_ISGID)
+        if os.geteuid() and (inode.uid, inode.gid) != (os.geteuid(), os.getegid()):
+            self.lose("owners")
         for name, value in self._reader.xattrs(inode).items():
-            if not name.startswith(_OVERLAY):
+            if name.startswith(_KEPT):
                 try:
                     os.setxattr(what, name, value, follow_symlinks=follow)
                 except OSError as exc:
-                    if exc.errno in _NO_FIT:
-                        self.lose(_TOO_LARGE, path)
-                    else:
-                        self._tolerate(exc, "extended attributes")
+                    if exc.errno not in (*_NO_FIT, *_NO_RIGHTS):
+                        raise
+                    self.lose(*((_TOO_LARGE, path) if exc.errno in _NO_FIT else ("extended attributes",)))
+            elif not name.startswith(_OVERLAY):
+                self.lose("extended attributes")
         if not inode.is_symlink:
             os.chmod(what, mode)
         os.utime(what, ns=(inode.mtime_ns, inode.mtime_ns), follow_symlinks=follow)
-
-    def _tolerate(self, exc: OSError, what: str) -> None:
-        if exc.errno not in _NO_RIGHTS:
-            raise exc
-        self.lose(what)
 
     def lose(self, what: str, path: bytes | None = None) -> None:
         """``what``, a plural, is not kept once more; of that of ``path`` the first is named at once."""
@@ -81,7 +75,7 @@ class Attributes:
             log.warning("extracted %s without %d %s", self._dest, large, _TOO_LARGE)
         if self._lost:
             counts = ", ".join(f"{count} {what}" for what, count in sorted(self._lost.items()))
-            log.warning("extracted %s without %s: keeping these needs root", self._dest, counts)
+            log.warning("extracted %s without %s", self._dest, counts)
 
 
 def _show(path: bytes) -> str:

@@ -55,10 +55,9 @@ def extract(
 ) -> None:
     """Write the whole tree into ``dest`` (made when missing, must be empty), without any mount.
 
-    Modes, times, hard links, holes and extended attributes are kept; owners, device nodes and attributes that need
-    root are kept where this process may, and attributes where they fit; otherwise log lines count what is not (and
-    files that could not be given to their owner lose their set-id bits). ``trusted.overlay.*`` attributes are left out:
-    they speak to an overlay that is not there. ``profile``: whose earlier starts say which files to bring first.
+    Modes, times, hard links, holes and extended attributes of ``user.`` are kept, and overlayfs' whiteouts. Nothing
+    that gives rights is, also for root: owners, set-id bits, capabilities, access lists, device nodes; log lines count
+    what is left out. ``profile``: whose earlier starts say which files to bring first.
     ``progress(done, total)`` counts bytes. After a failure ``dest`` is empty. Nothing is synced to disk.
 
     Raises `DataError`, `FullError`, `NotFoundError`, or `UnavailableError` when nothing came for ``stalled`` seconds.
@@ -270,15 +269,18 @@ class Extraction:
         file.placed = True
 
     def _make(self, path: bytes, inode: Inode) -> bool:
-        """A link or special file; False where that needs root."""
+        """A link or special file; False for a device that is no whiteout."""
         real = self._at(path)
         if inode.is_symlink:
             os.symlink(self._reader.readlink(inode), real)
+        elif inode.rdev and not stat.S_ISFIFO(inode.mode):
+            self._attributes.lose("device nodes")
+            return False
         else:
             try:
-                os.mknod(real, stat.S_IFMT(inode.mode) | 0o600, inode.rdev)
+                os.mknod(real, stat.S_IFMT(inode.mode) | 0o600)
             except PermissionError:
-                self._attributes.lose("device nodes")
+                self._attributes.lose("special files")
                 return False
         self._attributes.put_on(real, inode, path)
         return True
