@@ -115,8 +115,8 @@ class Capped:
         task = run.written("striped", folder, "striped", replication=2)
         healthy: list[float] = []
         for n in range(self._rounds):
-            for without in ("", "avoid") if n % 2 else ("avoid", ""):
-                name = f"write-without-{without}" if without else "write-with-avoid"
+            for without in ("", "choose") if n % 2 else ("choose", ""):
+                name = f"write-without-{without}" if without else "write-with-choose"
                 took = run.record(name, lambda without=without: run.client(structs.replace(task, without=without)))  # type: ignore[misc]
                 healthy += [] if took is None else [took]
             for without in ("", "slow") if n % 2 else ("slow", ""):

@@ -23,8 +23,7 @@ from blake3 import blake3
 
 from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
-from bootseer.hdfs.placement import Placement
-from bootseer.hdfs.records import DataNode
+from bootseer.hdfs.placement import Choice, Placement
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import Geometry
 
@@ -182,8 +181,8 @@ def write_native(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
     return work, lambda: digest(data)
 
 
-WITHOUT: dict[str, Callable[..., list[DataNode]]] = {
-    "avoid": lambda placement, file, cluster, replicas, busy=(): [],
+WITHOUT: dict[str, Callable[..., object]] = {
+    "choose": lambda placement, file, cluster, replicas: Choice([], []),
     "slow": lambda placement, file, nodes, run: [],
 }
 """Methods of `Placement` and what takes their place: the NameNode chooses, and no pipeline is left for being slow."""

@@ -1,23 +1,24 @@
 """Files whose blocks all have a replica on one DataNode, and the other replicas on the others in turn.
 
 A client beside that DataNode is told of it first for every block. HDFS places blocks at random, so these are written
-with all other DataNodes left out, and looked at again before each run that reads them.
+with their DataNodes named, and looked at again before each run that reads them.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.common.invocation import say
+from bench.stripes.runner import HEARTBEAT
 from bootseer.backends.cluster import HdfsBackend
 from bootseer.backends.interface import FILE_MODE, Sink
 from bootseer.errors import BootseerError
 from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
-from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.placement import Choice, Placement
 from bootseer.hdfs.records import DataNode
 from bootseer.stripefs import StripeFS
 from support.hadoop import HadoopCluster
@@ -28,20 +29,18 @@ FIRST, OTHERS = 0, (1, 2, 3)
 """DataNodes: who has a replica of every block, and who have the second ones."""
 _STOCK_CHECKSUM = 512
 """Bytes for each checksum, as Hadoop's own clients write: the plain file is the vanilla one."""
-_TRIES, _HEARTBEAT = 5, 3.5
-"""A NameNode passes over a DataNode that had twice the work of the others at its last heartbeat (every 3 s)."""
+_TRIES = 5
 
 
 class Chosen(Placement):
-    """Every new block on the first of ``nodes``, which are all, and the next of ``others``."""
+    """Every new block on the first of ``nodes`` and the next of ``others``."""
 
     def __init__(self, nodes: Sequence[DataNode], others: Iterator[DataNode]) -> None:
         super().__init__()
         self._nodes, self._others = nodes, others
 
-    def avoid(self, file: int, cluster: str, replicas: int, busy: Iterable[DataNode] = ()) -> list[DataNode]:
-        other = next(self._others)
-        return [node for node in self._nodes[1:] if node != other]
+    def choose(self, file: int, cluster: str, replicas: int) -> Choice:
+        return Choice([self._nodes[0], next(self._others)], [])
 
 
 class _Backend(HdfsBackend):
@@ -73,7 +72,7 @@ class Collision:
                 if not (why := misplaced(name, self._holders(name))):
                     break
                 say(f"{FOLDER}/{name} does not collide, attempt {attempt} of {_TRIES}: {why}")
-                time.sleep(_HEARTBEAT)
+                time.sleep(HEARTBEAT)
 
     def _nodes(self) -> list[DataNode]:
         found = datanodes(self._cluster)

@@ -36,7 +36,7 @@ def compute(report: Report, say: Say) -> Figures:
     if disturbed := [bool(run.failed) for run in report.runs if run.variant in names]:
         n, failed = len(disturbed), float(sum(disturbed))
         report.figure("failed_with_faults", failed, unit="runs", target="<= 0", n=n, of="max")
-    found.gain("gain_placement_avoid", "capped:write-with-avoid", "capped:write-without-avoid")
+    found.gain("gain_placement_choose", "capped:write-with-choose", "capped:write-without-choose")
     found.gain("gain_placement_slow", "capped:slow-write-with-slow", "capped:slow-write-without-slow")
     coded = ("capped:erasure-coded-hdfs-native", "capped:erasure-coded-hadoop-client")
     faster("read_vs_erasure_coding", ">= 1", striped, *coded)

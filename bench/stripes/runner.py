@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from blake3 import blake3
@@ -28,6 +29,9 @@ _PIPE = 64 << 10
 """Bytes that a pipe holds (Linux): what is in it was not yet taken."""
 LIMIT = 240.0
 """Seconds after which a client is killed: it hangs."""
+HEARTBEAT = 3.5
+"""Seconds before each write. A NameNode passes over a DataNode that had twice the work of the others at its last
+heartbeat, every 3 s: the run before is not to decide where this one's blocks go."""
 
 
 def _ended(process: subprocess.Popen[bytes]) -> None:
@@ -155,6 +159,11 @@ class Runner(LocalRunner):
         super().__init__(report, where, content, prefix, **more)
         self.cluster = cluster
 
+    def client(self, task: Task, **more: Any) -> Answer:
+        if task.source:
+            time.sleep(HEARTBEAT)
+        return super().client(task, **more)
+
     def stock_read(self, path: str) -> Answer:
         """Hadoop's own client writes the file into a pipe: from its first byte to its last, so without its JVM's start
         and without finding the blocks."""
@@ -173,6 +182,7 @@ class Runner(LocalRunner):
     def stock_write(self, path: str, replication: int) -> Answer:
         """Hadoop's own client writes what it reads from a pipe: from when it takes the second pipeful to its end."""
         data = memoryview(self.content.read_bytes())
+        time.sleep(HEARTBEAT)
         with self._shell("-D", f"dfs.replication={replication}", "-put", "-f", "-", path) as process:
             assert process.stdin is not None
             done = process.stdin.write(data[:_PIPE])

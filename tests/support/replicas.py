@@ -28,8 +28,9 @@ _SUCCESS, _IN_PROGRESS = 0, 12
 
 
 def datanodes(cluster: HadoopCluster) -> list[DataNode]:
-    """All DataNodes, in the order of ``cluster.addresses``, as the NameNode tells of them."""
-    namenode, path, count = NameNode.connect(cluster.url), f"/datanodes-{uuid.uuid4().hex}", len(cluster.addresses)
+    """All DataNodes that run, in the order of ``cluster.addresses``, as the NameNode tells of them."""
+    namenode, path = NameNode.connect(cluster.url), f"/datanodes-{uuid.uuid4().hex}"
+    count = sum(daemon.alive() for daemon in cluster.datanodes)
     with FileOutput(namenode, path, replication=count) as out:
         out.write(b"x")
     until(lambda: len(namenode.blocks(path).blocks[0].nodes) == count, 30.0, "a replica on each DataNode")

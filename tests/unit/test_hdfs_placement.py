@@ -18,8 +18,8 @@ def nodes(count: int, racks: int = 1) -> list[DataNode]:
 
 
 class Cluster:
-    """A NameNode that chooses at random among what is neither left out nor ``busy``; ``refused``: blocks for which it
-    had too few."""
+    """A NameNode that gives what is wanted, or chooses at random among what is neither left out nor ``busy``;
+    ``refused``: blocks for which it had too few."""
 
     def __init__(self, count: int, racks: int = 1) -> None:
         self.nodes, self.refused = nodes(count, racks), 0
@@ -27,15 +27,18 @@ class Cluster:
 
     def place(self, made: Placement, file: int, replicas: int) -> list[DataNode]:
         """What `FileOutput` does."""
-        busy: list[DataNode] = []
-        for _ in range(4):
-            exclude = made.avoid(file, CLUSTER, replicas, busy)
-            able = [node for node in self.nodes if node not in (*exclude, *self.busy)]
-            given = random.sample(able, min(replicas, len(able)))
-            if len(given) == replicas or not exclude:
+        for _ in range(2):
+            wanted, left_out = made.choose(file, CLUSTER, replicas)
+            able = [node for node in self.nodes if node not in (*left_out, *self.busy)]
+            given = wanted or random.sample(able, min(replicas, len(able)))
+            if len(given) == replicas or not left_out:
                 break
             self.refused += 1
-            busy += placement.too_few(CLUSTER, exclude, given)
+            placement.too_few(
+                CLUSTER, left_out, given, f"There are {len(self.nodes)} datanode(s) running" * (not given)
+            )
+        if not given:
+            given = random.sample([node for node in self.nodes if node not in self.busy], replicas)
         made.begin(file, CLUSTER, tuple(given))
         return given
 
@@ -73,7 +76,7 @@ def test_short_files_burden_all_alike():
 def test_more_replicas_than_datanodes():
     cluster, made = Cluster(2), Placement()
     assert [len(cluster.place(made, file, 2)) for file in range(3)] == [2, 2, 2]
-    assert made.avoid(4, CLUSTER, 3) == []
+    assert made.choose(4, CLUSTER, 3).left_out == []
 
 
 def test_racks_are_as_hdfs_wants_them():
@@ -92,15 +95,15 @@ def test_what_is_given_up_counts_no_longer():
         assert not set(cluster.place(made, file, 2)) & set(kept)
         made.give_up(file)
     made.give_up(0)
-    assert made.avoid(1, CLUSTER, 2) == []
+    assert not any(made.choose(1, CLUSTER, 2))
 
 
 def test_the_first_file_goes_where_the_namenode_says():
     made = Placement()
     placement.too_few(CLUSTER, nodes(4), ())
-    assert made.avoid(1, CLUSTER, 3) == []
+    assert not any(made.choose(1, CLUSTER, 3))
     made.begin(1, CLUSTER, tuple(nodes(2)))
-    assert made.avoid(1, CLUSTER, 3) == [], "its own block is over"
+    assert not any(made.choose(1, CLUSTER, 3)), "its own block is over"
 
 
 def test_which_datanodes_there_are_is_believed_for_a_time(monkeypatch):
@@ -108,12 +111,23 @@ def test_which_datanodes_there_are_is_believed_for_a_time(monkeypatch):
     monkeypatch.setattr(placement.time, "monotonic", lambda: clock[0])
     made, all_nodes = Placement(), nodes(4)
     made.begin(0, CLUSTER, tuple(all_nodes[:2]))
-    assert made.avoid(1, CLUSTER, 2) == all_nodes[:2]
-    assert placement.too_few(CLUSTER, all_nodes[:3], all_nodes[3:]) == []
-    assert placement.too_few(CLUSTER, all_nodes[:2], all_nodes[2:3]) == all_nodes[3:], "it is busy"
-    assert made.avoid(1, CLUSTER, 1) in ([*all_nodes[:3]], [*all_nodes[:2], all_nodes[3]])
+    assert made.choose(1, CLUSTER, 2) == ([], all_nodes[:2])
+    placement.too_few(CLUSTER, all_nodes[:3], all_nodes[3:])
+    wanted, left_out = made.choose(1, CLUSTER, 2)
+    assert (set(wanted), left_out) == (set(all_nodes[2:]), [])
     clock[0] += 61
-    assert made.avoid(1, CLUSTER, 1) == all_nodes[:2]
+    assert made.choose(1, CLUSTER, 2) == ([], all_nodes[:2])
+
+
+def test_a_datanode_that_is_busy_is_not_forgotten():
+    """The NameNode gives none of four while three are left out: it counts the fourth, but does not say which it is."""
+    made, four = Placement(), nodes(4)
+    made.begin(0, CLUSTER, tuple(four[:3]))
+    why = "could only be written to 0 of the 1 minReplication nodes. There are 4 datanode(s) running and 3 node(s) are"
+    placement.too_few(CLUSTER, four[:3], (), why)
+    assert made.choose(1, CLUSTER, 1) == ([], four[:3])
+    placement.too_few(CLUSTER, four, (), why)
+    assert made.choose(1, CLUSTER, 1) == (four[3:], [])
 
 
 def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
@@ -125,7 +139,7 @@ def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
     placement.too_few(CLUSTER, nodes(4), ())
     made.begin(0, CLUSTER, tuple(nodes(1)))
     for file in range(1, 8):
-        assert bad in made.avoid(file, CLUSTER, 3)
+        assert bad not in made.choose(file, CLUSTER, 3).wanted
     clock[0] += placement.SHUNNED
     assert placement.shunned() == []
 
@@ -139,16 +153,13 @@ def test_no_two_blocks_have_the_same_pair_of_datanodes():
         assert len(set(pairs)) == 4
 
 
-def test_others_have_the_blocks_of_a_datanode_that_is_busy():
-    cluster, made = Cluster(5), Placement()
-    placement.too_few(CLUSTER, cluster.nodes[:4], ())
+def test_a_datanode_that_is_busy_has_its_share():
+    """The NameNode passes over it where it may choose, not where it is named."""
+    cluster, made = Cluster(4), Placement()
+    placement.too_few(CLUSTER, cluster.nodes, ())
     cluster.busy = cluster.nodes[1:2]
-    for file in range(4):
-        cluster.place(made, file, 2)
-    cluster.busy = []
-    burden = Counter(node.uuid for file in (4, 5) for node in cluster.place(made, file, 2))
-    assert burden["n1"] == 2, "it has the fewest by then"
-    assert burden["n4"] <= 1, "nobody knew of it at first"
+    burden = Counter(node.uuid for file in range(4) for node in cluster.place(made, file, 2))
+    assert set(burden.values()) == {2}
 
 
 def test_a_slow_datanode_is_told_from_one_that_failed():

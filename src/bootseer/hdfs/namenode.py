@@ -243,17 +243,19 @@ class NameNode:
         file_id: int,
         previous: Block | None = None,
         exclude: Iterable[DataNode] = (),
+        wanted: Iterable[DataNode] = (),
         *,
         deadline: float = DEADLINE,
     ) -> Located:
-        """A new last block, and where to write it: not on the DataNodes ``exclude``. ``previous``: the last block, with
-        its final length."""
+        """A new last block, and where to write it: not on the DataNodes ``exclude``, and on those ``wanted`` that are
+        alive and have room, however busy. ``previous``: the last block, with its final length."""
         request = wire.AddBlockRequest(
             src=_text(path),
             client=self.client_name,
             previous=previous.message if previous else None,
             exclude=[node.message for node in exclude],
             file_id=file_id,
+            favoured=[node.address for node in wanted],
         )
         found = self._call("addBlock", request, wire.AddBlockResponse, f"add a block to {path}", deadline)
         return Located.of(found.block)

@@ -36,7 +36,6 @@ PACKET = 1 << 20
 HEARTBEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 16
-_APART = 4  # times that other DataNodes than those of siblings are asked for
 _EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a short block
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
 _MANY = 512
@@ -197,16 +196,16 @@ class FileOutput(NewFile):
 
     def _apart(self, left_out: list[DataNode], until: float) -> Located | None:
         """A new block on DataNodes that have few blocks of files written together; None where those are too few."""
-        busy: set[DataNode] = set()
-        for _ in range(_APART):
-            apart = self._placement.avoid(id(self), self.namenode.url, self.replication, busy)
-            if not apart:
-                return None
-            exclude = list(dict.fromkeys([*left_out, *apart]))
+        for _ in range(2):  # once they are too few, it may be known which there are
+            choice = self._placement.choose(id(self), self.namenode.url, self.replication)
+            exclude = list(dict.fromkeys([*left_out, *choice.left_out]))
+            if not any(choice):
+                break
             try:
-                return self._ask(exclude, self.replication, until)
+                return self._ask(exclude, self.replication, until, choice.wanted)
             except _TooFew as exc:
-                busy.update(placement.too_few(self.namenode.url, exclude, exc.nodes))
+                if choice.left_out:
+                    placement.too_few(self.namenode.url, exclude, exc.nodes, exc.why)
         return None
 
     def _anywhere(self, stages: list[list[DataNode]], until: float) -> Located:
@@ -224,11 +223,12 @@ class FileOutput(NewFile):
             _log.warning("%s waits for DataNodes: %s", self.path, problem)
             time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
 
-    def _ask(self, exclude: Sequence[DataNode], enough: int, until: float) -> Located:
-        """A new block on at least ``enough`` DataNodes, not those that are left out. Raises `_TooFew`."""
+    def _ask(self, exclude: Sequence[DataNode], enough: int, until: float, wanted: Sequence[DataNode] = ()) -> Located:
+        """A new block on at least ``enough`` DataNodes, those ``wanted`` first, none that is left out. Raises
+        `_TooFew`."""
         left = max(until - time.monotonic(), 1.0)
         try:
-            located = self.namenode.add_block(self.path, self.file_id, self._previous, exclude, deadline=left)
+            located = self.namenode.add_block(self.path, self.file_id, self._previous, exclude, wanted, deadline=left)
         except UnavailableError as exc:
             if not isinstance(exc.__cause__, RemoteError) or time.monotonic() >= until:
                 raise  # the NameNode itself was asked for as long as there was time

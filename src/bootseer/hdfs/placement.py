@@ -1,8 +1,8 @@
 """Which DataNodes new blocks go to: stripes written together use all alike, and none uses one that just failed.
 
-The NameNode chooses the DataNodes of a block; any client may name some to leave out. So a new block leaves out those
-that have blocks of its siblings. Where too few are left, the answer tells which DataNodes there are in all; then all
-but those wanted are left out.
+The NameNode chooses the DataNodes of a block; any client may name some to leave out, and some that it would like. So a
+new block leaves out those that have blocks of its siblings. Where too few are left, the answer tells which DataNodes
+there are in all; then those with the fewest blocks are named, which the NameNode takes even when they are busy.
 
 Concurrency: any thread may call anything. The lock of the counts is never held during a request; `Placement.turn` is.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ SLOW = 1 / 3
 busier than others costs more than it brings."""
 _KNOWN = 60.0
 """Seconds for which it is believed which DataNodes there are in all."""
+_RUNNING = re.compile(r"There are (\d+) datanode\(s\) running")
 
 shunned_nodes: dict[str, tuple[float, DataNode, bool]] = {}  # until when, and whether it is only slow, by uuid
 all_nodes: dict[str, tuple[float, list[DataNode]]] = {}  # until when it is believed, by the URL of the NameNode
@@ -63,16 +65,12 @@ def shunned(*, slow: bool = True) -> list[DataNode]:
         return [node for until, node, only_slow in shunned_nodes.values() if until > now and (slow or not only_slow)]
 
 
-def too_few(cluster: str, left_out: Sequence[DataNode], given: Sequence[DataNode]) -> list[DataNode]:
+def too_few(cluster: str, left_out: Sequence[DataNode], given: Sequence[DataNode], why: str = "") -> None:
     """The NameNode at the URL ``cluster``, asked to leave DataNodes out, has only those that it has ``given``: they are
-    all there are, if that is not known yet. Returns those that it has and did not give: they are busy, or full."""
-    now = time.monotonic()
-    with _lock:
-        until, nodes = all_nodes.get(cluster, (0.0, []))
-        if until > now:
-            return [node for node in nodes if node not in left_out and node not in given]
-        all_nodes[cluster] = now + _KNOWN, list(dict.fromkeys([*left_out, *given]))
-        return []
+    all there are. Not when it says ``why`` and counts more: those are busy now, and nobody tells which they are."""
+    if (running := _RUNNING.search(why)) is None or int(running[1]) <= len(left_out):
+        with _lock:
+            all_nodes[cluster] = time.monotonic() + _KNOWN, list(dict.fromkeys([*left_out, *given]))
 
 
 def _everything(cluster: str) -> list[DataNode]:
@@ -98,6 +96,14 @@ class Pace(NamedTuple):
         return self.waited <= FREE and self.backlog <= FREE
 
 
+class Choice(NamedTuple):
+    """DataNodes that are ``wanted`` for a new block, or others that are ``left_out`` of it. Without either, any will
+    do."""
+
+    wanted: list[DataNode]
+    left_out: list[DataNode]
+
+
 class Placement:
     """Shared by files that are written at the same time, so that they burden all DataNodes alike. A ``file`` is any
     number that stands for one of them.
@@ -113,15 +119,14 @@ class Placement:
         self._best = 0.0  # bytes per second of one pipeline
         self._lock = threading.Lock()
 
-    def avoid(self, file: int, cluster: str, replicas: int, busy: Iterable[DataNode] = ()) -> list[DataNode]:
-        """The DataNodes to leave out of a new block of ``file``: none while no other file has one, those of the others,
-        or, where all DataNodes of ``cluster`` are known, all but those with the fewest replicas. The NameNode does not
-        want those that are ``busy``.
+    def choose(self, file: int, cluster: str, replicas: int) -> Choice:
+        """Where a new block of ``file`` goes: anywhere while no other file has one; not where the others have theirs;
+        or, where all DataNodes of ``cluster`` are known, on those with the fewest replicas.
 
         Racks as HDFS chooses them: the second replica on another rack than the first, the third beside the second.
         Rather two that have no other block together: when they hold up two files, nobody tells which of them does.
         """
-        everything, avoided = _everything(cluster), {*shunned(), *busy}
+        everything, avoided = _everything(cluster), set(shunned())
         able = [node for node in everything if node not in avoided]
         random.shuffle(able)  # else every process would begin with the same ones
         chosen: list[DataNode] = []
@@ -129,12 +134,12 @@ class Placement:
             self._placed.pop(file, None)
             used = Counter(node for nodes in self._placed.values() for node in nodes)
             if not used or not everything:
-                return list(used)
+                return Choice([], list(used))
             while able and len(chosen) < replicas:
                 beside = Counter(node for nodes in self._placed.values() if set(chosen) & set(nodes) for node in nodes)
                 chosen.append(min(able, key=lambda node: (not _fits(node, chosen), used[node], beside[node])))
                 able.remove(chosen[-1])
-        return [node for node in everything if node not in chosen]
+        return Choice(chosen, [])
 
     def begin(self, file: int, cluster: str, nodes: tuple[DataNode, ...]) -> None:
         """``nodes`` of ``cluster`` are to take part in a new pipeline of ``file``; they count until that asks for

@@ -373,20 +373,22 @@ class SetReplicationRequest(_message.Message):
     def __init__(self, src: _Optional[str] = ..., replication: _Optional[int] = ...) -> None: ...
 
 class AddBlockRequest(_message.Message):
-    __slots__ = ("src", "client", "previous", "exclude", "file_id", "flags")
+    __slots__ = ("src", "client", "previous", "exclude", "file_id", "favoured", "flags")
     SRC_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_FIELD_NUMBER: _ClassVar[int]
     FILE_ID_FIELD_NUMBER: _ClassVar[int]
+    FAVOURED_FIELD_NUMBER: _ClassVar[int]
     FLAGS_FIELD_NUMBER: _ClassVar[int]
     src: str
     client: str
     previous: Block
     exclude: _containers.RepeatedCompositeFieldContainer[NodeInfo]
     file_id: int
+    favoured: _containers.RepeatedScalarFieldContainer[str]
     flags: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, src: _Optional[str] = ..., client: _Optional[str] = ..., previous: _Optional[_Union[Block, _Mapping]] = ..., exclude: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., file_id: _Optional[int] = ..., flags: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, src: _Optional[str] = ..., client: _Optional[str] = ..., previous: _Optional[_Union[Block, _Mapping]] = ..., exclude: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., file_id: _Optional[int] = ..., favoured: _Optional[_Iterable[str]] = ..., flags: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AddBlockResponse(_message.Message):
     __slots__ = ("block",)
