@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -24,9 +25,36 @@ from bootseer.profile.auto import variables
 
 EVENTS_DIR = "/run/bootseer/events"
 PYTHON_DIR = "/run/bootseer/python"
-_PASSED_PREFIXES = ("MASTER_", "SLURM_", "NCCL_", "TORCHELASTIC_", "CUDA_VISIBLE_")
-_PASSED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK")
-"""What frameworks need of the launcher's own variables; nothing else of the host's environment gets in."""
+_NAMES = """
+    RANK LOCAL_RANK WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES
+    TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_USE_AGENT_STORE
+    TORCHELASTIC_ERROR_FILE TORCHELASTIC_ENABLE_FILE_TIMER
+    SLURM_JOB_ID SLURM_JOBID SLURM_JOB_NAME SLURM_JOB_USER SLURM_JOB_ACCOUNT SLURM_JOB_PARTITION SLURM_JOB_QOS
+    SLURM_JOB_RESERVATION SLURM_CLUSTER_NAME SLURM_RESTART_COUNT SLURM_JOB_START_TIME SLURM_JOB_END_TIME
+    SLURM_STEP_ID SLURM_STEPID SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID SLURM_ARRAY_TASK_COUNT SLURM_ARRAY_TASK_MIN
+    SLURM_ARRAY_TASK_MAX SLURM_ARRAY_TASK_STEP SLURM_SUBMIT_DIR SLURM_SUBMIT_HOST SLURM_HET_SIZE
+    SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_STEP_NUM_NODES SLURM_NODELIST SLURM_JOB_NODELIST SLURM_STEP_NODELIST
+    SLURM_NODEID SLURMD_NODENAME SLURM_LAUNCH_NODE_IPADDR SLURM_SRUN_COMM_HOST SLURM_SRUN_COMM_PORT
+    SLURM_STEP_LAUNCHER_PORT SLURM_STEP_RESV_PORTS SLURM_TOPOLOGY_ADDR SLURM_TOPOLOGY_ADDR_PATTERN
+    SLURM_NTASKS SLURM_NPROCS SLURM_STEP_NUM_TASKS SLURM_NTASKS_PER_NODE SLURM_NTASKS_PER_GPU SLURM_TASKS_PER_NODE
+    SLURM_STEP_TASKS_PER_NODE SLURM_PROCID SLURM_LOCALID SLURM_GTIDS SLURM_DISTRIBUTION
+    SLURM_CPUS_PER_TASK SLURM_CPUS_PER_GPU SLURM_CPUS_ON_NODE SLURM_JOB_CPUS_PER_NODE SLURM_THREADS_PER_CORE
+    SLURM_CPU_BIND SLURM_CPU_BIND_TYPE SLURM_CPU_BIND_LIST SLURM_MEM_PER_NODE SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU
+    SLURM_GPUS SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPUS_PER_SOCKET SLURM_GPU_BIND
+    SLURM_JOB_GPUS SLURM_STEP_GPUS
+"""
+_PASSED = frozenset(_NAMES.split())
+"""What frameworks need of the launcher's own variables. A launcher has secrets, too (``SLURM_JWT``, what plugins of its
+site set), so that each is named."""
+_PASSED_PREFIX = "NCCL_"
+"""Settings of a library, a hundred of them, and those of its plugins. One with the name of a secret stays out."""
+
+
+def _passed(name: str) -> bool:
+    """Whether the job gets the variable ``name`` of this process; nothing else of the host's environment gets in."""
+    if name.startswith(_PASSED_PREFIX):
+        return emit.redact(name, name) == name
+    return re.sub(r"_HET_GROUP_[0-9]+$", "", name) in _PASSED  # Slurm has one for each group of a job of several kinds
 
 
 class Container:
@@ -42,7 +70,7 @@ class Container:
         devices: Selection | None,
     ) -> None:
         self.job, self.rootfs, self.config, self._devices = job, rootfs, config, devices
-        passed = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_PREFIXES) or k in _PASSED}
+        passed = {name: value for name, value in os.environ.items() if _passed(name)}
         self._environ = {**passed, **job.job.env, **identity, "BOOTSEER_EVENTS": f"{EVENTS_DIR}/{events.name}"}
         # the emitters travel as files: the image needs nothing of bootseer, any Python 3.8 can import them
         python = self._environ.get("PYTHONPATH") or (config.config or ContainerConfig()).variables.get("PYTHONPATH")
