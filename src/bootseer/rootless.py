@@ -7,10 +7,11 @@ caller's thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
+import logging
 import os
 import signal
-import stat
 import subprocess
 import sys
 import threading
@@ -21,14 +22,20 @@ from typing import NoReturn
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, from_exit_code
-from bootseer.kernel import enter, signals
+from bootseer.kernel import beneath, enter, signals
 from bootseer.kernel.child import die_with
 from bootseer.kernel.enter import Shown
 from bootseer.profile.wrap import CommandError
 from bootseer.wiretypes import known
 
+log = logging.getLogger(__name__)
+
 SYSTEM = ("/dev", "/proc", "/sys")
 """What every command sees of this host."""
+
+
+_MAX_USERS = 1 << 20
+"""Bytes of a file of users or groups in an image."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +143,10 @@ def _files(root: Path) -> dict[str, bytes]:
     import grp
     import pwd
 
-    found = {path: _content(Path(path)) for path in ("/etc/hosts", "/etc/resolv.conf")}
+    found = {}
+    for path in ("/etc/hosts", "/etc/resolv.conf"):
+        with contextlib.suppress(OSError):
+            found[path] = Path(path).read_bytes()
     home = os.path.expanduser("~")
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -148,18 +158,20 @@ def _files(root: Path) -> dict[str, bytes]:
         ("/etc/passwd", uid, f"{user}:x:{uid}:{gid}::{home}:/bin/sh"),
         ("/etc/group", gid, f"{group}:x:{gid}:"),
     ):
-        lines = _content(root / path[1:]).decode(errors="replace").splitlines()
+        lines = _users(root, path).decode(errors="replace").splitlines()
         if not any(entry.split(":")[2:3] == [str(number)] for entry in lines):
             found[path] = "\n".join([*lines, line, ""]).encode()
     return {path: content for path, content in found.items() if content}
 
 
-def _content(path: Path) -> bytes:
-    """What is in a file; nothing where there is none. Whoever made the image may have put a pipe there."""
+def _users(root: Path, path: str) -> bytes:
+    """What is in a file of the image; nothing where there is none. Whoever made the image may have put a link there, a
+    pipe, or terabytes."""
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
-    except OSError:
+        return beneath.read_inside(root, path, _MAX_USERS)
+    except OSError as exc:
+        if exc.errno in (errno.EFBIG, errno.EINVAL):
+            log.warning("%s of the image is not used: %s", path, exc.strerror)
         return b""
 
 

@@ -83,6 +83,21 @@ def test_a_pipe_in_place_of_its_users_is_not_waited_for(root: Path) -> None:
     assert (done.returncode, f"uid={USER}" in done.stdout) == (0, True), done.stderr
 
 
+def test_of_the_images_users_so_much_is_read_and_never_this_hosts(place: Path, root: Path) -> None:
+    for name in ("passwd", "group"):
+        with open(root / "etc" / name, "w") as file:
+            file.truncate(3 << 30)
+    limited = ["prlimit", f"--as={2 << 30}", "--", *argv("--image", root, "id")]
+    done = subprocess.run(limited, cwd="/", capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, f"uid={USER}" in done.stdout) == (0, True), done.stderr
+    (place / "outside").write_text("of:x:4711:4711:the host::\n")
+    for name in ("passwd", "group"):
+        (root / "etc" / name).unlink()
+        (root / "etc" / name).symlink_to(place / "outside")
+    done = call("--image", root, "cat", "/etc/passwd")
+    assert "the host" not in done.stdout
+
+
 def test_signals_reach_the_command(root: Path) -> None:
     for script, code in (("trap 'exit 9' TERM;", 9), ("", -signal.SIGTERM)):
         command = argv("--image", root, "sh", "-c", f"{script} echo $$; while :; do sleep 0.1; done")

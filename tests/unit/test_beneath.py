@@ -88,6 +88,23 @@ def test_a_file_whose_size_is_unknown_before_it_is_read_has_the_limit_too() -> N
         beneath.read_regular("/proc/self/status", 10)
 
 
+def test_a_file_inside_a_root_folder_stays_inside_whatever_links_say(tmp_path: Path) -> None:
+    inside, secret = tmp_path / "inside", tmp_path / "secret"
+    (inside / "etc").mkdir(parents=True)
+    (inside / "etc/right").write_text("right")
+    secret.write_text("secret")
+    (inside / "etc/link").symlink_to("/etc/right")
+    (inside / "etc/out").symlink_to(f"../../../../../../../..{secret}")
+    (inside / "etc/pipe").symlink_to("p")
+    os.mkfifo(inside / "etc/p")
+    (inside / "etc/big").touch()
+    os.truncate(inside / "etc/big", 1 << 41)
+    assert beneath.read_inside(inside, "etc/link", 5) == b"right"
+    refused = {"etc/out": errno.ENOENT, "etc/pipe": errno.EINVAL, "etc": errno.EINVAL, "etc/big": errno.EFBIG}
+    for name, number in refused.items():
+        assert number_of(functools.partial(beneath.read_inside, inside, name, 4096)) == number
+
+
 def test_folders_are_made_below_the_root_only(root: int, tmp_path: Path) -> None:
     os.close(beneath.make_folders(root, "new/er/est", 0o700))
     assert (tmp_path / "inside/new/er/est").is_dir()

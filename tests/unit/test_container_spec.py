@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,18 @@ from bootseer.errors import ConfigError, NotFoundError
 from bootseer.image import container
 from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
+
+
+@contextlib.contextmanager
+def limited_memory(room: int = 1 << 30) -> Iterator[None]:
+    """This process gets at most so many bytes more."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def config(**inner: Any) -> oci.ImageConfig:
@@ -97,6 +113,26 @@ def test_the_hosts_users_are_never_asked(tmp_path: Path) -> None:
     (tmp_path / "etc").symlink_to("/etc")
     with pytest.raises(ConfigError):
         container.user_of(tmp_path, "daemon")
+
+
+@pytest.mark.parametrize("kind", ["terabytes", "pipe", "link to a device"])
+def test_what_else_an_image_may_have_in_the_place_of_its_users_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    (tmp_path / "etc").mkdir()
+    for path in (tmp_path / "etc/passwd", tmp_path / "etc/group"):
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "terabytes":
+            path.write_text("bob:x:12:34::/:/bin/sh\n")
+            os.truncate(path, 1 << 41)
+        else:
+            path.symlink_to("/dev/zero")
+    with limited_memory():
+        assert container.user_of(tmp_path, "") == {"uid": 0, "gid": 0}
+        with pytest.raises(ConfigError, match="not in its /etc/passwd"):
+            container.user_of(tmp_path, "bob")
+    assert "/etc/passwd of the image is not used: " in caplog.text or kind == "link to a device"
 
 
 def test_binds(tmp_path: Path) -> None:

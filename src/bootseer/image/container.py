@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,12 @@ from typing import Any, NamedTuple
 from bootseer import oci
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.image.cdi import Selection, device_number
-from bootseer.kernel import libc, procfs
+from bootseer.kernel import beneath, libc, procfs
+
+log = logging.getLogger(__name__)
+
+MAX_USERS = 1 << 20
+"""Bytes of a file of users or groups in an image."""
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -182,13 +188,13 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
     name, _, group = text.partition(":")
     name = name or "0"
     uid, gid = (int(name), 0) if name.isdecimal() else (-1, 0)
-    for fields in _lines(rootfs, b"etc/passwd", 4):
+    for fields in _lines(rootfs, "etc/passwd", 4):
         if fields[0] == name or fields[2] == str(uid):
             name, uid, gid = fields[0], int(fields[2]), int(fields[3])
             break
     if uid < 0:
         raise ConfigError(f"user {name!r} of the image is not in its /etc/passwd")
-    groups = _lines(rootfs, b"etc/group", 3)
+    groups = _lines(rootfs, "etc/group", 3)
     if group:
         found = {fields[0]: int(fields[2]) for fields in groups}
         if not group.isdecimal() and group not in found:
@@ -198,14 +204,15 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
     return {"uid": uid, "gid": gid, **({"additionalGids": extra} if extra else {})}
 
 
-def _lines(rootfs: Path, path: bytes, numbers_from: int) -> list[list[str]]:
+def _lines(rootfs: Path, path: str, numbers_from: int) -> list[list[str]]:
     """The colon-separated lines of a file inside the root, never outside, whatever links say."""
     try:
-        fd = _open_inside(rootfs, path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
+        text = beneath.read_inside(rootfs, path, MAX_USERS).decode(errors="replace")
+    except OSError as exc:
+        if exc.errno in (errno.EFBIG, errno.EINVAL):
+            log.warning("/%s of the image is not used: %s", path, exc.strerror)
         return []
-    with open(fd, encoding="utf-8", errors="replace") as file:
-        lines = [line.rstrip("\n").split(":") for line in file]
+    lines = [line.split(":") for line in text.split("\n")]
     return [f for f in lines if len(f) >= numbers_from and all(f[i].isdecimal() for i in range(2, numbers_from))]
 
 

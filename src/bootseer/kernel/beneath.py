@@ -74,7 +74,21 @@ def open_regular(path: str | os.PathLike[str], *, root: int | None = None) -> in
 def read_regular(path: str | os.PathLike[str], most: int, *, root: int | None = None) -> bytes:
     """The bytes of a file that `open_regular` opens. Raises `OSError`, EFBIG for one with more than ``most`` bytes,
     of which none is read when its size says so, whatever it occupies on the disk."""
-    fd = open_regular(path, root=root)
+    return _read(open_regular(path, root=root), most, os.fspath(path))
+
+
+def read_inside(root: str | os.PathLike[str], path: str, most: int) -> bytes:
+    """The bytes of a regular file as a program sees it whose root folder is ``root``: whatever links say, it lies
+    inside. Raises `OSError` as `read_regular` does, ENOSYS before Linux 5.6."""
+    with folder(root) as top:
+        fd = libc.open_in_root(top, os.fsencode(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return _read(fd, most, path)
+
+
+def _read(fd: int, most: int, name: str) -> bytes:
     try:
         data = b""
         if os.fstat(fd).st_size <= most:
@@ -82,7 +96,7 @@ def read_regular(path: str | os.PathLike[str], most: int, *, root: int | None = 
                 data += more
             if len(data) <= most:
                 return data
-        raise OSError(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", name)
     finally:
         os.close(fd)
 
