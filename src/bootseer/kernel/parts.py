@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bootseer.errors import BootseerError, ConfigError, PrivilegeError, UnsupportedError, doing, from_os_error
-from bootseer.kernel import flock
+from bootseer.kernel import bounds, flock
 from bootseer.kernel.child import Child, die_with, wait
 from bootseer.units import one_line
 
@@ -119,9 +119,9 @@ def _start(name: str, part: Part, run: Callable[[], object], score: int, before:
         die_with(parent)
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(f"bootseer-{name}"[:15])
-            own = Path("/proc/self/oom_score_adj")
-            own.write_text(str(max(score, int(own.read_text()))))  # lower ones are the unit's to give
+        bounds.be_ended_early(score)  # lower ones are the unit's to give
         os.environ.pop("NOTIFY_SOCKET", None)
+        bounds.limit_memory()
         try:
             run()
         except (BootseerError, OSError) as exc:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError, doing, from_os_error
-from bootseer.kernel import background, mount
+from bootseer.kernel import background, bounds, mount
 from bootseer.kernel.flock import lock
 from bootseer.loglimit import LogRateLimit
 from bootseer.served.protocol import LOCK, Order, Reply, failure
@@ -62,6 +62,7 @@ def run(name: str, serve: Callable[[Begun], int]) -> int:
         os.chdir("/")
         if order.cgroup:
             _go_to_cgroup(order.cgroup)
+        bounds.be_ended_early()  # another one takes over; a job that was ended is gone
         return serve(Begun(folder, order.spec, _lock(folder), answer))
     except (BootseerError, OSError) as exc:
         error = exc if isinstance(exc, BootseerError) else from_os_error(exc, f"serve {folder}")

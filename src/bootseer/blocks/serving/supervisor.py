@@ -34,7 +34,7 @@ from bootseer.chunks import eviction
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
-from bootseer.kernel import fuse, mount
+from bootseer.kernel import bounds, fuse, mount
 from bootseer.kernel.child import BEAT_SECONDS, wait
 from bootseer.objects import Store
 from bootseer.served.client import remove_unwatched
@@ -243,6 +243,7 @@ class Supervisor:
     def _fetch(self) -> int:
         """In a fetcher."""
         self._in_child()
+        bounds.limit_memory()
         kept = self._inherited
         for end in (kept.reads[0], kept.control):  # they must end with those that use them
             end.close()
