@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -287,3 +288,25 @@ def test_a_store_that_is_down_costs_a_line_only(
     assert library.load(flaky, TREE, KEY, 1) == []
     assert library.publish(flaky, KEY, trace(1), blob.map) == "failed"
     assert caplog.text.count("is down") == 2
+
+
+def test_what_others_put_into_a_profile_is_not_read_without_end(
+    store: FolderStore, blob: lazy.LazyBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(300):
+        store.put(f"{KEY.prefix(TREE)}/{number:064x}.trace", b"junk")
+        store.put(f"{KEY.prefix(TREE)}/hot-{number:064x}.pack", b"junk")
+    read = list[str]()
+
+    def counted(call: Callable[..., object]) -> Callable[..., object]:
+        def one(self: FolderStore, key: str, *args: object, **more: object) -> object:
+            read.append(key)
+            return call(self, key, *args, **more)
+
+        return one
+
+    for name in ("get", "open"):
+        monkeypatch.setattr(FolderStore, name, counted(getattr(FolderStore, name)))
+    assert library.load_own(store, TREE, KEY, BLOCKS * 4 * UNIT) == []
+    assert library.newest_pack(store, KEY.prefix(TREE), library.Target(TREE, "", blob.map)) is None
+    assert 0 < len(set(read)) <= 2 * 128

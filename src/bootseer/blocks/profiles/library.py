@@ -45,6 +45,8 @@ _EVERYTHING = 0.5
 """A start of a larger tree that touches more than this share of its blocks says nothing of what is hot."""
 _FIRST_READ = 256 << 10
 """Bytes: header and index of a hot pack of 2 GB in one request."""
+_LOOKED_AT = 128
+"""Objects of a kind in a profile: what others put there is not read without end."""
 _READERS = 4
 _PUBLISHERS = 8
 """Nodes of a job that publish what they recorded: three traces without news are enough, and a node that is not like the
@@ -116,14 +118,14 @@ def packs(store: Store, folder: str, target: Target) -> Iterator[StoredPack]:
 
     Raises `UnavailableError`.
     """
-    for info in store.list(folder):
-        if hotpack.is_pack(info.key):
-            try:
-                yield StoredPack(info.key, _read_index(store, info, target))
-            except UnavailableError:
-                raise
-            except BootseerError as exc:
-                log.warning("ignoring hot pack %s: %s", info.key, exc)
+    found = (info for info in store.list(folder) if hotpack.is_pack(info.key))
+    for info in itertools.islice(found, _LOOKED_AT):
+        try:
+            yield StoredPack(info.key, _read_index(store, info, target))
+        except UnavailableError:
+            raise
+        except BootseerError as exc:
+            log.warning("ignoring hot pack %s: %s", info.key, exc)
 
 
 def newest_pack(store: Store, folder: str, target: Target) -> StoredPack | None:
@@ -172,7 +174,8 @@ def _read(store: Store, prefix: str, tree: str, size: int) -> Iterator[Trace]:
     taken = 0
     # A few at once: 32 traces one after the other would be as many round trips.
     with ThreadPoolExecutor(_READERS, thread_name_prefix="traces") as pool:
-        found = (info for info in store.some(prefix) if info.key.endswith(".trace"))
+        traces = (info for info in store.some(prefix) if info.key.endswith(".trace"))
+        found = itertools.islice(traces, _LOOKED_AT)
         while taken < MAX_TRACES and (some := list(itertools.islice(found, MAX_TRACES - taken))):
             for trace in pool.map(lambda info: read_trace(store, info, tree, size), some):
                 if trace is not None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from bootseer import ranks
 from bootseer.blocks.formats.trace import (
-    MAX_CGROUP,
     MAX_COMM,
     MAX_PROCESSES,
     UNIT,
@@ -65,7 +64,6 @@ class Readers:
             pid,
             _text(self._read(leader, "comm", 4096).rstrip(b"\n"), MAX_COMM),
             self._rank(leader),
-            self._cgroup(leader),
         )
         return found if self._began(leader) == began else None
 
@@ -92,16 +90,6 @@ class Readers:
         found = dict(part.split("=", 1) for part in environ.decode(errors="replace").split("\0") if "=" in part)
         rank = ranks.first(found, ranks.RANKS)
         return -1 if rank is None else rank
-
-    def _cgroup(self, pid: int) -> str:
-        """The path of the unified hierarchy, else of the first one."""
-        try:
-            lines = self._read(pid, "cgroup", 1 << 16).splitlines()
-        except OSError:
-            return ""
-        paths = {line.split(b":", 2)[0]: line.split(b":", 2)[2] for line in reversed(lines) if line.count(b":") >= 2}
-        path = paths.get(b"0") or next(reversed(paths.values()), b"")
-        return _text(path, MAX_CGROUP)
 
 
 def _text(raw: bytes, most: int) -> str:
@@ -154,7 +142,8 @@ class Recording:
         for pid, size in scanners.items():
             who = named.setdefault(pid, Process(pid, ""))
             log.info("left out of the recording: process %s, %s MB", who.comm or pid, f"{size // 10**6:,}")
-        processes = tuple(process for _, process in sorted(named.items()))[:MAX_PROCESSES]
+        # without their names: a store is for others, too
+        processes = tuple(Process(pid, "", one.rank) for pid, one in sorted(named.items()))[:MAX_PROCESSES]
         return Trace(self._tree, self._size, self._began, complete, kept, processes)
 
 
