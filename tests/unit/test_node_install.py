@@ -10,7 +10,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bootseer.cli.node import app
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, UnavailableError
+from bootseer.kernel import flock
 
 
 @pytest.fixture
@@ -69,3 +70,16 @@ def test_the_unit_of_something_else_stays(unit: Path) -> None:
 def test_units_of_what_is_now_a_part(unit: Path) -> None:
     (old := unit.with_name("bootseer-csi.service")).touch()
     assert f"systemctl disable --now bootseer-csi && rm {old}" in node("install", unit, "--csi").output
+
+
+def test_two_at_once_do_not_drop_each_others_part(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bootseer.cli.node_install._LOCK_SECONDS", 0.1)
+    node("install", unit)
+    with flock.locked(unit.parent, os.O_RDONLY) as alone:
+        assert alone
+        for verb in ("install", "uninstall"):
+            done = CliRunner().invoke(app, [verb, f"--unit={unit}", "--csi"])
+            assert isinstance(done.exception, UnavailableError), done.output
+        node("install", unit, "--csi", "--unit=-")
+    node("install", unit, "--csi")
+    assert served(unit) == "--csi"

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from bootseer.cli._shared import AsJson, answer, count_text, settings
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing, extra
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    NotFoundError,
+    PrivilegeError,
+    UnavailableError,
+    doing,
+    extra,
+)
+from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
 from bootseer.node import unit as units
 from bootseer.slurm import jobfolder, site
@@ -35,6 +45,7 @@ SCORES = {"node": -500, "containerd": -999, "csi": 0}
 """oom_score_adj of each part; the unit gives the service the least of them."""
 _OF_PART = {"--containerd": ("--containerd-root", "--containerd-socket"), "--csi": ("--kubelet-dir",)}
 """Options of the service that only one part has."""
+_LOCK_SECONDS = 10.0
 _RESTART = f"systemctl daemon-reload && systemctl enable {units.PATH.stem} && systemctl restart {units.PATH.stem}"
 
 
@@ -44,6 +55,7 @@ def register(app: typer.Typer) -> None:
 
 
 def install(
+    ctx: typer.Context,
     containerd: Containerd = False,
     csi: Csi = False,
     slurm: Slurm = False,
@@ -79,6 +91,9 @@ def install(
         "--containerd-socket": (containerd_socket, SOCKET),
         "--kubelet-dir": (kubelet_dir, KUBELET),
     }
+    if not check and str(unit) != "-":
+        _root()
+        ctx.with_resource(_alone(unit))
     words = ["--containerd"] * containerd + ["--csi"] * csi
     words += [f"{name}={path.absolute()}" for name, (path, usual) in paths.items() if path != usual]
     kept = [] if str(unit) == "-" else _without(units.served(unit)[1], {word for word in words if word in _OF_PART})
@@ -89,7 +104,6 @@ def install(
         return
     wrote: list[Path] = []
     if not check:
-        _root()
         with doing(f"write {unit}"):
             jobfolder.write(unit, text.encode(), 0o644)
         wrote = [unit, *(site.install(slurm_dir, seconds) if slurm else [])]
@@ -122,6 +136,7 @@ def install(
 
 
 def uninstall(
+    ctx: typer.Context,
     containerd: Containerd = False,
     csi: Csi = False,
     slurm: Slurm = False,
@@ -139,6 +154,8 @@ def uninstall(
     Example: bootseer node uninstall --slurm
     """
     _root()
+    if unit.exists():
+        ctx.with_resource(_alone(unit))
     config, every = settings(), not (containerd or csi or slurm)
     program, words = units.served(unit)
     stay = _without(words, ["--containerd"] * containerd + ["--csi"] * csi)
@@ -177,6 +194,16 @@ def uninstall(
             jobfolder.write(unit, _text(program, stay).encode(), 0o644)
         lines += [f"wrote {unit}", f"have the service run without them: {_RESTART}"]
     answer({"removed": [str(path) for path in gone]}, as_json, *lines)
+
+
+@contextlib.contextmanager
+def _alone(unit: Path) -> Iterator[None]:
+    """No other command changes ``unit`` meanwhile, which keeps what it has: two that read it at once would each drop
+    the other's part. Raises `UnavailableError`."""
+    with doing(f"write {unit}"), flock.locked(unit.absolute().parent, os.O_RDONLY, _LOCK_SECONDS) as alone:
+        if not alone:
+            raise UnavailableError(f"another bootseer node install or uninstall changes {unit}", hint="try again")
+        yield
 
 
 def _text(program: Sequence[str], words: Sequence[str]) -> str:
