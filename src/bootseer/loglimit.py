@@ -4,25 +4,60 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import NamedTuple
+
+USER = "user"
+"""Attribute of a record (``extra``): on whose behalf the line is. Each has lines of its own."""
+_KINDS = 1000
+
+
+class _Kind(NamedTuple):
+    logger: str
+    level: int
+    text: str
+    user: object
+
+    @property
+    def of(self) -> str:
+        if self.user is None:
+            return ""
+        return f" of user {self.user}" if isinstance(self.user, int) else f" of {self.user}"
 
 
 class LogRateLimit(logging.Filter):
     """A damaged store and a job that tries again and again made 50 MB of log in a minute, where ``state_dir`` may be
-    memory. Passes ``most`` lines of one kind (level and unformatted text) per ``seconds``; the next one that passes
-    says how many were left out. For a handler; a race between threads miscounts a line, no more."""
+    memory. Passes ``most`` lines of one kind (level, unformatted text, `USER`) per ``seconds``; the next line that
+    passes says how many of each kind were left out. For a handler; a race between threads miscounts a line, no more."""
 
     def __init__(self, most: int = 100, seconds: float = 10.0) -> None:
         super().__init__()
         self._most, self._seconds = most, seconds
-        self._seen: dict[tuple[str, int, str], tuple[float, int]] = {}
+        self._seen: dict[_Kind, tuple[float, int]] = {}
+        self._next = 0.0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        key, now = (record.name, record.levelno, str(record.msg)), time.monotonic()
-        began, count = self._seen.get(key, (now, 0))
-        if now - began >= self._seconds:
-            if count > self._most:
-                record.msg = f"{record.getMessage()} (and {count - self._most} such lines before it, left out)"
-                record.args = ()
-            began, count = now, 0
-        self._seen[key] = began, count + 1
-        return count < self._most
+        kind = _Kind(record.name, record.levelno, str(record.msg), getattr(record, USER, None))
+        now = time.monotonic()
+        began, count = self._seen.get(kind, (now, 0))
+        if count >= self._most and now - began < self._seconds:
+            self._seen[kind] = began, count + 1
+            return False
+        if len(self._seen) >= _KINDS:
+            self._seen.clear()
+        left_out = self._left_out(now) if now >= self._next else {}
+        began, count = self._seen.get(kind, (now, 0))
+        self._seen[kind] = began, count + 1
+        if left_out:
+            parts = []
+            if own := left_out.pop(kind, 0):
+                parts.append(f"and {own} such lines{kind.of} before it, left out")
+            parts += [f"left out: {many} lines{other.of} as {other.text!r}" for other, many in left_out.items()]
+            record.msg, record.args = f"{record.getMessage()} ({'; '.join(parts)})", ()
+        return True
+
+    def _left_out(self, now: float) -> dict[_Kind, int]:
+        """How many lines of which kinds, in times that have ended: these are counted no more."""
+        over = [kind for kind, (began, _) in self._seen.items() if now - began >= self._seconds]
+        ended = {kind: self._seen.pop(kind)[1] for kind in over}
+        self._next = min((began for began, _ in self._seen.values()), default=now) + self._seconds
+        return {kind: count - self._most for kind, count in ended.items() if count > self._most}

@@ -586,6 +586,68 @@ def is_socket(link: str) -> bool:
     return os.readlink(link).startswith("socket:")
 
 
+def crowds(config: Config, uids: list[int]) -> int:
+    """How many connections of ``uids`` are held, of which each makes as many as one user may have."""
+    for uid in uids:
+        os.seteuid(uid)
+        for _ in range(MAX_CONNECTIONS):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.connect(f"{config.node_dir}/node.sock")
+            _kept.append(sock)
+        os.seteuid(0)
+    return client.node(config=config).connections - 1
+
+
+def test_many_numbers_of_a_user_do_not_fill_it(daemon: NodeDaemon) -> None:
+    """As rootless containers have: the daemon may have 1,024 descriptors, 640 connections would take 1,280."""
+    daemon.kill()
+    daemon.start("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))")
+    with User(0) as many, User(BOB) as bob:
+        assert many.do(crowds, daemon.config, [4_000_000_000 + number for number in range(40)]) == MAX_CONNECTIONS
+        assert bob.do(client.node, config=daemon.config).pid == client.node(config=daemon.config).pid == daemon.pid
+
+
+def hold(path: str) -> int:
+    return os.open(path, os.O_RDONLY)
+
+
+def test_what_lingers_counts(daemon: NodeDaemon, site: Site) -> None:
+    """A mount in use is detached, and its servers stay: these count until the last descriptor is closed."""
+    daemon.kill()
+    daemon.start("from bootseer.node import daemon; daemon.MAX_MOUNTS = 3")
+    config = daemon.config
+    with User(ALICE, site.login(ALICE)) as alice, User(ALICE) as holder, User(BOB) as bob:
+        for number in range(1, 4):
+            mine = alice.do(client.mount_image, site.ref, config=config)
+            holder.do(hold, f"{mine.folder}/data/noise")
+            alice.do(client.unmount, mine.id, config=config)
+            found = client.node(config=config)
+            assert (found.mounts, found.lingering) == (0, number)
+        with pytest.raises(UnavailableError, match=f"user {ALICE} has 3 mounts"):
+            alice.do(client.mount_image, site.ref, config=config)
+        assert "3 more were ended" in command(["node", "status"], config)[1]
+        assert bob.do(client.mount_image, site.free, config=config).state == "mounted"
+        holder.end()
+        until(lambda: client.node(config=config).lingering == 0, 30.0, "the end of what lingers")
+        again = alice.do(client.mount_image, site.ref, config=config)
+        assert alice.do(Path.read_bytes, Path(again.folder, "data/noise")) == NOISE
+
+
+def shout(config: Config, count: int) -> None:
+    for number in range(count):
+        with contextlib.suppress(NotFoundError):
+            client.unmount(f"nonesuch-{number}", config=config)
+
+
+def test_no_user_drowns_what_others_asked_for(daemon: NodeDaemon) -> None:
+    with User(ALICE) as alice, User(BOB) as bob:
+        alice.do(shout, daemon.config, 250)
+        bob.do(shout, daemon.config, 1)
+    said = daemon.log.read_text()
+    assert 100 <= said.count(f"user {ALICE}: unmount failed") < 250
+    assert f"user {BOB}: unmount failed" in said
+
+
 def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site: Site, place: Path) -> None:
     config, login = daemon.config, site.login(ALICE)
     stuck = Path(login["DOCKER_CONFIG"], "config.json")
@@ -710,7 +772,7 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     score = min(1000, max(0, int(Path("/proc/self/oom_score_adj").read_text())) + 100)
     with User(ALICE) as alice:
         Path(f"/proc/{alice.pid}/oom_score_adj").write_text(str(score))
-        asker = access.Asker(access.user_of(ALICE), login, alice.pid)
+        asker = access.Asker(access.user_of(ALICE), login, limits(alice.pid))
         digest = access.digest_for(asker, oci.Reference.parse(site.ref), Config())
     assert converted(oci.Reference.parse(site.ref), digest, open_store(site.store), Config()).reference == site.ref
     text = said.read_text()
@@ -725,12 +787,46 @@ def test_helpers_of_logins_are_the_users_own_and_end(site: Site, place: Path, mo
     # Root's own logins do not help a user.
     monkeypatch.setenv("DOCKER_CONFIG", site.login(0)["DOCKER_CONFIG"])
     with pytest.raises(PrivilegeError, match="denies access"):
-        access.digest_for(asker._replace(logins={}, like=os.getpid()), oci.Reference.parse(site.ref), Config())
+        access.digest_for(asker._replace(logins={}, like=limits(os.getpid())), oci.Reference.parse(site.ref), Config())
+
+
+def limits(pid: int) -> access.Limits:
+    pidfd = os.pidfd_open(pid)
+    try:
+        return access.limits_of(pid, pidfd)
+    finally:
+        os.close(pidfd)
+
+
+def test_the_limits_of_a_process_that_has_ended_are_nobody_elses() -> None:
+    """Its number may be another process's by now."""
+    with subprocess.Popen(["sleep", "100"]) as other:
+        pidfd = os.pidfd_open(other.pid)
+        assert access.limits_of(other.pid, pidfd) == limits(os.getpid())
+        other.kill()
+    with pytest.raises(UnavailableError, match="has ended"):
+        access.limits_of(os.getpid(), pidfd)
+    os.close(pidfd)
+
+
+def test_what_the_daemon_starts_is_ended_before_jobs_are(daemon: NodeDaemon, site: Site) -> None:
+    daemon.kill()
+    daemon.start("import os; os.system('echo -500 2>/dev/null > /proc/$PPID/oom_score_adj')")  # where that is allowed
+    with User(ALICE, site.login(ALICE)) as alice:
+        mine = alice.do(client.mount_image, site.ref, config=daemon.config, job="1")
+        assert alice.do(Path.read_bytes, Path(mine.folder, "data/noise")) == NOISE
+    found = client.status(mine.id, config=daemon.config)
+    for pid in (found.pid, found.server_pid, found.fetcher_pid):
+        assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) >= 0
+    bound = re.search(r"Max data size +(\d+|unlimited)", Path(f"/proc/{found.fetcher_pid}/limits").read_text())
+    assert bound
+    assert int(bound[1]) < 100 << 30
+    client.unmount(mine.id, config=daemon.config)
 
 
 def test_a_registry_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "_SECONDS", 2.0)
-    asker = access.Asker(access.NOBODY, {}, os.getpid(), Logins())
+    asker = access.Asker(access.NOBODY, {}, limits(os.getpid()), Logins())
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ref = oci.Reference.parse(f"127.0.0.1:{silent.getsockname()[1]}/a:1")
         with pytest.raises(UnavailableError, match="within 2 s"):

@@ -10,8 +10,10 @@ from bootseer import loglimit
 from bootseer.loglimit import LogRateLimit
 
 
-def line(text: str, *args: object, level: int = logging.WARNING) -> logging.LogRecord:
-    return logging.LogRecord("a", level, "", 0, text, args, None)
+def line(text: str, *args: object, level: int = logging.WARNING, user: object = None) -> logging.LogRecord:
+    record = logging.LogRecord("a", level, "", 0, text, args, None)
+    record.__dict__[loglimit.USER] = user
+    return record
 
 
 def test_most_lines_of_a_kind_pass_then_none_then_one_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +30,29 @@ def test_most_lines_of_a_kind_pass_then_none_then_one_says_how_many(monkeypatch:
     record = line("another")
     assert few.filter(record)
     assert record.getMessage() == "another"
+
+
+def test_each_user_has_lines_and_what_was_left_out_is_told_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5.0]
+    monkeypatch.setattr(loglimit.time, "monotonic", lambda: now[0])
+    few = LogRateLimit(3, 10.0)
+    assert sum(few.filter(line("failed: %d", number, user=65534)) for number in range(300)) == 3
+    assert sum(few.filter(line("failed: %d", number, user="user 7")) for number in range(4)) == 3
+    assert few.filter(line("failed: %d", 1, user=1))
+    now[0] += 9.0
+    assert not few.filter(line("failed: %d", 1, user=65534))
+    now[0] += 1.0
+    record = line("failed: %d", 9, user=65534)
+    assert few.filter(record)
+    assert record.getMessage() == (
+        "failed: 9 (and 298 such lines of user 65534 before it, left out; left out: 1 lines of user 7 as 'failed: %d')"
+    )
+    assert few.filter(again := line("failed: %d", 9, user=65534))
+    assert again.getMessage() == "failed: 9"
+
+
+def test_what_is_counted_is_bounded() -> None:
+    few = LogRateLimit(3, 1000.0)
+    for number in range(5000):
+        assert few.filter(line("failed", user=number))
+    assert sum(few.filter(line("failed", user=0)) for _ in range(9)) == 3

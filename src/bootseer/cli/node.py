@@ -67,6 +67,7 @@ def status(as_json: AsJson = False) -> None:
 
     found = client.node(config=settings())
     state = "is being drained: it mounts nothing more" if found.draining else "serves"
+    lingering = f" ({found.lingering} more were ended, but are in use)" if found.lingering else ""
     others = [
         f"  part {name}: {f'process {part.pid}' if part.serves else 'does not serve'}, "
         f"{count_text(part.starts, 'start', 'starts')}, {count_text(part.mounts, 'mount', 'mounts')}"
@@ -77,7 +78,8 @@ def status(as_json: AsJson = False) -> None:
         found,
         as_json,
         f"node daemon {found.pid} of bootseer {found.version} {state}, since {time_text(found.started)}",
-        f"  {count_text(found.mounts, 'mount', 'mounts')}, {count_text(found.running, 'request', 'requests')} running",
+        f"  {count_text(found.mounts, 'mount', 'mounts')}{lingering}, "
+        f"{count_text(found.running, 'request', 'requests')} running",
         f"  answered: {_counts(found.done)}",
         f"  failed: {_counts(found.failed)}",
         *others,

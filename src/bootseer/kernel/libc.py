@@ -16,6 +16,7 @@ _libc.unshare.argtypes = [ctypes.c_int]
 _libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong]
 _libc.fanotify_init.argtypes = [ctypes.c_uint, ctypes.c_uint]
 _libc.fanotify_mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
+_libc.inotify_add_watch.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]
 _libc.statx.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p]
 _libc.fallocate64.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
@@ -133,6 +134,15 @@ def fanotify_init(flags: int, event_flags: int) -> int:
 
 def fanotify_mark(fd: int, flags: int, mask: int, path: str) -> None:
     _check(_libc.fanotify_mark(fd, flags, mask, _AT_FDCWD, os.fsencode(path)), path)
+
+
+def inotify_init() -> int:
+    """inotify_init1(2), which does not wait."""
+    return _check(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
+
+
+def inotify_add_watch(fd: int, path: str, mask: int) -> int:
+    return _check(_libc.inotify_add_watch(fd, os.fsencode(path), mask), path)
 
 
 def statx(file: int | str) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,9 +26,9 @@ import msgspec
 from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
-from bootseer.kernel import libc, procfs
+from bootseer.kernel import bounds, libc, procfs
 from bootseer.kernel import mount as mounts
-from bootseer.kernel.child import Child, close_others, die_with
+from bootseer.kernel.child import Child, close_others, die_with, ended
 from bootseer.oci.credentials import Logins
 from bootseer.wiretypes import known
 
@@ -70,13 +70,32 @@ def user_of(uid: int) -> User:
     return User(found.pw_uid, found.pw_gid, found.pw_name, found.pw_dir)
 
 
+class Limits(NamedTuple):
+    """Those of a process: its cgroups, and how early it is killed where memory is short."""
+
+    cgroups: tuple[procfs.Cgroup, ...]
+    score: int
+
+
+def limits_of(pid: int, pidfd: int) -> Limits:
+    """Raises `UnavailableError` when the process ``pidfd`` has ended: then ``pid`` may be another one's number."""
+    try:
+        score = int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+        found = Limits(tuple(procfs.cgroups(pid)), max(0, score))
+    except (OSError, ValueError):
+        found = None
+    if found is None or ended(pidfd):
+        raise UnavailableError("the process that asks has ended", hint="ask again")
+    return found
+
+
 class Asker(NamedTuple):
     """Who is to ask: ``user``, with the ``logins`` that these variables name, or with those ``given`` and no others,
-    limited as process ``like`` is."""
+    limited as a process with the limits ``like``."""
 
     user: User
     logins: Mapping[str, str]
-    like: int
+    like: Limits
     given: Logins | None = None
 
 
@@ -116,8 +135,8 @@ def _all_of(fd: int, seconds: float) -> bytes:
 def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: int) -> int:
     """In a process that becomes nobody: the next one is the first of a process namespace, which ends with it."""
     die_with(parent)
-    _join_cgroups(asker.like)
-    _be_killed_as(asker.like)
+    _join(asker.like.cgroups)
+    bounds.be_ended_early(asker.like.score)
     libc.unshare(libc.CLONE_NEWPID)
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -141,21 +160,14 @@ def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: i
     os._exit(0)
 
 
-def _join_cgroups(pid: int) -> None:
-    """Be limited as process ``pid`` is, and end with its job: what a login runs is not to count for the daemon."""
+def _join(cgroups: Sequence[procfs.Cgroup]) -> None:
+    """Be limited as who asks is, and end with its job: what a login runs is not to count for the daemon."""
     tops = [entry for entry in mounts.entries() if entry.fstype in ("cgroup", "cgroup2")]
-    for controllers, path in procfs.cgroups(pid):
+    for controllers, path in cgroups:
         for top in tops:
             if set(controllers.split(",")) <= set(top.options) if controllers else top.fstype == "cgroup2":
                 with contextlib.suppress(OSError):  # a hierarchy that is mounted elsewhere too, or not ours
                     Path(top.target, path.lstrip("/"), "cgroup.procs").write_text("0")
-
-
-def _be_killed_as(pid: int) -> None:
-    """Where memory is short, be ended as soon as process ``pid`` is: the unit protects the daemon from that."""
-    own = max(0, int(Path(f"/proc/{pid}/oom_score_adj").read_text()))
-    with contextlib.suppress(PermissionError):  # the daemon's own score is higher, and not to be lowered
-        Path("/proc/self/oom_score_adj").write_text(str(own))
 
 
 def _become(user: User, config: Config, logins: Mapping[str, str]) -> None:

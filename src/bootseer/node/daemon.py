@@ -12,6 +12,7 @@ import os
 import resource
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -26,7 +27,9 @@ from bootseer.kernel import libc, procfs
 from bootseer.kernel.child import ended
 from bootseer.kernel.flock import lock
 from bootseer.kernel.parts import Part, tell_systemd
+from bootseer.loglimit import USER
 from bootseer.node import access, places, protocol
+from bootseer.node.accounts import ROOT, Accounts, totals
 from bootseer.node.door import Client, Door
 from bootseer.node.entries import Entries, MountRecord
 from bootseer.node.loop import Loop
@@ -70,8 +73,10 @@ class Daemon:
         self._places.chmod(0o711)
         self._folder.chmod(0o755)
         self._loop = Loop()
-        self._door = Door(protocol.socket_path(str(self._folder)), self._loop, self._serve)
-        self._workers = Workers(self._loop, self._lock)
+        self._accounts, self._totals = Accounts(), totals()
+        path = protocol.socket_path(str(self._folder))
+        self._door = Door(path, self._loop, self._accounts, self._totals.connections, self._serve)
+        self._workers = Workers(self._loop, self._lock, self._totals.running)
         self._entries = Entries(self._loop, self._workers, records, self._places, self._state)
         self._started = time.time()
 
@@ -130,21 +135,23 @@ class Daemon:
             )
         if self._part.draining:
             raise UnavailableError("the node daemon is being drained: it mounts nothing more", hint="ask root")
-        if client.uid and sum(one.uid == owner for one in self._entries.mounts(0)) >= MAX_MOUNTS:
-            raise UnavailableError(f"user {owner} has {MAX_MOUNTS} mounts", hint="bootseer unmount ends one")
-        self._workers.check(client.uid)
+        if client.uid:
+            self._check_mounts(client.account)
+        self._workers.check(client.account)
         session, pidfd = (None, -1) if request.job else _session_of(client, request.process)
+        like = access.limits_of(client.pid, client.pidfd)
         place = self._places / secrets.token_hex(6)
         made = Mount(
             id=place.name, folder=str(places.root_of(place)), reference=str(reference), uid=owner, job=request.job,
             made=time.time(),
         )  # fmt: skip
         entry = self._entries.add(MountRecord(id=made.id, mount=made, session=session), pidfd)
-        log.info("user %d has %s mounted as %s for user %d", client.uid, reference, made.id, owner)
+        text = "user %d has %s mounted as %s for user %d"
+        log.info(text, client.uid, reference, made.id, owner, extra={USER: client.account})
 
         def work() -> NodeReply:
             store, user = open_store(self._config.store_url), access.user_of(owner)
-            asker = access.Asker(user, request.logins, client.pid)
+            asker = access.Asker(user, request.logins, like)
             record = readable_for(
                 reference, store, self._config, lambda ref: access.digest_for(asker, ref, self._config)
             )
@@ -170,16 +177,25 @@ class Daemon:
 
         entry.making = self._start(client, "mount", work, finish)
 
+    def _check_mounts(self, account: str) -> None:
+        """Raises `UnavailableError` when ``account`` has too many, or all but root have."""
+        held = Counter(map(self._accounts.of, self._entries.held()))
+        hint = f"bootseer unmount ends one; {self._entries.lingering} have been ended, but are in use"
+        if held[account] >= MAX_MOUNTS:
+            raise UnavailableError(f"{account} has {held[account]} mounts", hint=hint)
+        if (others := held.total() - held[ROOT]) >= self._totals.mounts:
+            raise UnavailableError(f"the users of this node have {others} mounts", hint=hint)
+
     def _unmount(self, client: Client, request: NodeRequest) -> None:
         entry = self._entries.mounted(client.uid, request.id)
-        self._workers.check(client.uid)
-        log.info("user %d ends %s", client.uid, entry.mount.id)
-        self._entries.end(entry, client.uid, lambda reply: self._door.answer(client, reply))
+        self._workers.check(client.account)
+        log.info("user %d ends %s", client.uid, entry.mount.id, extra={USER: client.account})
+        self._entries.end(entry, client.account, lambda reply: self._door.answer(client, reply))
 
     def _ask_server(self, client: Client, request: NodeRequest) -> None:
         """Tell the block server of a mount that its job is ready, or answer with its counters."""
         tree = places.tree_of(self._places / self._entries.mounted(client.uid, request.id).mount.id)
-        self._workers.check(client.uid)
+        self._workers.check(client.account)
 
         def work() -> NodeReply:
             mounted = image.attach(tree, self._state)
@@ -195,11 +211,10 @@ class Daemon:
         if client.uid:
             raise PrivilegeError("only root asks a registry for others", hint="run with sudo")
         ref, given = oci.Reference.parse(request.ref), request.given or Logins()
+        like = access.limits_of(client.pid, client.pidfd)
 
         def work() -> NodeReply:
-            return NodeReply(
-                digest=access.digest_for(access.Asker(access.NOBODY, {}, client.pid, given), ref, self._config)
-            )
+            return NodeReply(digest=access.digest_for(access.Asker(access.NOBODY, {}, like, given), ref, self._config))
 
         self._start(client, "digest", work, lambda reply: self._door.answer(client, reply))
 
@@ -214,6 +229,7 @@ class Daemon:
             started=self._started,
             draining=self._part.draining,
             mounts=len(self._entries),
+            lingering=self._entries.lingering,
             running=len(self._workers),
             connections=len(self._door),
             done=dict(self._door.done),
@@ -237,7 +253,7 @@ class Daemon:
         self, client: Client, name: str, work: Callable[[], NodeReply], finish: Callable[[NodeReply], object]
     ) -> Worker | None:
         """Have a process do ``work``; it is given up when ``client`` ends."""
-        worker = self._workers.start(client.uid, name, work, finish)
+        worker = self._workers.start(client.account, name, work, finish)
         if worker is not None:
             client.dropped = lambda: worker.give_up("its client has ended")
         return worker

@@ -1,7 +1,7 @@
 """The socket of the node daemon: who connects, one request of each, one answer.
 
-A user can neither fill it (limits on connections and on the time until the request comes) nor break it: a packet is
-whole or refused, and what it says is a document of known fields or refused.
+Users can neither fill it (limits on the connections of each and of all, and on the time until the request comes) nor
+break it: a packet is whole or refused, and what it says is a document of known fields or refused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError, doing
 from bootseer.kernel.child import ended
+from bootseer.loglimit import USER
+from bootseer.node.accounts import ROOT, Accounts
 from bootseer.node.loop import Loop
 from bootseer.node.protocol import (
     MAX_REPLY,
@@ -48,6 +50,8 @@ class Client:
         """Raises `OSError` when that process has ended, or lives where this one cannot see it."""
         self.sock = sock
         self.asked = ""
+        self.account = ROOT
+        """Out of whose share it is served."""
         self.dropped: Callable[[], None] = lambda: None
         """Called when the client goes before its answer."""
         self.pid, self.uid = credentials(sock)
@@ -65,8 +69,11 @@ class Client:
 class Door:
     """Listens at ``path``; ``serve`` gets each request, raises `BootseerError` or answers, now or later."""
 
-    def __init__(self, path: Path, loop: Loop, serve: Callable[[Client, NodeRequest], None]) -> None:
-        self._path, self._loop, self._serve = path, loop, serve
+    def __init__(
+        self, path: Path, loop: Loop, accounts: Accounts, most: int, serve: Callable[[Client, NodeRequest], None]
+    ) -> None:
+        """``most``: connections of all users but root."""
+        self._path, self._loop, self._accounts, self._most, self._serve = path, loop, accounts, most, serve
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._clients: set[Client] = set()
         self.done: Counter[str] = Counter()
@@ -116,10 +123,14 @@ class Door:
                 sock.close()
 
     def _enter(self, client: Client) -> None:
-        others = sum(one.uid == client.uid for one in self._clients)
+        client.account = self._accounts.of(client.uid)
+        held = Counter(one.account for one in self._clients)
+        others = held.total() - held[ROOT]
         self._clients.add(client)
-        if client.uid and others >= MAX_CONNECTIONS:
-            error = UnavailableError(f"user {client.uid} has {others} connections to the node daemon", hint="try again")
+        if client.account and (held[client.account] >= MAX_CONNECTIONS or others >= self._most):
+            whose = client.account if held[client.account] >= MAX_CONNECTIONS else "users"
+            count = held.get(whose, others)
+            error = UnavailableError(f"the node daemon has {count} connections of {whose}", hint="try again")
             self.answer(client, failure(error))
             return
         self._loop.watch(client.sock.fileno(), lambda: self._hear(client))
@@ -159,14 +170,15 @@ class Door:
             return False
         (self.failed if reply.code else self.done)[client.asked or "refused"] += 1
         if reply.code:
-            log.info("user %d: %s failed: %r", client.uid, client.asked or "connection", reply.error)
+            what = client.asked or "connection"
+            log.info("user %d: %s failed: %r", client.uid, what, reply.error, extra={USER: client.account})
         client.dropped = lambda: None
         try:
             if client.uid == 0:
                 client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MAX_REPLY)
             client.sock.send(msgspec.json.encode(reply), socket.MSG_NOSIGNAL)
         except OSError as exc:
-            log.info("user %d does not get the answer: %s", client.uid, exc.strerror)
+            log.info("user %d does not get the answer: %s", client.uid, exc.strerror, extra={USER: client.account})
             return False
         finally:
             self._drop(client)

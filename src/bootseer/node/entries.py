@@ -16,8 +16,11 @@ import msgspec
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import ended
+from bootseer.kernel.unmounts import Unmounts
+from bootseer.loglimit import USER
 from bootseer.mountrecords import Record, Records
 from bootseer.node import places
+from bootseer.node.accounts import ROOT
 from bootseer.node.loop import Loop
 from bootseer.node.protocol import Mount, NodeReply
 from bootseer.node.session import Session
@@ -41,6 +44,8 @@ class Entry:
     def __init__(self, record: MountRecord, pidfd: int) -> None:
         self.record, self.pidfd = record, pidfd
         self.making: Worker | None = None
+        self.watch = -1
+        """By which `Unmounts` tells of its end."""
 
     @property
     def mount(self) -> Mount:
@@ -55,9 +60,24 @@ class Entries:
         self._loop, self._workers, self._records = loop, workers, Records(records, MountRecord)
         self._places, self._state = places, state_dir
         self._entries: dict[str, Entry] = {}
+        self._unmounts = Unmounts()
+        self._lingering: dict[int, int] = {}
+        """Watch -> user."""
+        loop.watch(self._unmounts.fileno(), self._see_unmounts)
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def lingering(self) -> int:
+        """Mounts that were ended, but that somebody still uses, and with them their block servers."""
+        self._see_unmounts()
+        return len(self._lingering)
+
+    def held(self) -> list[int]:
+        """For which user each mount is held, those that linger among them."""
+        self._see_unmounts()
+        return [*(entry.mount.uid for entry in self._entries.values()), *self._lingering.values()]
 
     def mounts(self, uid: int) -> list[Mount]:
         """Those that user ``uid`` may see, by id."""
@@ -84,19 +104,21 @@ class Entries:
     def keep(self, entry: Entry, mount: Mount) -> BootseerError | None:
         """From now on ``mount`` is what is known of it; the error is why the next daemon will not know."""
         entry.record.mount = mount
+        if mount.state == "mounted":
+            self._watch(entry)
         try:
             self._records.save(entry.record)
         except BootseerError as exc:
             return exc
         return None
 
-    def end(self, entry: Entry, uid: int = 0, tell: Callable[[NodeReply], object] = lambda _: None) -> None:
-        """Unmount for user ``uid``, and ``tell`` how that went. What fails is tried again later; nobody can use the
+    def end(self, entry: Entry, account: str = ROOT, tell: Callable[[NodeReply], object] = lambda _: None) -> None:
+        """Unmount for ``account``, and ``tell`` how that went. What fails is tried again later; nobody can use the
         mount from now on."""
         mount = entry.mount
         killed = mount.state != "mounted"
         if error := self.keep(entry, msgspec.structs.replace(mount, state="ending")):
-            log.warning("%s; it ends all the same", error)
+            log.warning("%s; it ends all the same", error, extra={USER: mount.uid})
 
         def work() -> NodeReply:
             places.remove(self._places / mount.id, self._state, killed=killed)
@@ -105,17 +127,23 @@ class Entries:
         def finish(reply: NodeReply) -> None:
             tell(reply)
             if reply.code:
-                log.warning("%s has not ended, trying again in %.0f s: %r", mount.id, _RETRY_SECONDS, reply.error)
+                text = "%s has not ended, trying again in %.0f s: %r"
+                log.warning(text, mount.id, _RETRY_SECONDS, reply.error, extra={USER: mount.uid})
                 self._loop.later(entry, _RETRY_SECONDS, lambda: self.end(entry))
                 return
             del self._entries[mount.id]
+            self._see_unmounts()
+            if entry.watch >= 0:
+                text = "%s has ended, but user %d still uses it: it counts until that ends"
+                log.info(text, mount.id, mount.uid, extra={USER: mount.uid})
+                self._lingering[entry.watch] = mount.uid
             if entry.pidfd >= 0:
                 self._loop.forget(entry.pidfd)
                 os.close(entry.pidfd)
                 entry.pidfd = -1
             self._records.delete(mount.id)
 
-        self._workers.start(uid, "unmount", work, finish)
+        self._workers.start(account, "unmount", work, finish)
 
     def adopt(self) -> None:
         """Go on with the mounts of an earlier daemon; end those whose session has ended or that were not done."""
@@ -133,6 +161,8 @@ class Entries:
                 except OSError:
                     whole = False
             entry = self._enter(record, pidfd)
+            if whole:
+                self._watch(entry)
             log.info("%s of an earlier daemon is %s", record.mount.id, "adopted" if whole else "ended")
             if not whole:
                 self.end(entry)
@@ -150,5 +180,19 @@ class Entries:
         if entry.making is not None:
             entry.making.give_up("its session has ended")
         elif entry.mount.state == "mounted":
-            log.info("%s ends with its session", entry.mount.id)
+            log.info("%s ends with its session", entry.mount.id, extra={USER: entry.mount.uid})
             self.end(entry)
+
+    def _watch(self, entry: Entry) -> None:
+        if entry.watch < 0:
+            try:
+                entry.watch = self._unmounts.watch(places.tree_of(self._places / entry.mount.id))
+            except OSError as exc:
+                log.warning("nobody would see whether %s lingers: %s", entry.mount.id, exc.strerror)
+
+    def _see_unmounts(self) -> None:
+        if gone := set(self._unmounts.ended()):
+            self._lingering = {watch: uid for watch, uid in self._lingering.items() if watch not in gone}
+            for entry in self._entries.values():
+                if entry.watch in gone:
+                    entry.watch = -1

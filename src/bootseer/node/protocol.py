@@ -96,6 +96,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since 1970."""
     draining: bool
     mounts: int
+    lingering: int = 0
+    """Mounts that were ended, but that somebody still uses."""
     running: int
     """Requests that are being worked off."""
     connections: int

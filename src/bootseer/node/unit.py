@@ -74,6 +74,7 @@ def metrics(status: NodeStatus) -> str:
         ("start_time_seconds", status.started, "When the daemon started, in seconds since 1970."),
         ("draining", int(status.draining), "1 while the service is being drained."),
         ("mounts", status.mounts, "Images mounted for users, or being mounted or unmounted."),
+        ("lingering", status.lingering, "Mounts that were ended for users, but that somebody still uses."),
         ("requests_running", status.running, "Requests that are being worked off."),
         ("connections", status.connections, "Clients connected, the one that asks included."),
     ):

@@ -12,7 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError, from_os_error
+from bootseer.kernel import bounds
 from bootseer.kernel.child import Child, close_others, die_with
+from bootseer.loglimit import USER
+from bootseer.node.accounts import ROOT
 from bootseer.node.loop import Loop
 from bootseer.node.protocol import REQUEST_SECONDS, NodeReply, failure
 from bootseer.wiretypes import known
@@ -24,34 +27,34 @@ MAX_RUNNING = 8
 
 
 class Workers:
-    """Those of a daemon with this ``loop``, which hold its ``lock``."""
+    """Those of a daemon with this ``loop``, which hold its ``lock``; ``most``: of all users but root."""
 
-    def __init__(self, loop: Loop, lock: int) -> None:
-        self._loop, self._lock = loop, lock
-        self._running: Counter[int] = Counter()
+    def __init__(self, loop: Loop, lock: int, most: int) -> None:
+        self._loop, self._lock, self._most = loop, lock, most
+        self._running: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return self._running.total()
 
-    def check(self, uid: int) -> None:
-        """Raises `UnavailableError` when user ``uid`` has too many."""
-        if uid and self._running[uid] >= MAX_RUNNING:
-            raise UnavailableError(
-                f"{self._running[uid]} requests of user {uid} are being worked off", hint="try again"
-            )
+    def check(self, account: str) -> None:
+        """Raises `UnavailableError` when ``account`` has too many, or all but root have."""
+        count, others = self._running[account], self._running.total() - self._running[ROOT]
+        if account and (count >= MAX_RUNNING or others >= self._most):
+            whose, count = (account, count) if count >= MAX_RUNNING else ("users", others)
+            raise UnavailableError(f"{count} requests of {whose} are being worked off", hint="try again")
 
     def start(
-        self, uid: int, name: str, work: Callable[[], NodeReply], finish: Callable[[NodeReply], object]
+        self, account: str, name: str, work: Callable[[], NodeReply], finish: Callable[[NodeReply], object]
     ) -> Worker | None:
-        """Have a process do ``work`` for user ``uid``; ``finish`` comes later, also when there is no process."""
+        """Have a process do ``work`` for ``account``; ``finish`` comes later, also when there is no process."""
 
         def end(reply: NodeReply) -> None:
-            self._running[uid] -= 1
+            self._running[account] -= 1
             finish(reply)
 
-        self._running[uid] += 1
+        self._running[account] += 1
         try:
-            return Worker(self._loop, name, self._lock, work, end)
+            return Worker(self._loop, account, name, self._lock, work, end)
         except OSError as exc:
             error = from_os_error(exc, f"work off a {name} request")
             self._loop.later(finish, 0.0, lambda: end(failure(error)))
@@ -63,10 +66,16 @@ class Worker:
     daemon ends, and keeps ``lock`` open until it is dead."""
 
     def __init__(
-        self, loop: Loop, name: str, lock: int, work: Callable[[], NodeReply], finish: Callable[[NodeReply], None]
+        self,
+        loop: Loop,
+        account: str,
+        name: str,
+        lock: int,
+        work: Callable[[], NodeReply],
+        finish: Callable[[NodeReply], None],
     ) -> None:
         """Raises `OSError` without descriptors."""
-        self._loop, self._name, self._finish = loop, name, finish
+        self._loop, self._account, self._name, self._finish = loop, account, name, finish
         self._said, self._why = b"", ""
         self._pipe, out = os.pipe()
         os.set_blocking(self._pipe, False)
@@ -105,7 +114,7 @@ class Worker:
             with contextlib.suppress(ValueError):
                 return msgspec.json.decode(self._said, type=known(NodeReply))
         why = self._why or f"its process ended early ({ending})"
-        log.warning("a %s request is given up: %s", self._name, why)
+        log.warning("a %s request is given up: %s", self._name, why, extra={USER: self._account})
         return failure(UnavailableError(f"the {self._name} request is given up: {why}", hint="try again"))
 
 
@@ -115,6 +124,8 @@ def _run(daemon: int, lock: int, out: int, work: Callable[[], NodeReply]) -> int
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     close_others(lock, out)
+    bounds.be_ended_early()
+    bounds.limit_memory()
     os.umask(0o022)  # what block servers put into a store that is a folder is for other users, too
     try:
         reply = work()

@@ -1,0 +1,57 @@
+"""Out of whose share a user number of the node daemon is served."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from bootseer.node import accounts
+from bootseer.node.accounts import ROOT, UNKNOWN, Accounts
+
+
+def test_whose_a_number_is(tmp_path: Path) -> None:
+    lent = tmp_path / "subuid"
+    lines = [
+        "daemon:4000000000:1000",
+        "1:4000100000:5",
+        "nonesuch:4000200000:9",
+        "",
+        "noise",
+        "a:b:c",
+        "daemon:4000300000",
+    ]
+    lent.write_text("\n".join(lines))
+    found = Accounts(lent)
+    assert found.of(0) == ROOT
+    assert found.of(1) == "user 1"
+    for uid in (4000000000, 4000000999, 4000100004):
+        assert found.of(uid) == "user 1", "lent to daemon"
+    for uid in (4000001000, 4000100005, 4000200000, 4000300000, 1 << 40):
+        assert found.of(uid) == UNKNOWN
+    lent.unlink()
+    assert Accounts(lent).of(4000000000) == UNKNOWN
+    assert found.of(4000000000) == "user 1", "it is looked up once a minute"
+
+
+def test_what_is_known_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    def nobody(uid: int) -> None:
+        asked.append(uid)
+        raise KeyError(uid)
+
+    monkeypatch.setattr(accounts, "_MOST", 10)
+    monkeypatch.setattr(accounts.pwd, "getpwuid", nobody)
+    found = Accounts(tmp_path / "none")
+    for uid in [*range(1, 31)] * 2:
+        assert found.of(uid) == UNKNOWN
+    assert len(asked) == 60
+
+
+@pytest.mark.parametrize("files", [256, 1024, 65536, 1 << 20])
+def test_users_leave_root_enough_descriptors(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    most = accounts.totals()
+    assert 2 * most.connections + most.mounts + 2 * most.running <= files * 2 / 3
