@@ -592,3 +592,43 @@ def test_numbers_in_an_address_are_bounded(number: str, tmp_path: Path) -> None:
         query = f"mark={number}&keys={number},{number}&one={number}&other={number}&q={number}&team={number}"
         if path != "/live":
             assert _status(pages, path + (number if path.endswith("/") else ""), "localhost", query) < 500
+
+
+def test_pages_of_the_same_site_send_nothing_with_its_cookie(tmp_path: Path) -> None:
+    """At an address without TLS browsers say ``Origin`` and no ``Sec-Fetch-Site``; cookies know no ports."""
+    (tmp_path / "token").write_text(TOKEN)
+    lines = b"".join(start_up().lines())
+    with serving("--receive", tmp_path / "in", "--token-file", tmp_path / "token") as server:
+        body = urllib.parse.urlencode({"token": TOKEN, "then": "/"}).encode()
+        host = {"Host": f"monitor:{server.port}"}
+        for origin in ("http://monitor:9999", "http://other", "null", "http://[", "", f"ftp://monitor:{server.port}"):
+            assert server.ask("/login", "POST", body, Origin=origin, **host)[0] == 401
+            assert (
+                server.ask("/events", "POST", lines, Origin=origin, Authorization=f"Bearer {TOKEN}", **host)[0] == 401
+            )
+        here = f"http://monitor:{server.port}"
+        cookie = server.ask("/login", "POST", body, Origin=here, **host)[1]["Set-Cookie"]
+        assert cookie.startswith("bootseer-session=")
+        known = {"Cookie": cookie.partition(";")[0], **host}
+        assert server.ask("/jobs.json", **known)[0] == 200
+        assert server.ask("/events", "POST", lines, Origin=here, **known)[0] == 401
+        assert server.ask("/events", "POST", lines, **known)[0] == 401
+        assert list((tmp_path / "in").iterdir()) == []
+        page = server.ask("/", **known)[1]
+        assert page["Cross-Origin-Resource-Policy"] == page["Referrer-Policy"] == "same-origin"
+
+
+def test_under_tls_the_cookie_is_of_this_host_alone(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    with serving(tmp_path, "--token-file", tmp_path / "token") as server:
+        body = urllib.parse.urlencode({"token": TOKEN, "then": "/"}).encode()
+        proxied = {"Host": "monitor", "X-Forwarded-Proto": "https", "Origin": "https://monitor"}
+        for headers in (proxied, {name: proxied[name] for name in ("Host", "Origin")}):
+            cookie = server.ask("/login", "POST", body, **headers)[1]["Set-Cookie"]
+            assert cookie.startswith("__Host-bootseer-session=")
+            assert "secure" in cookie.lower()
+            assert "path=/" in cookie.lower()
+            assert "domain" not in cookie.lower()
+            assert server.ask("/jobs.json", Cookie=cookie.partition(";")[0], **headers)[0] == 200
+        plain = {"Host": "monitor", "X-Forwarded-Proto": "https", "Origin": "http://monitor"}
+        assert server.ask("/login", "POST", body, **plain)[0] == 401

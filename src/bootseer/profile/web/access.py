@@ -1,7 +1,8 @@
 """Who may read the pages and send events: everybody at loopback without a token, else who knows the token.
 
 A token comes as ``Authorization: Bearer TOKEN``, or once through the form, which leaves a cookie that is good until the
-server ends. It is never part of an address.
+server ends. It is never part of an address. A cookie is good for reading alone: browsers send it along with what pages
+of other ports of the same host ask for.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _COOKIE = "bootseer-session"
+_TLS_COOKIE = f"__Host-{_COOKIE}"
+"""Under TLS: browsers take it from no other host and no page without TLS."""
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src 'self';"
     " form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -54,7 +57,8 @@ class Access:
                     headers = MutableHeaders(scope=message)
                     headers["Content-Security-Policy"] = _POLICY
                     headers["X-Content-Type-Options"] = "nosniff"
-                    headers["Referrer-Policy"] = "no-referrer"
+                    headers["Cross-Origin-Resource-Policy"] = "same-origin"
+                    headers["Referrer-Policy"] = "same-origin"  # without any, the form's Origin would be null
                     headers.setdefault("Cache-Control", "no-store")
                 await send(message)
 
@@ -67,20 +71,21 @@ class Access:
         return guarded
 
     def _refusal(self, request: Request) -> str | None:
+        if not _own(request):
+            return "this is not asked by a page of this server"
         if not self._token:
             # a page of another site may have its name resolved to loopback
-            try:
-                host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-            except ValueError:
-                host = ""
-            return None if loopback(host) and _own(request) else "this address is not one of this server"
+            host = _split(f"//{request.headers.get('host', '')}")[1]
+            return None if loopback(host) else "this address is not one of this server"
         path = request.scope["path"]  # not `request.url`: its path is made of the header Host, too, in some versions
         if path == "/login" or path.startswith("/static/"):
             return None
         kind, _, given = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and _equal(given.strip(), self._token):
             return None
-        if _equal(request.cookies.get(_COOKIE, ""), self._session) and _own(request):
+        if request.method in _READING and any(
+            _equal(request.cookies.get(name, ""), self._session) for name in (_TLS_COOKIE, _COOKIE)
+        ):
             return None
         return "the token is wrong" if given else ""
 
@@ -98,8 +103,9 @@ class Access:
         if not then.startswith("/") or then.startswith(("//", "/\\")):
             then = "/"
         answer = RedirectResponse(then, 303)
+        tls = request.scope["scheme"] == "https" or _split(request.headers.get("origin", ""))[0] == "https"
         answer.set_cookie(
-            _COOKIE, self._session, httponly=True, samesite="lax", secure=request.scope["scheme"] == "https"
+            _TLS_COOKIE if tls else _COOKIE, self._session, httponly=True, samesite="lax", secure=tls, path="/"
         )
         return answer
 
@@ -108,11 +114,32 @@ def _equal(given: str, right: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), right.encode())
 
 
+_READING = ("GET", "HEAD")
+
+
 def _own(request: Request) -> bool:
-    """Whether the request is one of our pages, or of somebody who follows a link: no other site reads or sends here."""
-    if request.headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+    """Whether a program asks, or one of our pages, or for reading somebody who follows a link: no other site reads or
+    sends here.
+
+    Browsers say ``Origin`` for all that is not reading, whatever the address; ``Sec-Fetch-Site`` under TLS and at
+    loopback alone."""
+    reading, site = request.method in _READING, request.headers.get("sec-fetch-site", "none")
+    if site not in ("none", "same-origin") and not (reading and request.headers.get("sec-fetch-mode") == "navigate"):
+        return False
+    if reading or (origin := request.headers.get("origin")) is None:
         return True
-    return request.method == "GET" and request.headers.get("sec-fetch-mode") == "navigate"
+    scheme, _, place = _split(origin)
+    # a proxy may take TLS away, and not say so: a page that came by TLS is no worse than one that did not
+    return scheme in (request.scope["scheme"], "https") and place == request.headers.get("host", "").lower() != ""
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    """Scheme, host and host with port."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname or "", parts.netloc.lower()
+    except ValueError:
+        return "", "", ""
 
 
 def _plain(why: str, status: int = 401) -> Response:
