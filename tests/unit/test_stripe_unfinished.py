@@ -1,5 +1,8 @@
 """A file that is being written through a mount, when the disk below its spool or the store refuses."""
 
+import errno
+import os
+
 import pytest
 
 from bootseer.errors import FullError
@@ -73,4 +76,17 @@ def test_while_the_stored_bytes_are_fetched_for_an_append_the_size_is_that_of_al
     file.write(5000, PIECE)
     assert {size for size, _ in sizes} == {5000}
     assert file.size == 6000
+    file.discard()
+
+
+def test_what_another_writer_put_in_its_place_is_not_added_to(tmp_path):
+    """Not even when it has the same size."""
+    fs, data = open_fs(str(tmp_path / "store")), b"a" * (5 << 20)
+    file = Unfinished(fs, "f", Spools(tmp_path, 0), width=2, unit=4096)
+    file.write(0, memoryview(data))
+    file.publish(lambda writer, pointer: None)
+    with fs.create("f", striped=True, unit=4096, width=2) as out:
+        out.write(b"b" * len(data))
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        file.write(len(data), PIECE)
     file.discard()

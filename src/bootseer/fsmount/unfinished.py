@@ -20,7 +20,7 @@ from bootseer.fsmount.record import SPOOLS
 from bootseer.fsmount.refusals import refusal
 from bootseer.fsmount.spool import Spool, Spools
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
-from bootseer.stripefs.files.reader import ChunkFile, refuse_unfinished
+from bootseer.stripefs.files.reader import ChunkFile, StripedFile, refuse_unfinished
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer
@@ -52,6 +52,7 @@ class Unfinished:
         """It is being published, or could not be and nothing was written since."""
         self._fs, self._base, self._shape = fs, base, (width, unit)
         self._end = self._fixed = base.size if base else 0
+        self._uuid = ""  # of what was published last, "" for a plain file
         self._fetching = 0  # bytes that are stored, while they are fetched so that more can be added
         self._spool, self._in_order = Spool(spools), False  # without the spool from now on
         self._writer: StripeWriter | None = None
@@ -162,8 +163,12 @@ class Unfinished:
         self._base = None
 
     def _reopen(self) -> ChunkFile:
+        """What was published last. ESTALE when another writer has replaced it since: its bytes are not to be mixed with
+        these."""
         file = self._fs.open(self.path)
-        if file.size != self._end:
+        uuid = file.pointer.uuid if isinstance(file, StripedFile) else ""
+        if (file.size, uuid) != (self._end, self._uuid):
+            file.close()
             raise refusal(errno.ESTALE, self.path)
         return file
 
@@ -253,7 +258,7 @@ class Unfinished:
             self._abandon()
             self._broken = self._broken or not self._spool.used
             raise
-        self._writer, self._streamed, self._fixed = None, 0, self._end
+        self._writer, self._streamed, self._fixed, self._uuid = None, 0, self._end, written.uuid
         self.changed = self.failed = False
         return written
 
