@@ -1,5 +1,6 @@
 """Renaming: an acknowledged write beside it stays, and stripes go with the last file that names them."""
 
+import contextlib
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from bootseer import faults
 from bootseer.backends.folder import FolderBackend
 from bootseer.backends.interface import Entry, Permissions
-from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
 from bootseer.stripefs.maintenance import check, collect
@@ -169,6 +170,31 @@ def test_stripes_that_belong_to_another_user_stay(fs, monkeypatch, end, names):
     monkeypatch.undo()
     collect.gc(fs.backend, age=0)
     (Path(fs.url).parent / "a").rename(Path(fs.url, "a"))
+    assert content(fs, "a") == OLD
+
+
+@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over", "moved"])
+def test_a_forged_pointer_takes_no_stripes_of_a_write_along_that_is_not_published(fs, monkeypatch, end):
+    def act() -> None:
+        monkeypatch.undo()
+        (stripe,) = Path(fs.url, ".bsx").glob("*.0")
+        forged = layout.Pointer(
+            uuid=stripe.name[:32], size=1, unit=4096, width=3, footers=(0, 0, 0), digest="", epoch=1, name="b"
+        )
+        Path(fs.url, "b").write_bytes(layout.encode_pointer(forged))
+        with contextlib.suppress(DataError):  # a move reads it
+            if end == "removed":
+                fs.remove("b")
+            elif end == "replaced":
+                write(fs, "b", NEW)
+            elif end == "moved":
+                fs.rename("b", "d/b")
+            else:
+                write(fs, "other", NEW)
+                fs.rename("other", "b")
+
+    at(monkeypatch, ("write.rename",), act)
+    write(fs, "a")
     assert content(fs, "a") == OLD
 
 

@@ -18,7 +18,7 @@ from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
-from bootseer.stripefs.files.removal import owned_by, remove_stripes
+from bootseer.stripefs.files.removal import UNFINISHED, owned_by, remove_stripes
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 
@@ -33,9 +33,9 @@ def remove(backend: Backend, path: str) -> None:
         backend.delete(path)
         return
     owned = owned_by(backend, path)
-    backend.rename(path, _temporary(path, pointer.uuid), overwrite=True)
+    tmp = _set_aside(backend, path, pointer)
     faults.point("stripefs.remove.stripes")
-    _discard(backend, path, pointer, owned)
+    _discard(backend, path, pointer, owned, tmp)
 
 
 def remove_tree(backend: Backend, path: str) -> None:
@@ -91,15 +91,19 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
         if replaced is not None and replaced.uuid == (pointer and pointer.uuid):
             replaced = None  # a copy of the pointer
         if replaced is not None:
-            owned = owned_by(backend, dst)
-            write_small(backend, _temporary(dst, replaced.uuid), layout.encode_pointer(replaced))
+            owned, tmp = owned_by(backend, dst), _temporary(dst, replaced.uuid)
+            if exists(backend, tmp):
+                _log.warning(UNFINISHED, dst)
+                replaced = None
+            else:
+                write_small(backend, tmp, layout.encode_pointer(replaced))
         faults.point("stripefs.rename.rename")
         backend.rename(src, dst, overwrite=overwrite)
     except FileExistsError:
         raise NotWritableError(f"cannot rename {src} to {dst}: that exists") from None
     faults.point("stripefs.rename.cleanup")
     if replaced is not None:
-        _discard(backend, dst, replaced, owned)
+        _discard(backend, dst, replaced, owned, tmp)
 
 
 def copy_open(file: ChunkFile, writer: StripeWriter) -> None:
@@ -143,15 +147,14 @@ def _move(backend: Backend, src: str, dst: str, pointer: Pointer, *, overwrite: 
         writer.finish()
     finally:
         writer.abandon()
-    tmp = _temporary(src, pointer.uuid)
     owned = owned_by(backend, src)
     faults.point("stripefs.move.remove")
-    backend.rename(src, tmp, overwrite=True)
+    tmp = _set_aside(backend, src, pointer)
     if _pointer(backend, tmp) != pointer:
         with contextlib.suppress(FileExistsError):  # a still later one
             backend.rename(tmp, src, overwrite=False)
         raise written
-    _discard(backend, src, pointer, owned)
+    _discard(backend, src, pointer, owned, tmp)
 
 
 def _pointer(backend: Backend, path: str) -> Pointer | None:
@@ -165,10 +168,25 @@ def _pointer(backend: Backend, path: str) -> Pointer | None:
         return None
 
 
-def _discard(backend: Backend, path: str, pointer: Pointer, owned: Permissions | None) -> None:
-    """Remove what is left of the file that ``pointer`` was at ``path``; arguments of `remove_stripes`."""
-    if remove_stripes(backend, path, pointer, owned):
-        backend.delete(_temporary(path, pointer.uuid))
+def _set_aside(backend: Backend, path: str, pointer: Pointer) -> str:
+    """Rename what is at ``path`` to the temporary file that names the stripes of ``pointer``, or, when there is one
+    already, to another. Which one that is."""
+    tmp = _temporary(path, pointer.uuid)
+    try:
+        backend.rename(path, tmp, overwrite=False)
+    except FileExistsError:
+        backend.rename(path, tmp := _temporary(path, uuid.uuid4().hex), overwrite=True)
+    return tmp
+
+
+def _discard(backend: Backend, path: str, pointer: Pointer, owned: Permissions | None, tmp: str) -> None:
+    """Remove what is left of the file that ``pointer`` was at ``path``, and then ``tmp``; arguments of
+    `remove_stripes`."""
+    if tmp != _temporary(path, pointer.uuid):
+        _log.warning(UNFINISHED, path)
+        backend.delete(tmp)
+    elif remove_stripes(backend, path, pointer, owned):
+        backend.delete(tmp)
 
 
 def _temporary(path: str, uuid: str) -> str:

@@ -19,7 +19,7 @@ from bootseer.backends.interface import DEADLINE, Backend, Permissions, Sink, ho
 from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
-from bootseer.stripefs.files.removal import owned_by, remove_stripes
+from bootseer.stripefs.files.removal import UNFINISHED, owned_by, remove_stripes
 from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ class Publication:
         self._marker = ""
         self._sink: Sink | None = None
         self._renaming = False
+        self._left = False  # the stripes that are replaced, for others to remove
         self._old: Pointer | None = None
         self.replaces, epoch = True, 0
         try:
@@ -136,7 +137,9 @@ class Publication:
                     f"{self._path} was written by another writer meanwhile", hint="run again"
                 ) from None
         faults.point("stripefs.write.cleanup")
-        if self._old is not None:
+        if self._left:
+            _log.warning(UNFINISHED, self._path)
+        elif self._old is not None:
             try:
                 if remove_stripes(self._backend, self._path, self._old, owned):
                     self._remove(self._marker)
@@ -151,8 +154,10 @@ class Publication:
         if self._old is None:
             return None
         self._marker = join(self._parent, f"{layout.TEMPORARY}{self._old.uuid}")
-        with contextlib.suppress(FileExistsError):  # of another writer that replaces it, or of one that died
+        try:
             self._backend.create(self._marker).close()
+        except FileExistsError:  # of another writer that replaces it, or of one that died, or whose stripes they are
+            self._left = True
         return owned_by(self._backend, self._path)
 
     def may_have_happened(self, exc: BaseException) -> bool:
@@ -172,7 +177,7 @@ class Publication:
     def undo(self) -> None:
         """After an error: the old version is what there is."""
         with contextlib.suppress(BootseerError, OSError):
-            if self._marker and self._old and self._uuid_now() == self._old.uuid:
+            if self._marker and not self._left and self._old and self._uuid_now() == self._old.uuid:
                 self._remove(self._marker)
         if self._sink:
             self._sink.abandon()

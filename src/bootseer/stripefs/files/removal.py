@@ -17,6 +17,7 @@ from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)
 
+UNFINISHED = "the stripes of %s are left in place: a temporary file names them, of a writer that may not have ended"
 _MOST = 16_384
 _named: dict[tuple[str, str, str], str] = {}
 """The uuids that files name, "" for a plain one, by store, path and version: when many files of a folder are removed,
