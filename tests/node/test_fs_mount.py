@@ -135,6 +135,27 @@ def test_a_mount_in_a_closed_folder_is_for_those_to_whom_root_shows_it(mounted):
             subprocess.run(["umount", folder], check=True)
 
 
+def test_links_of_a_job_show_nothing_of_the_host(tmp_path, config):
+    """What may write to a checkpoint folder, a user or a container of root's, puts links into it; root shows it."""
+    (tmp_path / "secret").write_text("only root may read this")
+    folder = tmp_path / "ck"
+    folder.mkdir()
+    for owner, name in ((0, "roots"), (65534, "theirs")):
+        (folder / name).write_text("weights")
+        (folder / f"{name}.pt").symlink_to("../secret")
+        (folder / f"{name}-last.pt").symlink_to(name)
+        for path in (name, f"{name}.pt", f"{name}-last.pt"):
+            os.chown(folder / path, owner, owner, follow_symlinks=False)
+    made = fsmount.start(str(folder), tmp_path / "mnt", config=config)
+    try:
+        for name in ("roots", "theirs"):
+            assert (made.mountpoint / f"{name}-last.pt").read_text() == "weights"
+            with pytest.raises(PermissionError):
+                (made.mountpoint / f"{name}.pt").read_text()
+    finally:
+        made.unmount()
+
+
 def test_mmap_from_many_threads(mounted):
     with (
         open(mounted.mountpoint / "step-1/state.pt", "rb") as file,

@@ -21,6 +21,7 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from bootseer.kernel import libc
 from bootseer.objects import open_store
 
 
@@ -161,7 +162,7 @@ class TestFolder:
             raise PermissionError(13, "Permission denied")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "stat", refused)
+            patch.setattr(libc, "open_without_links", refused)
             for call in (lambda: store.stat("a"), lambda: store.put("b", b"")):
                 with pytest.raises(NotWritableError):
                     call()

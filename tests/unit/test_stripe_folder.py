@@ -88,7 +88,7 @@ def test_a_local_file_that_changes_while_it_is_stored_is_not_stored(tmp_path, si
 def rename(request, monkeypatch) -> None:
     """As on NFS, and on a kernel or library without renameat2."""
 
-    def refuse(source: str, target: str) -> None:
+    def refuse(source_folder: int, source: str, target_folder: int, target: str) -> None:
         raise OSError(request.param, os.strerror(request.param), target)
 
     if request.param:
@@ -127,8 +127,8 @@ def test_a_folder_goes_though_another_removes_its_manifest_meanwhile(tmp_path, m
     real = os.unlink
 
     def unlink(path, **flags):
-        if str(path).endswith("COMMIT") and not flags:
-            real(path)
+        if path == "COMMIT":
+            real(path, **flags)
         real(path, **flags)
 
     monkeypatch.setattr(os, "unlink", unlink)

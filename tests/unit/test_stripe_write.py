@@ -299,7 +299,7 @@ def test_stripes_that_cannot_be_removed_are_garbage_later(tmp_path, monkeypatch,
         with fs.create("f", striped=True, unit=UNIT, width=3) as out:
             out.write(data)
             if data == b"new":
-                monkeypatch.setattr(folder.Path, "unlink", refused)
+                monkeypatch.setattr(os, "unlink", refused)
     assert "are left behind" in caplog.text
     monkeypatch.undo()
     with fs.open("f") as file:
@@ -342,10 +342,10 @@ def test_an_error_after_the_rename_costs_no_stripe(fs, monkeypatch, caplog, erro
 def test_a_folder_that_cannot_be_read_keeps_what_was_published(fs, monkeypatch):
     real = os.open
 
-    def refuse(path: Path, flags: int, *more: int) -> int:
+    def refuse(path: Path, flags: int, *more: int, **named: int) -> int:
         if flags & os.O_DIRECTORY:
             raise PermissionError(errno.EACCES, "no")
-        return real(path, flags, *more)
+        return real(path, flags, *more, **named)
 
     writer = fs.create("f", striped=True, unit=UNIT)
     writer.write(b"new")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
-import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bootseer import faults
-from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean, join
 from bootseer.backends.pool import read_each
-from bootseer.errors import DataError, NotFoundError, NotWritableError, doing, from_os_error
-from bootseer.kernel import libc
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, doing, from_os_error
+from bootseer.kernel import beneath, libc, links
+from bootseer.kernel.removal import remove_tree
+
+log = logging.getLogger(__name__)
 
 _IOV_MAX = 512
+_FOLDER = os.O_PATH | os.O_DIRECTORY
+_SPECIAL = "is no plain file but a device, a pipe or a socket"
 
 
 def _version(info: os.stat_result) -> str:
@@ -27,13 +33,17 @@ def _state(info: os.stat_result) -> str:
     return f"{info.st_ino}-{info.st_size}-{info.st_mtime_ns}"
 
 
-class _Source(Source):
-    """``pinned``: bytes of a file that was changed in place since it was opened are an error."""
+def _entry(name: str, info: os.stat_result) -> Entry:
+    folder = stat.S_ISDIR(info.st_mode)
+    return Entry(name, 0 if folder else info.st_size, folder, info.st_mtime, _version(info))
 
-    def __init__(self, path: Path, pinned: bool) -> None:
-        self._path, self._pinned, self._fd = path, pinned, -1
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        info = os.fstat(self._fd)
+
+class _Source(Source):
+    """``pinned``: bytes of a file that was changed in place since it was opened are an error. Closes ``fd``."""
+
+    def __init__(self, fd: int, path: Path, pinned: bool) -> None:
+        self._fd, self._path, self._pinned = fd, path, pinned
+        info = os.fstat(fd)
         if stat.S_ISDIR(info.st_mode):
             self.close()
             raise NotFoundError(f"cannot open {path}: it is a folder")
@@ -78,9 +88,11 @@ class _Source(Source):
 
 
 class FolderSink:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = open(path, "xb", buffering=0)  # noqa: SIM115  closed by close() or abandon()
+    """Writes to ``fd`` and closes it; ``remove`` takes the file away again."""
+
+    def __init__(self, fd: int, path: Path, remove: Callable[[], object]) -> None:
+        self._path, self._remove = path, remove
+        self._file = os.fdopen(fd, "wb", buffering=0)
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -94,46 +106,67 @@ class FolderSink:
 
     def abandon(self) -> None:
         self._file.close()
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        with contextlib.suppress(BootseerError):
+            self._remove()
 
 
-def _refuse_special(path: Path) -> None:
-    """Raise `NotWritableError` for a device, a pipe or a socket: opening may never end, and none is ever replaced."""
+def _refuse_special(folder: int, name: str, path: Path) -> None:
+    """Raise `NotWritableError` for a device, a pipe or a socket: none is ever replaced."""
     with contextlib.suppress(OSError):
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise NotWritableError(f"{path} is no plain file but a device, a pipe or a socket", hint="name another one")
+        kind = stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+            raise NotWritableError(f"{path} {_SPECIAL}", hint="name another one")
 
 
-def _rename_new(source: Path, target: Path) -> None:
+def _rename_new(source_folder: int, source: str, target_folder: int, target: str) -> None:
     """rename(2) that fails when ``target`` exists: in one step, but for a folder where the storage cannot do that."""
     # NFS answers EINVAL to renameat2 with flags, FUSE and old file systems too; a hard link is as good for a file
     try:
-        libc.rename_new(str(source), str(target))
+        libc.rename_new(source_folder, source, target_folder, target)
     except OSError as exc:
         if exc.errno not in (errno.EINVAL, errno.ENOSYS):
             raise
     else:
         return
-    if source.is_dir() and not source.is_symlink():
+    folders: Any = {"src_dir_fd": source_folder, "dst_dir_fd": target_folder}
+    if stat.S_ISDIR(os.stat(source, dir_fd=source_folder, follow_symlinks=False).st_mode):
         # not in one step, but rename(2) replaces no file, and of folders only an empty one, by a folder
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-        os.rename(source, target)
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(target, dir_fd=target_folder, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        os.rename(source, target, **folders)
         return
-    os.link(source, target, follow_symlinks=False)
-    os.unlink(source)
+    os.link(source, target, **folders, follow_symlinks=False)
+    os.unlink(source, dir_fd=source_folder)
+
+
+def _unlink(above: int, folder: str, names: set[str]) -> None:
+    """Remove all files of these names below ``folder``."""
+    left = [folder]
+    while left:
+        here = left.pop()
+        with beneath.folder(here, root=above) as fd, os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(f"{here}/{entry.name}")
+                elif entry.name in names:
+                    with contextlib.suppress(FileNotFoundError):  # another removal was quicker
+                        os.unlink(entry.name, dir_fd=fd)
 
 
 class FolderBackend(Backend):
-    """Files below ``root``, which the first write makes."""
+    """Files below ``root``, which the first write makes.
+
+    Others may write there: all is done by descriptors, and `bootseer.kernel.links` says which links are followed.
+    ``base``: the folder that a user named, here or further down. ``shown``: others will see what is read here.
+    """
 
     access = ("folder", "the store is a folder of this machine")
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, base: Path | None = None, shown: bool = False) -> None:
+        self.root = Path(os.path.abspath(root))
         self.url = str(root)
+        self._base, self._shown = os.path.abspath(base or root), shown
 
     def _path(self, path: str) -> Path:
         return self.root / path if path else self.root
@@ -149,69 +182,140 @@ class FolderBackend(Backend):
         except OSError as exc:
             raise from_os_error(exc, f"{what} {where}") from exc
 
+    def _open(self, where: Path, flags: int, *, writing: bool = False) -> int:
+        return links.open_followed(str(where), flags, base=self._base, writing=writing, shown=self._shown)
+
+    @contextlib.contextmanager
+    def _held(self, where: Path, flags: int = os.O_PATH, *, writing: bool = False) -> Iterator[int]:
+        fd = self._open(where, flags, writing=writing)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """The folder in which ``path`` lies, to write to, and its name there."""
+        where = self._path(path)
+        fd = self._folder(where.parent) if make else self._open(where.parent, _FOLDER, writing=True)
+        try:
+            yield fd, where.name
+        finally:
+            os.close(fd)
+
+    def _folder(self, where: Path) -> int:
+        """A folder to write to, which is made with those above it where it is missing."""
+        try:
+            return self._open(where, _FOLDER, writing=True)
+        except FileNotFoundError:
+            if where == where.parent:
+                raise
+        above = self._folder(where.parent)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(where.name, dir_fd=above)
+            return beneath.open_at(above, where.name, _FOLDER)
+        finally:
+            os.close(above)
+
     def stat(self, path: str) -> Entry:
         with self._found("look up", path) as where:
-            info = where.stat()
-        folder = stat.S_ISDIR(info.st_mode)
-        return Entry(path.rpartition("/")[2], 0 if folder else info.st_size, folder, info.st_mtime, _version(info))
+            fd = self._open(where, os.O_PATH)
+            try:
+                return _entry(path.rpartition("/")[2], os.fstat(fd))
+            finally:
+                os.close(fd)
 
     def list(self, path: str) -> list[Entry]:
         found = []
-        with self._found("list", path) as where, os.scandir(where) as entries:
+        with (
+            self._found("list", path) as where,
+            self._held(where, os.O_RDONLY | os.O_DIRECTORY) as fd,
+            os.scandir(fd) as entries,
+        ):
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):  # gone since
-                    info = entry.stat()
-                    folder = entry.is_dir()
-                    size = 0 if folder else info.st_size
-                    found.append(Entry(entry.name, size, folder, info.st_mtime, _version(info)))
+                with contextlib.suppress(FileNotFoundError, NotFoundError):  # gone since, or a link to nothing
+                    if entry.is_symlink():
+                        found.append(self._linked(join(path, entry.name), entry))
+                    else:
+                        found.append(_entry(entry.name, entry.stat(follow_symlinks=False)))
         return sorted(found)
+
+    def _linked(self, path: str, entry: os.DirEntry[str]) -> Entry:
+        """What a link leads to; the link itself where it is not followed: only who opens it cannot go on."""
+        try:
+            return self.stat(path)
+        except NotFoundError:
+            raise
+        except BootseerError as exc:
+            log.warning("%s", exc.message)
+            return Entry(entry.name, 0, False, entry.stat(follow_symlinks=False).st_mtime)
 
     def open(self, path: str, *, pinned: bool = False) -> _Source:
         with self._found("open", path) as where:
-            _refuse_special(where)
-            return _Source(where, pinned)
+            try:
+                fd = self._open(where, os.O_RDONLY)
+            except OSError as exc:
+                if exc.errno in (errno.EINVAL, errno.ENXIO):  # the latter: a socket
+                    raise NotWritableError(f"{where} {_SPECIAL}", hint="name another one") from None
+                raise
+            return _Source(fd, where, pinned)
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
         # A link to a folder leads elsewhere: what is there is not of this storage.
-        if path and self._path(path).is_symlink():
+        if path and self._is_link(path):
             return iter(())
         return super().walk(path)
 
+    def _is_link(self, path: str) -> bool:
+        with contextlib.suppress(OSError), self._held(self._path(path).parent) as folder:
+            name = path.rpartition("/")[2]
+            return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        return False
+
     def whole(self) -> tuple[Backend, str]:
-        base = clean(self.url)
-        return (FolderBackend(Path("/")), base) if base else (self, "")
+        path = clean(self.url)
+        return (FolderBackend(Path("/"), base=Path(self._base), shown=self._shown), path) if path else (self, "")
 
     def read_many(self, pieces: Sequence[Piece]) -> None:
         read_each(pieces)
 
     def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> FolderSink:
         target = self._path(path)
+        with contextlib.ExitStack() as stack:
+            with self._making(target.parent):
+                folder, name = stack.enter_context(self._parent(path, make=True))
+            try:
+                fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            except FileExistsError:
+                raise
+            except OSError as exc:
+                raise from_os_error(exc, f"write {target}") from exc
+        return FolderSink(fd, target, lambda: self.delete(path))
+
+    @contextlib.contextmanager
+    def _making(self, folder: Path) -> Iterator[None]:
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            yield
         except (FileExistsError, NotADirectoryError):
-            raise NotWritableError(f"cannot make folder {target.parent}: a file is in the way") from None
+            raise NotWritableError(f"cannot make folder {folder}: a file is in the way") from None
         except OSError as exc:
-            raise from_os_error(exc, f"make folder {target.parent}") from exc
-        try:
-            return FolderSink(target)
-        except FileExistsError:
-            raise
-        except OSError as exc:
-            raise from_os_error(exc, f"write {target}") from exc
+            raise from_os_error(exc, f"make folder {folder}") from exc
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         source, target = self._path(src), self._path(dst)
         try:
-            if overwrite:
-                _refuse_special(target)
-                os.replace(source, target)
-            else:
-                _rename_new(source, target)
-            fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            with self._parent(src) as (from_folder, old), self._parent(dst) as (to_folder, new):
+                if overwrite:
+                    _refuse_special(to_folder, new, target)
+                    os.replace(old, new, src_dir_fd=from_folder, dst_dir_fd=to_folder)
+                else:
+                    _rename_new(from_folder, old, to_folder, new)
+                fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=to_folder)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
         except FileExistsError:
             raise
         except IsADirectoryError as exc:
@@ -220,16 +324,37 @@ class FolderBackend(Backend):
             raise from_os_error(exc, f"rename {source} to {target}") from exc
 
     def delete(self, path: str) -> None:
-        with doing(f"delete {self._path(path)}"):
-            self._path(path).unlink(missing_ok=True)
+        with (
+            doing(f"delete {self._path(path)}"),
+            contextlib.suppress(FileNotFoundError),
+            self._parent(path) as (folder, name),
+        ):
+            os.unlink(name, dir_fd=folder)
+
+    def sweep(self, path: str, prefix: str, seconds: float) -> None:
+        """Remove files in the folder ``path`` that this user made, whose names begin with ``prefix``, and which nobody
+        had written to for so long when the folder was changed last."""
+        with (
+            self._found("list", path) as where,
+            self._held(where, os.O_RDONLY | os.O_DIRECTORY, writing=True) as folder,
+            os.scandir(folder) as entries,
+        ):
+            old = os.fstat(folder).st_mtime - seconds
+            for entry in entries:
+                if entry.name.startswith(prefix) and entry.is_file(follow_symlinks=False):
+                    info = entry.stat(follow_symlinks=False)
+                    if info.st_uid == os.geteuid() and info.st_mtime < old:
+                        log.info("removing %s: its writer is gone", where / entry.name)
+                        os.unlink(entry.name, dir_fd=folder)
 
     def make_folder(self, path: str) -> None:
-        with self._found("make folder", path) as where:
-            where.mkdir(parents=True, exist_ok=True)
+        with self._making(self._path(path)):
+            os.close(self._folder(self._path(path)))
 
     def remove_empty_folder(self, path: str) -> None:
         try:
-            self._path(path).rmdir()
+            with self._parent(path) as (folder, name):
+                os.rmdir(name, dir_fd=folder)
         except OSError as exc:
             if exc.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path) from None
@@ -247,22 +372,24 @@ class FolderBackend(Backend):
         mtime_ns: int | None = None,
     ) -> None:
         if mtime_ns is not None:
-            with self._found("change", path) as where:
-                os.utime(where, ns=(mtime_ns, mtime_ns))
+            with self._found("change", path) as where, self._held(where, writing=True) as fd:
+                os.utime(beneath.shown(fd), ns=(mtime_ns, mtime_ns))
 
     def space(self) -> tuple[int, int]:
-        with self._found("look up", "") as where:
-            found = os.statvfs(where)
+        with self._found("look up", "") as where, self._held(where) as fd:
+            found = os.fstatvfs(fd)
         return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
-        with self._found("remove", path) as folder, contextlib.suppress(FileNotFoundError):
-            if folder.is_symlink():  # what it points to is not in the store
-                folder.unlink()
+        with (
+            self._found("remove", path),
+            contextlib.suppress(FileNotFoundError),
+            self._parent(path) as (above, name),
+        ):
+            if stat.S_ISLNK(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=above)  # what it points to is not in the store
                 return
-            for where, _, names in os.walk(folder) if first else ():  # which does not follow links
-                for name in set(first).intersection(names):
-                    with contextlib.suppress(FileNotFoundError):  # another removal was quicker
-                        os.unlink(os.path.join(where, name))
+            if first:
+                _unlink(above, name, set(first))
             faults.point("stripefs.remove.rest")
-            shutil.rmtree(folder)
+            remove_tree(Path(beneath.shown(above), name))

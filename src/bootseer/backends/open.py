@@ -10,11 +10,14 @@ from bootseer.backends.interface import Backend
 from bootseer.errors import ConfigError, extra
 
 
-def open_storage(url: str) -> Backend:
-    """A path, ``file://...``, ``hdfs://...``, or what fsspec reaches (``s3://...``). Opening touches no storage."""
+def open_storage(url: str, *, shown: bool = False) -> Backend:
+    """A path, ``file://...``, ``hdfs://...``, or what fsspec reaches (``s3://...``). Opening touches no storage.
+
+    ``shown``: what is read is shown to others than this user; in a folder fewer links are followed then.
+    """
     scheme, sep, rest = url.partition("://")
     if not sep or scheme == "file":
-        return FolderBackend(Path(os.path.abspath(rest if sep else url)))
+        return FolderBackend(Path(os.path.abspath(rest if sep else url)), shown=shown)
     if scheme == "hdfs":
         with extra("hdfs", "HDFS"):
             from bootseer.backends.cluster import HdfsBackend

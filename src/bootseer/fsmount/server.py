@@ -73,7 +73,7 @@ class Server:
         self._before = msgspec.json.decode(self._memory.status.read(), type=known(FsStatus))
         negotiated = self._memory.negotiated.read()
         self._negotiated = fuse.Negotiated.decode(negotiated) if negotiated else None
-        self._fs = open_fs(spec.url)
+        self._fs = open_fs(spec.url, shown=spec.allow_other)
         self._cache = NodeCache(Path(spec.cache_dir), spec.limits) if spec.cache_dir else None
         self._ahead = ReadAhead(memory=spec.memory)
         told: Any = {

@@ -170,13 +170,13 @@ def syncfs(folder: str) -> None:
         os.close(fd)
 
 
-def rename_new(source: str, target: str) -> None:
-    """renameat2(2): a rename that fails with EEXIST when there is a ``target``. EINVAL or ENOSYS where the file system
-    or the C library cannot do that."""
+def rename_new(source_folder: int, source: str, target_folder: int, target: str) -> None:
+    """renameat2(2), of names in folder descriptors: a rename that fails with EEXIST when there is a ``target``. EINVAL
+    or ENOSYS where the file system or the C library cannot do that."""
     if not hasattr(_libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), "renameat2")
     names = os.fsencode(source), os.fsencode(target)
-    _check(_libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_NOREPLACE), target)
+    _check(_libc.renameat2(source_folder, names[0], target_folder, names[1], _RENAME_NOREPLACE), target)
 
 
 def open_in_root(root: int, path: bytes, flags: int) -> int:
@@ -192,6 +192,12 @@ def open_beneath(root: int, path: bytes, flags: int, mode: int) -> int:
     way. Returns a descriptor the caller closes. ENOSYS before Linux 5.6."""
     how = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
     return _openat2(root, path, flags, mode if flags & os.O_CREAT else 0, how)
+
+
+def open_without_links(path: bytes, flags: int) -> int:
+    """openat2(2) of an absolute path: ELOOP when a link is on its way, or at its end. Returns a descriptor the caller
+    closes. ENOSYS before Linux 5.6."""
+    return _openat2(_AT_FDCWD, path, flags, 0, _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS)
 
 
 def _openat2(root: int, path: bytes, flags: int, mode: int, resolve: int) -> int:

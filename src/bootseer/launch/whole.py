@@ -22,7 +22,7 @@ def unpacked(ref: str, rootfs: Path) -> Iterator[oci.Image]:
 def copy_checkpoint(url: str, destination: Path) -> None:
     """Copy every file below ``url``, striped or plain, into the folder ``destination``. Raises `NotFoundError` where
     there is none, `DataError` for bytes that are not those of its COMMIT."""
-    fs = stripefs.open_fs(url)
+    fs = stripefs.open_fs(url, shown=True)
     names = fs.files()
     if COMMIT in names:
         fs.checkpoint("")  # else a file that is missing would not be missed

@@ -342,8 +342,9 @@ class StripeFS:
         return writer
 
 
-def open_fs(url: str) -> StripeFS:
-    """The striped store at ``url``: a path, ``file://...`` or ``hdfs://...``. Touches no storage yet."""
+def open_fs(url: str, *, shown: bool = False) -> StripeFS:
+    """The striped store at ``url``: a path, ``file://...`` or ``hdfs://...``. Touches no storage yet. ``shown``: as of
+    `bootseer.backends.open.open_storage`."""
     if not url:
         raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
-    return StripeFS(open_storage(url))
+    return StripeFS(open_storage(url, shown=shown))

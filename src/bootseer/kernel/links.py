@@ -1,0 +1,163 @@
+"""Links on the way to a file that others can change: which of them are followed, and for whom.
+
+`bootseer.kernel.beneath` follows none. Stores and checkpoints need more: people link ``last.ckpt`` to a file beside it,
+and a folder to a larger disk. So a link is followed where who made it gains nothing by that. ``base`` is the folder
+that a user named; paths lie below it, or on the way to it.
+
+- Links of this process's user and of root are followed. By root only where nobody else can write to the folders above
+  them: elsewhere others move root's links about, and root in a container makes them.
+- For reading, links below ``base`` that never leave it.
+- Links that lead to what belongs to who made them; users other than root also follow them to what belongs to root. For
+  writing, those on the way to ``base`` only.
+
+What is opened is what was looked at: all of it is done by descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from bootseer.kernel import beneath, libc
+
+_HELD = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
+_MOST = 40
+"""Links on one way, as the kernel has it."""
+_LEASE_SECONDS = 45.0
+"""What the kernel gives who has a lease on a file, as a server that exports it, before others may open it."""
+
+
+def open_followed(path: str, flags: int, *, base: str, writing: bool = False, shown: bool = False) -> int:
+    """A descriptor of the absolute ``path``, opened with ``flags``; the caller closes it. Its last part may be a link,
+    too: so ``flags`` are those for reading, or for the folder in which something is to be written (``writing``).
+
+    ``shown``: what root reads is shown to others, perhaps to a container that can write there; then root's own links
+    are followed on the way to ``base`` only. Raises `OSError`: EACCES for a link that is not followed, EINVAL for what
+    is neither a regular file nor a folder, unless it is only held (``O_PATH``).
+    """
+    flags |= os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        fd, opened = libc.open_without_links(os.fsencode(path), flags), True
+    except BlockingIOError:
+        fd, opened = _patiently(lambda: libc.open_without_links(os.fsencode(path), flags)), True
+    except OSError as exc:
+        if exc.errno not in (errno.ELOOP, errno.ENOSYS, errno.EPERM):  # EPERM: of filters that know no openat2(2)
+            raise
+        fd, opened = _walk(path, base, writing=writing, shown=shown), False
+    if opened and flags & os.O_PATH:
+        return fd
+    try:
+        if not flags & os.O_PATH and stat.S_IFMT(os.fstat(fd).st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise OSError(errno.EINVAL, "it is a device, a pipe or a socket", path)
+        if not opened:
+            held, fd = fd, -1
+            with _closing(held):
+                fd = _patiently(lambda: os.open(beneath.shown(held), flags))
+    except BaseException:
+        if fd >= 0:
+            os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _patiently(call: Callable[[], int]) -> int:
+    until = time.monotonic() + _LEASE_SECONDS
+    while True:
+        try:
+            return call()
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(0.05)
+
+
+class _Part(NamedTuple):
+    """A part of the way, held. ``safe``: nobody but root can write to it or to one above it."""
+
+    fd: int
+    safe: bool
+
+
+class _End(NamedTuple):
+    """Where a link ends. ``enough``: who made it is reason enough to follow it."""
+
+    name: str
+    maker: int
+    enough: bool
+
+
+_BASE = None
+"""Where the way to the base ends."""
+
+
+def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
+    """``path``, held (``O_PATH``), when each link on its way is followed."""
+    me = os.geteuid()
+    below = path == base or path.startswith(base.rstrip("/") + "/")
+    todo: list[str | _End | None] = [*_parts(path[len(base) :]), _BASE, *_parts(base)] if below else [*_parts(path)]
+    with contextlib.ExitStack() as stack:
+
+        def held(name: str, folder: int | None, more: int = 0) -> int:
+            fd = os.open(name, _HELD | more, dir_fd=folder)
+            stack.callback(os.close, fd)
+            return fd
+
+        root = held("/", None)
+        way = [_Part(root, _only_root(os.fstat(root)))]
+        depth = links = 0  # parts up to the base: 0 before it, and when a link has led out of it
+        reached = False
+        while todo:
+            part, here = todo.pop(), way[-1]
+            if part is _BASE:
+                depth, reached = len(way), True
+            elif isinstance(part, _End):
+                owner = os.fstat(here.fd).st_uid
+                theirs = part.maker and (owner == part.maker or (me and not owner)) and not (writing and reached)
+                if not (part.enough or theirs or (depth and not writing)):
+                    told = f"the link {part.name}, which user {part.maker} made, is not followed"
+                    raise PermissionError(errno.EACCES, told, path)
+            elif part == "..":
+                way = way[:-1] or way
+            else:
+                try:
+                    fd = held(part, here.fd, os.O_DIRECTORY)  # only so is mounted what is mounted on demand
+                except NotADirectoryError:
+                    fd = held(part, here.fd)
+                info = os.fstat(fd)
+                if stat.S_ISLNK(info.st_mode):
+                    links += 1
+                    if links > _MOST:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                    enough = info.st_uid in (0, me) and (me != 0 or (here.safe and not (shown and reached)))
+                    text = os.readlink("", dir_fd=fd)
+                    todo += [_End(part, info.st_uid, enough), *_parts(text)]
+                    if text.startswith("/"):
+                        way = way[:1]
+                else:
+                    way.append(_Part(fd, here.safe and _only_root(info)))
+            if len(way) < depth:
+                depth = 0
+        return os.dup(way[-1].fd)
+
+
+def _parts(path: str) -> list[str]:
+    """The last one first."""
+    return [part for part in reversed(path.split("/")) if part not in ("", ".")]
+
+
+def _only_root(info: os.stat_result) -> bool:
+    """Whether nobody but root can put something into the folder, or replace what root has in it."""
+    return info.st_uid == 0 and not (info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX)
