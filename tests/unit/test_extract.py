@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -27,7 +28,7 @@ from bootseer.blocks.offline import look
 from bootseer.blocks.profiles import library
 from bootseer.chunks.hashing import Buffer
 from bootseer.erofs import xattr
-from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
+from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.objects.folder import FolderStore
 
 ROOT = os.geteuid() == 0
@@ -224,6 +225,14 @@ def test_a_crash_leaves_whole_files_only(site: Site, visit: int, least: int, mos
 def test_a_full_disk_in_between(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.extract.place=enospc")
     with pytest.raises(BootseerError, match="space"):
+        extract(site.store, site.digest, site.folder / "plain")
+    assert os.listdir(site.folder / "plain") == []
+
+
+def test_a_disk_without_room_is_not_filled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(site.folder)._replace(free=1 << 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(FullError, match="0 MiB free"):
         extract(site.store, site.digest, site.folder / "plain")
     assert os.listdir(site.folder / "plain") == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import zstandard
 
 from bootseer import oci
 from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.oci import inflate as inflate_module
 from bootseer.oci.inflate import inflate
 from support.images import Member, write_image
 
@@ -84,6 +86,19 @@ def test_a_bomb_comes_in_small_chunks(kind: str) -> None:
     pack = gzip.compress if kind == "gzip" else zstandard.ZstdCompressor().compress
     sizes = [len(chunk) for chunk in inflate(iter([pack(bytes(100 << 20))]), "layer")]
     assert (sum(sizes), max(sizes) <= 1 << 20) == (100 << 20, True)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_a_bomb_ends_where_no_layer_goes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many times its compressed size, beyond what an honest layer with a file of zeros may have."""
+    monkeypatch.setattr(inflate_module, "FREE", 16 << 20)
+    pack = gzip.compress if kind == "gzip" else zstandard.ZstdCompressor().compress
+    sizes = map(len, inflate(iter([pack(bytes(100 << 20))]), "layer 7"))
+    assert sum(itertools.islice(sizes, 16)) <= 16 << 20
+    with pytest.raises(DataError, match="layer 7 is a bomb"):
+        list(itertools.islice(sizes, 10))
+    honest = os.urandom(1 << 20) + bytes(100 << 20)
+    assert b"".join(inflate(pieces(pack(honest), 1 << 16), "layer")) == honest
 
 
 def test_truncated_gzip_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -283,6 +284,17 @@ def test_sizes_are_checked_before_anything_is_made_of_them(rig: Rig, part: str, 
         TreeManifest.decode(lie, hashing.hexdigest(lie))
 
 
+def test_meta_that_unpacks_to_a_thousand_times_what_is_stored_is_refused(rig: Rig) -> None:
+    """A few bytes in a store would fill the memory and the cache of who looks at them."""
+    manifest = rig.manifest(rig.publish())
+    for size, stored, absurd in ((256 << 20, 9000, False), (257 << 20, 9000, True), (2 << 30, 30 << 20, False)):
+        lie = msgspec.structs.replace(
+            manifest, meta=ObjectRef("0" * 64, size), meta_stored=ObjectRef("0" * 64, stored)
+        ).encode()
+        with pytest.raises(DataError, match="absurd sizes") if absurd else contextlib.nullcontext():
+            TreeManifest.decode(lie, hashing.hexdigest(lie))
+
+
 @pytest.mark.parametrize("size", [-1, (1 << 50) + 1])
 def test_absurd_data_is_refused(rig: Rig, size: int) -> None:
     lie = msgspec.structs.replace(rig.manifest(rig.publish()), data_size=size).encode()
@@ -291,10 +303,12 @@ def test_absurd_data_is_refused(rig: Rig, size: int) -> None:
 
 
 def test_meta_that_is_something_else_takes_no_memory_and_leaves_nothing(rig: Rig) -> None:
-    bomb = compress(bytes(512 << 20), 3)
+    plain = os.urandom(6 << 20) + bytes(506 << 20)
+    bomb = compress(plain, 3)
     stored = ObjectRef(hashing.hexdigest(bomb), len(bomb))
     rig.store.put(stored.key, bomb)
-    meta = ObjectRef("0" * 64, 512 << 20)
+    meta = ObjectRef("0" * 64, len(plain))
+    del plain
     lie = msgspec.structs.replace(rig.manifest(rig.publish()), meta=meta, meta_stored=stored).encode()
     digest = hashing.hexdigest(lie)
     rig.store.put(f"trees/{digest}.json", lie)

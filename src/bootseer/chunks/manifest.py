@@ -19,6 +19,14 @@ MAX_MANIFEST = 1 << 16
 """Bytes of a tree manifest."""
 MAX_META = 2 << 30
 """Bytes of EROFS metadata: images have about 100 per file, so 20 million files."""
+_FREE, _TIMES = 256 << 20, 100
+"""Metadata may have so many bytes, and beyond them so many times what is stored of them, which is about a tenth: else
+a few bytes in a store would fill the memory of who looks at them."""
+
+
+def meta_bound(stored: int) -> int:
+    """Bytes that metadata may have of which ``stored`` are stored."""
+    return min(MAX_META, max(_FREE, _TIMES * stored))
 
 
 class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,7 +58,11 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         refs = self.meta, self.meta_stored, self.map
         if not all(hashing.is_hexdigest(ref.digest) and ref.size >= 0 for ref in refs):
             raise DataError(f"tree manifest {digest[:12]} is not understood: bad reference")
-        sizes = (self.meta.size, MAX_META), (self.map.size, MAX_ENCODED), (self.data_size, MAX_SIZE)
+        sizes = (
+            (self.meta.size, meta_bound(self.meta_stored.size)),
+            (self.map.size, MAX_ENCODED),
+            (self.data_size, MAX_SIZE),
+        )
         if any(not 0 <= size <= most for size, most in (*sizes, (self.meta_stored.size, frame_bound(self.meta.size)))):
             raise DataError(f"tree manifest {digest[:12]} is not understood: absurd sizes")
         return self

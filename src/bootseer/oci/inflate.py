@@ -15,6 +15,9 @@ from bootseer.errors import DataError
 
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """How gzip and zstd begin."""
+FREE, TIMES = 32 << 30, 200
+"""What is compressed may have so many bytes, and beyond them so many times its compressed size: layers have 2 to 10
+times, and some a large file of zeros; gzip can have 1,030 times, zstd more than 10,000."""
 _CHUNK = 1 << 20
 _ERRORS = (cast(type[Exception], isal_zlib.error), gzip.BadGzipFile, zstandard.ZstdError)
 
@@ -22,9 +25,25 @@ _ERRORS = (cast(type[Exception], isal_zlib.error), gzip.BadGzipFile, zstandard.Z
 def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
     """Decompress gzip (any number of members), zstd frames or plain tar, told apart by their first bytes.
 
-    Output chunks are at most 1 MiB, whatever the input expands to. Raises `DataError` naming ``what``. A truncated zstd
-    stream just ends (python-zstandard's reader does not tell): the diff id is what notices it.
+    Output chunks are at most 1 MiB, whatever the input expands to. Raises `DataError` naming ``what``, also when it
+    expands to more than `FREE` and `TIMES` allow. A truncated zstd stream just ends (python-zstandard's reader does not
+    tell): the diff id is what notices it.
     """
+    came, made = [0], 0
+    for plain in _inflate(_counted(chunks, came), what):
+        made += len(plain)
+        if made > max(FREE, TIMES * came[0]):
+            raise DataError(f"{what} is a bomb: {came[0]} bytes of it unpack to more than {made}")
+        yield plain
+
+
+def _counted(chunks: Iterator[bytes], came: list[int]) -> Iterator[bytes]:
+    for chunk in chunks:
+        came[0] += len(chunk)
+        yield chunk
+
+
+def _inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
     head = b""
     for chunk in chunks:
         head += chunk

@@ -30,7 +30,7 @@ from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.hashing import Buffer
 from bootseer.erofs import Inode, Reader
-from bootseer.errors import BootseerError, DataError, doing, from_os_error
+from bootseer.errors import BootseerError, DataError, FullError, doing, from_os_error
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store
 
@@ -74,6 +74,8 @@ def extract(
         site = Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, work)
         site.prepare()
         wanted = site.order(merge(traces, tree.map))
+        if (free := shutil.disk_usage(dest).free) < (need := sum(map(tree.map.length_of, wanted))):
+            raise FullError(f"no space in {dest}: it has {free >> 20} MiB free, {need >> 20} MiB are needed")
         try:
             fetch_all(store, site, wanted, streams=streams, stalled=stalled, progress=_in_bytes(progress, tree.map))
         finally:

@@ -15,7 +15,7 @@ from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import LEVEL, PackWriter, Progress
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
-from bootseer.chunks.manifest import MAX_META, TreeManifest, TreeRef, tree_key
+from bootseer.chunks.manifest import MAX_META, TreeManifest, TreeRef, meta_bound, tree_key
 from bootseer.chunks.zstd import compress
 from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.objects import Store
@@ -58,7 +58,8 @@ class TreeWriter:
     def seal(self, meta: bytes, dead: Iterable[tuple[int, int]] = ()) -> TreeRef:
         """Publish what was written as the data of the EROFS image ``meta``. Data ranges ``dead`` are never read.
 
-        `DataError` for a tree that no reader would accept: more than 2 GiB of ``meta``, a map of more than 1 GiB.
+        `DataError` for a tree that no reader would accept: more than 2 GiB of ``meta``, or far more than is stored of
+        it, a map of more than 1 GiB.
         """
         if len(meta) > MAX_META:
             raise DataError(f"the tree is too large to be mounted: {len(meta)} bytes of metadata")
@@ -69,6 +70,8 @@ class TreeWriter:
         stored, encoded = compress(meta, LEVEL), packed.map.encode()
         if len(encoded) > MAX_ENCODED:
             raise DataError(f"the tree is too large to be mounted: its block map has {len(encoded)} bytes")
+        if len(meta) > meta_bound(len(stored)):
+            raise DataError(f"the tree cannot be mounted: {len(stored)} stored bytes are {len(meta)} of metadata")
         refs = [ObjectRef(hashing.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]
         self._keep(stored, refs[1])
         self._keep(encoded, refs[2])
