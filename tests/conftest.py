@@ -41,6 +41,7 @@ hypothesis.settings.register_profile("soak", max_examples=400, stateful_step_cou
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="also what is slow and rare, and many more examples")
+    parser.addoption("--fuzz-seconds", type=float, default=600.0, help="with --soak: for each decoder that is fuzzed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -56,23 +56,23 @@ def import_(
     if (logs or None, sacct, kubernetes).count(None) != 2:
         raise typer.BadParameter("name one kind of input", param_hint="--log, --sacct, --kubernetes")
     if sacct is not None:
-        document = _of_sacct(sacct, job)
+        lines = _of_sacct(sacct, job)
     elif kubernetes is not None:
         from bootseer.profile import kubernetes as pods
 
-        document = b"".join(pods.events(_text(kubernetes), job))
+        lines = pods.events(_text(kubernetes), job)
     else:
-        document = _of_logs(logs or [], known(patterns), job=job, attempt=attempt, node=node, gpus=gpus, utc=utc)
-    write_out([document], output)
+        lines = _of_logs(logs or [], known(patterns), job=job, attempt=attempt, node=node, gpus=gpus, utc=utc)
+    write_out(lines, output)
 
 
-def _of_sacct(file: Path, job: str) -> bytes:
+def _of_sacct(file: Path, job: str) -> Iterator[bytes]:
     from bootseer.profile import sacct as accounting
 
     found = accounting.read(_text(file))
     if found.bad:
         log.warning("%d records of sacct were not understood; the first: %s", len(found.bad), found.bad[0])
-    return b"".join(accounting.events(found.attempts, job))
+    return accounting.events(found.attempts, job)
 
 
 def _text(file: Path) -> bytes:
@@ -82,7 +82,7 @@ def _text(file: Path) -> bytes:
 
 def _of_logs(
     files: Sequence[Path], known: Sequence[Pattern], *, job: str, attempt: str, node: str, gpus: int, utc: bool
-) -> bytes:
+) -> Iterator[bytes]:
     import datetime
 
     import msgspec
@@ -107,7 +107,7 @@ def _of_logs(
         )
     if timeless:
         log.warning("%d lines that are known carry no time and were left out; %s", timeless, hint)
-    return b"".join(msgspec.json.encode(event) + b"\n" for event in events)
+    return (msgspec.json.encode(event) + b"\n" for event in events)
 
 
 def _lines(file: Path) -> Iterator[str]:

@@ -63,7 +63,7 @@ def events(text: bytes, job: str = "") -> Iterator[bytes]:
 def _read(text: bytes, job: str) -> list[_Pod]:
     try:
         document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise DataError(f"this is no JSON: {exc}", hint=_HINT) from None
     items = document.get("items", [document]) if isinstance(document, dict) else None
     if not isinstance(items, list):
@@ -78,7 +78,7 @@ def _read(text: bytes, job: str) -> list[_Pod]:
         for item in items:
             if item.get("kind") == "Pod":
                 pods.append(_pod(item, happened[item["metadata"].get("uid", "")], job))
-    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         raise DataError(f"a pod or event is not as Kubernetes writes it: {exc!r}", hint=_HINT) from None
     if not pods:
         raise DataError("there is no pod in it", hint=_HINT)
@@ -108,8 +108,8 @@ def _pod(item: dict[str, Any], happened: list[tuple[str, int]], job: str) -> _Po
     if begun:
         spans.append(("env", min(begun), max(ended) if all(ended) else 0))
     return _Pod(
-        name=meta["name"],
-        job=job or next((labels[name] for name in JOB_LABELS if labels.get(name)), (owners or [meta["name"]])[0]),
+        name=str(meta["name"]),
+        job=job or str(next((labels[name] for name in JOB_LABELS if labels.get(name)), (owners or [meta["name"]])[0])),
         attempt=str(labels.get(_ATTEMPT_LABEL, "0")),
         node=str(spec.get("nodeName") or ""),
         gpus=sum(_gpus(one) for one in spec.get("containers") or ()),
@@ -126,7 +126,10 @@ def _began(container: dict[str, Any]) -> int:
 
 def _gpus(container: dict[str, Any]) -> int:
     limits = (container.get("resources") or {}).get("limits") or {}
-    return sum(int(limits.get(name, 0)) for name in _GPUS)
+    held = sum(int(limits.get(name, 0)) for name in _GPUS)
+    if not 0 <= held < 1 << 24:
+        raise ValueError(f"{held} GPUs")
+    return held
 
 
 def _ns(text: str | None) -> int:

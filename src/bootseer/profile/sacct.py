@@ -28,7 +28,8 @@ class Attempt(msgspec.Struct):
     ended: int
     state: str
     nodelist: str
-    nodes: list[str]
+    nodes: int
+    """How many ``nodelist`` names: a short one may name many."""
     gpus: int
     restart: int = 0
     step: str = ""
@@ -68,9 +69,9 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
         submitted, started, ended = (when * 10**9 for when in (one.submitted, one.started, one.ended))
         yield from told.lines("sacct", identity, "queue", "slurm", submitted, started or ended, attrs=attrs)
         if started:
-            attrs |= {"nodes": len(one.nodes), "nodelist": one.nodelist[:_TEXT_LIMIT]}
+            attrs |= {"nodes": one.nodes, "nodelist": one.nodelist[:_TEXT_LIMIT]}
             end = one.step_started * 10**9 or ended
-            for node in one.nodes:
+            for node in hostlist.expand(one.nodelist):
                 yield from told.lines("sacct", identity, "alloc", node, started, end, gpus=one.gpus, attrs=attrs)
 
 
@@ -87,7 +88,7 @@ def _take(record: dict[str, str], latest: dict[str, Attempt], found: list[Attemp
             mine.step = step if step.isdecimal() else ""
         return
     nodelist = record.get("NodeList", "")
-    nodes = [] if nodelist == "None assigned" else hostlist.expand(nodelist)
+    nodes = 0 if nodelist == "None assigned" else len(hostlist.expand(nodelist))
     started = _seconds(record["Start"]) if nodes else 0
     before = latest.get(job_id)
     attempt = Attempt(
@@ -99,7 +100,7 @@ def _take(record: dict[str, str], latest: dict[str, Attempt], found: list[Attemp
         state=record.get("State", ""),
         nodelist=nodelist,
         nodes=nodes,
-        gpus=_gpus(record.get("AllocTRES", "")) // max(len(nodes), 1),
+        gpus=_gpus(record.get("AllocTRES", "")) // max(nodes, 1),
         restart=before.restart + 1 if before else 0,
     )
     if not attempt.submitted:
@@ -129,7 +130,7 @@ def _gpus(tres: str) -> int:
 def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
     try:
         jobs = msgspec.json.decode(text).get("jobs")
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, RecursionError) as exc:
         raise DataError(f"this is no output of sacct --json: {exc}", hint="give what sacct -D --json prints") from None
     for number, job in enumerate(jobs if isinstance(jobs, list) else [], start=1):
         try:
