@@ -81,8 +81,8 @@ def settled(path: Path) -> Path:
             entry = os.lstat(below)
         except FileNotFoundError:
             entry = None
-        kept = found.st_mode & stat.S_ISVTX and (entry is None or _believed(entry.st_uid))
-        if not _believed(found.st_uid) or (_others_write(found) and not kept):
+        kept = found.st_mode & stat.S_ISVTX and (entry is None or believed(entry.st_uid))
+        if not believed(found.st_uid) or (_others_write(found) and not kept):
             raise ConfigError(
                 f"others can replace {below}, because they can write to {real}", hint="choose a folder of root's"
             )
@@ -110,7 +110,7 @@ def _check(path: Path) -> None:
     _check_folder(path)
     for parent in path.parents:
         found = os.stat(parent)
-        if not _believed(found.st_uid) or (_others_write(found) and not found.st_mode & stat.S_ISVTX):
+        if not believed(found.st_uid) or (_others_write(found) and not found.st_mode & stat.S_ISVTX):
             raise ConfigError(
                 f"others can replace {path}, because they can write to {parent}",
                 hint="choose another folder in the settings",
@@ -121,7 +121,7 @@ def _check_folder(path: Path) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path} is a link, not a folder", hint="name the folder itself in the settings")
-    if not _believed(found.st_uid):
+    if not believed(found.st_uid):
         raise ConfigError(
             f"{path} belongs to user {found.st_uid}", hint="remove it, or choose another folder in the settings"
         )
@@ -129,7 +129,7 @@ def _check_folder(path: Path) -> None:
         raise ConfigError(f"others can write to {path}", hint=f"look at what is in it, then chmod go-w {path}")
 
 
-def _believed(uid: int) -> bool:
+def believed(uid: int) -> bool:
     """Root, this user, or who became root by sudo to run this."""
     return uid in (0, os.geteuid()) or (os.geteuid() == 0 and str(uid) == os.environ.get("SUDO_UID"))
 

@@ -251,3 +251,80 @@ def test_a_forged_journal_moves_nothing_outside_of_the_target(site: Site) -> Non
         site.run(site.spec(good), lambda: fill(good))
     assert (site.etc / "passwd").read_text() == "root"
     assert site.etc_is_untouched()
+
+
+SHADOW = "root:$6$abc$hashhashhash:19000:0:99999:7:::\nthe plan: buy all GPUs\n"
+
+
+def published(site: Site) -> str:
+    return "".join(
+        path.read_text(errors="replace") for path in site.store.rglob("*") if path.is_file() and "env" in path.parts
+    )
+
+
+@pytest.mark.parametrize("contained", [True, False])
+@pytest.mark.parametrize("how", ["an absolute path", "a way up", "a link", "the key file is a link", "a key folder"])
+def test_what_root_alone_may_read_is_no_part_of_a_key(site: Site, contained: bool, how: str) -> None:
+    """Alice's requirements file includes a file of root's, or is one."""
+    secret, reqs, good = site.etc / "shadow", site.alice / "requirements.txt", site.etc.parent / "good"
+    secret.write_text(SHADOW)
+    secret.chmod(0o600)
+    include = {"an absolute path": secret, "a way up": "../etc/shadow", "a link": "more.txt"}.get(how, "")
+    (site.alice / "more.txt").symlink_to(secret)
+    if how == "the key file is a link":
+        reqs.symlink_to(secret)
+    else:
+        reqs.write_text(f"-r {include}\n")
+        os.chown(reqs, ALICE, ALICE)
+    given = site.alice if how == "a key folder" else reqs
+    if contained:
+        spec = site.spec(good, key_files=(str(given),), mounts=((str(site.alice), "/alice"),))
+    else:
+        spec = site.spec(good, targets=(Target(str(good)),), key_files=(str(given),), cwd=str(site.alice))
+        spec = msgspec.structs.replace(spec, image_digest="")
+    if how == "the key file is a link":
+        with pytest.raises(ConfigError, match="cannot read key file"):
+            site.run(spec, lambda: fill(good))
+        return
+    assert site.run(spec, lambda: fill(good)).outcome is Outcome.RAN_AND_PUBLISHED
+    text = published(site)
+    assert "buy all GPUs" not in text
+    assert "hashhash" not in text
+    assert f'"size":{len(SHADOW)}' not in text
+
+
+def test_files_that_everybody_may_read_count_without_their_text(site: Site) -> None:
+    """A requirements file beside the job's folder is ordinary; only what the job's folder holds is explained."""
+    good, shared = site.etc.parent / "good", site.etc.parent / "shared.txt"
+    (site.etc / "requirements.txt").write_text("-r ../shared.txt\nours==1\n")
+    shared.write_text("theirs==1\n")
+    site.etc.parent.chmod(0o755)
+    spec = site.spec(good, targets=(Target(str(good)),), key_files=("requirements.txt",), cwd=str(site.etc))
+    spec = msgspec.structs.replace(spec, image_digest="")
+    from bootseer.env import key
+
+    document = key.build(spec)
+    files = {name: entry.text for name, entry in document.files.items()}
+    hidden = not (site.etc.parent.parent.parent.stat().st_mode & 0o011)  # as pytest's folders are
+    assert files == {"requirements.txt": "-r ../shared.txt\nours==1\n"} | ({} if hidden else {"../shared.txt": ""})
+    shared.write_text("theirs==2\n")
+    assert (key.build(spec).key != document.key) is not hidden
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_pipe_in_place_of_a_key_file_holds_nobody_up(site: Site, required: bool) -> None:
+    good = site.etc.parent / "good"
+    os.mkfifo(site.alice / "pipe")
+    (site.alice / "requirements.txt").write_text("-r pipe\n")
+    name = "pipe" if required else "requirements.txt"
+    spec = site.spec(good, key_files=(str(site.alice / name),), mounts=((str(site.alice), "/alice"),))
+    if required:
+        with pytest.raises(ConfigError, match=r"cannot read key file .*: it is no regular file"):
+            site.run(spec)
+    else:
+        assert site.run(spec, lambda: fill(good)).outcome is Outcome.RAN_AND_PUBLISHED
+    with open(site.alice / "huge", "wb") as file:
+        file.truncate(2 << 40)
+    spec = site.spec(good, key_files=(str(site.alice / "huge"),), mounts=((str(site.alice), "/alice"),))
+    with pytest.raises(ConfigError, match="more than 8 GiB"):
+        site.run(spec)

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
-from bootseer.env.key import FileInput, KeyDocument
+from bootseer.env.key import KeyDocument
+from bootseer.env.keyfile import FileInput
 
 _PIN = re.compile(r"^\s*([A-Za-z0-9._-]+(?:\[[^\]]*\])?)\s*==\s*([^\s;#\\]+)")
 _LINES = 6
+_MOST_LINES = 3000
+"""Longer texts are not compared line by line, which may take minutes."""
 
 
 def changes(old: KeyDocument, new: KeyDocument) -> list[str]:
@@ -72,7 +75,10 @@ def _file_change(name: str, old: FileInput | None, new: FileInput | None) -> lis
 
 
 def _line_changes(old: str, new: str) -> list[str]:
-    rows = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0)
+    before, after = old.splitlines(), new.splitlines()
+    if max(len(before), len(after)) > _MOST_LINES:
+        return []
+    rows = difflib.unified_diff(before, after, lineterm="", n=0)
     found = [row for row in rows if row[:1] in "+-" and row[:3] not in ("+++", "---") and row[1:].strip()]
     shown = [f"{row[0]} {_requirement(row[1:])}" for row in found[:_LINES]]
     return [*shown, f"and {len(found) - _LINES} more lines"] if len(found) > _LINES else shown

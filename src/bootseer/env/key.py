@@ -5,7 +5,6 @@ The document (``docs/internals/snapshot.md``) travels with the snapshot, so that
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -15,29 +14,18 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from bootseer.env.canonical import sha256_of
-from bootseer.env.credentials import (
-    holds_credentials,
-    holds_password,
-    redact,
-    remove_credentials,
-    remove_from_command,
-    remove_from_variable,
-    slow_digest,
-)
+from bootseer.env.credentials import remove_from_command, remove_from_variable
+from bootseer.env.keyfile import FileInput, KeyFiles
 from bootseer.env.scan import mount_points_below
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import ConfigError, DataError
 from bootseer.wiretypes import known
 
 VERSION = 2
-TEXT_LIMIT = 64 << 10
-_FOLDER_LIMIT = 10_000
-_INCLUDE = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 _ATTACHED = re.compile(r"^(?:--[a-z-]+=|-[rc])(?=[^-])(.+)$", re.S)
 
 # Without the modules platform and sysconfig, which cost more than the start of the interpreter.
@@ -54,15 +42,6 @@ class PythonInfo(msgspec.Struct, frozen=True):
     implementation: str = ""
     version: str = ""
     soabi: str = ""
-
-
-class FileInput(msgspec.Struct, frozen=True):
-    """Content of one script or key file. ``digest`` is its SHA-256, without the credentials of URLs and the like, or a
-    slow hash where ``text``, which is for explanations and redacted, does not show all of it."""
-
-    digest: str
-    size: int
-    text: str = ""
 
 
 class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,20 +149,15 @@ def _is_below(path: str, folder: str) -> bool:
 
 
 def _files(spec: EnvSpec) -> dict[str, FileInput]:
-    out: dict[str, FileInput] = {}
+    files = KeyFiles(spec)
     for given in spec.key_files:
-        path = spec.folder / given
-        name = _document_name(given, out)
-        if path.is_dir():
-            out[name] = _folder_input(path)
-        else:
-            _add(out, name, path, required=True)
+        files.add(_document_name(given, files.found), spec.folder / given, required=True)
     # In a container the command's words name files of the container, not of this host.
     for word in () if spec.contained else _words(spec):
         path = spec.folder / word
-        if word not in out and path.is_file() and not _inside_target(spec, path):
-            _add(out, word, path, required=False)
-    return dict(sorted(out.items()))
+        if word not in files.found and path.is_file() and not _inside_target(spec, path):
+            files.add(word, path, required=False)
+    return dict(sorted(files.found.items()))
 
 
 def _document_name(given: str, taken: dict[str, FileInput]) -> str:
@@ -208,54 +182,3 @@ def _inside_target(spec: EnvSpec, path: Path) -> bool:
     # A file the command makes may be named in the command: absent before, there after, so never an input.
     whole = os.path.abspath(path)
     return any(_is_below(whole, prefix) for t in spec.targets for prefix in (t.path, str(t.host)))
-
-
-def _add(out: dict[str, FileInput], name: str, path: Path, *, required: bool) -> None:
-    try:
-        data = path.read_bytes()
-    except OSError as exc:
-        if required:
-            raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
-        return
-    out[name] = _content(path.name, data)
-    if path.suffix in (".txt", ".in") and b"\0" not in data:
-        for include in _INCLUDE.findall(data.decode(errors="replace")):
-            inner = os.path.normpath(os.path.join(os.path.dirname(name), include))
-            if inner not in out and "://" not in include and len(out) < 1000:
-                _add(out, inner, path.parent / include, required=False)
-
-
-def _content(name: str, data: bytes) -> FileInput:
-    if holds_credentials(name):
-        return FileInput(slow_digest(data), len(data))
-    try:
-        text = remove_credentials(data.decode()) if b"\0" not in data[:8192] else None
-    except UnicodeDecodeError:
-        text = None
-    if text is None:
-        return FileInput(hashlib.sha256(data).hexdigest(), len(data))
-    size = len(text.encode())
-    shown = redact(text) if size <= TEXT_LIMIT else ""
-    plain = hashlib.sha256(text.encode()).hexdigest() if shown == text else slow_digest(text)
-    return FileInput(plain, size, shown)
-
-
-def _folder_input(folder: Path) -> FileInput:
-    """A folder as one input: hash over the names and contents of its files, links as text."""
-    rows: list[Any] = []
-    size = 0
-    for base, dirs, names in os.walk(folder):
-        dirs[:] = sorted(name for name in dirs if name not in (".git", "__pycache__"))
-        links = [name for name in dirs if Path(base, name).is_symlink()]
-        for name in sorted([*names, *links]):
-            path = Path(base, name)
-            try:
-                data = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
-            except OSError as exc:
-                raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
-            size += len(data)
-            found = slow_digest(data) if holds_password(name, data) else hashlib.sha256(data).hexdigest()
-            rows.append([str(path.relative_to(folder)), found])
-            if len(rows) > _FOLDER_LIMIT:
-                raise ConfigError(f"key folder {folder} holds more than {_FOLDER_LIMIT} files", hint="name fewer files")
-    return FileInput(sha256_of(rows), size, "".join(f"{found[:16]} {name}\n" for name, found in rows)[:TEXT_LIMIT])

@@ -53,6 +53,8 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Working folder of the command, as the job sees it; empty: this process's, or the image's."""
     mounts: tuple[tuple[str, str], ...] = ()
     """(folder of this host, where the job sees it): what a container shows the command beside its image."""
+    rootfs: str = ""
+    """The root file system of that container on this host."""
     python: str = ""
     """Interpreter the environment is for, runnable on this host; empty: ``python3`` on PATH (none with an image)."""
     environ: Mapping[str, str] | None = None
@@ -89,6 +91,12 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the command runs in a container, with an interpreter and a libc that are not this host's."""
         return bool(self.image_digest) or any(str(target.host) != target.path for target in self.targets)
 
+    def root_of(self, path: str | Path) -> str:
+        """The folder of this host in which ``path`` of this host lies, and a container may change every name; empty
+        when there is none."""
+        roots = [root for root in (self.rootfs, *(source for source, _ in self.mounts)) if root]
+        return max((root for root in roots if Path(path).is_relative_to(root)), key=len, default="")
+
     def on_host(self, path: str) -> str:
         """Where ``path``, as the job sees it, lies on this host; empty for what is in a container's image."""
         if not self.contained:
@@ -122,8 +130,6 @@ class Outcome(enum.StrEnum):
     RESTORED_UNPACK = "restored-unpack"
     RAN_AND_PUBLISHED = "ran-and-published"
     RAN = "ran"
-    FAILED = "failed"
-    """The command did not run here: it had failed on the nodes that this one waited for."""
 
 
 def resolve_in(root: Path, path: str) -> Path:

@@ -223,6 +223,7 @@ class _Node:
             key_env=tuple(table.key_env),
             cwd=self.job.job.cwd,
             mounts=container.shown,
+            rootfs=str(container.rootfs),
             environ=self.job.job.env,
             salt=table.salt,
             max_age=parse_age(table.max_age) if table.max_age else None,

@@ -1,0 +1,209 @@
+"""Key files: what a file or folder holds that decides about the command, read so that nothing else of the host gets in.
+
+Who writes a requirements file chooses what it includes, and whoever may write beside it what a name leads to. So a
+container's files are opened below the folder of this host that they lie in, with no link followed by then. Without one
+root reads, outside of the job's folder and those of the files that were named, only what everybody may read. No text is
+kept of what lies outside, nor as root of what is not root's own or not for everybody. Nothing waits for a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bootseer import folders
+from bootseer.env.canonical import sha256_of
+from bootseer.env.credentials import holds_credentials, holds_password, redact, remove_credentials, slow_digest
+from bootseer.env.spec import EnvSpec, resolve_in
+from bootseer.errors import ConfigError
+from bootseer.kernel import beneath
+
+log = logging.getLogger(__name__)
+
+TEXT_LIMIT = 64 << 10
+_WHOLE = 16 << 20
+"""Larger files are hashed as they are."""
+_MOST = 8 << 30
+"""Bytes of all key files together."""
+_FILES = 1000
+_FOLDER_LIMIT = 10_000
+_INCLUDE = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
+
+
+class FileInput(msgspec.Struct, frozen=True):
+    """Content of one script or key file. ``digest`` is its SHA-256, without the credentials of URLs and the like, or a
+    slow hash where ``text``, which is for explanations and redacted, does not show all of it."""
+
+    digest: str
+    size: int
+    text: str = ""
+
+
+class KeyFiles:
+    """The files of ``spec`` as they come, by name: `add` for each that is named."""
+
+    def __init__(self, spec: EnvSpec) -> None:
+        self.found: dict[str, FileInput] = {}
+        self._spec = spec
+        self._left = _MOST
+
+    def add(self, name: str, path: Path, *, required: bool) -> None:
+        """Also what the file includes, and what that includes. Raises `ConfigError` when a ``required`` one cannot be
+        read; another is left out then."""
+        try:
+            if required and path.is_dir():
+                self.found[name] = self._folder(path)
+            else:
+                self._file(name, path, self._places(path))
+        except OSError as exc:
+            if required:
+                raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
+            log.info("%s does not count for the key: %s", path, exc.strerror)
+
+    def _file(self, name: str, path: Path, places: tuple[str, ...]) -> None:
+        with self._opened(path, places) as (fd, ours, shown):
+            content, text = self._content(path.name, fd, ours, shown)
+        self.found[name] = content
+        if path.suffix not in (".txt", ".in"):
+            return
+        for include in _INCLUDE.findall(text):
+            inner = os.path.normpath(os.path.join(os.path.dirname(name), include))
+            if inner in self.found or "://" in include or "\0" in include or len(self.found) >= _FILES:
+                continue
+            try:
+                self._file(inner, Path(os.path.normpath(path.parent / include)), places)
+            except OSError as exc:
+                log.warning("%s, which %s includes, does not count for the key: %s", include, path, exc.strerror)
+
+    def _places(self, path: Path) -> tuple[str, ...]:
+        """The folders whose files are the job's: its own, and that of the file it names; in a container the folder of
+        this host that it lies in."""
+        if self._spec.contained and (root := self._spec.root_of(path)):
+            return (root,)
+        return tuple(_settled(folder) for folder in (self._spec.folder, (self._spec.folder / path).parent))
+
+    @contextlib.contextmanager
+    def _opened(self, path: Path, places: tuple[str, ...]) -> Iterator[tuple[int, bool, bool]]:
+        """A descriptor of the regular file ``path``, whether it is one of the job's that nobody need guess, and whether
+        its text may be shown. Raises `OSError`."""
+        if len(places) == 1:
+            with beneath.folder(places[0]) as base:
+                inner = os.path.relpath(path, places[0])
+                if inner.startswith(".."):
+                    raise OSError(errno.EXDEV, f"it lies outside of {places[0]}", str(path))
+                real = os.path.relpath(resolve_in(Path(places[0]), inner), places[0])
+                fd, inside = beneath.open_regular(real, root=base), True
+        else:
+            fd = _open_plainly(path)
+            real = os.readlink(beneath.shown(fd))
+            inside = any(real.startswith(place.rstrip("/") + "/") for place in places)
+        try:
+            mode, owner = os.fstat(fd).st_mode, os.fstat(fd).st_uid
+            public = os.geteuid() != 0 or bool(mode & 0o004)
+            if os.geteuid() == 0 and not inside and not (public and folders.enterable(Path(real))):
+                raise OSError(errno.EACCES, "it is private, and lies outside of the job's folder", str(path))
+            yield fd, inside and public, inside and public and (os.geteuid() != 0 or folders.believed(owner))
+        finally:
+            os.close(fd)
+
+    def _content(self, name: str, fd: int, ours: bool, shown: bool) -> tuple[FileInput, str]:
+        """The input, and the text in which includes are looked for."""
+        size = os.fstat(fd).st_size
+        self._take(size)
+        if size > _WHOLE:
+            with open(fd, "rb", closefd=False) as file:
+                return FileInput(hashlib.file_digest(file, "sha256").hexdigest(), size), ""
+        data = b""
+        while more := os.read(fd, _WHOLE + 1 - len(data)):
+            data += more
+        if holds_credentials(name):
+            return FileInput(slow_digest(data), len(data)), ""
+        try:
+            text = remove_credentials(data.decode()) if b"\0" not in data[:8192] else None
+        except UnicodeDecodeError:
+            text = None
+        raw = data.decode(errors="replace") if b"\0" not in data else ""
+        if text is None:
+            digest = hashlib.sha256(data).hexdigest() if ours else slow_digest(data)
+            return FileInput(digest, len(data)), raw
+        size = len(text.encode())
+        seen = redact(text) if ours and size <= TEXT_LIMIT else ""
+        plain = hashlib.sha256(text.encode()).hexdigest() if seen == text else slow_digest(text)
+        return FileInput(plain, size, seen if shown else ""), raw
+
+    def _take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise OSError(errno.EFBIG, f"key files have more than {_MOST >> 30} GiB")
+
+    def _folder(self, path: Path) -> FileInput:
+        """A folder as one input: hash over the names and contents of its files, links as text."""
+        rows: list[Any] = []
+        size = 0
+        root = self._spec.root_of(path) if self._spec.contained else ""
+        with contextlib.ExitStack() as stack:
+            base = stack.enter_context(beneath.folder(root)) if root else None
+            real = os.path.relpath(resolve_in(Path(root), os.path.relpath(path, root)), root) if root else path
+            top = stack.enter_context(beneath.folder(real, root=base))
+            shown = os.geteuid() != 0 or folders.believed(os.fstat(top).st_uid)
+            for folder, dirs, names, fd in os.fwalk(".", dir_fd=top, onerror=_raise):
+                dirs[:] = sorted(name for name in dirs if name not in (".git", "__pycache__"))
+                links = [name for name in dirs if stat.S_ISLNK(os.lstat(f"{beneath.shown(fd)}/{name}").st_mode)]
+                for name in sorted([*names, *links]):
+                    digest, length = self._row(name, fd)
+                    size += length
+                    rows.append([os.path.normpath(os.path.join(folder, name)), digest])
+                    if len(rows) > _FOLDER_LIMIT:
+                        hint = "name fewer files"
+                        raise ConfigError(f"key folder {path} holds more than {_FOLDER_LIMIT} files", hint=hint)
+        listing = "".join(f"{found[:16]} {name}\n" for name, found in rows) if shown else ""
+        return FileInput(sha256_of(rows), size, listing[:TEXT_LIMIT])
+
+    def _row(self, name: str, folder: int) -> tuple[str, int]:
+        kind = os.lstat(f"{beneath.shown(folder)}/{name}").st_mode
+        if stat.S_ISLNK(kind):
+            text = os.fsencode(os.readlink(name, dir_fd=folder))
+            return slow_digest(text) if holds_password(name, text) else hashlib.sha256(text).hexdigest(), len(text)
+        if not stat.S_ISREG(kind):
+            return "no file", 0
+        with open(beneath.open_regular(name, root=folder), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._take(size)
+            if size > _WHOLE:
+                return hashlib.file_digest(file, "sha256").hexdigest(), size
+            data = file.read(_WHOLE + 1)
+        return slow_digest(data) if holds_password(name, data) else hashlib.sha256(data).hexdigest(), len(data)
+
+
+def _settled(folder: Path) -> str:
+    """The folder by its real path; as root with those links alone in it that nobody else can change."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(ConfigError):
+            return str(folders.settled(folder))
+        return os.path.abspath(folder)
+    return os.path.realpath(folder)
+
+
+def _open_plainly(path: Path) -> int:
+    """Links are followed; nothing but a regular file is opened, not even for a moment."""
+    held = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(held).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return os.open(beneath.shown(held), os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(held)
+
+
+def _raise(error: OSError) -> None:
+    raise error
