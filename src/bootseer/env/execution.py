@@ -119,14 +119,14 @@ class _Attempt:
             if self._catch.group:
                 self._catch.group.take_down()
             if self._lead and isinstance(exc, BootseerError):
-                self._lead.failed(f"the command could not be run: {exc.message}", exc.exit_code)
+                self._lead.failed(f"the command could not be run: {exc.message}")
             raise
 
     def failed(self, code: int) -> str:
         """Tell the others that the command failed; the reason in words."""
         failure = f"the command failed with exit code {code}"
         if self._lead:
-            self._lead.failed(failure, code)
+            self._lead.failed(failure)
         return failure
 
     def finish(self) -> None:

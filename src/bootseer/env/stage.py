@@ -29,6 +29,8 @@ from bootseer.objects import Store, lease
 
 log = logging.getLogger(__name__)
 
+_LEAST_PATIENCE, _TIMES = 300.0, 4
+
 
 def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Config) -> EnvResult:
     """Bring the targets of ``spec`` to what its command makes of them; ``runner`` runs the command, at most once.
@@ -100,15 +102,19 @@ class _Stage:
 
                 with self.timed("wait"):
                     name, work = f"env/{self.key}", "runs the set-up command"
-                    turn = lease.take_turn(look.store, name, work=work, seconds=spec.wait, settled=settled)
-                if turn.failure:
-                    return self._failed(turn.failure)
+                    wait = min(spec.wait, self._patience(look))
+                    turn = lease.take_turn(look.store, name, work=work, seconds=wait, settled=settled)
                 if result := self._restored(look, unpacking):
                     return result
             return self.execution.run(look, turn.lead)
 
     def _look(self, document: KeyDocument, unpacking: bool) -> Lookup:
         return lookup.look(self.spec, document, self.store_url, self.config, unpacking=unpacking)
+
+    def _patience(self, look: Lookup) -> float:
+        """Seconds after which a node that says it runs the command is not believed: a few times what that took before,
+        where a snapshot of this key tells."""
+        return max(_LEAST_PATIENCE, _TIMES * look.nearest.seconds) if look.nearest else self.spec.wait
 
     # -- before -----------------------------------------------------------------------------------------------------
 
@@ -171,6 +177,11 @@ class _Stage:
         except (BootseerError, OSError) as exc:
             log.warning("cannot restore snapshot %s: %s; running the command", self.key[:12], exc)
             look.reason = f"the snapshot could not be restored: {exc}"
+        except Exception as exc:  # others wrote what is in it
+            log.warning("cannot restore snapshot %s: %r; running the command", self.key[:12], exc)
+            quarantine.put(Path(self.config.cache_dir), quarantine.mark_of(found), repr(exc))
+            look.reason, look.replace = f"the snapshot could not be restored: {type(exc).__name__}", True
+            look.found, look.nearest = None, found
         return None
 
     def _mount(self, found: SnapshotManifest) -> EnvResult:
@@ -192,15 +203,8 @@ class _Stage:
             unpack(store, found, snapshots.entries(store, found), self.spec.targets)
         return self._result(Outcome.RESTORED_UNPACK, hit("hit", found.inputs))
 
-    def _failed(self, failure: lease.Failure) -> EnvResult:
-        reason = f"other nodes ran the command without success, {failure.node} the last: {failure.message}"
-        log.error("%s", reason)
-        return self._result(Outcome.FAILED, reason, code=failure.code)
-
-    def _result(
-        self, outcome: Outcome, reason: str, *, code: int = 0, mounts: Sequence[overlay.Group] = ()
-    ) -> EnvResult:
-        return EnvResult(outcome=outcome, reason=reason, exit_code=code, key=self.key, mounts=[*mounts])
+    def _result(self, outcome: Outcome, reason: str, *, mounts: Sequence[overlay.Group] = ()) -> EnvResult:
+        return EnvResult(outcome=outcome, reason=reason, exit_code=0, key=self.key, mounts=[*mounts])
 
 
 @contextlib.contextmanager

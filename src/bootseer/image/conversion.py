@@ -22,7 +22,7 @@ from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
 from bootseer.chunks.manifest import tree_key
-from bootseer.errors import BootseerError, NotFoundError, from_exit_code, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.folders import adopted, clear, owned_folder, remove
 from bootseer.image import record as records
 from bootseer.image import signature
@@ -133,15 +133,12 @@ def ensure(
             )
         if before:
             return Ensured(before, False)
-        if turn.failure:
-            node, message, code = turn.failure
-            raise from_exit_code(code, f"{image.ref} was not converted by other nodes, {node} the last: {message}")
         with turn.lead or contextlib.nullcontext():
             try:
                 return past_mirrors(image.source, convert_now)
             except (BootseerError, OSError) as exc:
                 if turn.lead:
-                    turn.lead.failed(str(exc), exc.exit_code if isinstance(exc, BootseerError) else 70)
+                    turn.lead.failed(str(exc))
                 raise
 
 

@@ -1,7 +1,8 @@
 """Leases: objects in a store by which nodes that start together agree on the one that does a piece of work.
 
 ``leases/<name>/<number>`` says which node does it, and how that ended; the rules are in ``docs/internals/lease.md``.
-All is advisory: each wait is bounded, and any trouble means only that a node does the work without waiting. So whoever
+All is advisory: each wait is bounded, and any trouble means only that a node does the work without waiting. So does
+what others say of a failure, for whoever may write to the store may say it. And whoever
 publishes a result must itself see to it that the first one wins (`Store.put`, `Store.replace`).
 """
 
@@ -39,14 +40,16 @@ DEAD = 15.0
 POLL = 1.0
 """Seconds between two looks at a lease."""
 FAILURES = 2
-"""After so many failures in a row nobody tries it any more who has waited for one of them."""
+"""After so many failures in a row nobody waits any more: each node that has waited does the work by itself, once."""
 _KEPT = 4
 """Leases before a failed one, whose ends others may not have seen yet."""
 _JOIN = 60.0
+_LONGEST = 300
+"""Characters of a name or a message: others write them into this node's log."""
 _MAX_BYTES = 16 << 10
-"""Of the object: three lines of 1000 characters, each of at most four bytes, and little else."""
+"""Of the object: three lines of 300 characters, each of at most four bytes, and little else."""
 
-_Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z", max_length=1000)]
+_Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z", max_length=_LONGEST)]
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,20 +62,10 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 0
     state: Literal["held", "failed", "unshared"] = "held"
     """``failed``: the work failed; ``unshared``: it did not, and its result cannot be published."""
-    failures: int = 0
+    failures: Annotated[int, msgspec.Meta(ge=0)] = 0
     """In a row, this one included."""
     message: _Line = ""
     """Of a failure, or why the result was not published; without secrets."""
-    code: Annotated[int, msgspec.Meta(ge=1, le=255)] = 1
-    """Exit code of a failure."""
-
-
-class Failure(NamedTuple):
-    """The last failure of the work on another node, with its exit code."""
-
-    node: str
-    message: str
-    code: int
 
 
 class Lead:
@@ -89,10 +82,10 @@ class Lead:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
-    def failed(self, message: str, code: int) -> None:
+    def failed(self, message: str) -> None:
         """The work failed: another node tries it, until it has failed `FAILURES` times."""
-        change = {"state": "failed", "failures": self._lease.failures + 1, "code": code if 0 < code < 256 else 1}
-        self._end = msgspec.structs.replace(self._lease, message=_line(message), **change)
+        change = {"state": "failed", "failures": self._lease.failures + 1, "message": _line(message)}
+        self._end = msgspec.structs.replace(self._lease, **change)
 
     def unshared(self, why: str) -> None:
         """The result cannot be published: the other nodes each do the work, all at once."""
@@ -147,11 +140,10 @@ class Lead:
 
 
 class Turn(NamedTuple):
-    """What came of `take_turn`. With a ``lead`` this node does the work inside it. With a ``failure`` it is not to be
-    done any more. With neither there is a result, or this node does the work by itself."""
+    """What came of `take_turn`. With a ``lead`` this node does the work inside it. Without one there is a result, or
+    this node does the work by itself."""
 
     lead: Lead | None = None
-    failure: Failure | None = None
 
 
 def take_turn(store: Store, name: str, *, work: str, seconds: float, settled: Callable[[], bool]) -> Turn:
@@ -199,7 +191,8 @@ class _Contest:
                         return Turn()
                     failures = max(failures + 1, end.failures)
                     if failures >= FAILURES:
-                        return Turn(failure=Failure(end.node, end.message, end.code))
+                        log.warning("it failed on %d nodes in a row; this one %s by itself", FAILURES, self._work)
+                        return Turn()
             number, old = number + 1, False
             lead = Lead(self._store, self._folder, number, self._node, failures)
             if not lead.take():
@@ -273,7 +266,7 @@ def _who(lease: Lease | None) -> str:
 
 
 def _line(text: str) -> str:
-    return emit.redact("message", one_line(" ".join(text.split())))[:1000]
+    return emit.redact("message", one_line(" ".join(text.split())))[:_LONGEST]
 
 
 def _decoded(data: bytes) -> Lease | None:
