@@ -219,3 +219,23 @@ def test_manifest_keys() -> None:
     for bad in ("../x", "A" * 64, "a" * 64, f"{name}0", f"{'a' * 64}/../b", ""):
         with pytest.raises(ConfigError):
             manifest.manifest_key(bad)
+
+
+def test_an_inventory_bomb_costs_little() -> None:
+    """Two megabytes of it took gigabytes and a minute."""
+    import tracemalloc
+
+    import zstandard
+
+    row = b'["0/%d","d",0,0,0,0,0,"",{}]'
+    lines = [b'{"entries":800000,"magic":"bootseer-env-list","version":1}', b'["0","d",0,0,0,0,0,"",{}]']
+    many = b"\n".join([*lines, *(row % (number % 10) for number in range(799_999))])
+    count = b'{"entries":2000000,"magic":"bootseer-env-list","version":1}'
+    for text in (b"x" * (400 << 20), many, b"[" * (1 << 20), count):
+        stored = zstandard.ZstdCompressor(level=3).compress(text)
+        tracemalloc.start()
+        with pytest.raises(DataError):
+            inventory.decode(stored, targets=1)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 64 << 20

@@ -33,13 +33,18 @@ from bootseer.env.credentials import (
 )
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
+from bootseer.kernel import beneath
 from bootseer.kernel.opens import FileState, Opens, state_of
 
 log = logging.getLogger(__name__)
 
 MAX_FILES = 10_000
+MAX_SLOW = 64
+"""Files of which the digest is a slow one: about 10 ms each."""
 MAX_BYTES = 1 << 30
 """More than that is not hashed at each start: then the inputs count as not observed."""
+_SECONDS = 60.0
+"""For the digests that a lookup compares."""
 _TEXT = 1 << 20
 _LARGE = 4 << 20
 """Digests of larger files, which are programs, are remembered on the node."""
@@ -77,30 +82,32 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Digests:
-    """Digests of files on this node, named as the job of ``spec`` sees them, each computed once."""
+    """Digests of files on this node, named as the job of ``spec`` sees them, each computed once. Bounded in bytes, and
+    in slow digests and seconds, as others choose the names that are looked up: what comes later counts as unknown."""
 
     def __init__(self, spec: EnvSpec, config: Config) -> None:
         self._spec = spec
         self._memory = Path(config.cache_dir) / "env-digests"
         self._known: dict[str, str] = {}
         self._left = MAX_BYTES
+        self._slow_left = MAX_SLOW
+        self._until = time.monotonic() + _SECONDS
 
     def of(self, path: str) -> str:
-        """Empty when there is no such regular file, ``"?"`` when it cannot be read or is too large."""
+        """Empty when there is no such regular file, ``"?"`` when it cannot be read or is too much."""
         if path not in self._known:
-            host = self._spec.on_host(path)
-            self._known[path] = self._compute(host) if host else ""
+            self._known[path] = "?" if time.monotonic() > self._until else self._compute(path)
         return self._known[path]
 
     def _compute(self, path: str) -> str:
         try:
-            if not stat.S_ISREG(os.stat(path).st_mode):  # an open alone starts some devices
-                return ""
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = _opened(self._spec, path)
         except (FileNotFoundError, NotADirectoryError):
             return ""
-        except OSError:
+        except (OSError, ValueError):
             return "?"
+        if fd < 0:
+            return ""
         with open(fd, "rb") as file:
             info = os.fstat(fd)
             self._left -= info.st_size
@@ -109,12 +116,19 @@ class Digests:
             try:
                 if info.st_size <= _TEXT:
                     data = file.read(info.st_size + 1)  # in /proc there are files without an end, and without a size
-                    return digest_of(os.path.basename(path), data) if len(data) == info.st_size else "?"
+                    return self._of_text(os.path.basename(path), data) if len(data or b"") == info.st_size else "?"
                 if info.st_size <= _LARGE:
                     return hashlib.file_digest(file, "sha256").hexdigest()
                 return self._remembered(file, info)
             except OSError:
                 return "?"
+
+    def _of_text(self, name: str, data: bytes) -> str:
+        data = _shown(name, data)
+        if not holds_password(name, data):
+            return hashlib.sha256(data).hexdigest()
+        self._slow_left -= 1
+        return slow_digest(data) if self._slow_left >= 0 else "?"
 
     def _remembered(self, file: BinaryIO, info: os.stat_result) -> str:
         state = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
@@ -140,6 +154,28 @@ class Digests:
         return ""
 
 
+def check_names(inputs: Observed) -> None:
+    """Raise `DataError` for more names than are ever published, or such as are never."""
+    names = [*inputs.files, *inputs.folders]
+    sources = [name for listed in inputs.folders.values() for name in listed]
+    plain = all(
+        path.startswith("/") and os.path.normpath(path) == path and not _elsewhere(path) and _is_text(path)
+        for path in names
+    )
+    if not plain or any("/" in name or not name or not _is_text(name) for name in sources):
+        raise DataError("its observed inputs have bad names")
+    if max(len(inputs.files), len(inputs.folders), len(sources)) > MAX_FILES:
+        raise DataError(f"its observed inputs are more than {MAX_FILES} names")
+
+
+def _elsewhere(path: str) -> bool:
+    return path.startswith(("/proc/", "/sys/", "/dev/")) and not path.startswith(_SHARED_MEMORY)
+
+
+def _is_text(name: str) -> bool:
+    return "\0" not in name and not any("\ud800" <= char <= "\udfff" for char in name)
+
+
 def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tuple[str, str]]:
     """(path, ``same``, ``changed`` or ``absent``) of each file on this node."""
     digests = Digests(spec, config)
@@ -158,12 +194,29 @@ def _sources(folder: str) -> list[str]:
         return []
 
 
-def digest_of(name: str, data: bytes) -> str:
+def _shown(name: str, data: bytes) -> bytes:
+    """``data`` without the credentials that do not count."""
     if not holds_credentials(name) and not name.endswith(".py") and b"\0" not in data[:8192]:
-        data = remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-    if holds_password(name, data):
-        return slow_digest(data)
-    return hashlib.sha256(data).hexdigest()
+        return remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return data
+
+
+def _opened(spec: EnvSpec, path: str) -> int:
+    """A descriptor of the regular file ``path``, as the job sees it; -1 for what is none, or lies in a container's
+    image. Nothing else is opened, and below what a container is shown no link is followed. Raises `OSError`."""
+    with contextlib.ExitStack() as stack:
+        host = spec.on_host(path)
+        if not host:
+            return -1
+        source = spec.root_of(host) if spec.contained else ""
+        if source and os.path.relpath(host, source) != ".":
+            base = stack.enter_context(beneath.folder(source))
+            held = beneath.open_at(base, os.path.relpath(host, source), os.O_PATH)
+        else:
+            held = os.open(host, os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, held)
+        regular = stat.S_ISREG(os.fstat(held).st_mode)
+        return os.open(beneath.shown(held), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if regular else -1
 
 
 class Observer:

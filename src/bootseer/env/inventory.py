@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -18,6 +19,11 @@ Kind = Literal["d", "o", "f", "l", "h", "w"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 MAX_UNPACKED = 512 << 20
+MAX_ENTRIES = 1_000_000
+MAX_RATIO = 64
+"""Unpacked bytes for each that is stored, beside the first MiB: hashes of files hardly compress."""
+_MAX_LINE = 4 << 20
+_MAX_WINDOW = 1 << 27
 MAX_STORED = 64 << 20
 """Bytes of an inventory as it is stored: those of a million entries take about 40."""
 MAGIC = "bootseer-env-list"
@@ -72,19 +78,40 @@ def decode(stored: bytes, *, targets: int, expect: str = "") -> list[Entry]:
         raise DataError("inventory of the snapshot has the wrong checksum")
     try:
         size = zstandard.frame_content_size(stored)
-        if not 0 <= size <= MAX_UNPACKED:
-            raise DataError(f"inventory of the snapshot claims {size} bytes")
-        lines = zstandard.ZstdDecompressor().decompress(stored, max_output_size=MAX_UNPACKED).splitlines()
-        head = json.loads(lines[0])
-        if head.get("magic") != MAGIC or head.get("version") != 1 or head.get("entries") != len(lines) - 1:
+        if not 0 <= size <= min(MAX_UNPACKED, (1 << 20) + MAX_RATIO * len(stored)):
+            raise DataError(f"inventory of the snapshot claims {size} bytes in {len(stored)}")
+        lines = _lines(stored, size)
+        head = json.loads(next(lines))
+        if head.get("magic") != MAGIC or head.get("version") != 1:
             raise DataError("not an inventory of version 1")
-        entries = [_entry(json.loads(line)) for line in lines[1:]]
+        if not isinstance(head.get("entries"), int) or not 0 <= head["entries"] <= MAX_ENTRIES:
+            raise DataError(f"inventory of the snapshot claims {head.get('entries')} entries")
+        entries = [_entry(json.loads(line)) for line in itertools.islice(lines, head["entries"] + 1)]
+        if len(entries) != head["entries"]:
+            raise DataError("not an inventory of version 1")
     except DataError:
         raise
-    except (zstandard.ZstdError, ValueError, TypeError, IndexError, AttributeError, MemoryError) as exc:
+    except (
+        *(zstandard.ZstdError, ValueError, TypeError, StopIteration, LookupError, AttributeError),
+        *(MemoryError, RecursionError),
+    ) as exc:
         raise DataError(f"cannot read the inventory of the snapshot: {exc}") from None
     _check(entries, targets)
     return entries
+
+
+def _lines(stored: bytes, size: int) -> Iterator[bytes]:
+    """The lines, as they are unpacked; of no more than ``size`` bytes."""
+    rest = b""
+    with zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).stream_reader(stored) as reader:
+        while data := reader.read(min(1 << 20, size + 1)):
+            size -= len(data)
+            *whole, rest = (rest + data).split(b"\n")
+            if size < 0 or len(rest) > _MAX_LINE:
+                raise DataError("inventory of the snapshot has too long a line, or more than it claims")
+            yield from whole
+    if rest:
+        yield rest
 
 
 def _entry(row: object) -> Entry:
@@ -102,7 +129,7 @@ def _check(entries: Sequence[Entry], targets: int) -> None:
     for entry in entries:
         path = entry.path
         parts = path.split("/")
-        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        if any(part in ("", ".", "..") or "\0" in part or len(part) > 255 for part in parts) or "\0" in entry.data:
             raise DataError(f"inventory entry {path!r} is not a plain relative path", hint="the snapshot is not used")
         if path in kinds:
             raise DataError(f"inventory entry {path!r} appears twice", hint="the snapshot is not used")

@@ -20,13 +20,15 @@ from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.objects import Store, open_store
-from bootseer.units import age_text
+from bootseer.units import age_text, one_line
 
 log = logging.getLogger(__name__)
 
 _COMPARED = 16
 _CANDIDATES = 32
 """Snapshots of one key that are compared, the newest first."""
+_LONGEST = 2000
+"""Characters of an explanation: what others wrote is in it."""
 _SLACK = 64 << 20
 """Bytes that stay free on the disk of the cache or of the targets."""
 
@@ -61,6 +63,10 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
         log.warning("%s; running the command", exc)
         out.reason = f"missed because the store did not answer: {exc}"
         out.store = None
+    except Exception as exc:  # others wrote what is in the store
+        log.warning("cannot look for a snapshot: %r; running the command", exc)
+        out.reason = f"missed because the store holds what cannot be read: {type(exc).__name__}"
+        out.store = None
     return out
 
 
@@ -70,12 +76,19 @@ def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacki
     for found in _candidates(out, store):
         if found.inputs.unobserved and out.nearest:
             break  # others of this key, whose inputs are known, do not fit: this one need not either
-        reason = digests.difference(found.inputs)
-        if not reason:
-            if not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
-                out.found, out.nearest, out.reason, out.absent = found, None, "", False
-                return
-            out.absent = False
+        try:
+            reason = digests.difference(found.inputs)
+            if not reason:
+                if not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
+                    out.found, out.nearest, out.reason, out.absent = found, None, "", False
+                    return
+                out.absent = False
+        except (BootseerError, OSError):
+            raise
+        except Exception as exc:
+            reason = f"it cannot be compared: {exc!r}"
+            log.warning("snapshot %s is quarantined on this node: %s", found.shown, reason)
+            quarantine.put(Path(config.cache_dir), quarantine.mark_of(found), reason)
         out.replace = out.replace or _expired(spec, found) or bool(_quarantined(found, config))
         if out.nearest is None:
             out.nearest, out.reason = found, f"missed because {reason}"
@@ -138,7 +151,7 @@ def _explained(store: Store, inputs: KeyDocument) -> str:
                 earlier.append(key.document_from(msgspec.json.decode(store.get(name, most=manifest.MAX_STORED))))
             except (BootseerError, ValueError, RecursionError) as exc:
                 log.info("not compared with %s: %s", name, exc)
-        return explain.explain(inputs, earlier)
-    except (BootseerError, OSError) as exc:
+        return one_line(explain.explain(inputs, earlier))[:_LONGEST]
+    except Exception as exc:
         log.info("cannot explain the miss: %s", exc)
         return "missed because there is no such snapshot"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Annotated
 
 import msgspec
 
 from bootseer.env.canonical import canonical, sha256_of
-from bootseer.env.inputs import MAX_FILES, Observed
+from bootseer.env.inputs import Observed, check_names
 from bootseer.env.key import KeyDocument, document_from
 from bootseer.errors import ConfigError, DataError
 from bootseer.wiretypes import known
@@ -39,9 +40,9 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     entries: int
     base: list[str]
     result: list[str]
-    created: int
-    node: str = ""
-    seconds: float = 0.0
+    created: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+    node: Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z", max_length=255)] = ""
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     """How long the command ran."""
 
     def encode(self) -> bytes:
@@ -95,7 +96,11 @@ def decode(data: bytes, name: str) -> SnapshotManifest:
     if found.magic != "bootseer-env" or found.version != 2:
         raise DataError(f"snapshot {key[:12]} has the unknown format {found.magic!r} version {found.version}")
     document_from(msgspec.to_builtins(found.document))
-    if found.document.key != found.key or found.name != name:
+    try:
+        named = found.name
+    except ValueError:  # half a surrogate pair
+        named = ""
+    if found.document.key != found.key or named != name:
         raise DataError(f"manifest of snapshot {key[:12]} belongs to another key")
     targets = found.document.targets
     for path in targets:
@@ -106,8 +111,8 @@ def decode(data: bytes, name: str) -> SnapshotManifest:
         raise DataError(f"snapshot {key[:12]} names a bad digest", hint="it is not used")
     if not targets or len(found.base) != len(targets) or len(found.result) != len(targets) or found.size < 0:
         raise DataError(f"manifest of snapshot {key[:12]} contradicts itself", hint="it is not used")
-    inputs = found.inputs
-    count = max(len(inputs.files), len(inputs.folders))
-    if count > MAX_FILES or any(not path.startswith("/") for path in (*inputs.files, *inputs.folders)):
-        raise DataError(f"snapshot {key[:12]} has bad observed inputs", hint="it is not used")
+    try:
+        check_names(found.inputs)
+    except DataError as exc:
+        raise DataError(f"snapshot {key[:12]} is not used: {exc.message}") from None
     return found
