@@ -248,6 +248,7 @@ def test_the_end_of_all_processes_is_that_of_the_mount(
     reader = later(lambda: read_for_ever(path))
     until(lambda: made.status().bytes_read > 1 << 20)
     kill_group(made.pid)
+    until(lambda: not made.status().alive, what="the end of the server")
     with pytest.raises(OSError, match=r"Transport endpoint|connection abort|No such device"):
         reader.result(10)
     again = fsmount.start(fs.url, tmp_path / "mnt", config=config)

@@ -28,6 +28,7 @@ from bootseer.config import Config
 from bootseer.env import EnvSpec, Outcome, Target, snapshots
 from bootseer.kernel import mount as mounts
 from bootseer.objects import open_store
+from bootseer.served.client import alive
 from bootseer.stripefs import open_fs
 from support.images import Member, folder, programs, write_image
 from support.layouts import push
@@ -98,10 +99,11 @@ class Kind:
         """``kill -9`` of what made the mount, if that still lives, and another start of it."""
 
     def kill_servers(self) -> None:
-        groups = [int(path.read_text()) for path in self.state.glob("*/*/server.lock")]
-        assert groups
-        for group in groups:
-            os.killpg(group, signal.SIGKILL)
+        locks = list(self.state.glob("*/*/server.lock"))
+        assert locks
+        for lock in locks:
+            os.killpg(int(lock.read_text()), signal.SIGKILL)
+        until(lambda: not any(alive(lock.parent) for lock in locks), what="their death")
 
     def left(self) -> list[str]:
         """Of mounts and of those who serve them."""
