@@ -59,13 +59,13 @@ def test_a_file_that_is_opened_again_while_it_is_released(ops, monkeypatch, flag
 
     def truncate(self, size):
         real(self, size)
-        if first in ops._opened:
+        if ops._versions.opened(first):
             ops.release(first, asks())
 
     monkeypatch.setattr(Unfinished, "truncate", truncate)
     second = ops.open(node, flags, asks())
     assert stored(ops, "f") == b"old"
-    if first in ops._opened:
+    if ops._versions.opened(first):
         ops.release(first, asks())
     ops.write(second, 0 if flags & os.O_TRUNC else 3, memoryview(b"new"), asks())
     ops.flush(second, asks())
@@ -79,7 +79,7 @@ def test_a_file_whose_last_handle_goes_while_another_is_opened(ops, monkeypatch)
     real = OpenFiles.hand_out
 
     def hand_out(self, *args):
-        if first in self._opened:
+        if self._versions.opened(first):
             self.release(first, asks())
         return real(self, *args)
 

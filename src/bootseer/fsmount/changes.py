@@ -39,7 +39,7 @@ class WritableStripes(OpenFiles):
         self._refuse_others(ctx)
         path = self._path(node)
         with self._lock:
-            writing = self._writing.get(node)
+            writing = self._versions.get(node)
         if change.size is not None:
             self._protect(path)
             if change.fh is not None:
@@ -76,7 +76,7 @@ class WritableStripes(OpenFiles):
         with self._changing:
             self._protect(path, removal=True)
             with self._unpublished(path) as gone, numbered(path):
-                new = path in self._unfinished
+                new = self._versions.at(path)
                 try:
                     self._fs.remove(path)
                 except NotFoundError:
@@ -118,10 +118,10 @@ class WritableStripes(OpenFiles):
                     _log.warning("%s cannot be renamed: files in it are being written", path)
                     raise refusal(errno.EBUSY, path)
                 with self._lock:
-                    node = self._unfinished.get(path, 0)
-                    taken = target in self._unfinished
-                if node:
-                    self._publish(node, self._writing[node])
+                    node, taken = self._versions.at(path), self._versions.at(target)
+                    writing = self._versions.get(node)
+                if writing is not None:
+                    self._publish(node, writing)
                 if taken and not overwrite:
                     raise refusal(errno.EEXIST, target)
                 try:
@@ -184,24 +184,20 @@ class WritableStripes(OpenFiles):
     def _below(self, path: str) -> bool:
         """Whether anything in the folder ``path`` is unfinished."""
         with self._lock:
-            return any(other.startswith(f"{path}/") for other in self._unfinished)
+            return self._versions.differ_below(path)
 
     @contextlib.contextmanager
     def _unpublished(self, path: str, *, below: bool = False) -> Iterator[Callable[[], None]]:
         """Nobody else publishes at ``path`` meanwhile (nor ``below`` it), nor what is open now after what this gives is
         called."""
         with self._lock:
-            found = [
-                writing
-                for writing in self._writing.values()
-                if writing.file.path == path or (below and writing.file.path.startswith(f"{path}/"))
-            ]
+            found = self._versions.open_at(path, below=below)
 
         def gone() -> None:
             for writing in found:
                 writing.unlinked = True
             with self._lock:
-                self._unfinished.pop(path, None)
+                self._versions.gone(path)
                 self._listings = {}
 
         with contextlib.ExitStack() as stack:
@@ -212,6 +208,6 @@ class WritableStripes(OpenFiles):
     def _moved(self, path: str, target: str) -> None:
         """Nodes at and below ``path`` are at ``target`` now."""
         for number in self._nodes.move(os.fsencode(path), os.fsencode(target)):
-            if (writing := self._writing.get(number)) is not None:
+            if (writing := self._versions.get(number)) is not None:
                 writing.file.path = self._path(number)
         self._listings = {}

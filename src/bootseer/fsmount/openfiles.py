@@ -23,7 +23,7 @@ from bootseer.backends.interface import Entry, join
 from bootseer.errors import ConfigError
 from bootseer.fsmount.callers import caller
 from bootseer.fsmount.memory import Journal
-from bootseer.fsmount.newversion import Writing
+from bootseer.fsmount.newversion import Versions, Writing
 from bootseer.fsmount.operations import StripeOperations
 from bootseer.fsmount.refusals import numbered, refusal
 from bootseer.fsmount.spool import Spools
@@ -60,14 +60,12 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         self._user, self._group = os.geteuid(), os.getegid()
         super().__init__(fs, ahead, shared=shared, journal=journal, generation=generation)
         self._spools, self._shape = spools, (width, unit)
-        self._writing: dict[int, Writing] = {}  # by node
-        self._unfinished: dict[str, int] = {}  # path -> node of what differs from the store
-        self._opened: dict[int, int] = {}  # file handle -> node, of those open for writing
+        self._versions = Versions()
         self._changing = threading.RLock()  # one change of names at a time
 
     @property
     def unfinished(self) -> int:
-        return len(self._unfinished)
+        return len(self._versions)
 
     def lookup(self, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
         if name != name.encode(errors="ignore").decode():  # not UTF-8: the store has no such names
@@ -83,14 +81,14 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
 
     def _look_up_unfinished(self, path: str) -> fuse.Entry | None:
         with self._lock:
-            if (number := self._unfinished.get(path)) is None:
+            if not (number := self._versions.at(path)):
                 return None
             self._nodes.refer(number)
             return fuse.Entry(number, self._attr_now(number))
 
     def getattr(self, node: int, ctx: fuse.Context) -> fuse.Attr:
         with self._lock:
-            writing = self._writing.get(node)
+            writing = self._versions.get(node)
             if writing is not None and (writing.file.changed or writing.unlinked):
                 return self._attr_now(node)
         return super().getattr(node, ctx)
@@ -99,7 +97,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         path = self._path(node)
         found = {entry.name: entry for entry in super().readdir(node, ctx)}
         with self._lock:
-            new = [name for parent, _, name in (p.rpartition("/") for p in self._unfinished) if parent == path]
+            new = self._versions.names(path)
         for name in new:
             found[name] = fuse.DirEntry(name, fuse.ROOT, stat.S_IFREG)
         return list(found.values())
@@ -114,7 +112,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
 
     def _attr_now(self, node: int) -> fuse.Attr:
         """Attributes of a node that differs from the store. With the lock."""
-        attr, writing = self._nodes[node].attr, self._writing[node]
+        attr, writing = self._nodes[node].attr, self._versions.get(node)
+        assert writing is not None
         change = writing.change
         mode = attr.mode if change.mode is None else stat.S_IFREG | change.mode
         mtime = attr.mtime_ns if change.mtime_ns is None else change.mtime_ns
@@ -123,7 +122,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE == os.O_RDONLY:
             with self._lock:
-                writing = self._writing.get(node)
+                writing = self._versions.get(node)
                 if writing is not None and writing.file.changed:
                     handle = next(self._next_handle)
                     self._handles[handle] = node, None
@@ -135,7 +134,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         found: int | None = None
         made: Writing | None = None
         while found is None:
-            if node not in self._writing:
+            if self._versions.get(node) is None:
                 base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
                 made = self._begin(path, base)
                 made.file.mode = stat.S_IMODE(self._nodes[node].attr.mode)
@@ -174,7 +173,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             handle = self.hand_out(node, opener, writing)
             assert handle is not None
             with self._lock:
-                self._unfinished[path] = node
+                self._versions.differ(node, path)
             return fuse.Entry(node, attr), handle
 
     def size(self, fh: int) -> int | None:
@@ -212,16 +211,15 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         self._publish(*self._opened_here(fh), again=True)
 
     def release(self, fh: int, ctx: fuse.Context) -> None:
-        node = self._opened.get(fh)
-        if node is None:
+        with self._lock:
+            found = self._versions.opened(fh)
+            last = found is not None and self._versions.close(fh)
+        if found is None:
             super().release(fh, ctx)
             return
-        writing = self._writing[node]
-        with self._lock:
-            del self._opened[fh], writing.openers[fh]
-            last = not writing.openers
         if not last:
             return
+        node, writing = found
         with writing.file.lock:  # who opens it now waits before anything changes
             with self._lock:
                 if writing.openers:  # opened again meanwhile
@@ -238,16 +236,15 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             with self._lock:
                 if writing.openers:
                     return
-                del self._writing[node]
+                self._versions.end(node)
                 if writing.file.changed:
-                    if self._unfinished.get(path) == node:
-                        del self._unfinished[path]
+                    self._versions.agree(node, path)
                     self._set_content(node, _NOT_STORED)
             writing.file.discard()
 
     def close(self) -> None:
         """After the end of the mount: give up what nobody closed."""
-        for writing in list(self._writing.values()):
+        for writing in self._versions.all():
             if writing.file.changed and not writing.unlinked:
                 _log.warning("%s is not published: the mount ended before it was closed", writing.file.path)
             writing.file.discard()
@@ -294,28 +291,22 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
     def hand_out(self, node: int, opener: int, made: Writing | None) -> int | None:
         """A handle of a node that is open for writing, or is now as ``made``; None: it is not."""
         with self._lock:
-            if (writing := self._writing.get(node, made)) is None:
-                return None
-            self._writing[node] = writing
             handle = next(self._next_handle)
-            self._opened[handle] = node
-            writing.openers[handle] = opener
-        return handle
+            return handle if self._versions.open(node, handle, opener, made) else None
 
     def _opened_here(self, fh: int) -> tuple[int, Writing]:
         """The node of a handle for writing. EIO for one of a server before this one: what was written is lost."""
         with self._lock:
-            node = self._opened.get(fh, 0)
-            if (writing := self._writing.get(node)) is None:
+            if (found := self._versions.opened(fh)) is None:
                 raise refusal(errno.EIO)
-            return node, writing
+            return found
 
     def _written_at(self, fh: int) -> Writing | None:
         """What a handle reads from, when that is not in the store."""
         with self._lock:
-            if fh in self._opened:
-                return self._writing[self._opened[fh]]
-            writing = self._writing.get(self._handles.get(fh, (0, None))[0])
+            if found := self._versions.opened(fh):
+                return found[1]
+            writing = self._versions.get(self._handles.get(fh, (0, None))[0])
             return writing if writing is not None and writing.file.changed else None
 
     def _set_content(self, node: int, content: str, **changes: object) -> None:
@@ -331,17 +322,17 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
 
         A server after this one, which does not know what was written, must not take the node for the stored content,
         as the kernel has other pages of it."""
-        self._unfinished[path] = node
+        self._versions.differ(node, path)
         self._set_content(node, _NOT_STORED)
 
     def _truncate(self, node: int, size: int, fh: int = 0) -> bool:
         """Through a handle, or by name; False when the node is not open for writing."""
         with self._lock:
-            writing = self._writing.get(node)
+            writing = self._versions.get(node)
         if writing is None:
             return False
         with self._changes(node, writing, fh):
-            if self._writing.get(node) is not writing:
+            if self._versions.get(node) is not writing:
                 return False
             writing.file.truncate(size)
         return True
@@ -359,7 +350,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 self._note_changed(node, writing)
 
     def _note_changed(self, node: int, writing: Writing) -> None:
-        if self._unfinished.get(writing.file.path) != node:
+        if self._versions.at(writing.file.path) != node:
             with self._lock:
                 if writing.file.changed and not writing.unlinked:
                     self._differs(node, writing.file.path)
@@ -387,5 +378,4 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             with self._lock:
                 self._set_content(node, content, attr=attr._replace(size=size))
                 writing.published()
-                if self._unfinished.get(file.path) == node:
-                    del self._unfinished[file.path]
+                self._versions.agree(node, file.path)
