@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from bootseer import oci
-from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci import inflate as inflate_module
 from bootseer.oci.inflate import inflate
 from support.images import Member, write_image
@@ -106,3 +106,24 @@ def test_truncated_gzip_is_named() -> None:
     for end in (len(data) - 1, len(data) - 9, 50_000, 5):
         with pytest.raises(DataError, match=r"layer 7 is (truncated|corrupt)"):
             list(inflate(pieces(data[:end], 1000), "layer 7"))
+
+
+@pytest.mark.parametrize("name", ["index.json", "blob"])
+def test_a_layout_of_a_neighbour_holds_nobody_up_and_shows_nothing(tmp_path: Path, name: str) -> None:
+    """A pipe, a file without end, a link to what is its reader's."""
+    root = tmp_path / "layout"
+    digest = write_image(root, [[Member("a")]])
+    path = root / "index.json" if name == "index.json" else root / "blobs/sha256" / digest.removeprefix("sha256:")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(BootseerError, match="a device, a pipe or a socket"):
+        oci.open_image(f"oci:{root}")
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(BootseerError, match="a device, a pipe or a socket"):
+        oci.open_image(f"oci:{root}")
+    path.unlink()
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(DataError, match="is larger than"):
+        oci.open_image(f"oci:{root}")

@@ -207,7 +207,7 @@ def test_one_node_makes_it(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.blob.store.put(claim, f"{time.time():.0f}".encode())
     assert rig.renew() == "made elsewhere"
     assert rig.packs() == []
-    for stale in (b"1000", b"", b"noise"):
+    for stale in (b"1000", b"", b"noise", b"nan", b"-inf", b"1" * (1 << 20)):
         rig.blob.store.put(claim, stale, overwrite=True)
         assert rig.renew() in ("published", "not needed")
     assert "taking over" in caplog.text

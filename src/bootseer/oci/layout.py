@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from bootseer.errors import ConfigError, DataError, NotFoundError, doing
+from bootseer.errors import ConfigError, DataError, NotFoundError, doing, from_os_error
+from bootseer.kernel import links
 from bootseer.oci.spec import MAX_DOCUMENT, Descriptor, Index, decode, describe
 
 REF_NAME = "org.opencontainers.image.ref.name"
@@ -21,8 +24,21 @@ class Layout:
             raise NotFoundError(f"{root} is not an OCI layout", hint="it has no file oci-layout")
 
     def index(self) -> Index:
-        with doing(f"read the index of layout {self.root}"):
-            return decode((self.root / "index.json").read_bytes(), Index, f"index.json of {self.root}")
+        with doing(f"read the index of layout {self.root}"), self._open(self.root / "index.json") as file:
+            body = file.read(MAX_DOCUMENT + 1)
+        if len(body) > MAX_DOCUMENT:
+            raise DataError(f"index.json of {self.root} is larger than {MAX_DOCUMENT} bytes")
+        return decode(body, Index, f"index.json of {self.root}")
+
+    def _open(self, path: Path) -> IO[bytes]:
+        """A file of the layout, which may be another user's folder. Raises `FileNotFoundError`."""
+        try:
+            where, base = os.path.abspath(path), os.path.abspath(self.root)
+            return os.fdopen(links.open_followed(where, os.O_RDONLY, base=base), "rb")
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise from_os_error(exc, f"read {path}") from exc
 
     def manifest(self, selector: str) -> tuple[bytes, Descriptor]:
         """The manifest or index of a tag or digest, verified, with its descriptor (media type empty: nobody says); of
@@ -33,7 +49,7 @@ class Layout:
         entry = self._entry(selector)
         digest = entry.digest
         try:
-            with open(self.blob_path(digest), "rb") as file:
+            with self._open(self.blob_path(digest)) as file:
                 body = file.read(MAX_DOCUMENT + 1)
         except FileNotFoundError:
             raise NotFoundError(f"manifest of image {digest} is missing in layout {self.root}") from None
@@ -66,7 +82,7 @@ class Layout:
     def blob(self, item: Descriptor) -> Iterator[bytes]:
         """The blob's bytes, unverified."""
         try:
-            with open(self.blob_path(item.digest), "rb") as file:
+            with self._open(self.blob_path(item.digest)) as file:
                 while chunk := file.read(_CHUNK):
                     yield chunk
         except FileNotFoundError:
