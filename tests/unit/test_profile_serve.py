@@ -286,7 +286,7 @@ def test_events_that_are_sent_twice_count_once(tmp_path: Path) -> None:
         assert server.ask("/events", "POST", lines, **known)[0] == 201
         status, _, text = server.ask("/events", "POST", lines, **known)
         assert (status, json.loads(text)["known"]) == (200, True)
-        assert len(list((tmp_path / "in").iterdir())) == 1
+        assert len(list((tmp_path / "in").rglob("*.jsonl"))) == 1
         assert (tmp_path / "in").stat().st_mode & 0o777 == 0o700
         wait_for(lambda: "llama" in server.ask("/", **known)[2])
         assert server.ask("/events", "POST", b"no event\n", **known)[0] == 400
@@ -632,3 +632,57 @@ def test_under_tls_the_cookie_is_of_this_host_alone(tmp_path: Path) -> None:
             assert server.ask("/jobs.json", Cookie=cookie.partition(";")[0], **headers)[0] == 200
         plain = {"Host": "monitor", "X-Forwarded-Proto": "https", "Origin": "http://monitor"}
         assert server.ask("/login", "POST", body, **plain)[0] == 401
+
+
+def _sent(application: Starlette, body: bytes, sender: str) -> int:
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    said: list[int] = []
+
+    async def tell(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            said.append(int(message["status"]))
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/events", "query_string": b"", "root_path": "", "scheme": "http",
+        "client": (sender, 9), "headers": [(b"host", b"localhost")],
+    }  # fmt: skip
+    asyncio.run(application(scope, receive, tell))
+    return said[0]
+
+
+def test_what_is_kept_of_senders_is_bounded_for_each_and_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = [b"".join(start_up(f"job-{number}").lines()) for number in range(20)]
+    monkeypatch.setattr(inbox, "MOST_BYTES", 8 * len(bodies[11]))
+    monkeypatch.setattr(inbox, "_RECOUNT", 0.0)
+
+    def fresh() -> Starlette:
+        return app.make(Index([]), Access(""), tmp_path / "in")
+
+    application = fresh()
+    assert [_sent(application, body, "10.0.0.1") for body in bodies[:4]] == [201, 201, 507, 507]
+    assert _sent(application, bodies[0], "10.0.0.1") == 200  # it is here
+    assert [_sent(application, body, "10.0.0.2") for body in bodies[:3]] == [201, 201, 507]
+    application = fresh()  # which counts what is there
+    assert [_sent(application, body, "10.0.0.1") for body in bodies[:3]] == [200, 200, 507]
+    assert [_sent(application, body, f"fd00::{n}") for n in (1, 2) for body in bodies[11:13]] == [201] * 4
+    assert _sent(application, bodies[11], "../../x") == 507
+    next((tmp_path / "in/10.0.0.1").iterdir()).unlink()
+    assert _sent(application, bodies[12], "../../x") == 201
+    assert {path.name for path in (tmp_path / "in").iterdir()} == {
+        "10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2", "unknown",
+    }  # fmt: skip
+    monkeypatch.setattr(inbox, "MOST_FILES", 8)
+    monkeypatch.setattr(inbox, "MOST_BYTES", 1 << 40)
+    assert _sent(application, bodies[15], "10.0.0.3") == 507
+
+
+def test_a_link_in_the_folder_of_what_was_sent_leads_nowhere(tmp_path: Path) -> None:
+    application = app.make(Index([]), Access(""), tmp_path / "in")
+    (tmp_path / "away").mkdir()
+    (tmp_path / "in/10.0.0.1").symlink_to(tmp_path / "away")
+    assert _sent(application, b"".join(start_up().lines()), "10.0.0.1") == 507
+    assert list((tmp_path / "away").iterdir()) == []
