@@ -11,13 +11,11 @@ open any more: an unmount must not find the mount in use.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import operator
 import os
 import random
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,8 +28,8 @@ from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.errors import BootseerError, NotFoundError
+from bootseer.kernel import beneath, procfs
 from bootseer.kernel import mount as mounts
-from bootseer.kernel import procfs
 from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
@@ -61,7 +59,6 @@ class Readahead:
         self._store, self._digest, self._key, self._shared = store, digest, key, shared
         self._target, self._pack = Path(target), pack
         self._waited = 0.0
-        self._is_plain = functools.cache(lambda folder: os.path.realpath(folder) == folder)
 
     @property
     def _ends(self) -> bool:
@@ -138,9 +135,8 @@ class Readahead:
                     fd = -1
                 if self._await_ready(one):
                     if fd < 0:
-                        if not self._regular(path):
+                        if (fd := self._open(path)) < 0:
                             return
-                        fd = os.open(self._full(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                         faults.point("blocks.readahead.open")
                     os.posix_fadvise(fd, one.offset, one.length, os.POSIX_FADV_WILLNEED)
                     self._shared.counts[Count.READ_AHEAD] += one.length
@@ -159,17 +155,14 @@ class Readahead:
             self._waited += _LOOK
         return True
 
-    def _regular(self, path: bytes) -> bool:
-        """Whether ``path`` names a regular file, through folders only: the list comes from a store, and opening a
-        device or a pipe, or what a link leads to, is not reading."""
-        full = self._full(path)
+    def _open(self, path: bytes) -> int:
+        """The regular file ``path`` of the mounted tree; -1: it is none. The list comes from a store, and others may
+        replace folders above the mount: opening a device or a pipe, or what a link leads to, is not reading."""
         try:
-            return self._is_plain(os.path.dirname(full)) and stat.S_ISREG(os.lstat(full).st_mode)
+            with beneath.folder(self._target) as root:
+                return beneath.open_regular(os.fsdecode(path), root=root)
         except OSError:
-            return False
-
-    def _full(self, path: bytes) -> bytes:
-        return os.fsencode(self._target) + b"/" + path
+            return -1
 
 
 def _available() -> int:
