@@ -63,7 +63,8 @@ class Entries:
         self._unmounts = Unmounts()
         self._lingering: dict[int, int] = {}
         """Watch -> user."""
-        loop.watch(self._unmounts.fileno(), self._see_unmounts)
+        if self._unmounts.fileno() >= 0:
+            loop.watch(self._unmounts.fileno(), self._see_unmounts)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -185,10 +186,7 @@ class Entries:
 
     def _watch(self, entry: Entry) -> None:
         if entry.watch < 0:
-            try:
-                entry.watch = self._unmounts.watch(places.tree_of(self._places / entry.mount.id))
-            except OSError as exc:
-                log.warning("nobody would see whether %s lingers: %s", entry.mount.id, exc.strerror)
+            entry.watch = self._unmounts.watch(places.tree_of(self._places / entry.mount.id))
 
     def _see_unmounts(self) -> None:
         if gone := set(self._unmounts.ended()):
