@@ -686,3 +686,44 @@ def test_a_link_in_the_folder_of_what_was_sent_leads_nowhere(tmp_path: Path) -> 
     (tmp_path / "in/10.0.0.1").symlink_to(tmp_path / "away")
     assert _sent(application, b"".join(start_up().lines()), "10.0.0.1") == 507
     assert list((tmp_path / "away").iterdir()) == []
+
+
+def test_a_visitor_holds_his_own_streams_and_not_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_STREAMS", 3)
+    application = app.make(looked([]), Access(""))
+
+    async def listen(visitor: str, said: list[int]) -> None:
+        async def receive() -> MutableMapping[str, Any]:
+            if said:
+                await asyncio.sleep(60)
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def tell(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                said.append(int(message["status"]))
+
+        scope = {
+            "type": "http", "method": "GET", "path": "/live", "query_string": b"", "root_path": "", "scheme": "http",
+            "client": (visitor, 9), "headers": [(b"host", b"localhost")],
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+        }  # fmt: skip
+        await application(scope, receive, tell)
+
+    async def visit() -> list[int]:
+        found: list[list[int]] = []
+        tasks = []
+        for visitor in ("10.0.0.1",) * 4 + ("10.0.0.2",):
+            found.append([])
+            tasks.append(asyncio.create_task(listen(visitor, found[-1])))
+            await asyncio.sleep(0.1)
+        tasks[0].cancel()
+        await asyncio.wait([tasks[0]])
+        found.append([])
+        tasks.append(asyncio.create_task(listen("10.0.0.1", found[-1])))
+        await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        return [status for said in found for status in said]
+
+    assert asyncio.run(visit()) == [200, 200, 200, 503, 200, 200]

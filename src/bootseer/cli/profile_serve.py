@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,6 +69,7 @@ def serve(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,
+        limit_concurrency=_connections(),
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with doing(f"listen at {host} port {port}"):
@@ -76,6 +78,15 @@ def serve(
         name = f"[{host}]" if ":" in host else host
         typer.echo(f"start-ups at http://{name}:{listener.getsockname()[1]}/", err=True)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _connections() -> int:
+    """How many there may be, so that descriptors are left for the files; others are told to come back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        soft = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(64, min(soft, 65_536) - 256) if soft != resource.RLIM_INFINITY else 65_536
 
 
 def side_by_side(before: list[Path], after: list[Path], as_json: bool) -> None:

@@ -12,6 +12,7 @@ import csv
 import io
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +41,7 @@ _HERE = Path(__file__).parent
 _ROWS = 100
 """Start-ups on one page of Jobs."""
 _STREAMS = 64
-"""Pages that are kept up to date at once."""
+"""Pages of one visitor, who is an address, that are kept up to date at once."""
 _BEAT = 15
 """Seconds after which a line says that nothing has changed, and shows whether anybody still listens."""
 
@@ -87,7 +88,7 @@ class _Pages:
 
     def __init__(self, index: Index, access: Access) -> None:
         self._index, self._access = index, access
-        self._streams = 0
+        self._streams: Counter[str] = Counter()
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
             loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
@@ -182,16 +183,17 @@ class _Pages:
 
     async def live(self, request: Request) -> Response:
         """Server-sent events: one whenever what the page shows has another mark than ``mark``."""
-        if self._streams >= _STREAMS:
+        visitor = request.client.host if request.client else ""
+        if self._streams[visitor] >= _STREAMS:
             return PlainTextResponse("too many pages are open\n", 503, {"Retry-After": "60"})
         names = [name for name in request.query_params.get("keys", "").split(",") if name][:2]
         return StreamingResponse(
-            self._changes(names, request.query_params.get("mark", "")),
+            self._changes(visitor, names, request.query_params.get("mark", "")),
             media_type="text/event-stream", headers={"Cache-Control": "no-store"},
         )  # fmt: skip
 
-    async def _changes(self, names: Sequence[str], last: str) -> AsyncIterator[str]:
-        self._streams += 1
+    async def _changes(self, visitor: str, names: Sequence[str], last: str) -> AsyncIterator[str]:
+        self._streams[visitor] += 1
         try:
             yield "retry: 5000\n\n"
             quiet = 0
@@ -207,7 +209,8 @@ class _Pages:
                 await asyncio.sleep(1)
                 quiet += 1
         finally:
-            self._streams -= 1
+            self._streams[visitor] -= 1
+            self._streams += Counter()  # without visitors that have none
 
     # -- what went wrong ------------------------------------------------------------------------------------------
 
