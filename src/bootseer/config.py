@@ -75,11 +75,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """What the node cache leaves free on its disk, in the same way."""
 
     sign_key: str = ""
-    """Private key (a PEM file) that conversions sign images with. Empty: they are not signed."""
+    """Private key (a PEM file) that images and environments are signed with. Empty: they are not signed."""
     verify_key: str = ""
-    """Public keys (a PEM file), one of which must have signed an image before it is used. Empty: see next."""
+    """Public keys (a PEM file), one of which must have signed an image or an environment before it is used. Empty: see
+    next."""
     require_signature: bool = False
-    """Refuse images when there is no ``verify_key``."""
+    """Refuse images and environments when there is no ``verify_key``."""
 
     pod_checkpoints: tuple[str, ...] = ()
     """Folders of a store, ``hdfs://...``, whose checkpoints pods may mount (`bootseer node serve --csi`);

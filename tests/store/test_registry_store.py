@@ -22,10 +22,10 @@ from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, UnavailableError
 from bootseer.image import record as records
-from bootseer.image.signature import UnsignedError
 from bootseer.objects import Store, open_store
 from bootseer.objects.artifact import ARTIFACT, KEY, tag_of, tag_prefix
 from bootseer.objects.registry import RegistryStore
+from bootseer.objects.signature import UnsignedError
 from bootseer.oci import spec
 from bootseer.oci.registry import Registry
 from support.images import Member, write_image

@@ -866,3 +866,44 @@ def test_slow_digests_of_a_lookup_are_bounded(site: Site, tmp_path: Path) -> Non
     found = [digests.of(name) for name in names]
     assert found.count("?") == 300 - inputs.MAX_SLOW
     assert time.monotonic() - began < 30
+
+
+def test_only_signed_environments_are_used_where_there_is_a_key(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+
+    def keys(name: str) -> dict[str, str]:
+        key = ed25519.Ed25519PrivateKey.generate()
+        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        for kind, data in (("sign_key", private), ("verify_key", public)):
+            (tmp_path / f"{name}.{kind}").write_bytes(data)
+        return {kind: str(tmp_path / f"{name}.{kind}") for kind in ("sign_key", "verify_key")}
+
+    settings: dict[str, str] = {}
+    plain = Site.config
+    monkeypatch.setattr(Site, "config", lambda self, node: msgspec.structs.replace(plain(self, node), **settings))
+    ours, theirs = keys("ours"), keys("theirs")
+    assert site.run("a").outcome is Outcome.RAN_AND_PUBLISHED
+    settings = {"verify_key": ours["verify_key"]}
+    alone = site.run("b")
+    assert (alone.outcome, files(site.host("b"))) == (Outcome.RAN, files(site.host("a")))
+    assert "is not signed" in alone.reason
+    assert "no sign_key is set" in alone.reason
+    settings = theirs
+    assert site.run("c").outcome is Outcome.RAN_AND_PUBLISHED  # in its place
+    settings = {"verify_key": ours["verify_key"]}
+    assert "not signed by a key that is trusted here" in site.run("d").reason
+    settings = ours
+    assert site.run("e").outcome is Outcome.RAN_AND_PUBLISHED
+    settings = {"verify_key": ours["verify_key"]}
+    assert site.run("f").outcome is Outcome.RESTORED_UNPACK
+    settings = {}
+    assert site.run("g").outcome is Outcome.RESTORED_UNPACK
+    found = site.manifest()
+    changed = msgspec.structs.replace(found, tree="0" * 64)
+    site.manifest_file().write_bytes(changed.encode())
+    settings = {"verify_key": ours["verify_key"]}
+    assert "or was changed" in site.run("h").reason

@@ -31,10 +31,10 @@ from bootseer.cli.image import app
 from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.image import record as records
-from bootseer.image import signature
 from bootseer.image.record import ImageRecord
-from bootseer.image.signature import UnsignedError
+from bootseer.objects import signature
 from bootseer.objects.folder import FolderStore
+from bootseer.objects.signature import UnsignedError
 from support.images import Member, folder, write_image
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "image"

@@ -25,14 +25,13 @@ from bootseer.containerd.snapshots import Layer, MissingError, Snapshot, Snapsho
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError, doing
 from bootseer.folders import private_folder
 from bootseer.image import record as records
-from bootseer.image import signature
 from bootseer.image.lookup import same_repository
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.parts import Part
 from bootseer.kernel.removal import discard_tree
-from bootseer.objects import Store, open_store
+from bootseer.objects import Store, open_store, signature
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from bootseer.image.lookup import readable_for
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.parts import Part
 from bootseer.node import client
-from bootseer.objects import Store, open_store
+from bootseer.objects import Store, open_store, signature
 from bootseer.oci import credentials
 
 log = logging.getLogger(__name__)
@@ -189,6 +189,7 @@ class Volumes:
     def _env(self, folder: Path, wish: PodVolume) -> Path:
         store = open_store(self._config.store_url)
         found = manifest.decode(store.get(manifest.manifest_key(wish.name), most=manifest.MAX_STORED), wish.name)
+        manifest.check_signed(found, signature.trusted_keys(self._config))
         targets = found.document.targets
         wanted = wish.options.get("target") or (targets[0] if len(targets) == 1 else "")
         if wanted not in targets:

@@ -104,6 +104,7 @@ class _Attempt:
         publish: Callable[..., bool],
     ) -> None:
         self._spec, self._command, self._timed = execution.spec, execution.command, execution.timed
+        self._config = execution.config
         self._look, self._lead, self._catch, self._base, self._put = look, lead, catch, base, publish
         self._observer = inputs.Observer(execution.spec, execution.config)
         self._inputs = Observed(unobserved="")
@@ -174,6 +175,8 @@ class _Attempt:
     def _publish(self, cancelled: Callable[[], bool]) -> tuple[bool, str]:
         if self._result is None or self._look.store is None:
             return False, self._inputs.unobserved
+        if (self._config.verify_key or self._config.require_signature) and not self._config.sign_key:
+            return False, "not published: snapshots must be signed here, and no sign_key is set"
         try:
             with self._timed("capture"):
                 layers = self._catch.layers()
@@ -193,6 +196,7 @@ class _Attempt:
                     base=self._base,
                     result=self._result,
                     seconds=self._timed.seconds["command"],
+                    sign_key=self._config.sign_key,
                     cancelled=cancelled,
                 )
         except (BootseerError, OSError) as exc:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,8 +21,11 @@ from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
-from bootseer.objects import Store, open_store
+from bootseer.objects import Store, open_store, signature
 from bootseer.units import age_text, one_line
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +78,7 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
 def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacking: bool) -> None:
     digests = Digests(spec, config)
     out.absent = True
-    for found in _candidates(out, store):
+    for found in _candidates(out, store, signature.trusted_keys(config)):
         if found.inputs.unobserved and out.nearest:
             break  # others of this key, whose inputs are known, do not fit: this one need not either
         try:
@@ -95,7 +100,7 @@ def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacki
     out.reason = out.reason or _explained(store, out.document)
 
 
-def _candidates(out: Lookup, store: Store) -> list[SnapshotManifest]:
+def _candidates(out: Lookup, store: Store, keys: Sequence[Ed25519PublicKey]) -> list[SnapshotManifest]:
     """The snapshots of the key: those with known inputs first, the newest first."""
     names = snapshots.names(store, out.key)
     if len(names) > _CANDIDATES:  # the index tells their age without a look into each
@@ -106,9 +111,14 @@ def _candidates(out: Lookup, store: Store) -> list[SnapshotManifest]:
     for name in names:
         try:
             out.seen[name] = store.get(manifest.manifest_key(name), most=manifest.MAX_STORED)
-            found.append(manifest.decode(out.seen[name], name))
+            one = manifest.decode(out.seen[name], name)
+            manifest.check_signed(one, keys)
+            found.append(one)
         except NotFoundError:
             continue  # removed meanwhile
+        except signature.UnsignedError as exc:
+            log.warning("%s", exc)
+            out.reason, out.replace = f"missed because {exc.message}", True
         except (DataError, ConfigError) as exc:
             log.warning("%s", exc)
             out.reason, out.replace = f"missed because its manifest is damaged: {exc.message}", True

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -15,6 +16,10 @@ from bootseer.env.canonical import canonical, sha256_of
 from bootseer.env.inputs import Observed, check_names
 from bootseer.env.key import KeyDocument, document_from
 from bootseer.errors import ConfigError, DataError
+from bootseer.objects import signature
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from bootseer.wiretypes import known
 
 FOLDER = "env/snapshots"
@@ -44,10 +49,23 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     node: Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z", max_length=255)] = ""
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     """How long the command ran."""
+    signature: str = ""
+    """Of `content`, in base64; absent from the object when there is none."""
 
     def encode(self) -> bytes:
-        fields = msgspec.to_builtins(self)
+        fields = self._fields()
         return canonical({**fields, "sum": sha256_of(fields)})
+
+    @property
+    def content(self) -> bytes:
+        """What is signed."""
+        return canonical({**self._fields(), "signature": None})
+
+    def _fields(self) -> dict[str, object]:
+        fields = msgspec.to_builtins(self)
+        if not self.signature:
+            del fields["signature"]
+        return fields  # type: ignore[no-any-return]
 
     @property
     def name(self) -> str:
@@ -116,3 +134,10 @@ def decode(data: bytes, name: str) -> SnapshotManifest:
     except DataError as exc:
         raise DataError(f"snapshot {key[:12]} is not used: {exc.message}") from None
     return found
+
+
+def check_signed(found: SnapshotManifest, keys: Sequence[Ed25519PublicKey]) -> None:
+    """Raise `UnsignedError` when there are ``keys`` and none of them signed the snapshot."""
+    if keys:
+        hint = "set sign_key on nodes that run set-up commands, and look who published it"
+        signature.verify(keys, found.content, found.signature.encode(), f"snapshot {found.shown}", hint=hint)

@@ -19,7 +19,7 @@ from bootseer.env.layer import check_unchanged
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import MAX_STORED, SnapshotManifest, index_key, inventory_key, manifest_key
 from bootseer.errors import BootseerError, DataError
-from bootseer.objects import Store, lease
+from bootseer.objects import Store, lease, signature
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,7 @@ def publish(
     base: list[str],
     result: list[str],
     seconds: float,
+    sign_key: str,
     cancelled: Callable[[], bool],
 ) -> bool:
     """Publish the layers in ``layers`` as the snapshot of ``look.document`` and ``inputs``. False: another was first.
@@ -82,6 +83,10 @@ def publish(
     faults.point("env.publish.before-manifest")
     check_unchanged(layers, entries)
     _go_on(cancelled)
+    if sign_key:
+        key = signature.signing_key(Path(sign_key))
+        signed = signature.sign(key, manifest.content).decode()
+        manifest = msgspec.structs.replace(manifest, signature=signed)
     raw = manifest.encode()
     if len(raw) > MAX_STORED:
         raise DataError(f"its manifest would have {len(raw)} bytes, more than {MAX_STORED}")

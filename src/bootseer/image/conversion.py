@@ -25,10 +25,9 @@ from bootseer.chunks.manifest import tree_key
 from bootseer.errors import BootseerError, NotFoundError, from_os_error
 from bootseer.folders import adopted, clear, owned_folder, remove
 from bootseer.image import record as records
-from bootseer.image import signature
 from bootseer.image.record import ImageRecord
-from bootseer.image.signature import UnsignedError
-from bootseer.objects import Store, lease, open_store
+from bootseer.objects import Store, lease, open_store, signature
+from bootseer.objects.signature import UnsignedError
 from bootseer.oci import tar
 from bootseer.oci.image import past_mirrors
 from bootseer.oci.layers import LayeredTree

@@ -10,9 +10,8 @@ from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import NotFoundError, PrivilegeError
 from bootseer.image import record as records
-from bootseer.image import signature
 from bootseer.image.record import ImageRecord
-from bootseer.objects import Store, open_store
+from bootseer.objects import Store, open_store, signature
 
 
 def resolve(

@@ -13,8 +13,7 @@ import msgspec
 
 from bootseer.chunks import hashing
 from bootseer.errors import BootseerError, DataError, NotFoundError
-from bootseer.image import signature
-from bootseer.objects import Store, open_store
+from bootseer.objects import Store, open_store, signature
 from bootseer.oci import ImageConfig, Reference
 from bootseer.wiretypes import known
 

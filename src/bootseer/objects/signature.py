@@ -1,4 +1,5 @@
-"""Signatures of image records: Ed25519, with keys in PEM files. What is signed: docs/internals/image.md, "Signatures".
+"""Signatures of what the store has of images and environments: Ed25519, with keys in PEM files. What is signed:
+docs/internals/image.md, "Signatures", and docs/internals/snapshot.md.
 
 No message of this module has anything in it of what is in a key file.
 """
@@ -44,14 +45,14 @@ def signing_key(path: Path) -> Ed25519PrivateKey:
 
 
 def trusted_keys(config: Config) -> Sequence[Ed25519PublicKey]:
-    """The keys one of which must have signed an image; none when any image may be used.
+    """The keys one of which must have signed an image or an environment; none when any may be used.
 
     Raises `ConfigError` when a signature is required and there is no key to verify it with, and as `signing_key` does.
     """
     if not config.verify_key:
         if config.require_signature:
             raise ConfigError(
-                "images must be signed, and there is no key to verify that with",
+                "images and environments must be signed, and there is no key to verify that with",
                 hint="set verify_key in the settings, or give --verify-key FILE",
             )
         return ()
@@ -76,12 +77,18 @@ def sign(key: Ed25519PrivateKey, content: bytes) -> bytes:
     return base64.b64encode(key.sign(content))
 
 
-def verify(keys: Sequence[Ed25519PublicKey], content: bytes, signature: bytes, what: str) -> None:
+def verify(
+    keys: Sequence[Ed25519PublicKey],
+    content: bytes,
+    signature: bytes,
+    what: str,
+    *,
+    hint: str = "have it converted with the key (image convert --sign-key), and look who changed it",
+) -> None:
     """Return when one of ``keys`` made the ``signature`` (in base64; empty: there is none) of ``content``, which the
     error calls ``what``. Raises `UnsignedError`."""
     from cryptography.exceptions import InvalidSignature
 
-    hint = "have it converted with the key (image convert --sign-key), and look who changed it"
     if not signature:
         raise UnsignedError(f"{what} is not signed", hint=hint)
     for key in keys:
