@@ -52,3 +52,23 @@ def test_memory_that_it_may_not_have_is_an_error_of_its_own() -> None:
         return "taken"
 
     assert in_child(take) == "MemoryError"
+
+
+@pytest.mark.parametrize("stack", [8 << 20, 1 << 40, (1 << 63) - 1, resource.RLIM_INFINITY])
+def test_stacks_of_threads_have_room_besides(monkeypatch: pytest.MonkeyPatch, stack: int) -> None:
+    limits = {
+        resource.RLIMIT_DATA: (resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+        resource.RLIMIT_STACK: (stack, -1),
+    }
+    made = list[int]()
+
+    def note(kind: int, limit: tuple[int, int]) -> None:
+        assert kind == resource.RLIMIT_DATA
+        if limit[0] >= 1 << 63:
+            raise OverflowError("Python int too large to convert to C long")
+        made.append(limit[0])
+
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", note)
+    bounds.limit_memory()
+    assert made == [] if stack > 1 << 60 else made[0] >= (512 << 20) + 128 * max(stack, 8 << 20)

@@ -29,5 +29,5 @@ def limit_memory() -> None:
     most = int(_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     most = max(_LEAST, min(_MOST, most)) + _THREADS * (_STACK if stack == resource.RLIM_INFINITY else stack)
     least = min([most, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)])
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, OverflowError):  # stacks of any size: then there is no such limit
         resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
