@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -119,6 +121,143 @@ def test_what_a_container_sees(place: Path, environ: dict[str, str], tmp_path: P
     assert set(os.listdir("/sys/class/net")) <= set(done.stdout.split())
     assert done.returncode != 0
     assert not (tmp_path / "x").exists()
+
+
+CALLS = """
+import ctypes, mmap, os, signal, subprocess, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *args):
+    ctypes.set_errno(0)
+    return libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, args)), ctypes.get_errno()
+threading.Thread(target=print).start()
+held = ctypes.create_string_buffer(b"mine", 4)
+child = os.fork()
+if not child:
+    signal.pause()
+to = ctypes.create_string_buffer(4)
+vectors = [(ctypes.c_size_t * 2)(ctypes.addressof(one), 4) for one in (to, held)]
+read = libc.process_vm_readv(child, vectors[0], 1, vectors[1], 1, 0)
+ring = ctypes.create_string_buffer(120)
+event = ctypes.create_string_buffer(128)
+ctypes.memmove(event, (ctypes.c_uint32 * 2)(1, 128), 8)  # a software event
+ctypes.memmove(ctypes.addressof(event) + 40, (ctypes.c_uint64 * 1)(1 << 5 | 1 << 6), 8)  # of the program alone
+found = {
+    "process_vm_readv": (read, to.raw),
+    "ptrace": libc.ptrace(16, child, 0, 0),
+    "io_uring": call(425, 4, ctypes.addressof(ring))[1],
+    "perf": call(298 if os.uname().machine == "x86_64" else 241, ctypes.addressof(event), 0, -1, -1, 0)[1],
+    "mempolicy": call(238 if os.uname().machine == "x86_64" else 237, 0, 0, 0)[1],
+    "keyctl": call(250 if os.uname().machine == "x86_64" else 219, 0, -4, 1)[1],
+    "user namespace": (libc.unshare(0x10000000), ctypes.get_errno()),
+    "clone3": call(435, 0, 0)[1],
+    "bpf": call(321 if os.uname().machine == "x86_64" else 280, 0, 0, 0)[1],
+}
+os.kill(child, signal.SIGKILL)
+found["child"] = subprocess.run([sys.executable, "-Sc", "print('child')"], capture_output=True).stdout
+print(repr(found))
+"""
+
+
+def test_what_jobs_need_of_the_kernel_works_and_what_reaches_beyond_does_not(
+    place: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """As on the host: profilers, memory of other processes, io_uring, NUMA. As with other runtimes: keys, user
+    namespaces, BPF."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "calls.py").write_text(CALLS)
+    here = subprocess.run(["/usr/bin/python3", "-S", tmp_path / "calls.py"], capture_output=True, text=True, check=True)
+    shown = [word for folder in ("/usr", "/lib", "/lib64", str(tmp_path)) for word in ("-v", f"{folder}:{folder}:ro")]
+    write_image(place / "root", [programs("sh")], config=oci.ContainerConfig())
+    image.convert(f"oci:{place}/root:v1", str(place / "store"), work_dir=place / "work")
+    done = cli(environ, "image", "run", *shown, f"oci:{place}/root:v1", "/usr/bin/python3", "-S",
+               str(tmp_path / "calls.py"))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    host, inside = (ast.literal_eval(said.stdout.splitlines()[-1]) for said in (here, done))
+    assert inside["child"] == b"child\n"
+    for name in ("process_vm_readv", "ptrace", "io_uring", "perf", "mempolicy"):
+        assert inside[name] == host[name], name
+    assert inside["process_vm_readv"] == (4, b"mine")
+    assert inside["ptrace"] == 0
+    assert (inside["keyctl"], inside["bpf"], inside["clone3"]) == (errno.EPERM, errno.EPERM, errno.ENOSYS)
+    assert inside["user namespace"] == (-1, errno.EPERM)
+
+
+def test_a_runtime_without_seccomp_runs_containers_without_a_profile_and_says_so(
+    place: Path, environ: dict[str, str]
+) -> None:
+    program = place / "runtime-without"
+    program.write_text(f"""#!/bin/sh
+for word; do
+    [ ! -e "$word/config.json" ] || ! grep -q '"seccomp"' "$word/config.json" || {{ echo no seccomp >&2; exit 1; }}
+done
+exec {shutil.which("runc")} "$@"
+""")
+    program.chmod(0o755)
+    done = cli(environ, "image", "run", "--runtime", str(program), f"oci:{place}/layout:v1")
+    assert (done.returncode, done.stdout) == (0, "hello from the image\n"), done.stderr
+    assert "has no seccomp here, the container may use all system calls" in done.stderr
+
+
+@pytest.fixture
+def tenant(tmp_path: Path) -> Path:
+    """A folder of another user's, which root mounts something of."""
+    tmp_path.chmod(0o755)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/in").write_text("the host's")
+    (tmp_path / "tenant/data").mkdir(parents=True)
+    (tmp_path / "tenant/data/in").write_text("the tenant's")
+    for path in (tmp_path / "tenant", tmp_path / "tenant/data"):
+        os.chown(path, 65534, 65534)
+    return tmp_path / "tenant"
+
+
+def test_a_source_that_others_can_replace_is_mounted_and_their_links_are_not_followed(
+    place: Path, environ: dict[str, str], tenant: Path
+) -> None:
+    before = Path("/proc/self/mounts").read_text()
+
+    def run(source: Path, script: str) -> subprocess.CompletedProcess[str]:
+        ref = f"oci:{place}/layout:v1"
+        return cli(environ, "image", "run", "-v", f"{source}:/data", ref, "sh", "-c", script)
+
+    done = run(tenant / "data", "cat /data/in; echo new > /data/new")
+    assert (done.returncode, done.stdout) == (2, "the tenant's"), done.stderr  # uid 12 may not write there
+    done = run(tenant / "data/in", "cat /data")
+    assert (done.returncode, done.stdout) == (0, "the tenant's"), done.stderr
+    (tenant / "link").symlink_to("../secret")
+    for source in ("link", "link/in"):
+        done = run(tenant / source, "cat /data/in /data")
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (78, "", 1), done.stderr
+        assert "has a link in it that others can change" in done.stderr
+    (tenant.parent / "ours").symlink_to(tenant)
+    assert run(tenant.parent / "ours/data", "cat /data/in").stdout == "the tenant's"
+    assert left_over(place / "state") == []
+    assert Path("/proc/self/mounts").read_text() == before
+
+
+def test_a_source_that_is_exchanged_all_the_time_never_leads_elsewhere(
+    place: Path, environ: dict[str, str], tenant: Path
+) -> None:
+    script = """
+import os, sys
+os.setuid(65534)
+os.symlink("../secret", "link")
+while True:
+    for name, other in (("data", "t"), ("link", "data"), ("t", "link")):
+        os.rename(name, other)
+    for name, other in (("data", "t"), ("link", "data"), ("t", "link")):
+        os.rename(name, other)
+"""
+    seen = []
+    with subprocess.Popen([sys.executable, "-c", script], cwd=tenant) as other:
+        try:
+            for _ in range(12):
+                ref = f"oci:{place}/layout:v1"
+                seen.append(cli(environ, "image", "run", "-v", f"{tenant}/data:/data", ref, "cat", "/data/in"))
+        finally:
+            other.kill()
+    assert {done.stdout for done in seen} <= {"", "the tenant's"}
+    assert all(done.returncode in (0, 66, 78) and done.stderr.count("\n") <= 1 for done in seen), seen
 
 
 def test_two_starts_leave_a_profile_and_the_second_prefetches(place: Path, environ: dict[str, str]) -> None:

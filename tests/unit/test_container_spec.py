@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,19 @@ def test_nothing_needs_more_privileges(tmp_path: Path) -> None:
     held = set(made["process"]["capabilities"]["bounding"])
     assert "CAP_SYS_ADMIN" not in held
     assert "CAP_SYS_RESOURCE" not in held
+
+
+def test_calls_that_reach_what_has_no_namespace_are_denied_and_those_of_jobs_are_not(tmp_path: Path) -> None:
+    linux = make(tmp_path, config(), ["x"])["linux"]
+    assert linux["seccomp"]["defaultAction"] == "SCMP_ACT_ALLOW"
+    assert f"SCMP_ARCH_{platform.machine().upper()}" in linux["seccomp"]["architectures"]
+    denied = {name for rule in linux["seccomp"]["syscalls"] if "args" not in rule for name in rule["names"]}
+    assert {"keyctl", "add_key", "request_key", "bpf", "userfaultfd", "mount", "open_by_handle_at"} < denied
+    needed = {"ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "perf_event_open", "io_uring_setup"}
+    needed |= {"clone", "unshare", "mbind", "set_mempolicy", "move_pages", "chroot", "mlock", "personality", "ioctl"}
+    assert not needed & denied
+    assert {"/proc/kcore", "/proc/keys", "/proc/timer_list", "/sys/firmware"} < set(linux["maskedPaths"])
+    assert {"/proc/sys", "/proc/irq", "/proc/bus"} < set(linux["readonlyPaths"])
 
 
 @pytest.fixture

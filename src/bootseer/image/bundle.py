@@ -22,6 +22,7 @@ from typing import Any
 
 from bootseer.errors import UnavailableError
 from bootseer.folders import clear, owned_folder, private_folder
+from bootseer.image import pins
 from bootseer.kernel import procfs, signals
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Bundle:
             self._ident = self._bundle.name
             undo.callback(delete, self._bundle)
             self._document["linux"]["cgroupsPath"] = _cgroup_path(self._ident)
+            self._pins = pins.pins(self._document, self._bundle / "binds")
             (self._bundle / "config.json").write_text(json.dumps(self._document))
             (self._bundle / "program").write_text(self._program)
             argv = [*_base(self._bundle, self._program), "delete", "--force", self._ident]
@@ -78,9 +80,11 @@ class Bundle:
         # from it: an interactive command would stop for good, and we wait for it.
         shared = not quiet and os.isatty(0)
         group = None if shared else 0
-        with subprocess.Popen(
-            [*argv, self._ident], stdin=where, stdout=where, stderr=where, process_group=group
-        ) as child:
+
+        def start() -> subprocess.Popen[bytes]:
+            return subprocess.Popen([*argv, self._ident], stdin=where, stdout=where, stderr=where, process_group=group)
+
+        with pins.spawn(self._pins, start) as child:
             try:
                 with nullcontext() if quiet else self._forwarding(shared, stop_grace):
                     code = child.wait(deadline)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from bootseer import oci
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
+from bootseer.image import seccomp
 from bootseer.image.cdi import Selection, device_number
 from bootseer.kernel import beneath, libc, procfs
 
@@ -24,7 +25,8 @@ MAX_USERS = 1 << 20
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Root in the container may install packages, change owners, and pin memory for RDMA; it may not mount, load modules, or
-# make device nodes: which devices there are is decided outside.
+# make device nodes: which devices there are is decided outside. But it is root (there is no user namespace): what is
+# mounted writable it changes as root, and it is in the network of the host.
 # Numbers: linux/capability.h
 _CAPABILITIES = {
     "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
@@ -32,6 +34,13 @@ _CAPABILITIES = {
     "CAP_SYS_CHROOT": 18, "CAP_SYS_PTRACE": 19, "CAP_SYS_NICE": 23, "CAP_AUDIT_WRITE": 29,
     "CAP_SETFCAP": 31,
 }  # fmt: skip
+
+
+_MASKED = ["/proc/acpi", "/proc/asound", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
+           "/proc/sched_debug", "/proc/scsi", "/proc/timer_list", "/proc/timer_stats", "/sys/devices/virtual/powercap",
+           "/sys/firmware"]  # fmt: skip
+"""What tells of the host, its other users' keys and its power meter; as other runtimes have it."""
+_READONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 
 
 class Bind(NamedTuple):
@@ -90,15 +99,16 @@ def spec(
             "env": [f"{key}={value}" for key, value in environ.items()],
             "cwd": cwd or inner.working_dir or "/",
             "capabilities": {kind: held for kind in ("bounding", "effective", "permitted")},
-            "noNewPrivileges": False,
+            "noNewPrivileges": False,  # sudo of an image goes on working; what it gives is bounded by the capabilities
         },
         "root": {"path": str(rootfs), "readonly": False},
         "mounts": [*_system_mounts(), *map(_bind, [*names, *shown])],
         "linux": {
             "namespaces": namespaces,
             "resources": {"devices": [{"allow": False, "access": "rwm"}, *_device_rules(shown)]},
-            "maskedPaths": ["/proc/kcore", "/proc/keys", "/sys/firmware"],
-            "readonlyPaths": ["/proc/sys", "/proc/sysrq-trigger"],
+            "maskedPaths": _MASKED,
+            "readonlyPaths": _READONLY,
+            "seccomp": seccomp.profile(),
         },
     }
     if chosen is not None:

@@ -36,12 +36,13 @@ _PROBE_DEADLINE = 20.0
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Whether ``name`` runs containers here; ``reason`` when not."""
+    """Whether ``name`` runs containers here, and with a ``seccomp`` profile; ``reason`` when not."""
 
     name: str
     path: str
     works: bool
     reason: str = ""
+    seccomp: bool = True
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -74,13 +75,16 @@ def run(
     `UnsupportedError` (no working runtime), `NotFoundError` (no such command in the image), `ConfigError`.
     """
     state = state_dir or Path(settings.load().state_dir)
-    program = find(state, runtime).path
+    found = find(state, runtime)
     args = container.command_of(config, argv)
     document = container.spec(
         rootfs.absolute(), config, args, env=env or {}, mounts=mounts, cwd=cwd, network=network, chosen=devices
     )
+    if not found.seccomp:
+        log.warning("%s has no seccomp here, the container may use all system calls: %s", found.name, found.reason)
+        del document["linux"]["seccomp"]
     container.check_command(document)
-    with Bundle(program, state, document) as started:
+    with Bundle(found.path, state, document) as started:
         code = started.run(stop_grace=stop_grace)
         if code != 0 and (reason := started.failure()):
             raise _start_error(args[0], reason)
@@ -109,12 +113,18 @@ def probe(name: str, state_dir: Path) -> Probe:
         return Probe(name, "", False, "not installed")
     host = [Bind(top, top, readonly=True) for top in ("/bin", "/lib", "/lib64", "/usr") if os.path.isdir(top)]
     empty = oci.ImageConfig(architecture="", os="linux", rootfs=oci.RootFS(diff_ids=()))
-    with tempfile.TemporaryDirectory(prefix="bootseer-probe-") as root:
-        document = container.spec(Path(root), empty, ["true"], env={}, mounts=host, cwd="/", network="host")
-        with Bundle(path, state_dir, document) as started:
-            code = started.run(quiet=True, deadline=_PROBE_DEADLINE)
-            reason = started.failure() or f"exit code {code}"
-    return Probe(name, path, code == 0, "" if code == 0 else reason)
+    reasons: list[str] = []
+    for seccomp in (True, False):
+        with tempfile.TemporaryDirectory(prefix="bootseer-probe-") as root:
+            document = container.spec(Path(root), empty, ["true"], env={}, mounts=host, cwd="/", network="host")
+            if not seccomp:
+                del document["linux"]["seccomp"]
+            with Bundle(path, state_dir, document) as started:
+                code = started.run(quiet=True, deadline=_PROBE_DEADLINE)
+                if code == 0:
+                    return Probe(name, path, True, "; ".join(reasons), seccomp)
+                reasons.append(started.failure() or f"exit code {code}")
+    return Probe(name, path, False, reasons[-1], False)
 
 
 def _program(name: str) -> str:

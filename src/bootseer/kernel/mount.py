@@ -23,7 +23,7 @@ from bootseer.kernel import libc, loop
 
 _log = logging.getLogger(__name__)
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_REC, MS_SLAVE = 1, 2, 4, 32, 0x4000, 1 << 19
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 19
 _HARMLESS = MS_NOSUID | MS_NODEV
 _MNT_FORCE, _MNT_DETACH, _MNT_EXPIRE, _UMOUNT_NOFOLLOW = 1, 2, 4, 8
 
