@@ -222,3 +222,26 @@ def test_without_duckdb_it_says_what_to_install() -> None:
     script = "import sys; sys.modules['duckdb'] = None; from bootseer.profile import starts; starts.connect()"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr.endswith("views of many start-ups need the package duckdb; pip install 'bootseer[fleet]'\n")
+
+
+def test_a_table_is_read_to_a_limit_and_its_numbers_are_looked_at(
+    weeks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, many = tmp_path / "kept.parquet", tmp_path / "many.parquet"
+    starts.compact([weeks], kept)
+    form = "(FORMAT parquet, KV_METADATA {bootseer_starts: '1'})"
+
+    def write(what: str, more: str = "") -> None:
+        starts.connect().execute(f"COPY (SELECT {what} FROM read_parquet('{kept}') AS s{more}) TO '{many}' {form}")
+
+    wrongs = ("'nan'::DOUBLE AS hours", "'inf'::DOUBLE AS gap_hours", "9e300 AS own_hours", "repeat('x', 9999) AS job")
+    for wrong in wrongs:
+        write(f"* REPLACE ({wrong})")
+        with pytest.raises(DataError, match=r"a row of .*many\.parquet is no start-up"):
+            starts.rows([many])
+    write("s.*", ", range(1_000_000)")
+    with pytest.raises(DataError, match="has more than 1000000 rows"):
+        starts.rows([many])
+    os.truncate(many, 2 << 40)
+    with pytest.raises(DataError, match="has more than 1073741824 bytes"):
+        starts.rows([many])

@@ -326,6 +326,12 @@ def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(tmp_path: Pat
     assert code == 69
     assert said.count("\n") <= 2
     assert "send them again later" in said
+    (tmp_path / "token").write_text(TOKEN)
+    for host, warned in (("127.0.0.1", False), ("[::1]", False), ("192.0.2.1", True)):
+        known = ("--timeout", "0.2", "--token-file", tmp_path / "token")
+        said = sent(file, "--to", f"http://{host}:9/events", *known)[1]
+        assert "Traceback" not in said
+        assert ("without TLS" in said) == warned
     assert sent(file, "--to", "nonsense")[0] == 78
     assert sent(tmp_path / "none", "--to", "http://127.0.0.1:9/events")[0] != 0
 

@@ -163,7 +163,10 @@ def export(
     from bootseer.profile import chrome, otlp, page, prometheus, send, starts
 
     if to:
-        count = send.send(given_paths(events), to, token_in(token_file), timeout=timeout)
+        token = token_in(token_file)
+        if token and _plain(to):
+            log.warning("the token goes to %s without TLS, where whoever is on the way can read it", one_line(to))
+        count = send.send(given_paths(events), to, token, timeout=timeout)
         typer.echo(f"{to}: {size_text(count)}", err=True)
         return
     if form == "parquet":
@@ -173,18 +176,31 @@ def export(
         return
     if form not in ("chrome", "html", "otlp", "prometheus"):
         raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html, otlp, prometheus or parquet")
-    log = _read(events)
+    held = _read(events)
     named = any(part is not None for part in (job, attempt, cycle))
-    picked = _choose(log, job, attempt, cycle, False)[0] if named else None
+    picked = _choose(held, job, attempt, cycle, False)[0] if named else None
     if form == "chrome":
-        document = msgspec.json.encode(chrome.export(log, picked)) + b"\n"
+        document = msgspec.json.encode(chrome.export(held, picked)) + b"\n"
     elif form == "otlp":
-        document = msgspec.json.encode(otlp.export(log, picked)) + b"\n"
+        document = msgspec.json.encode(otlp.export(held, picked)) + b"\n"
     elif form == "html":
-        document = page.html(log, picked).encode()
+        document = page.html(held, picked).encode()
     else:
-        document = prometheus.text(starts.of(log, picked)).encode()
+        document = prometheus.text(starts.of(held, picked)).encode()
     write_out([document], output)
+
+
+def _plain(url: str) -> bool:
+    """Whether what is sent there leaves this machine without TLS."""
+    from urllib.parse import urlsplit
+
+    from bootseer.oci.reference import is_loopback
+
+    try:
+        parts = urlsplit(url)
+        return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+    except ValueError:
+        return False
 
 
 def _nodes(given: str | None) -> tuple[int | None, list[str]]:
