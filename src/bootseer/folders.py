@@ -101,6 +101,18 @@ def settled(path: Path) -> Path:
     return real
 
 
+def foothold(path: Path) -> tuple[Path, Path]:
+    """The nearest to ``path``, of itself and the folders above it, that is `settled`, and what is left below that: the
+    way on may be led elsewhere by others, so that it is opened below a descriptor (`kernel.beneath`)."""
+    path = path.absolute()
+    for place in (path, *path.parents):
+        try:
+            return settled(place), path.relative_to(place)
+        except ConfigError:
+            continue
+    return Path("/"), path.relative_to("/")
+
+
 def _real(path: Path) -> Path:
     path = path.absolute()
     return Path(os.path.realpath(path.parent), path.name)

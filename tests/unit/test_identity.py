@@ -110,6 +110,24 @@ def test_a_nodes_events_are_below_their_folder(tmp_path, place, kind):
     assert (tmp_path / "events/j/attempt-7/n1.jsonl").read_text() == "x"
 
 
+@pytest.mark.root
+def test_roots_events_go_where_others_cannot_lead_them(tmp_path):
+    tmp_path.chmod(0o755)
+    (tmp_path / "host").mkdir()
+    (tmp_path / "tenant/own").mkdir(parents=True)
+    (tmp_path / "ours").symlink_to(tmp_path / "tenant")
+    for path in (tmp_path / "tenant", tmp_path / "tenant/own"):
+        os.chown(path, 65534, 65534)
+    (tmp_path / "tenant/link").symlink_to(tmp_path / "host")
+    for folder in (tmp_path / "tenant/link", tmp_path / "tenant/link/new"):
+        with pytest.raises(OSError, match=r"links|Not a directory"):
+            starts(folder, "n1")
+    assert not list((tmp_path / "host").iterdir())
+    assert starts(tmp_path / "new/er", "n1") == ["0"]
+    assert starts(tmp_path / "ours/own/new", "n1", "n2") == ["0", "0"]
+    assert (tmp_path / "tenant/own/new/j/attempt-0/n1.jsonl").is_file()
+
+
 def test_a_start_that_has_all_its_nodes_is_joined_by_none(tmp_path):
     def attempts(nodes):
         found = (identify(f"j{nodes}", {"BOOTSEER_NODE": f"n{i}", "BOOTSEER_NODES": nodes}) for i in range(4))

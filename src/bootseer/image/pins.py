@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bootseer.errors import ConfigError, from_os_error
-from bootseer.folders import settled
+from bootseer.folders import foothold
 from bootseer.kernel import beneath, libc
 from bootseer.kernel.mount import MS_BIND, MS_REC, MS_SLAVE
 
@@ -36,10 +36,12 @@ def pins(document: dict[str, Any], folder: Path) -> list[Pin]:
     a place in ``folder``. Raises `ConfigError` where the way there has a link that others can change."""
     found: list[Pin] = []
     for mount in document["mounts"]:
-        source = Path(mount["source"])
-        if mount["type"] != "bind" or (base := _kept(source)) == source:
+        if mount["type"] != "bind":
             continue
-        pin = Pin(base, source.relative_to(base), folder / str(len(found)))
+        base, rest = foothold(Path(mount["source"]))
+        if rest == Path():
+            continue
+        pin = Pin(base, rest, folder / str(len(found)))
         fd = _open(pin)
         try:
             folder.mkdir(exist_ok=True)
@@ -49,17 +51,6 @@ def pins(document: dict[str, Any], folder: Path) -> list[Pin]:
         mount["source"] = str(pin.place)
         found.append(pin)
     return found
-
-
-def _kept(path: Path) -> Path:
-    """The nearest to ``path``, of itself and the folders above it, that nobody else can replace."""
-    for place in (path, *path.parents):
-        try:
-            settled(place)
-        except ConfigError:
-            continue
-        return place
-    return Path("/")
 
 
 def _open(pin: Pin) -> int:

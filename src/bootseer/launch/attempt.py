@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bootseer.folders import foothold
 from bootseer.kernel import beneath
 from bootseer.launch.identity import Identity
 
@@ -75,6 +76,12 @@ def open_events(folder: Path, identity: Identity) -> int:
 
 @contextlib.contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with beneath.folder(folder) as fd:
+    """The folder of events, made where it is missing. Root follows no link to it that others can change."""
+    base, rest = (folder, Path()) if os.geteuid() else foothold(folder)
+    base.mkdir(parents=True, exist_ok=True)
+    with beneath.folder(base) as top:
+        fd = beneath.make_folders(top, str(rest))
+    try:
         yield fd
+    finally:
+        os.close(fd)
