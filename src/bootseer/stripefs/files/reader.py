@@ -32,7 +32,6 @@ _PLAIN_UNIT = 1 << 20
 """What read-ahead and node cache know as a chunk of a plain file; a request may be cut at its multiples."""
 _POINTER_READ = layout.MAX_REMNANT
 """Bytes of a small file that are read to see whether it is a pointer: nearly always all of one."""
-_OPEN_TRIES = 3
 
 
 class Local:
@@ -252,7 +251,7 @@ class PlainFile(ChunkFile):
     def __init__(self, backend: Backend, path: str) -> None:
         source = backend.open(path, pinned=True)
         super().__init__(backend, path, Geometry(source.size, _PLAIN_UNIT, 1))
-        self._version = source.version
+        self.version = source.version
         self.content = content_of(source.version)
         self.identity = identity_of(backend, path, self.content)
         self._sources[0] = source
@@ -262,14 +261,15 @@ class PlainFile(ChunkFile):
                 "%s is still being written: only the %d bytes of it that are complete are read", path, self.size
             )
         try:
-            self.head = self.read(0, min(self.size, _POINTER_READ)) if self.size <= layout.MAX_TEXT else b""
+            small = 0 < self.size <= layout.MAX_TEXT
+            self.head = source.read(0, min(self.size, _POINTER_READ)) if small else b""
         except BaseException:
             self.close()
             raise
 
     def _open_source(self, stripe: int) -> Source:
         source = self._backend.open(self.path, pinned=True)
-        if (source.size, source.version) != (self.size, self._version):
+        if (source.size, source.version) != (self.size, self.version):
             source.close()
             raise DataError(f"{self.path} was replaced while it was read", hint="open it again")
         return source
@@ -398,29 +398,21 @@ class StripedFile(ChunkFile):
 def read_pointer(backend: Backend, path: str) -> Pointer | None:
     """The pointer at ``path``, None for a plain file. Raises `NotFoundError`, `DataError` for a damaged pointer."""
     with contextlib.closing(backend.open(path)) as source:
-        return _pointer_in(source, path)
-
-
-def _pointer_in(source: Source, path: str) -> Pointer | None:
-    if not source.size or source.size > layout.MAX_TEXT:
-        return None
-    data = source.read(0, min(source.size, _POINTER_READ))
-    if not layout.is_pointer(data):
-        return None
-    if source.size > len(data):
-        data += source.read(len(data), source.size - len(data))
+        if not source.size or source.size > layout.MAX_TEXT:
+            return None
+        data = source.read(0, min(source.size, _POINTER_READ))
+        if not layout.is_pointer(data):
+            return None
+        if source.size > len(data):
+            data += source.read(len(data), source.size - len(data))
     return layout.decode_pointer(data, path)
 
 
 def open_file(backend: Backend, path: str) -> ChunkFile:
     """Open the file at ``path``, striped or plain."""
-    for _ in range(_OPEN_TRIES):
-        with contextlib.closing(backend.open(path, pinned=True)) as source:
-            pointer = _pointer_in(source, path)
-        if pointer is not None:
-            return StripedFile(backend, path, pointer, source.version)
-        file = PlainFile(backend, path)
-        if not layout.is_pointer(file.head):
-            return file
-        file.close()  # a striped file has replaced the plain one between the two looks
-    raise DataError(f"{path} was replaced while it was opened, again and again", hint="open it again")
+    file = PlainFile(backend, path)
+    if not layout.is_pointer(file.head):
+        return file
+    with file:
+        text = file.head if len(file.head) == file.size else file.read(0, file.size)
+    return StripedFile(backend, path, layout.decode_pointer(text, path), file.version)
