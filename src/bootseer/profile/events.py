@@ -29,7 +29,7 @@ LINE_LIMIT = 64 * 1024
 MOST = 1 << 30
 """Bytes of one file that are read."""
 _STRANGE = 4 << 20
-"""Bytes without one event after which a file is read no further: holes cost their maker nothing."""
+"""Bytes in a row without one event, after which a file is read no further: holes cost their maker nothing."""
 TOP_STAGES = ("queue", "alloc", "image", "env", "init")
 INIT_STAGES = (
     "import",
@@ -302,25 +302,23 @@ class _Joiner:
             if (found.st_dev, found.st_ino) in seen:
                 return
             seen.add((found.st_dev, found.st_ino))
-            at = last = 0  # and where the last event ended
+            at, known, limit = 0, self.log.events, min(_STRANGE, MOST)
             while line := file.readline(LINE_LIMIT):
                 at += len(line)
-                before = self.log.events
                 if not line.endswith(b"\n") and len(line) == LINE_LIMIT:
                     self.log.foreign += 1
-                    while line and not line.endswith(b"\n") and at - last <= _STRANGE:
+                    while line and not line.endswith(b"\n") and at < limit:
                         line = file.readline(LINE_LIMIT)
                         at += len(line)
                 else:
                     self.add_line(line)
-                if self.log.events > before:
-                    last = at
-                if at - last > _STRANGE or at >= MOST:
-                    if at < found.st_size:
-                        why = "nothing before it is an event" if at < MOST else "that much of a file is read"
+                if at >= limit:
+                    if (self.log.events == known or at >= MOST) and at < os.fstat(file.fileno()).st_size:
+                        why = "that much of a file is read" if at >= MOST else "nothing shortly before it is an event"
                         self.log.unread.append(f"{path}: not read from byte {at} on: {why}")
                         _log.warning("%s", self.log.unread[-1])
-                    return
+                        return
+                    known, limit = self.log.events, min(at + _STRANGE, MOST)
 
     def add_line(self, line: bytes) -> None:
         text = line.strip()

@@ -191,19 +191,16 @@ def _expected(rows: Spans, name: str) -> int | None:
 def _check(rows: Spans, by_node: Mapping[str, Sequence[Placed]], told: Mapping[str, Sequence[Placed]]) -> None:
     """What is done once for a node is on all its tracks, and each stage is looked at on each track: what a few lines
     multiply is bounded. Raises `DataError`."""
-    stages, placed = set[str](), 0
+    placed = 0
     for node, spans in by_node.items():
-        ranks, shared = set[int | None](), 0
-        for one in spans:
-            lane = rows.lane[one.row]
-            stages.add(rows.stage[one.row])
-            ranks.add(lane.rank)
-            shared += lane.rank is None
-        tracks = len(ranks - {None}) or 1
+        ranks = [rows.lane[one.row].rank for one in spans]
+        shared, tracks = ranks.count(None), len(set(ranks) - {None}) or 1
         placed += (len(spans) - shared + tracks * shared) * (1 + len(told.get(node, ())))
-    if len(stages) > _MOST_STAGES or placed > _MOST_PLACED:
-        what = f"{len(stages)} stages" if len(stages) > _MOST_STAGES else "too many spans and ranks on one node"
-        raise DataError(f"it is no start-up: its events have {what}")
+    if placed > _MOST_PLACED:
+        raise DataError("it is no start-up: its events have too many spans and ranks on one node")
+    stages = {stage for stage, detail in zip(rows.stage, rows.detail, strict=True) if not detail}
+    if len(stages) > _MOST_STAGES:
+        raise DataError(f"it is no start-up: its events have {len(stages)} stages")
 
 
 def _place(stage: str) -> tuple[int, str]:
