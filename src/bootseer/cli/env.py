@@ -22,7 +22,7 @@ from bootseer.cli._shared import (
     settings,
     time_text,
 )
-from bootseer.units import size_text
+from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
     from bootseer.config import Config
@@ -99,10 +99,11 @@ def run(
 def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:
     import msgspec
 
-    from bootseer.env import capture, key, lookup
+    from bootseer.env import capture, key, lookup, place
     from bootseer.env.inputs import compared
 
     spec.check()
+    place.check(spec.targets)
     document = key.build(spec)
     unpacking = not capture.may_mount(spec)
     look = lookup.look(spec, document, config.store_url, config, unpacking=unpacking)
@@ -157,8 +158,9 @@ def inspect(
         print_json(msgspec.to_builtins(found) | more)
         return
     made = f"{time_text(found.created)} by {found.node} in {found.seconds:.1f} s"
-    typer.echo(f"snapshot {found.name}\n  made     {made}\n  command  {shlex.join(found.document.command)}")
-    typer.echo(f"  targets  {' '.join(found.document.targets)}")
+    typer.echo(f"snapshot {found.name}\n  made     {made}")
+    typer.echo(f"  command  {one_line(shlex.join(found.document.command))}")
+    typer.echo(f"  targets  {one_line(' '.join(found.document.targets))}")
     typer.echo(f"  size     {size_text(found.size)} in {found.entries} entries, {size_text(found.stored)} stored")
     if verify:
         typer.echo(f"  checked  all {count} entries are good")
