@@ -41,7 +41,7 @@ from bootseer.node.daemon import Daemon
 from bootseer.node.door import MAX_CONNECTIONS, SO_PEERPIDFD, Client
 from bootseer.node.userimage import UserImage
 from bootseer.objects import open_store
-from bootseer.oci.credentials import Logins
+from bootseer.oci.credentials import Logins, given
 from support.images import Member, folder, programs, tar_of
 from support.layouts import push, write_layout
 from support.nodedaemon import NodeDaemon, User, command, listens
@@ -798,6 +798,42 @@ def limits(pid: int) -> access.Limits:
         os.close(pidfd)
 
 
+def remembers(pid: int, text: bytes) -> bool:
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in maps:
+            first, last = (int(number, 16) for number in line.split()[0].split("-"))
+            if line.split()[1].startswith("rw"):
+                with contextlib.suppress(OSError):
+                    memory.seek(first)
+                    if text in memory.read(last - first):
+                        return True
+    return False
+
+
+def test_the_daemon_reads_no_pull_secrets(daemon: NodeDaemon, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon.kill()
+    monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", site.ref.partition("/")[0])
+    daemon.start()
+    host, secret = site.ref.partition("/")[0], f"{PASSWORD}-and-more"
+    other = {"username": "u", "password": secret}
+    login = {"auths": {host: {"username": USER, "password": PASSWORD}, "h.invalid": other}}
+    with User(0) as driver:
+        digest = driver.do(digest_with, site.ref, json.dumps(login), daemon.config)
+        assert digest.startswith("sha256:")
+        with pytest.raises(PrivilegeError, match="denies access"):
+            driver.do(digest_with, site.ref, "{}", daemon.config)
+        assert remembers(driver.pid, secret.encode()), "else this does not see it"
+    assert not remembers(daemon.pid, secret.encode())
+
+
+def digest_with(ref: str, logins: str, config: Config) -> str:
+    _kept_texts.append(logins)
+    return client.digest_with(oci.Reference.parse(ref), given(logins), config=config)
+
+
+_kept_texts: list[str] = []
+
+
 def test_the_limits_of_a_process_that_has_ended_are_nobody_elses() -> None:
     """Its number may be another process's by now."""
     with subprocess.Popen(["sleep", "100"]) as other:
@@ -830,7 +866,7 @@ def test_a_registry_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ref = oci.Reference.parse(f"127.0.0.1:{silent.getsockname()[1]}/a:1")
         with pytest.raises(UnavailableError, match="within 2 s"):
-            access.digest_for(asker, ref, Config())
+            access.digest_for(asker, ref, Config(plain_http=(ref.registry,)))
 
 
 def asleep() -> list[str]:

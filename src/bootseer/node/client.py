@@ -126,7 +126,10 @@ def digest_with(ref: oci.Reference, logins: Logins, *, config: Config | None = N
     """The digest of the manifest that the registry of ``ref`` gives to somebody with these ``logins`` and no others.
     For root. Raises `AbsentError`, `PrivilegeError`, `NotFoundError`, `UnavailableError` (also when it takes longer
     than a minute)."""
-    return _ask("digest", config, ref=str(ref), given=logins).digest
+    with os.fdopen(os.memfd_create("logins", os.MFD_CLOEXEC), "wb") as file:
+        file.write(msgspec.json.encode(logins))
+        file.flush()
+        return _ask("digest", config, file.fileno(), ref=str(ref)).digest
 
 
 def mounts(*, config: Config | None = None) -> list[Mount]:
@@ -189,7 +192,7 @@ def _connect(config: Config) -> socket.socket:
     return sock
 
 
-def _ask(do: str, config: Config | None, **fields: object) -> NodeReply:
+def _ask(do: str, config: Config | None, *fds: int, **fields: object) -> NodeReply:
     path = socket_path((config := config or settings.load()).node_dir)
     try:
         packet = msgspec.json.encode(NodeRequest(do=do, version=VERSION, **fields))  # type: ignore[arg-type]
@@ -198,7 +201,7 @@ def _ask(do: str, config: Config | None, **fields: object) -> NodeReply:
     with _connect(config) as sock:
         try:
             with contextlib.suppress(BrokenPipeError):  # it has answered already: this user has too many connections
-                sock.send(packet)
+                socket.send_fds(sock, [packet], fds)
             slow = do not in ("mounts", "node", "drain")
             sock.settimeout(_ANSWER_SECONDS + (REQUEST_SECONDS if slow else 0.0))
             try:

@@ -37,7 +37,6 @@ from bootseer.node.protocol import Mount, NodeReply, NodeRequest, NodeStatus, Pa
 from bootseer.node.session import Session
 from bootseer.node.worker import Worker, Workers
 from bootseer.objects import open_store
-from bootseer.oci.credentials import Logins
 
 log = logging.getLogger(__name__)
 
@@ -207,16 +206,18 @@ class Daemon:
         self._start(client, request.do, work, lambda reply: self._door.answer(client, reply))
 
     def _digest(self, client: Client, request: NodeRequest) -> None:
-        """Ask a registry for somebody who is no user of this node and has just the logins that are given."""
+        """Ask a registry for somebody who is no user of this node and has just the logins that root gives: a process
+        of its own reads them, and nothing of them is left in the memory of the daemon."""
         if client.uid:
             raise PrivilegeError("only root asks a registry for others", hint="run with sudo")
-        ref, given = oci.Reference.parse(request.ref), request.given or Logins()
+        ref, file = oci.Reference.parse(request.ref), client.file
         like = access.limits_of(client.pid, client.pidfd)
 
         def work() -> NodeReply:
+            given = protocol.read_logins(file)
             return NodeReply(digest=access.digest_for(access.Asker(access.NOBODY, {}, like, given), ref, self._config))
 
-        self._start(client, "digest", work, lambda reply: self._door.answer(client, reply))
+        self._start(client, "digest", work, lambda reply: self._door.answer(client, reply), *([file] * (file >= 0)))
 
     def _list(self, client: Client, request: NodeRequest) -> None:
         after = [one for one in self._entries.mounts(client.uid) if one.id > request.id]
@@ -250,10 +251,15 @@ class Daemon:
         self._door.answer(client, NodeReply())
 
     def _start(
-        self, client: Client, name: str, work: Callable[[], NodeReply], finish: Callable[[NodeReply], object]
+        self,
+        client: Client,
+        name: str,
+        work: Callable[[], NodeReply],
+        finish: Callable[[NodeReply], object],
+        *fds: int,
     ) -> Worker | None:
         """Have a process do ``work``; it is given up when ``client`` ends."""
-        worker = self._workers.start(client.account, name, work, finish)
+        worker = self._workers.start(client.account, name, work, finish, *fds)
         if worker is not None:
             client.dropped = lambda: worker.give_up("its client has ended")
         return worker

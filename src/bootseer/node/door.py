@@ -50,6 +50,8 @@ class Client:
         """Raises `OSError` when that process has ended, or lives where this one cannot see it."""
         self.sock = sock
         self.asked = ""
+        self.file = -1
+        """A descriptor that came with the request, of root only."""
         self.account = ROOT
         """Out of whose share it is served."""
         self.dropped: Callable[[], None] = lambda: None
@@ -147,7 +149,14 @@ class Door:
         if client not in self._clients:
             return
         try:
-            packet, _, flags, _ = client.sock.recvmsg(MAX_REQUEST if client.uid else MAX_REQUEST_OF_ROOT)
+            if client.uid:
+                packet, _, flags, _ = client.sock.recvmsg(MAX_REQUEST)
+            else:
+                packet, fds, flags, _ = socket.recv_fds(client.sock, MAX_REQUEST_OF_ROOT, 1, socket.MSG_CMSG_CLOEXEC)
+                if fds and client.file < 0:
+                    client.file = fds.pop()
+                for fd in fds:
+                    os.close(fd)
         except BlockingIOError:
             return
         except OSError:
@@ -193,4 +202,6 @@ class Door:
             self._loop.forget(fd)
         client.sock.close()
         os.close(client.pidfd)
+        if client.file >= 0:
+            os.close(client.file)
         client.dropped()

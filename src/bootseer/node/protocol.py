@@ -6,6 +6,7 @@ one. Who asks the kernel says (SO_PEERCRED, SO_PEERPIDFD), never the request.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import struct
@@ -40,7 +41,8 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """``do``: ``mount`` (of ``ref``), ``unmount``, ``ready`` or ``look`` (of the mount ``id``), ``mounts`` (the next
-    `PAGE` after ``id``), ``node``, ``drain``, ``digest`` (of ``ref``, for who has just the logins ``given``)."""
+    `PAGE` after ``id``), ``node``, ``drain``, ``digest`` (of ``ref``, for who has just the logins in the file
+    that comes with the packet: the daemon does not read it, a process of its own does)."""
 
     do: str
     version: int
@@ -56,7 +58,6 @@ class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """For whom to mount, if not for the client's own user; only root may."""
     logins: dict[str, str] = {}
     """Values of `LOGINS`."""
-    given: Logins | None = None
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +144,14 @@ def decode_request(packet: bytes, whole: bool) -> NodeRequest:
     raise ConfigError(
         f"the node daemon does not understand the request: {reason}", hint=f"use a client of bootseer {__version__}"
     )
+
+
+def read_logins(fd: int) -> Logins:
+    """Those in the file ``fd``; none where there is no file. Raises `ConfigError`."""
+    try:
+        return msgspec.json.decode(os.pread(fd, MAX_REQUEST_OF_ROOT, 0), type=known(Logins)) if fd >= 0 else Logins()
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):  # without its text: it has passwords
+        raise ConfigError("the logins that came with the request are not understood") from None
 
 
 def check_word(text: str, what: str) -> None:

@@ -44,9 +44,15 @@ class Workers:
             raise UnavailableError(f"{count} requests of {whose} are being worked off", hint="try again")
 
     def start(
-        self, account: str, name: str, work: Callable[[], NodeReply], finish: Callable[[NodeReply], object]
+        self,
+        account: str,
+        name: str,
+        work: Callable[[], NodeReply],
+        finish: Callable[[NodeReply], object],
+        *fds: int,
     ) -> Worker | None:
-        """Have a process do ``work`` for ``account``; ``finish`` comes later, also when there is no process."""
+        """Have a process do ``work`` for ``account``, with ``fds``; ``finish`` comes later, also when there is no
+        process."""
 
         def end(reply: NodeReply) -> None:
             self._running[account] -= 1
@@ -54,7 +60,7 @@ class Workers:
 
         self._running[account] += 1
         try:
-            return Worker(self._loop, account, name, self._lock, work, end)
+            return Worker(self._loop, account, name, self._lock, work, end, *fds)
         except OSError as exc:
             error = from_os_error(exc, f"work off a {name} request")
             self._loop.later(finish, 0.0, lambda: end(failure(error)))
@@ -73,6 +79,7 @@ class Worker:
         lock: int,
         work: Callable[[], NodeReply],
         finish: Callable[[NodeReply], None],
+        *fds: int,
     ) -> None:
         """Raises `OSError` without descriptors."""
         self._loop, self._account, self._name, self._finish = loop, account, name, finish
@@ -80,7 +87,7 @@ class Worker:
         self._pipe, out = os.pipe()
         os.set_blocking(self._pipe, False)
         daemon = os.getpid()
-        self._child = Child(f"{name} request", lambda: _run(daemon, lock, out, work))
+        self._child = Child(f"{name} request", lambda: _run(daemon, out, work, lock, *fds))
         os.close(out)
         self._fds = [fd for fd in (self._child.fileno(), self._pipe) if fd >= 0]
         for fd in self._fds:
@@ -118,12 +125,13 @@ class Worker:
         return failure(UnavailableError(f"the {self._name} request is given up: {why}", hint="try again"))
 
 
-def _run(daemon: int, lock: int, out: int, work: Callable[[], NodeReply]) -> int:
-    """In the process: nothing of the daemon's stays open here but its lock, its socket above all."""
+def _run(daemon: int, out: int, work: Callable[[], NodeReply], *kept: int) -> int:
+    """In the process: nothing of the daemon's stays open here but its lock and what ``work`` reads, its socket above
+    all."""
     die_with(daemon)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    close_others(lock, out)
+    close_others(out, *kept)
     bounds.be_ended_early()
     bounds.limit_memory()
     os.umask(0o022)  # what block servers put into a store that is a folder is for other users, too
