@@ -19,6 +19,7 @@ import msgspec
 
 from bootseer.kernel import beneath
 from bootseer.profile import emit
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class ReadyWatch:
                 continue
             try:
                 found = _ANYTHING.decode(line.decode("utf-8", "replace"))
-                event = msgspec.convert(found, _Event)
+                event = msgspec.convert(found, known(_Event))
                 clean = emit.inert(msgspec.json.encode(found).decode())
             except (ValueError, RecursionError):
                 continue
