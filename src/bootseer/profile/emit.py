@@ -22,9 +22,9 @@ import time
 from contextvars import ContextVar
 
 try:
-    from _json import encode_basestring_ascii as _json  # json itself costs 5 ms of import, mostly for re
+    from _json import encode_basestring_ascii as _quote  # json itself costs 5 ms of import, mostly for re
 except ImportError:
-    from json.encoder import encode_basestring_ascii as _json
+    from json.encoder import encode_basestring_ascii as _quote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,14 +79,15 @@ def begin(stage: str, /, *, parent: str | None = None, **attrs: AttrValue) -> st
 
 
 def _begin(stage: str, parent: str | None, attrs: dict[str, AttrValue]) -> str:
-    if not os.environ.get("BOOTSEER_EVENTS"):
+    path = os.environ.get("BOOTSEER_EVENTS")
+    if not path:
         return ""
     try:
         span_id = os.urandom(8).hex()
         above = _parent() if parent is None else parent
     except Exception:
         return ""
-    _write("begin", span_id, attrs, stage, above)
+    _write("begin", span_id, attrs, stage, above, path)
     return span_id
 
 
@@ -153,9 +154,11 @@ def _parent() -> str:
     return held[2] if len(held) == 4 and len(held[2]) == 16 else ""
 
 
-def _write(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str = "", parent: str = "") -> None:
+def _write(
+    kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str = "", parent: str = "", path: str | None = None
+) -> None:
     global _lost
-    path = os.environ.get("BOOTSEER_EVENTS")
+    path = path or os.environ.get("BOOTSEER_EVENTS")
     if not path:
         return
     try:
@@ -167,7 +170,7 @@ def _write(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str = ""
             fd = os.open(path, _FLAGS, 0o666)
             try:
                 found = os.fstat(fd)
-                written = os.write(fd, line) if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1 else 0
+                written = os.write(fd, line) if found.st_nlink <= 1 and stat.S_ISREG(found.st_mode) else 0
             finally:
                 os.close(fd)
         if written == len(line):
@@ -207,12 +210,16 @@ def _line(kind: str, span_id: str, attrs: dict[str, AttrValue], stage: str, pare
     head += ',"pid":' + str(os.getpid())
     if lost:
         head += ',"lost":' + str(lost)
+    if "$" in head or "`" in head:
+        head = inert(head)
     if not attrs:
         return (head + "}\n").encode("ascii")
     room = LINE_LIMIT - len(head) - 40  # 40: ,"attrs":{ } ,"cut":NNN and the newline
     kept, cut = [], 0
     for name, value in attrs.items():
         pair = _quote(str(name)[:_IDENTITY_LIMIT]) + ":" + _value(name, value)
+        if "$" in pair or "`" in pair:
+            pair = inert(pair)
         room -= len(pair) + 1
         if room > 0:
             kept.append(pair)
@@ -233,20 +240,16 @@ def _value(name: str, value: AttrValue) -> str:
     if value is False:
         return "false"
     if isinstance(value, int):
-        return int.__repr__(value) if -(2**63) <= value < 2**63 else _quote(str(value)[:_VALUE_LIMIT])
+        return int.__repr__(value) if -(2**62) < value < 2**62 else _quote(str(value)[:_VALUE_LIMIT])
     if isinstance(value, float):
         text = repr(float(value))
-        return text if text[-1].isdigit() else _quote(text)  # inf and nan are not JSON
+        return text if -1e100 < value < 1e100 else _quote(text)  # as readers have it; inf and nan are not JSON
     return _quote(redact(str(name), str(value))[:_VALUE_LIMIT])
 
 
 def inert(text: str) -> str:
     """JSON as ``text`` is, in which a shell expands nothing."""
     return text.replace("$", "\\u0024").replace("`", "\\u0060")
-
-
-def _quote(text: str) -> str:
-    return inert(_json(text))
 
 
 def redact(name: str, text: str) -> str:
