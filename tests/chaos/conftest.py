@@ -50,3 +50,9 @@ def node_of(place: Path) -> Iterator[Callable[..., Node]]:
     yield new
     for node in nodes:
         node.close()
+
+
+@pytest.fixture
+def neighbour_seconds(request: pytest.FixtureRequest) -> float:
+    """How long a neighbour races in each folder."""
+    return 30.0 if request.config.getoption("soak") else 3.0

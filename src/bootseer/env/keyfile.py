@@ -155,6 +155,8 @@ class KeyFiles:
             base = stack.enter_context(beneath.folder(root)) if root else None
             real = os.path.relpath(resolve_in(Path(root), os.path.relpath(path, root)), root) if root else path
             top = stack.enter_context(beneath.folder(real, root=base))
+            if base is None:
+                self._refuse_private(path, top)
             shown = os.geteuid() != 0 or folders.believed(os.fstat(top).st_uid)
             for folder, dirs, names, fd in os.fwalk(".", dir_fd=top, onerror=_raise):
                 dirs[:] = sorted(name for name in dirs if name not in (".git", "__pycache__"))
@@ -168,6 +170,13 @@ class KeyFiles:
                         raise ConfigError(f"key folder {path} holds more than {_FOLDER_LIMIT} files", hint=hint)
         listing = "".join(f"{found[:16]} {name}\n" for name, found in rows) if shown else ""
         return FileInput(sha256_of(rows), size, listing[:TEXT_LIMIT])
+
+    def _refuse_private(self, path: Path, top: int) -> None:
+        """Raise `PermissionError` when root is led to a folder that is not the job's and not everybody's."""
+        real, mode = os.readlink(beneath.shown(top)), os.fstat(top).st_mode
+        inside = any(f"{real}/".startswith(f"{place.rstrip('/')}/") for place in self._places(path))
+        if os.geteuid() == 0 and not inside and not (mode & 0o005 == 0o005 and folders.enterable(Path(real))):
+            raise OSError(errno.EACCES, "it is private, and lies outside of the job's folder", str(path))
 
     def _row(self, name: str, folder: int) -> tuple[str, int]:
         kind = os.lstat(f"{beneath.shown(folder)}/{name}").st_mode
