@@ -8,6 +8,7 @@ import stat
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,4 +189,23 @@ def test_links_that_loop_and_lead_nowhere(site: Site, node_of: NodeOf) -> None:
 
 def test_extracted_without_a_mount(site: Site, place: Path, want: Found) -> None:
     tree.extract(open_store(str(site.store)), site.tree, place / "plain")
-    assert differences(scan(place / "plain", largest=MOST), want) == []
+    assert (
+        differences(
+            scan(place / "plain", largest=MOST),
+            {
+                path: plain(entry)
+                for path, entry in want.items()
+                if stat.S_IFMT(int(entry["mode"], 8)) not in (stat.S_IFCHR, stat.S_IFBLK)
+            },
+        )
+        == []
+    )
+
+
+def plain(entry: dict[str, Any]) -> dict[str, Any]:
+    """``entry`` without what gives rights: owners, set-id bits, attributes but ``user.*``."""
+    return entry | {
+        "mode": oct(int(entry["mode"], 8) & ~(stat.S_ISUID | stat.S_ISGID)),
+        "owner": (0, 0),
+        "xattrs": {name: value for name, value in entry["xattrs"].items() if name.startswith(b"user.")},
+    }

@@ -214,9 +214,17 @@ def test_a_new_source_file_of_a_project_counts(node: Node) -> None:
 
 
 def test_a_device_is_not_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor that only holds the name is no opening."""
     spec = EnvSpec(targets=(Target(str(node.target)),), command=("x",))
-    monkeypatch.setattr("os.open", None)
+    opened, seen = os.open, list[int]()
+
+    def noted(path: str, flags: int, *more: int, **named: int) -> int:
+        seen.append(flags)
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr("os.open", noted)
     assert inputs.Digests(spec, node.config).of("/dev/null") == ""
+    assert all(flags & os.O_PATH for flags in seen)
 
 
 def test_opens_are_named_by_the_mounts_of_the_command(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from bootseer.kernel import libc
 NOBODY = 65534
 _EXCHANGE = 2
 _MEMORY = 3 << 30
+"""Bytes of addresses more than this process has already."""
 _AGED = 3 * 86400
 
 
@@ -192,7 +193,7 @@ class Repeated(msgspec.Struct):
     wrong: list[str]
 
 
-def repeated(act: Callable[[int], object], seconds: float, *, each: float = 10.0) -> Repeated:
+def repeated(act: Callable[[int], object], seconds: float, *, each: float = 20.0) -> Repeated:
     """Calls ``act`` with 0, 1, 2, ... for that long in a process with this one's rights and little memory. A call that
     takes more than ``each`` seconds is a hang, and ends it."""
     read, write = os.pipe()
@@ -201,7 +202,8 @@ def repeated(act: Callable[[int], object], seconds: float, *, each: float = 10.0
         try:
             libc.die_with_parent()
             os.close(read)
-            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+            most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + _MEMORY
+            resource.setrlimit(resource.RLIMIT_AS, (most, most))
             resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             found = _repeat(act, seconds, each)

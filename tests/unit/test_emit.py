@@ -242,11 +242,11 @@ def test_a_held_file_stays_the_one_that_was_opened(file, tmp_path):
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_a_shell_that_sources_the_file_runs_nothing_of_it(file, tmp_path, monkeypatch, shell):
     """Names of files, such as an attribute has, are others' to choose."""
-    run = f"touch {tmp_path}/run"
+    run = "touch run"
     text = f'/data/$({run})`{run}`; {run}\n{run}\n"{run}" \\\\$({run}) changed'
     monkeypatch.setenv("BOOTSEER_JOB", f"$({run})")
     emit.begin("env", reason=text, **{f"`{run}`": 1})
-    subprocess.run([shell, "-c", ". $0", file], capture_output=True, check=False)
+    subprocess.run([shell, "-c", ". $0", file], capture_output=True, check=False, cwd=tmp_path)
     assert not (tmp_path / "run").exists()
     (event,) = lines(file)
     assert event["attrs"]["reason"] == text
