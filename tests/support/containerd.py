@@ -157,13 +157,15 @@ class ContainerdNode:
 
     def run(self, ref: str, name: str, *command: str, detach: bool = False) -> subprocess.CompletedProcess[bytes]:
         """A container; it and its snapshot go when it ends, unless it is detached. As a kubelet does, try again where
-        the snapshotter says so: this machine may be busy."""
+        the snapshotter says so: this machine may be busy. And where a command that has ended well said nothing: ctr
+        loses the output of a short one now and then, and each of ours says something, or may be run twice."""
         how = ["--detach"] if detach else ["--rm"]
         runtime = ("--runc-root", str(self.here / "runc"))  # else one for all containerds of this machine
         until_then = time.monotonic() + _SECONDS
         while True:
             done = self._ctr("run", "--snapshotter", "bootseer", *runtime, *how, ref, name, *command)
-            if b"try again" not in done.stderr or time.monotonic() > until_then:
+            lost = not (detach or done.returncode or done.stdout)
+            if not (lost or b"try again" in done.stderr) or time.monotonic() > until_then:
                 return done
 
     def execute(self, name: str, ident: str, *command: str) -> subprocess.CompletedProcess[bytes]:
