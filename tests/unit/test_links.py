@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import signal
 import threading
 from collections.abc import Iterator
@@ -198,6 +199,23 @@ def test_a_file_that_others_have_leased_is_waited_for(place: Place) -> None:
         free.start()
         assert place.opens("d/file")
         free.join()
+
+
+def test_a_way_of_many_parts_takes_few_descriptors(place: Place) -> None:
+    """Of links that go to and fro, too; a way without end is refused."""
+    place.link("0", "d/", ALICE)
+    for number in range(1, 4):
+        place.link(str(number), "d/../" * 60 + str(number - 1), ALICE)
+    place.link("long", "d/../" * 800 + "0", ALICE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+    try:
+        assert place.opens("3/file")
+        with pytest.raises(OSError, match="Too many levels") as caught:
+            place.opens("long/file")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert caught.value.errno == errno.ELOOP
 
 
 def test_no_descriptor_is_left(place: Place) -> None:

@@ -28,6 +28,8 @@ from bootseer.kernel import beneath, libc
 _HELD = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
 _MOST = 40
 """Links on one way, as the kernel has it."""
+_PARTS = 1000
+"""Parts of one way, those of its links and ``..`` counted: the folders among them are held open together."""
 _LEASE_SECONDS = 45.0
 """What the kernel gives who has a lease on a file, as a server that exports it, before others may open it."""
 
@@ -108,19 +110,16 @@ def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
     me = os.geteuid()
     below = path == base or path.startswith(base.rstrip("/") + "/")
     todo: list[str | _End | None] = [*_parts(path[len(base) :]), _BASE, *_parts(base)] if below else [*_parts(path)]
-    with contextlib.ExitStack() as stack:
-
-        def held(name: str, folder: int | None, more: int = 0) -> int:
-            fd = os.open(name, _HELD | more, dir_fd=folder)
-            stack.callback(os.close, fd)
-            return fd
-
-        root = held("/", None)
-        way = [_Part(root, _only_root(os.fstat(root)))]
-        depth = links = 0  # parts up to the base: 0 before it, and when a link has led out of it
+    root = os.open("/", _HELD)
+    way = [_Part(root, _only_root(os.fstat(root)))]
+    try:
+        depth = links = parts = 0  # ``depth``: parts up to the base, 0 before it, and when a link has led out of it
         reached = False
         while todo:
             part, here = todo.pop(), way[-1]
+            parts += isinstance(part, str)
+            if parts > _PARTS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if part is _BASE:
                 depth, reached = len(way), True
             elif isinstance(part, _End):
@@ -130,13 +129,14 @@ def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
                     told = f"the link {part.name}, which user {part.maker} made, is not followed"
                     raise PermissionError(errno.EACCES, told, path)
             elif part == "..":
-                way = way[:-1] or way
+                _leave(way, max(len(way) - 1, 1))
             else:
-                try:
-                    fd = held(part, here.fd, os.O_DIRECTORY)  # only so is mounted what is mounted on demand
+                try:  # only so is mounted what is mounted on demand
+                    fd = os.open(part, _HELD | os.O_DIRECTORY, dir_fd=here.fd)
                 except NotADirectoryError:
-                    fd = held(part, here.fd)
+                    fd = os.open(part, _HELD, dir_fd=here.fd)
                 info = os.fstat(fd)
+                way.append(_Part(fd, here.safe and _only_root(info)))
                 if stat.S_ISLNK(info.st_mode):
                     links += 1
                     if links > _MOST:
@@ -144,13 +144,18 @@ def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
                     enough = info.st_uid in (0, me) and (me != 0 or (here.safe and not (shown and reached)))
                     text = os.readlink("", dir_fd=fd)
                     todo += [_End(part, info.st_uid, enough), *_parts(text)]
-                    if text.startswith("/"):
-                        way = way[:1]
-                else:
-                    way.append(_Part(fd, here.safe and _only_root(info)))
+                    _leave(way, 1 if text.startswith("/") else len(way) - 1)
             if len(way) < depth:
                 depth = 0
         return os.dup(way[-1].fd)
+    finally:
+        _leave(way, 0)
+
+
+def _leave(way: list[_Part], left: int) -> None:
+    """Go back to where ``way`` has ``left`` parts."""
+    while len(way) > left:
+        os.close(way.pop().fd)
 
 
 def _parts(path: str) -> list[str]:
