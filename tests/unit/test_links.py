@@ -160,10 +160,30 @@ def test_nothing_is_written_behind_the_links_of_others(place: Place, maker: int)
 
 
 @pytest.mark.usefixtures("user")
-def test_a_user_writes_behind_own_links(place: Place) -> None:
+def test_a_user_writes_behind_own_links_where_nobody_else_moves_them(place: Place) -> None:
+    """Alice moves bob's link to his home to where he writes."""
     for name, maker in (("mine", BOB), ("roots", ROOT), ("hers", ALICE)):
         place.link(name, "../../other", maker)
-        assert place.opens(name, writing=True) is (maker != ALICE)
+        assert not place.opens(name, writing=True)
+    for folder in (place.home, place.base):
+        os.chown(folder, BOB, BOB)
+    assert [place.opens(name, writing=True) for name in ("mine", "roots", "hers")] == [True, True, False]
+
+
+@pytest.mark.usefixtures("user")
+@pytest.mark.parametrize("mode", [0o755, 0o2775, 0o1777])
+def test_on_the_way_to_a_store_a_user_follows_what_the_kernel_lets_all_follow(place: Place, mode: int) -> None:
+    """A colleague has linked to what a service account owns."""
+    real = place.home.rename(place.home.with_name("disk"))
+    os.chown(real / "store/d/file", ROOT, ROOT)
+    ways = real.parent / "ways"
+    ways.mkdir()
+    ways.chmod(mode)
+    (ways / "home").symlink_to(real)
+    os.chown(ways / "home", 1003, 1003, follow_symlinks=False)
+    place.base = ways / "home/store"
+    assert place.opens("d/file") is (mode != 0o1777)
+    assert place.opens("d", writing=True) is (mode != 0o1777)
 
 
 def test_loops_and_chains_end(place: Place) -> None:

@@ -4,8 +4,11 @@
 and a folder to a larger disk. So a link is followed where who made it gains nothing by that. ``base`` is the folder
 that a user named; paths lie below it, or on the way to it.
 
-- Links of this process's user and of root are followed. By root only where nobody else can write to the folders above
-  them: elsewhere others move root's links about, and root in a container makes them.
+- Links of this process's user and of root are followed. By root, and by others to write below ``base``, only where
+  nobody else can write to the folders above them: elsewhere others move these links about, and root in a container
+  makes them.
+- On the way to ``base`` users other than root follow what the kernel lets them (``fs.protected_symlinks``): no link of
+  somebody else in a folder that all may write to.
 - For reading, links below ``base`` that never leave it.
 - Links that lead to what belongs to who made them; users other than root also follow them to what belongs to root. For
   writing, those on the way to ``base`` only.
@@ -87,7 +90,7 @@ def _patiently(call: Callable[[], int]) -> int:
 
 
 class _Part(NamedTuple):
-    """A part of the way, held. ``safe``: nobody but root can write to it or to one above it."""
+    """A part of the way, held. ``safe``: nobody but root and this user can write to it or to one above it."""
 
     fd: int
     safe: bool
@@ -111,7 +114,7 @@ def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
     below = path == base or path.startswith(base.rstrip("/") + "/")
     todo: list[str | _End | None] = [*_parts(path[len(base) :]), _BASE, *_parts(base)] if below else [*_parts(path)]
     root = os.open("/", _HELD)
-    way = [_Part(root, _only_root(os.fstat(root)))]
+    way = [_Part(root, _ours(os.fstat(root), me))]
     try:
         depth = links = parts = 0  # ``depth``: parts up to the base, 0 before it, and when a link has led out of it
         reached = False
@@ -136,12 +139,16 @@ def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
                 except NotADirectoryError:
                     fd = os.open(part, _HELD, dir_fd=here.fd)
                 info = os.fstat(fd)
-                way.append(_Part(fd, here.safe and _only_root(info)))
+                way.append(_Part(fd, here.safe and _ours(info, me)))
                 if stat.S_ISLNK(info.st_mode):
                     links += 1
                     if links > _MOST:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                    enough = info.st_uid in (0, me) and (me != 0 or (here.safe and not (shown and reached)))
+                    if me:
+                        enough = info.st_uid in (0, me) and (here.safe or not (writing and reached))
+                        enough = enough or (not reached and not _planted(info, os.fstat(here.fd)))
+                    else:
+                        enough = info.st_uid == 0 and here.safe and not (shown and reached)
                     text = os.readlink("", dir_fd=fd)
                     todo += [_End(part, info.st_uid, enough), *_parts(text)]
                     _leave(way, 1 if text.startswith("/") else len(way) - 1)
@@ -163,6 +170,12 @@ def _parts(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _only_root(info: os.stat_result) -> bool:
-    """Whether nobody but root can put something into the folder, or replace what root has in it."""
-    return info.st_uid == 0 and not (info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX)
+def _ours(info: os.stat_result, me: int) -> bool:
+    """Whether nobody but root and the user ``me`` can put something into the folder, or replace what these have in
+    it."""
+    return info.st_uid in (0, me) and (not info.st_mode & 0o022 or bool(info.st_mode & stat.S_ISVTX))
+
+
+def _planted(link: os.stat_result, folder: os.stat_result) -> bool:
+    """Whether the kernel follows the link for nobody but its owner: all may write to its folder, which is another's."""
+    return folder.st_mode & 0o1002 == 0o1002 and folder.st_uid != link.st_uid
