@@ -4,9 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bootseer.errors import ConfigError
-from bootseer.launch.attempt import join_attempt, open_events
+from bootseer import launch
+from bootseer.config import Config
+from bootseer.errors import ConfigError, UnavailableError
+from bootseer.launch.attempt import begin_events, join_attempt, open_events
 from bootseer.launch.identity import identify
+from bootseer.launch.job import ImageTable, Job, JobTable
 
 
 def test_slurm_torchrun_and_kubernetes():
@@ -108,6 +111,55 @@ def test_a_nodes_events_are_below_their_folder(tmp_path, place, kind):
     os.write(fd, b"x")
     os.close(fd)
     assert (tmp_path / "events/j/attempt-7/n1.jsonl").read_text() == "x"
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "folder", "pipe"])
+@pytest.mark.parametrize("place", ["j", "j/attempt-7/n1.jsonl"])
+@pytest.mark.parametrize("attempt", ["7", ""])
+def test_what_is_in_the_place_of_a_nodes_events_ends_no_start(tmp_path, caplog, place, kind, attempt):
+    path, own = tmp_path / "events" / place, tmp_path / "own"
+    path.parent.mkdir(parents=True)
+    own.mkdir()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(own)
+    else:
+        (tmp_path / "other").touch()
+        os.link(tmp_path / "other", path)
+    given = identify("j", {"BOOTSEER_NODE": "n1", "BOOTSEER_ATTEMPT": attempt})
+    found, events, fd = begin_events(tmp_path / "events", given, own)
+    os.write(fd, b"x")
+    os.close(fd)
+    assert events.read_text() == "x"
+    if (kind, place) == ("folder", "j") or (place != "j" and not attempt):  # there is room beside it
+        assert (events.parent.parent, events.parent.name) == (tmp_path / "events/j", f"attempt-{found.attempt}")
+        assert not caplog.messages
+    else:
+        assert (events, found.attempt) == (own / "n1.jsonl", attempt or "0")
+        assert [message.partition(":")[0] for message in caplog.messages] == ["the events of this start are not kept"]
+
+
+def test_a_start_goes_on_where_its_events_cannot_be_written(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    (tmp_path / "events/j/attempt-7/n1.jsonl").mkdir(parents=True)
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    job = Job(job=JobTable(name="j", command=["true"]), image=ImageTable(ref="127.0.0.1:1/x:1"))
+    who = identify("j", {"BOOTSEER_NODE": "n1", "BOOTSEER_ATTEMPT": "7"})
+    with pytest.raises(UnavailableError, match="registry"):  # the next step
+        launch.start(job, config=config, identity=who, events_dir=tmp_path / "events")
+    assert "events of this start are not kept" in caplog.text
+    assert not list((tmp_path / "cache/starts").iterdir())
+
+
+@pytest.mark.parametrize("number", ["999999999", "9" * 18, "9" * 19, "200000"])
+def test_a_number_that_nobody_counted_up_to_is_no_attempt(tmp_path, number):
+    assert starts(tmp_path, "n1") == ["0"]
+    (tmp_path / f"j/attempt-{number}").mkdir()
+    os.utime(tmp_path / f"j/attempt-{number}", (1, 1))
+    assert starts(tmp_path, "n2", "n1", "n1") == ["0", "1", "2"]
 
 
 @pytest.mark.root

@@ -1,13 +1,14 @@
 """A node's place among the events of its job's attempts.
 
 Where no scheduler has named the attempt, nodes agree on it by the events folder. Others may write to that folder too,
-so that below it no name is followed (`kernel.beneath`).
+so that below it no name is followed (`kernel.beneath`), and whatever is put in the way there ends no start.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import stat
@@ -15,14 +16,37 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
+from bootseer.errors import BootseerError
 from bootseer.folders import foothold
 from bootseer.kernel import beneath
 from bootseer.launch.identity import Identity
 
+_log = logging.getLogger(__name__)
+
 _TOGETHER = 120.0
 """Nodes that begin within these seconds of each other are of one start."""
-_ATTEMPT = re.compile(r"attempt-(0|[1-9][0-9]{0,8})")
+_ATTEMPT = re.compile(r"attempt-(0|[1-9][0-9]{0,17})")
+_MOST_SKIPPED = 100_000
+"""A number so far above all smaller ones was not counted up to: somebody made it up."""
 _TRIES = 100
+
+
+def begin_events(folder: Path, identity: Identity, own: Path) -> tuple[Identity, Path, int]:
+    """``identity`` with its attempt, the path of its file of events in ``folder``, and a descriptor as of
+    `open_events`. Where these cannot be had, a warning says so, and the file is in ``own``, the start's private folder.
+    Raises `OSError` when that cannot be written to."""
+    try:
+        if not identity.attempt:
+            identity = msgspec.structs.replace(identity, attempt=join_attempt(folder, identity))
+        path = folder / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
+        return identity, path, open_events(folder, identity)
+    except (OSError, BootseerError) as exc:
+        _log.warning("the events of this start are not kept: cannot write them in %s: %s", folder, exc)
+    identity = msgspec.structs.replace(identity, attempt=identity.attempt or "0")
+    path = own / f"{identity.node}.jsonl"
+    return identity, path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
 
 def join_attempt(folder: Path, identity: Identity) -> str:
@@ -36,8 +60,7 @@ def join_attempt(folder: Path, identity: Identity) -> str:
         with tempfile.TemporaryFile(dir=beneath.shown(attempts)) as file:
             now = os.fstat(file.fileno()).st_mtime  # by the clock of the folder's server, as all times of files there
         for _ in range(_TRIES):
-            found = [match[1] for match in map(_ATTEMPT.fullmatch, os.listdir(attempts)) if match]
-            newest = max(map(int, found), default=-1)
+            newest = _newest(os.listdir(attempts))
             changed, nodes = _look(attempts, newest)
             if identity.restarts and name in nodes:
                 return str(newest)
@@ -50,6 +73,16 @@ def join_attempt(folder: Path, identity: Identity) -> str:
                 os.close(beneath.open_at(attempts, f"attempt-{newest}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL))
                 return str(newest)
     raise OSError(errno.EBUSY, "others make attempts all the time", str(folder / identity.job))
+
+
+def _newest(names: list[str]) -> int:
+    """The largest number of an attempt among ``names``, but for those that nobody can have counted up to; -1: none."""
+    newest = -1
+    for number in sorted(int(match[1]) for match in map(_ATTEMPT.fullmatch, names) if match):
+        if number - newest > _MOST_SKIPPED:
+            break
+        newest = number
+    return newest
 
 
 def _look(attempts: int, number: int) -> tuple[float | None, set[str]]:

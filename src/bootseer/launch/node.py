@@ -22,13 +22,13 @@ import msgspec
 from bootseer import env, fsmount, image
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing, from_os_error
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import cdi
 from bootseer.image.mount import STARTS
 from bootseer.kernel import background, pressure
 from bootseer.launch.advice import advisory
-from bootseer.launch.attempt import join_attempt, open_events
+from bootseer.launch.attempt import begin_events
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
@@ -87,27 +87,20 @@ def start(
         )
     devices = cdi.select(None if isinstance(given, int) else given, job.job.devices)
     gpus = given if isinstance(given, int) else (devices and devices.gpus) or 0
-    try:
-        if not identity.attempt:
-            identity = msgspec.structs.replace(identity, attempt=join_attempt(events_dir, identity))
-        descriptor = open_events(events_dir, identity)
-    except OSError as exc:
-        raise from_os_error(exc, f"use {exc.filename} for events in {events_dir}") from None
-    # One file per node, so that a network folder can hold them all.
-    events = events_dir / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
-    os.environ.update(identity.environ(gpus))
-    os.environ["BOOTSEER_EVENTS"] = str(events)
-    config = in_daemon_cgroup(config)
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as starting:
+        starts = private_folder(Path(config.cache_dir), sub=STARTS)
+        folder = stack.enter_context(owned_folder(starts, f"{identity.job}-"))
+        stack.callback(clear, folder)
+        # One file per node, so that a network folder can hold them all.
+        identity, events, descriptor = begin_events(events_dir, identity, folder)
         written = stack.enter_context(open(descriptor, "ab", buffering=0))
+        os.environ.update(identity.environ(gpus))
+        os.environ["BOOTSEER_EVENTS"] = str(events)
+        config = in_daemon_cgroup(config)
         emit.hold(descriptor)
         stack.callback(emit.hold, -1)
         starting.enter_context(background.preloaded(*_servers(job)))
         sweep(config)
-        folder = stack.enter_context(
-            owned_folder(private_folder(Path(config.cache_dir), sub=STARTS), f"{identity.job}-")
-        )
-        stack.callback(clear, folder)
         node = _Node(job, config, identity, events, written, folder, stack, devices, gpus)
         if code := node.prepare():
             log.error("the set-up command failed with exit code %d; the job was not started", code)
