@@ -254,3 +254,42 @@ def test_a_file_that_is_renamed_just_before_it_is_replaced_keeps_its_stripes(fs,
     assert content(fs, "kept") == OLD
     assert content(fs, "latest") == NEW
     assert check.fsck(fs.backend).findings == ()
+
+
+@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over"])
+def test_a_damaged_pointer_that_names_others_keeps_no_stripes(fs, end):
+    for name in ("a", "other", "damaged"):
+        write(fs, name)
+    Path(fs.url, "damaged").write_bytes(Path(fs.url, "damaged").read_bytes()[:-3])
+    Path(fs.url, "a").rename(Path(fs.url, "b"))
+    if end == "removed":
+        fs.remove("b")
+    elif end == "replaced":
+        write(fs, "b", NEW)
+    else:
+        fs.rename("other", "b")
+    assert stripes(fs) == (9 if end == "replaced" else 6)
+    assert not list(Path(fs.url).glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("case", ["own", "shared", "another's folder", "not told", "another name"])
+def test_a_file_that_only_its_owner_can_have_put_there_goes_without_a_look_at_all_others(fs, monkeypatch, case):
+    def told(self: FolderBackend, path: str) -> Entry:
+        mode, uid = (0o777 if case == "shared" else 0o755, int(case == "another's folder")) if not path else (0o644, 0)
+        return real_stat(self, path)._replace(permissions=None if case == "not told" else Permissions(uid, 0, mode))
+
+    read, real, real_stat = set[str](), FolderBackend.open, FolderBackend.stat
+    for name in ("a", "b"):
+        write(fs, name)
+    shutil.copy(Path(fs.url, "a"), Path(fs.url, "copy"))
+    notes = {f"note{number}" for number in range(32)}
+    for name in notes:
+        Path(fs.url, name).write_text("plain")
+    if case == "another name":
+        Path(fs.url, "a").rename(Path(fs.url, "c"))
+    monkeypatch.setattr(FolderBackend, "open", lambda self, path, **more: read.add(path) or real(self, path, **more))
+    monkeypatch.setattr(FolderBackend, "stat", told)
+    write(fs, "c" if case == "another name" else "a", NEW)
+    monkeypatch.undo()
+    assert notes & read == (set() if case == "own" else notes)
+    assert (content(fs, "copy"), content(fs, "b"), stripes(fs)) == (OLD, OLD, 9)

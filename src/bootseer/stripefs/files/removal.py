@@ -1,14 +1,14 @@
 """Removing the stripes of a file that is gone, unless they may be another file's.
 
 What a pointer says is its writer's word: its name, and whose stripes it names. So each removal looks who else names
-them.
+them: among all files of the folder, or, where its owner alone can have put the pointer there, among likely copies.
 """
 
 from __future__ import annotations
 
 import logging
 
-from bootseer.backends.interface import Backend, Permissions, join
+from bootseer.backends.interface import Backend, Permissions, join, read_all
 from bootseer.backends.pool import parallel
 from bootseer.errors import DataError, NotFoundError
 from bootseer.stripefs import layout
@@ -29,13 +29,14 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer, owned: Permiss
     was, None where that is not told.
 
     They stay while another file of the folder names them (it is the file under a new name, or one of the two is a copy
-    of the pointer, or a forgery), or a damaged pointer may, and when they are somebody else's. False when only a
-    damaged pointer is in the way: the temporary file that calls them garbage is to stay then, too.
+    of the pointer, or a forgery), also a damaged pointer, and when they are somebody else's. False when only a damaged
+    pointer is in the way: the temporary file that calls them garbage is to stay then, too.
     """
-    named = _named_in(backend, path.rpartition("/")[0])
-    if pointer.uuid in named or None in named:
+    size = len(layout.encode_pointer(pointer)) if _is_its_own(backend, path, pointer, owned) else 0
+    whole, damaged = _namers(backend, path.rpartition("/")[0], pointer.uuid, size)
+    if whole or damaged:
         _log.warning("the stripes of %s are left in place: another file may name them", path)
-        return pointer.uuid in named
+        return whole
     stripes = [pointer.stripe_path(path, index) for index in range(pointer.width)]
     if owned is not None and any(parallel(lambda stripe: _is_anothers(backend, stripe, owned), stripes)):
         _log.warning("the stripes of %s are left in place: they belong to another user than it did", path)
@@ -45,30 +46,55 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer, owned: Permiss
     return True
 
 
-def _named_in(backend: Backend, folder: str) -> set[str | None]:
-    """The uuids that the files of ``folder`` name; None among them: there is a damaged pointer."""
+def _is_its_own(backend: Backend, path: str, pointer: Pointer, owned: Permissions | None) -> bool:
+    """Whether the stripes were written for a file of this name, and nobody but its owner, whose they are to be, can
+    have put ``pointer`` there. Then another file that names them is a copy of it, and as long as it is."""
+    parent, _, name = path.rpartition("/")
+    if owned is None or pointer.name != name or (folder := owned_by(backend, parent)) is None:
+        return False
+    if not _is_same_owner(folder, owned) or folder.mode & 0o022:
+        return False
+    stripe = pointer.stripe_path(path, 0)
+    try:
+        header = layout.decode_header(read_all(backend, stripe, limit=layout.HEADER_SIZE), stripe)
+    except (DataError, NotFoundError):
+        return False
+    return (header.uuid.hex(), header.name, header.epoch) == (pointer.uuid, name, pointer.epoch)
+
+
+def _namers(backend: Backend, folder: str, uuid: str, size: int) -> tuple[bool, bool]:
+    """Whether a pointer in ``folder`` names ``uuid``, and whether a damaged one does, or cannot be read; ``size``: only
+    files of so many bytes are looked at, 0: all."""
 
     def read(one: tuple[str, str, str]) -> str | None:
+        """What it names; None: ``uuid``, but it is damaged."""
         try:
-            found = read_pointer(backend, one[1])
+            try:
+                found = read_pointer(backend, one[1])
+            except DataError:
+                return None if uuid.encode() in read_all(backend, one[1], limit=layout.MAX_TEXT) else ""
         except NotFoundError:
             return ""
         except DataError:
             return None
-        uuid = found.uuid if found else ""
+        named = found.uuid if found else ""
         if one[2]:
-            _named[one] = uuid
-        return uuid
+            _named[one] = named
+        return named
 
     files = [
         (backend.url, join(folder, entry.name), entry.version)
         for entry in backend.list(folder)
-        if not entry.is_dir and entry.size <= layout.MAX_TEXT and not entry.name.startswith(layout.TEMPORARY)
+        if not entry.is_dir
+        and entry.size <= layout.MAX_TEXT
+        and (not size or entry.size == size)
+        and not entry.name.startswith(layout.TEMPORARY)
     ]
     if len(_named) > _MOST:
         _named.clear()
-    known = {one: uuid for one in files if (uuid := _named.get(one)) is not None}
-    return {*known.values(), *parallel(read, [one for one in files if one not in known])}
+    known = {one: named for one in files if (named := _named.get(one)) is not None}
+    found = {*known.values(), *parallel(read, [one for one in files if one not in known])}
+    return uuid in found, None in found
 
 
 def owned_by(backend: Backend, path: str) -> Permissions | None:
@@ -82,4 +108,8 @@ def owned_by(backend: Backend, path: str) -> Permissions | None:
 def _is_anothers(backend: Backend, path: str, owned: Permissions) -> bool:
     if (found := owned_by(backend, path)) is None:
         return False
-    return found.owner[0] != owned.owner[0] if found.owner and owned.owner else found.uid != owned.uid
+    return not _is_same_owner(found, owned)
+
+
+def _is_same_owner(one: Permissions, other: Permissions) -> bool:
+    return one.owner[0] == other.owner[0] if one.owner and other.owner else one.uid == other.uid
