@@ -199,13 +199,14 @@ class FileOutput(NewFile):
         for _ in range(2):  # once they are too few, it may be known which there are
             choice = self._placement.choose(id(self), self.namenode.url, self.replication)
             exclude = list(dict.fromkeys([*left_out, *choice.left_out]))
-            if not any(choice):
+            if not any(choice) or 0 < len(choice.wanted) < self.replication:
                 break
             try:
                 return self._ask(exclude, self.replication, until, choice.wanted)
             except _TooFew as exc:
-                if choice.left_out:
-                    placement.too_few(self.namenode.url, exclude, exc.nodes, exc.why)
+                if not choice.left_out:
+                    break
+                placement.too_few(self.namenode.url, exclude, exc.nodes, exc.why)
         return None
 
     def _anywhere(self, stages: list[list[DataNode]], until: float) -> Located:
