@@ -567,6 +567,26 @@ def test_a_file_that_names_every_start_up_has_not_all_of_them_read_at_once(
     assert {row.job: row.startup_seconds for row in index.state.rows.values()} == dict.fromkeys(names, 60.0)
 
 
+def test_files_that_are_large_and_name_the_same_start_ups_are_read_once_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = [start_up(f"job-{number}") for number in range(8)]
+    for name in "ab":
+        lines = [json.dumps(event).encode() + b"\n" for one in starts for event in one.events]
+        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(lines))
+    monkeypatch.setattr(index_module, "_PART", 1)
+    real, sizes = events.read, []
+
+    def noted(paths: Any) -> events.EventLog:
+        sizes.append(len(paths))
+        return real(paths)
+
+    monkeypatch.setattr(events, "read", noted)
+    index = looked([tmp_path])
+    assert sizes == [1, 1, 2]
+    assert len(index.state.rows) == 8
+
+
 def test_what_a_neighbour_puts_there_keeps_no_page_from_coming(tmp_path: Path) -> None:
     start_up().write(tmp_path / "good.jsonl")
     (tmp_path / "digits.jsonl").write_bytes(

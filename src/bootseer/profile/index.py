@@ -227,7 +227,7 @@ class Index:
                 continue
             new = set(of.get(identity, ())) - together
             more = sum(min(max(self._files[path].mark[0], 0), events.MOST) for path in new)
-            if mine and size + more > _PART:
+            if mine and more and size + more > _PART:
                 continue
             mine.add(identity)
             together |= new
