@@ -1,5 +1,6 @@
 """Files that are written through a mount by several at once: in which order their requests come."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -158,3 +159,27 @@ def test_a_file_that_is_written_while_it_moves_to_another_folder_stays(ops, monk
         ops._fs.rename("a/f", "b/f")
     with ops._fs.open("a/f") as file:
         assert file.read(0, file.size) == b"new"
+
+
+@pytest.mark.parametrize("size", [5000, 5 << 20])
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_whose_times_were_set_while_it_is_open_is_added_to(tmp_path, size, replaced):
+    """Unless it is another writer's by then."""
+    fs, ahead = open_fs(str(tmp_path / "store")), ReadAhead()
+    fs.backend.make_folder("")
+    ops = WritableStripes(fs, ahead, Spools(tmp_path, 0), width=2)
+    node, handle = put(ops, "f", b"a" * size)
+    ops.fsync(handle, asks())
+    if replaced:
+        with fs.create("f", width=2) as out:
+            out.write(b"b" * size)
+    ops.setattr(node, fuse.Change(mtime_ns=10**18), asks())
+    if replaced:
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            ops.write(handle, size, memoryview(b"c"), asks())
+    else:
+        ops.write(handle, size, memoryview(b"c"), asks())
+        ops.flush(handle, asks())
+        assert stored(ops, "f") == b"a" * size + b"c"
+    ops.close()
+    ahead.close()

@@ -50,7 +50,8 @@ class WritableStripes(OpenFiles):
             change = change._replace(uid=None, gid=None)  # the mounting user owns all that is shown
         change = change._replace(size=None, fh=None)
         if change != fuse.Change() and not (writing is not None and self._change_unfinished(writing, change)):
-            self._change_stored(node, path, change)
+            with writing.file.lock if writing is not None else contextlib.nullcontext():
+                self._change_stored(node, path, change, writing)
         return self.getattr(node, ctx)
 
     def mkdir(self, parent: int, name: str, mode: int, ctx: fuse.Context) -> fuse.Entry:
@@ -166,20 +167,27 @@ class WritableStripes(OpenFiles):
             writing.change = writing.change._replace(**given)
             return True
 
-    def _change_stored(self, node: int, path: str, change: fuse.Change) -> None:
+    def _change_stored(self, node: int, path: str, change: fuse.Change, writing: Writing | None) -> None:
         with numbered(path):
             backend, pointer = self._fs.backend, None
+            ours = writing is not None and change.mtime_ns is not None and writing.file.content == self._content(path)
             if (change.mode, change.uid, change.gid) != (None, None, None) and self._nodes[node].content:
                 pointer = read_pointer(backend, path)
             rights.change(backend, path, pointer, mode=change.mode, uid=change.uid, gid=change.gid)
             if change.mtime_ns is not None:
                 backend.change(path, mtime_ns=change.mtime_ns)
             found, content = self._fs.stat(path), self._nodes[node].content
+            if ours and writing is not None:
+                writing.file.content = content_of(found.version, found.uuid)
             if found.uuid and content.startswith(f"{found.uuid}-"):  # the one that was changed
                 content = content_of(found.version, found.uuid)
             # that of a plain file keeps its name: when it has another by now, its next look-up makes a new node
             self._nodes.change(node, attr=self._attr(found), content=content, version="")
             self._listings = {}
+
+    def _content(self, path: str) -> str:
+        found = self._fs.stat(path)
+        return content_of(found.version, found.uuid)
 
     def _below(self, path: str) -> bool:
         """Whether anything in the folder ``path`` is unfinished."""

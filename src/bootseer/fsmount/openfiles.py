@@ -368,11 +368,12 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             self._protect(file.path)
             attr, content = self._nodes[node].attr, ""
 
-            def finish(writer: StripeWriter, pointer: Pointer | None) -> None:
+            def finish(writer: StripeWriter, pointer: Pointer | None) -> str:
                 nonlocal attr, content
                 backend = self._fs.backend
                 attr, version = writing.finish(backend, writer, pointer, attr)
                 content = content_of(version, pointer.uuid if pointer else "")
+                return content
 
             size = file.publish(finish).size
             with self._lock:

@@ -20,7 +20,7 @@ from bootseer.fsmount.record import SPOOLS
 from bootseer.fsmount.refusals import refusal
 from bootseer.fsmount.spool import Spool, Spools
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
-from bootseer.stripefs.files.reader import ChunkFile, StripedFile, refuse_unfinished
+from bootseer.stripefs.files.reader import ChunkFile, refuse_unfinished
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer
@@ -50,9 +50,10 @@ class Unfinished:
         """Its bytes have changed since somebody made this False."""
         self.failed = False
         """It is being published, or could not be and nothing was written since."""
+        self.content = ""
+        """`content_of` what was published last, also when its attributes have changed since; "": nothing was."""
         self._fs, self._base, self._shape = fs, base, (width, unit)
         self._end = self._fixed = base.size if base else 0
-        self._uuid = ""  # of what was published last, "" for a plain file
         self._fetching = 0  # bytes that are stored, while they are fetched so that more can be added
         self._spool, self._in_order = Spool(spools), False  # without the spool from now on
         self._writer: StripeWriter | None = None
@@ -108,8 +109,9 @@ class Unfinished:
             base = self._base or self._reopen()
         return ahead.read(base, offset, size)
 
-    def publish(self, before: Callable[[StripeWriter, Pointer | None], None]) -> Written:
-        """Let it appear at its path, as it is now. ``before`` is called with the writer when all is stored."""
+    def publish(self, before: Callable[[StripeWriter, Pointer | None], str]) -> Written:
+        """Let it appear at its path, as it is now. ``before`` is called with the writer when all is stored, and gives
+        `content_of` what will appear."""
         with self.lock:
             self._check()
             try:
@@ -166,8 +168,7 @@ class Unfinished:
         """What was published last. ESTALE when another writer has replaced it since: its bytes are not to be mixed with
         these."""
         file = self._fs.open(self.path)
-        uuid = file.pointer.uuid if isinstance(file, StripedFile) else ""
-        if (file.size, uuid) != (self._end, self._uuid):
+        if (file.size, file.content) != (self._end, self.content):
             file.close()
             raise refusal(errno.ESTALE, self.path)
         return file
@@ -244,9 +245,9 @@ class Unfinished:
 
     def _before(self, pointer: Pointer | None) -> None:
         assert self._writer is not None
-        self._last(self._writer, pointer)
+        self._coming = self._last(self._writer, pointer)
 
-    def _publish(self, before: Callable[[StripeWriter, Pointer | None], None]) -> Written:
+    def _publish(self, before: Callable[[StripeWriter, Pointer | None], str]) -> Written:
         self._last = before
         try:
             self._send_spooled()
@@ -258,7 +259,7 @@ class Unfinished:
             self._abandon()
             self._broken = self._broken or not self._spool.used
             raise
-        self._writer, self._streamed, self._fixed, self._uuid = None, 0, self._end, written.uuid
+        self._writer, self._streamed, self._fixed, self.content = None, 0, self._end, self._coming
         self.changed = self.failed = False
         return written
 
