@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from bootseer.kernel import beneath, libc
 
 
-@pytest.fixture(params=["openat2", "part by part"])
+@pytest.fixture(params=["openat2", "part by part", "refused by a filter"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A folder with one of each kind in it; outside of it lies what nobody may reach."""
-    if request.param == "part by part":
+    if request.param != "openat2":
 
         def missing(*_: object) -> int:
-            raise OSError(errno.ENOSYS, "no such call")
+            raise OSError(errno.ENOSYS if request.param == "part by part" else errno.EPERM, "no such call")
 
         monkeypatch.setattr(libc, "open_beneath", missing)
     (tmp_path / "outside").mkdir()

@@ -117,10 +117,16 @@ def test_users(rootfs: Path, user: str, wanted: dict[str, Any]) -> None:
     assert container.user_of(rootfs, user) == wanted
 
 
-@pytest.mark.parametrize("user", ["eve", "bob:nobody", "\u00b2", "bob:\u00b2", "x"])
+@pytest.mark.parametrize("user", ["eve", "bob:nobody", "\u00b2", "bob:\u00b2", "x", "9" * 5000, "bob:" + "9" * 5000])
 def test_unknown_users(rootfs: Path, user: str) -> None:
     with pytest.raises(ConfigError, match="of the image is not in its /etc/"):
         container.user_of(rootfs, user)
+
+
+def test_a_line_with_a_number_of_thousands_of_digits_is_passed_over(rootfs: Path) -> None:
+    with (rootfs / "etc/group").open("a") as file:
+        file.write(f"vast:x:{'9' * 5000}:bob\n")
+    assert container.user_of(rootfs, "bob") == {"uid": 12, "gid": 34, "additionalGids": [55]}
 
 
 def test_the_hosts_users_are_never_asked(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+import bootseer
 from bootseer import image, oci
 from bootseer.image import user
+from bootseer.image.container import Bind
 from bootseer.launch.container import Container
 from bootseer.launch.job import ImageTable, Job, JobTable
 
@@ -75,3 +77,17 @@ def test_a_job_gets_what_frameworks_need_and_no_secret(
     assert NEEDED.items() <= seen.items()
     assert seen["WANDB_API_KEY"] == "the user's own"
     assert "secret" not in seen.values(), sorted(name for name in SECRET if name in seen)
+
+
+def test_the_emitters_are_shown_by_their_real_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path(bootseer.__file__).resolve().parent
+    (tmp_path / "installed").symlink_to(real.parent)
+    monkeypatch.setattr(bootseer, "__file__", str(tmp_path / "installed/bootseer/__init__.py"))
+    seen: list[Bind] = []
+    monkeypatch.setattr(image.runtime, "run", lambda *_, mounts, **__: seen.extend(mounts) or 0)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    (tmp_path / "events").mkdir()
+    job = Job(job=JobTable(name="j", command=["train"]), image=ImageTable(ref="x"))
+    config = oci.ImageConfig(architecture="", os="linux", rootfs=oci.RootFS(diff_ids=()))
+    Container(job, tmp_path, config, tmp_path / "events/n.jsonl", {}, None).run(["train"])
+    assert str(real) in [mount.source for mount in seen]

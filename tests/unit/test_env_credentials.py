@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from pathlib import Path
 
 import pytest
 
+from bootseer.config import Config
+from bootseer.env import EnvSpec, Target, inputs
 from bootseer.env.credentials import (
     SecretScan,
     holds_password,
@@ -90,8 +93,12 @@ def test_short_names_and_plain_numbers_are_hidden(text: str) -> None:
         ("r.txt", b"torch==2.5\n", False),
     ],
 )
-def test_digests_of_what_may_hold_a_weak_password_are_slow(name: str, data: bytes, slow: bool) -> None:
+def test_digests_of_what_may_hold_a_weak_password_are_slow(tmp_path: Path, name: str, data: bytes, slow: bool) -> None:
     assert holds_password(name, data) is slow
+    (tmp_path / name).write_bytes(data)
+    spec = EnvSpec(targets=(Target("/opt/env"),), command=("x",))
+    found = inputs.Digests(spec, Config(cache_dir=str(tmp_path / "cache"))).of(str(tmp_path / name))
+    assert (found != hashlib.sha256(data).hexdigest()) is slow
 
 
 def test_a_text_for_people_shows_no_secret() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from pathlib import Path
@@ -134,6 +135,33 @@ def test_absolute_key_files_count_by_content_not_by_place(
     (other / "more.txt").write_text("numpy==2.0\n")
     one, two = (spec(folder, command=("x",), key_files=(str(at / "more.txt"),)) for at in (folder, other))
     assert key.build(one).key == key.build(two).key
+
+
+@pytest.mark.parametrize("content", [b"numpy==2.0\n" * 9, b"numpy==2.0\n", b"a\0" * 99])
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_the_digest_of_a_file_depends_on_no_place_and_no_mode(folder: Path, content: bytes, mode: int) -> None:
+    (folder / "in").mkdir()
+    (folder / "in/more.txt").write_bytes(content)
+    (folder / "out.txt").write_bytes(content)
+    (folder / "out.txt").chmod(mode)
+    one, two = (
+        key.build(spec(folder / "in", command=("x",), key_files=(name,)))
+        for name in ("more.txt", str(folder / "out.txt"))
+    )
+    assert {file.digest for file in one.files.values()} == {file.digest for file in two.files.values()}
+
+
+def test_what_may_be_nothing_but_a_password_has_no_fast_digest(folder: Path) -> None:
+    (folder / "word").write_text("hunter2\n")
+    (found,) = key.build(spec(folder, command=("x",), key_files=("word",))).files.values()
+    assert found.digest != hashlib.sha256(b"hunter2\n").hexdigest()
+
+
+def test_an_include_whose_links_have_no_end_does_not_count(folder: Path) -> None:
+    (folder / "loop.txt").symlink_to("loop.txt")
+    (folder / "requirements.txt").write_text("-r loop.txt\n")
+    contained = spec(folder, key_files=("requirements.txt",), image_digest="sha256:1", mounts=((str(folder), "/src"),))
+    assert [*key.build(contained).files] == ["requirements.txt"]
 
 
 def test_credentials_stay_out_of_the_document(folder: Path) -> None:

@@ -149,7 +149,7 @@ class Digests:
             if self.of(path) not in ("", digest):
                 return f"{path}, which the command reads, changed"
         for folder, known in sorted(inputs.folders.items()):
-            if new := set(_sources(self._spec.on_host(folder))) - set(known):
+            if new := set(_sources(self._spec, folder)) - set(known):
                 return f"{folder}/{min(new)} is new"
         return ""
 
@@ -185,12 +185,19 @@ def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tu
     ]
 
 
-def _sources(folder: str) -> list[str]:
-    """The source files in ``folder``, by name; none when there is no such folder."""
+def _sources(spec: EnvSpec, folder: str) -> list[str]:
+    """The source files in ``folder``, as the job sees it, by name; none when there is no such folder. Below what a
+    container is shown no link is followed."""
+    host = spec.on_host(folder)
+    source = spec.root_of(host) if spec.contained and host else ""
     try:
-        with os.scandir(folder) as items:
-            return sorted(item.name for item in items if item.name.endswith(_SOURCES) and item.is_file())
-    except OSError:
+        with contextlib.ExitStack() as stack:
+            base = stack.enter_context(beneath.folder(source)) if source else None
+            fd = stack.enter_context(beneath.folder(os.path.relpath(host, source) if source else host, root=base))
+            items = stack.enter_context(os.scandir(fd))
+            named = (item for item in items if item.name.endswith(_SOURCES))
+            return sorted(item.name for item in named if item.is_file(follow_symlinks=not source))
+    except (OSError, ValueError):
         return []
 
 
@@ -306,7 +313,7 @@ class Observer:
     def _folders(self, opens: Opens, found: Iterable[str]) -> dict[str, list[str]]:
         roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECT)
         below = [folder for folder in opens.folders if (folder + "/").startswith(roots) and self._counts(folder + "/.")]
-        return {folder: names for folder in below if (names := _sources(self._spec.on_host(folder)))}
+        return {folder: names for folder in below if (names := _sources(self._spec, folder))}
 
     def _state(self, path: str) -> FileState | None:
         try:

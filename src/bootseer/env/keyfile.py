@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 TEXT_LIMIT = 64 << 10
 _WHOLE = 16 << 20
 """Larger files are hashed as they are."""
+_SHORT = 64
+"""Bytes of a file that may be nothing but a password."""
 _MOST = 8 << 30
 """Bytes of all key files together."""
 _FILES = 1000
@@ -42,7 +44,8 @@ _INCLUDE = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+
 
 class FileInput(msgspec.Struct, frozen=True):
     """Content of one script or key file. ``digest`` is its SHA-256, without the credentials of URLs and the like, or a
-    slow hash where ``text``, which is for explanations and redacted, does not show all of it."""
+    slow hash of what may hold a secret; which of them depends on the content and the file's name alone. ``text`` is for
+    explanations, and redacted."""
 
     digest: str
     size: int
@@ -69,10 +72,14 @@ class KeyFiles:
             if required:
                 raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
             log.info("%s does not count for the key: %s", path, exc.strerror)
+        except ConfigError as exc:
+            if required:
+                raise
+            log.info("%s does not count for the key: %s", path, exc)
 
     def _file(self, name: str, path: Path, places: tuple[str, ...]) -> None:
-        with self._opened(path, places) as (fd, ours, shown):
-            content, text = self._content(path.name, fd, ours, shown)
+        with self._opened(path, places) as (fd, shown):
+            content, text = self._content(path.name, fd, shown)
         self.found[name] = content
         if path.suffix not in (".txt", ".in"):
             return
@@ -82,8 +89,9 @@ class KeyFiles:
                 continue
             try:
                 self._file(inner, Path(os.path.normpath(path.parent / include)), places)
-            except OSError as exc:
-                log.warning("%s, which %s includes, does not count for the key: %s", include, path, exc.strerror)
+            except (OSError, ConfigError) as exc:
+                why = exc.strerror if isinstance(exc, OSError) else exc
+                log.warning("%s, which %s includes, does not count for the key: %s", include, path, why)
 
     def _places(self, path: Path) -> tuple[str, ...]:
         """The folders whose files are the job's: its own, and that of the file it names; in a container the folder of
@@ -93,9 +101,9 @@ class KeyFiles:
         return tuple(_settled(folder) for folder in (self._spec.folder, (self._spec.folder / path).parent))
 
     @contextlib.contextmanager
-    def _opened(self, path: Path, places: tuple[str, ...]) -> Iterator[tuple[int, bool, bool]]:
-        """A descriptor of the regular file ``path``, whether it is one of the job's that nobody need guess, and whether
-        its text may be shown. Raises `OSError`."""
+    def _opened(self, path: Path, places: tuple[str, ...]) -> Iterator[tuple[int, bool]]:
+        """A descriptor of the regular file ``path``, and whether its text may be shown: it is one of the job's that
+        nobody need guess. Raises `OSError`."""
         if len(places) == 1:
             with beneath.folder(places[0]) as base:
                 inner = os.path.relpath(path, places[0])
@@ -112,11 +120,11 @@ class KeyFiles:
             public = os.geteuid() != 0 or bool(mode & 0o004)
             if os.geteuid() == 0 and not inside and not (public and folders.enterable(Path(real))):
                 raise OSError(errno.EACCES, "it is private, and lies outside of the job's folder", str(path))
-            yield fd, inside and public, inside and public and (os.geteuid() != 0 or folders.believed(owner))
+            yield fd, inside and public and (os.geteuid() != 0 or folders.believed(owner))
         finally:
             os.close(fd)
 
-    def _content(self, name: str, fd: int, ours: bool, shown: bool) -> tuple[FileInput, str]:
+    def _content(self, name: str, fd: int, shown: bool) -> tuple[FileInput, str]:
         """The input, and the text in which includes are looked for."""
         size = os.fstat(fd).st_size
         self._take(size)
@@ -134,12 +142,13 @@ class KeyFiles:
             text = None
         raw = data.decode(errors="replace") if b"\0" not in data else ""
         if text is None:
-            digest = hashlib.sha256(data).hexdigest() if ours else slow_digest(data)
-            return FileInput(digest, len(data)), raw
+            guessable = len(data) <= _SHORT or holds_password(name, data)
+            return FileInput(slow_digest(data) if guessable else hashlib.sha256(data).hexdigest(), len(data)), raw
         size = len(text.encode())
-        seen = redact(text) if ours and size <= TEXT_LIMIT else ""
-        plain = hashlib.sha256(text.encode()).hexdigest() if seen == text else slow_digest(text)
-        return FileInput(plain, size, seen if shown else ""), raw
+        seen = redact(text) if size <= TEXT_LIMIT else ""
+        guessable = size <= _SHORT or seen != text or holds_password(name, text.encode())
+        digest = slow_digest(text) if guessable else hashlib.sha256(text.encode()).hexdigest()
+        return FileInput(digest, size, seen if shown else ""), raw
 
     def _take(self, size: int) -> None:
         self._left -= size

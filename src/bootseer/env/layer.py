@@ -130,12 +130,13 @@ def _walk(root: Path, stack: list[str]) -> Iterator[tuple[str, os.stat_result, d
     while stack:
         path = stack.pop()
         info = os.lstat(root / path)
-        yield path, info, _xattrs(root / path)
+        yield path, info, xattrs(root / path)
         if stat.S_ISDIR(info.st_mode):
             stack.extend(f"{path}/{name}" for name in os.listdir(root / path))
 
 
-def _xattrs(path: str | Path) -> dict[str, bytes]:
+def xattrs(path: str | Path) -> dict[str, bytes]:
+    """The extended attributes of ``path`` itself; none where its file system has none, or does not let them be read."""
     try:
         names = os.listxattr(path, follow_symlinks=False)
         return {name: os.getxattr(path, name, follow_symlinks=False) for name in names} if names else {}
@@ -258,7 +259,7 @@ def _copy_attributes(source: str, dest: Path) -> None:
         os.chown(dest, info.st_uid, info.st_gid, follow_symlinks=False)
     if not stat.S_ISLNK(info.st_mode):
         os.chmod(dest, stat.S_IMODE(info.st_mode))
-    for name, value in _xattrs(source).items():
+    for name, value in xattrs(source).items():
         if not name.startswith("trusted.overlay."):
             os.setxattr(dest, name, value, follow_symlinks=False)
     os.utime(dest, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)

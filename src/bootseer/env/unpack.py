@@ -27,7 +27,7 @@ from bootseer import faults, folders
 from bootseer.blocks import tree
 from bootseer.env import place, scan
 from bootseer.env.inventory import Entry
-from bootseer.env.layer import first_difference
+from bootseer.env.layer import first_difference, xattrs
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, DataError, UnsupportedError
@@ -265,9 +265,9 @@ def _dress(path: str, source: Path, entry: Entry) -> None:
         if os.geteuid() == 0:
             os.chown(path, found.st_uid, found.st_gid)
         os.chmod(path, stat.S_IMODE(found.st_mode))
-        for name in (name for name in os.listxattr(source) if name.startswith("user.")):
+        for name, value in ((n, v) for n, v in xattrs(source).items() if n.startswith("user.")):
             try:
-                os.setxattr(path, name, os.getxattr(source, name))
+                os.setxattr(path, name, value)
             except OSError as exc:
                 if exc.errno not in (errno.ENOTSUP, errno.EPERM):
                     raise

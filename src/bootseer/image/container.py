@@ -197,21 +197,26 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
     """The ``user`` object for the image's ``USER`` (``name|uid[:group|gid]``), looked up in the image's own files."""
     name, _, group = text.partition(":")
     name = name or "0"
-    uid, gid = (int(name), 0) if name.isdecimal() else (-1, 0)
+    uid, gid = (int(name), 0) if _is_number(name) else (-1, 0)
     for fields in _lines(rootfs, "etc/passwd", 4):
         if fields[0] == name or fields[2] == str(uid):
             name, uid, gid = fields[0], int(fields[2]), int(fields[3])
             break
     if uid < 0:
-        raise ConfigError(f"user {name!r} of the image is not in its /etc/passwd")
+        raise ConfigError(f"user {name[:100]!r} of the image is not in its /etc/passwd")
     groups = _lines(rootfs, "etc/group", 3)
     if group:
         found = {fields[0]: int(fields[2]) for fields in groups}
-        if not group.isdecimal() and group not in found:
-            raise ConfigError(f"group {group!r} of the image is not in its /etc/group")
-        gid = int(group) if group.isdecimal() else found[group]
+        if not _is_number(group) and group not in found:
+            raise ConfigError(f"group {group[:100]!r} of the image is not in its /etc/group")
+        gid = int(group) if _is_number(group) else found[group]
     extra = sorted(int(f[2]) for f in groups if len(f) > 3 and name in f[3].split(",") and int(f[2]) != gid)
     return {"uid": uid, "gid": gid, **({"additionalGids": extra} if extra else {})}
+
+
+def _is_number(text: str) -> bool:
+    """Whether it may be one of a user or a group: Python refuses to read very long ones."""
+    return text.isdecimal() and len(text) <= 10
 
 
 def _lines(rootfs: Path, path: str, numbers_from: int) -> list[list[str]]:
@@ -223,13 +228,14 @@ def _lines(rootfs: Path, path: str, numbers_from: int) -> list[list[str]]:
             log.warning("/%s of the image is not used: %s", path, exc.strerror)
         return []
     lines = [line.split(":") for line in text.split("\n")]
-    return [f for f in lines if len(f) >= numbers_from and all(f[i].isdecimal() for i in range(2, numbers_from))]
+    return [f for f in lines if len(f) >= numbers_from and all(_is_number(f[i]) for i in range(2, numbers_from))]
 
 
 def open_in_root(root: int, path: bytes, flags: int) -> int:
     """``openat2(2)`` of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
 
-    Returns a descriptor the caller closes. Raises `OSError`, or `UnsupportedError` before Linux 5.6.
+    Returns a descriptor the caller closes. Raises `OSError`, EPERM where a seccomp filter refuses openat2(2), or
+    `UnsupportedError` before Linux 5.6: there is no other way to do it.
     """
     try:
         return libc.open_in_root(root, path, flags)

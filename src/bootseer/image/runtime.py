@@ -36,7 +36,8 @@ _PROBE_DEADLINE = 20.0
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Whether ``name`` runs containers here, and with a ``seccomp`` profile; ``reason`` when not."""
+    """Whether ``name`` runs containers here, and with a ``seccomp`` profile; ``reason`` when not, or why one with
+    a profile failed for something else, so that it is to be tried again."""
 
     name: str
     path: str
@@ -122,7 +123,8 @@ def probe(name: str, state_dir: Path) -> Probe:
             with Bundle(path, state_dir, document) as started:
                 code = started.run(quiet=True, deadline=_PROBE_DEADLINE)
                 if code == 0:
-                    return Probe(name, path, True, "; ".join(reasons), seccomp)
+                    refused = any("seccomp" in reason.lower() for reason in reasons)
+                    return Probe(name, path, True, "; ".join(reasons), not refused)
                 reasons.append(started.failure() or f"exit code {code}")
     return Probe(name, path, False, reasons[-1], False)
 
@@ -142,11 +144,13 @@ def _remembered(state_dir: Path, name: str) -> Probe:
         if noted.stamp == stamp:
             return noted.probe
     result = probe(name, state_dir)
-    if result.works:
+    if result.works and not (result.reason and result.seccomp):
         private_folder(state_dir)
         tmp = note.with_suffix(f".{os.getpid()}")
         tmp.write_bytes(msgspec.json.encode(_Note(stamp, result)))
         tmp.replace(note)
+    elif result.works:
+        log.warning("a probe of %s failed, it is tried again next time: %s", name, result.reason)
     elif path:
         log.info("%s does not run containers here: %s", name, result.reason)
     return result

@@ -24,7 +24,8 @@ def open_at(root: int, path: str, flags: int, mode: int = 0o666) -> int:
     """A descriptor of ``path`` below the folder descriptor ``root``, opened with ``flags``; the caller closes it.
 
     ``path`` is relative, ``""`` is the folder itself; ``..``, links and what `procfs` links to are refused by
-    openat2(2), before Linux 5.6 by opening one part after the other. Raises `OSError`.
+    openat2(2), before Linux 5.6 and where a seccomp filter has no such call by opening one part after the other. Raises
+    `OSError`.
     """
     flags |= os.O_CLOEXEC | os.O_NOFOLLOW | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
     if path.startswith("/") or ".." in path.split("/"):
@@ -32,7 +33,7 @@ def open_at(root: int, path: str, flags: int, mode: int = 0o666) -> int:
     try:
         return libc.open_beneath(root, os.fsencode(path or "."), flags, mode)
     except OSError as exc:
-        if exc.errno != errno.ENOSYS:
+        if exc.errno not in (errno.ENOSYS, errno.EPERM):  # seccomp filters of older Docker answer EPERM
             raise
     return _walk(root, path, flags, mode)
 
@@ -79,7 +80,8 @@ def read_regular(path: str | os.PathLike[str], most: int, *, root: int | None = 
 
 def read_inside(root: str | os.PathLike[str], path: str, most: int) -> bytes:
     """The bytes of a regular file as a program sees it whose root folder is ``root``: whatever links say, it lies
-    inside. Raises `OSError` as `read_regular` does, ENOSYS before Linux 5.6."""
+    inside. Raises `OSError` as `read_regular` does, ENOSYS before Linux 5.6 and EPERM where a seccomp filter refuses
+    openat2(2): there is no other way to do it."""
     with folder(root) as top:
         fd = libc.open_in_root(top, os.fsencode(path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):

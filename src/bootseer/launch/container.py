@@ -75,7 +75,7 @@ class Container:
         # the emitters travel as files: the image needs nothing of bootseer, any Python 3.8 can import them
         python = self._environ.get("PYTHONPATH") or (config.config or ContainerConfig()).variables.get("PYTHONPATH")
         self._environ["PYTHONPATH"] = f"{python}:{PYTHON_DIR}" if python else PYTHON_DIR
-        package = Path(bootseer.__file__).parent
+        package = Path(bootseer.__file__).resolve().parent  # a pin refuses links on the way
         self._mounts = [
             *(Bind(mount.source, mount.target, mount.readonly) for mount in job.mounts),
             Bind(str(events.parent), EVENTS_DIR),
