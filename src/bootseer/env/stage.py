@@ -84,7 +84,11 @@ class _Stage:
             except (BootseerError, OSError) as exc:
                 log.warning("%s; running the command without a snapshot", exc)
                 return self.execution.run_plain(str(exc), self.key)
-            unpacking = not capture.may_mount(spec)
+            try:
+                unpacking = not capture.may_mount(spec)
+            except OSError as exc:  # a name on the way that somebody exchanges just now
+                log.warning("%s; running the command without a snapshot", exc)
+                return self.execution.run_plain(str(exc), self.key)
             with self.timed("lookup"):
                 look = self._look(document, unpacking)
             if result := self._restored(look, unpacking):
