@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pwd
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,31 @@ def test_whose_a_number_is(tmp_path: Path) -> None:
     lent.unlink()
     assert Accounts(lent).of(4000000000) == UNKNOWN
     assert found.of(4000000000) == "user 1", "it is looked up once a minute"
+
+
+def test_the_file_is_read_again_only_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the numbers that are lent to somebody are one answer."""
+    lent, reads, names = tmp_path / "subuid", list[Path](), list[str]()
+    real, real_name = Path.read_text, accounts.pwd.getpwnam
+
+    def read(self: Path, **options: Any) -> str:
+        reads.append(self)
+        return real(self, **options)
+
+    def named(name: str) -> pwd.struct_passwd:
+        names.append(name)
+        return real_name(name)
+
+    lent.write_text("daemon:4000000000:1000\n")
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(accounts.pwd, "getpwnam", named)
+    found = Accounts(lent)
+    assert {found.of(uid) for uid in range(4000000000, 4000001000)} == {"user 1"}
+    assert found.of(4000001000) == UNKNOWN
+    assert (len(reads), names) == (1, ["daemon"])
+    lent.write_text("daemon:4000000000:1000\ndaemon:4000001001:10\n")
+    assert found.of(4000001001) == "user 1"
+    assert len(reads) == 2
 
 
 def test_what_is_known_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,14 +122,8 @@ def test_stripes_stay_for_the_other_files_that_name_them(fs, end):
     assert stripes(fs) == (0 if end == "removed" else 3)
 
 
-@pytest.mark.parametrize("size", ["same", "other"])
-@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over", "moved"])
-def test_a_forged_pointer_takes_no_stripes_of_another_file_along(fs, end, size):
-    """It may say whatever name it wants, and whose stripes it has."""
-    write(fs, "a")
-    found = read_pointer(fs.backend, "a")
-    forged = msgspec.structs.replace(found, name="b", epoch=found.epoch + (100 if size == "other" else 0))
-    Path(fs.url, "b").write_bytes(layout.encode_pointer(forged))
+def taken(fs, end):
+    """The file ``b`` has its end."""
     if end == "removed":
         fs.remove("b")
     elif end == "replaced":
@@ -139,6 +133,17 @@ def test_a_forged_pointer_takes_no_stripes_of_another_file_along(fs, end, size):
     else:
         write(fs, "other", NEW)
         fs.rename("other", "b")
+
+
+@pytest.mark.parametrize("size", ["same", "other"])
+@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over", "moved"])
+def test_a_forged_pointer_takes_no_stripes_of_another_file_along(fs, end, size):
+    """It may say whatever name it wants, and whose stripes it has."""
+    write(fs, "a")
+    found = read_pointer(fs.backend, "a")
+    forged = msgspec.structs.replace(found, name="b", epoch=found.epoch + (100 if size == "other" else 0))
+    Path(fs.url, "b").write_bytes(layout.encode_pointer(forged))
+    taken(fs, end)
     assert content(fs, "a") == OLD
     assert not list(Path(fs.url).glob(".tmp-*"))
     fs.remove("a")
@@ -160,13 +165,7 @@ def test_stripes_that_belong_to_another_user_stay(fs, monkeypatch, end, names):
     Path(fs.url, "b").write_bytes(layout.encode_pointer(msgspec.structs.replace(found, name="b")))
     Path(fs.url, "a").rename(Path(fs.url).parent / "a")
     monkeypatch.setattr(FolderBackend, "stat", told)
-    if end == "removed":
-        fs.remove("b")
-    elif end == "replaced":
-        write(fs, "b", NEW)
-    else:
-        write(fs, "other", NEW)
-        fs.rename("other", "b")
+    taken(fs, end)
     monkeypatch.undo()
     collect.gc(fs.backend, age=0)
     (Path(fs.url).parent / "a").rename(Path(fs.url, "a"))
@@ -183,15 +182,7 @@ def test_a_forged_pointer_takes_no_stripes_of_a_write_along_that_is_not_publishe
         )
         Path(fs.url, "b").write_bytes(layout.encode_pointer(forged))
         with contextlib.suppress(DataError):  # a move reads it
-            if end == "removed":
-                fs.remove("b")
-            elif end == "replaced":
-                write(fs, "b", NEW)
-            elif end == "moved":
-                fs.rename("b", "d/b")
-            else:
-                write(fs, "other", NEW)
-                fs.rename("other", "b")
+            taken(fs, end)
 
     at(monkeypatch, ("write.rename",), act)
     write(fs, "a")

@@ -9,6 +9,7 @@ import contextlib
 import pwd
 import resource
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,43 +36,64 @@ def totals() -> Totals:
     return Totals(min(1024, files // 8), min(1024, files // 4), min(64, files // 16))
 
 
+class _Lent(NamedTuple):
+    """A range of numbers, and to whom it is lent."""
+
+    first: int
+    end: int
+    owner: str
+
+
 class Accounts:
     """Each is a text for messages. What was found is known for a while: a name service may be slow."""
 
     def __init__(self, subuid: Path = _SUBUID) -> None:
         self._subuid = subuid
-        self._known: dict[int, tuple[float, str]] = {}
+        self._known: dict[int | str, tuple[float, str]] = {}  # by number, or by the name of who was lent it
+        self._lent: list[_Lent] = []
+        self._read: tuple[int, int, int] | None = None  # which file these are from
 
     def of(self, uid: int) -> str:
         """That of user ``uid``: of the user to whom the number is lent, of its own, or of all whom nobody knows."""
         if not uid:
             return ROOT
         now = time.monotonic()
-        found = self._known.get(uid)
+        found = self._known.get(uid) or self._known.get(self._person(uid))
         if found is None or found[0] < now:
+            self._refresh()
+            self._known.pop(uid, None)
             if len(self._known) >= _MOST:
                 self._known.clear()
-            found = self._known[uid] = now + _SECONDS, self._look(uid)
+            person = self._person(uid)
+            found = self._known[person] = now + _SECONDS, _look(person)
         return found[1]
 
-    def _look(self, uid: int) -> str:
-        owner = self._lender(uid)
-        with contextlib.suppress(KeyError, OverflowError):
-            return f"user {pwd.getpwuid(uid).pw_uid if owner is None else _number(owner)}"
-        return UNKNOWN
+    def _person(self, uid: int) -> int | str:
+        """To whom the number ``uid`` is lent, as /etc/subuid names this user; itself when it is lent to nobody."""
+        return next((lent.owner for lent in self._lent if lent.first <= uid < lent.end), uid)
 
-    def _lender(self, uid: int) -> str | None:
-        """Who has lent the number ``uid``, as /etc/subuid names this user."""
+    def _refresh(self) -> None:
+        """Read /etc/subuid again when it has changed."""
         try:
-            lines = self._subuid.read_text(errors="replace").splitlines()
+            info = self._subuid.stat()
+            if (mark := (info.st_ino, info.st_size, info.st_mtime_ns)) != self._read:
+                self._lent = list(_parsed(self._subuid.read_text(errors="replace")))
+                self._read = mark
         except OSError:
-            return None
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                name, first, count = line.strip().split(":")
-                if int(first) <= uid < int(first) + int(count):
-                    return name
-        return None
+            self._lent, self._read = [], None
+
+
+def _parsed(text: str) -> Iterator[_Lent]:
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            name, first, count = line.strip().split(":")
+            yield _Lent(int(first), int(first) + int(count), name)
+
+
+def _look(person: int | str) -> str:
+    with contextlib.suppress(KeyError, OverflowError):
+        return f"user {pwd.getpwuid(person).pw_uid if isinstance(person, int) else _number(person)}"
+    return UNKNOWN
 
 
 def _number(name: str) -> int:
