@@ -328,3 +328,21 @@ def test_a_pipe_in_place_of_a_key_file_holds_nobody_up(site: Site, required: boo
     spec = site.spec(good, key_files=(str(site.alice / "huge"),), mounts=((str(site.alice), "/alice"),))
     with pytest.raises(ConfigError, match="more than 8 GiB"):
         site.run(spec)
+
+
+def test_a_mounted_snapshot_does_not_say_whose_roots_target_is(site: Site) -> None:
+    good = site.etc.parent / "good"
+
+    def give_away() -> int:
+        code = fill(good)
+        os.chown(good, ALICE, ALICE)
+        good.chmod(0o2777)
+        return code
+
+    assert site.run(site.spec(good), give_away).outcome is Outcome.RAN_AND_PUBLISHED
+    for group in overlay.groups(Path(site.config.state_dir))[::-1]:
+        group.take_down()
+    os.chown(good, 0, 0)
+    good.chmod(0o755)
+    assert site.run(site.spec(good)).outcome is Outcome.RESTORED_MOUNT
+    assert (good.stat().st_uid, stat.S_IMODE(good.stat().st_mode)) == (0, 0o755)

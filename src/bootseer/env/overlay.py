@@ -209,7 +209,9 @@ class Group:
         with doing(f"prepare an overlay on {target.host}"), place.opened(target, make=True) as host:
             for folder in (upper, work, self.area / "empty"):
                 folder.mkdir(parents=True, exist_ok=True)
-            mounts.copy_root(next(iter(self._layers(number, frozen)), host), upper)
+            # of a folder of root's own, a snapshot does not say whose it is
+            keeps = os.geteuid() == 0 and not target.within
+            mounts.copy_root(host if keeps else next(iter(self._layers(number, frozen)), host), upper)
 
     def _mount(self, number: int, target: Target, *, frozen: bool) -> None:
         upper, work = self._writable(number, frozen)
