@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -165,3 +166,22 @@ def test_a_link_that_comes_and_goes_is_never_followed(root: int, tmp_path: Path)
         other.join()
     assert seen == {b"right"}
     assert numbers <= {0, errno.ELOOP, errno.ENOENT, errno.ENOTDIR}
+
+
+def test_a_way_with_two_dots_is_found_while_others_rename(tmp_path: Path) -> None:
+    """The kernel does not know then whether ``..`` led out, and says so."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/file").write_text("right")
+    (tmp_path / "etc/link").symlink_to("../etc/../etc/./file")
+    (tmp_path / "other").mkdir()
+    other = os.fork()
+    if not other:
+        libc.die_with_parent()
+        while True:
+            os.rename(tmp_path / "other", tmp_path / "another")
+            os.rename(tmp_path / "another", tmp_path / "other")
+    try:
+        assert {beneath.read_inside(tmp_path, "etc/link", 10) for _ in range(10_000)} == {b"right"}
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -28,6 +29,7 @@ _MOUNT_ATTR_IDMAP = 0x100000
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
 _OPENAT2, _RENAME_NOREPLACE = 437, 1
+_TRIES = 1000
 _RESOLVE_IN_ROOT, _RESOLVE_BENEATH, _RESOLVE_NO_SYMLINKS, _RESOLVE_NO_MAGICLINKS = 0x10, 0x08, 0x04, 0x02
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
 _STATX = struct.Struct("=I24xH2xQQ32xqI4xqI4xqI4x8xII")
@@ -182,8 +184,11 @@ def rename_new(source_folder: int, source: str, target_folder: int, target: str)
 def open_in_root(root: int, path: bytes, flags: int) -> int:
     """openat2(2) of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
 
-    Returns a descriptor the caller closes. ENOSYS before Linux 5.6.
+    Returns a descriptor the caller closes. ENOSYS before Linux 5.6; EAGAIN when somebody has a lease on the file.
     """
+    for _ in range(_TRIES):  # a ``..`` on the way, while anything is renamed or mounted on the machine, is EAGAIN, too
+        with contextlib.suppress(BlockingIOError):
+            return _openat2(root, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
     return _openat2(root, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
 
 
