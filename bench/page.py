@@ -55,8 +55,8 @@ def command(report: dict[str, Any]) -> str:
     name, quick, _ = name.partition("-quick")
     verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}{' --quick' if quick else ''}"
     given = report["argv"]
-    told = {option: value for option, value in itertools.pairwise(given) if option in ("--nodes", "--rate")}
-    size = "".join(f" {option} {value}" for option, value in told.items()) if name == "cluster" else ""
+    told = {option: value for option, value in itertools.pairwise(given) if option in ("--nodes", "--rate", "--parts")}
+    size = "".join(f" {option} {value}" for option, value in told.items())
     return f"{verb}{size}{' --against DIR' if against else ''} {'--output' if name == 'demo' else '--out'} report.json"
 
 
