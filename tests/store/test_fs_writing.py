@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import fsmount
+from bootseer.backends.interface import exists
 from bootseer.config import Config
 from bootseer.errors import ConfigError, UnsupportedError
 from bootseer.fsmount import FsMount
@@ -465,7 +466,7 @@ def finished_checkpoint(site: Site) -> None:
         lambda: (site.dir / "step/new").write_bytes(b""),
         lambda: (site.dir / "step/d").mkdir(),
         lambda: (site.dir / "step/f").unlink(),
-        lambda: (site.dir / "step/COMMIT").unlink(),
+        lambda: os.rename(site.dir / "step/COMMIT", site.dir / "step/x"),
         lambda: os.rename(site.dir / "step/f", site.dir / "f"),
         lambda: os.truncate(site.dir / "step/f", 0),
     ):
@@ -473,6 +474,31 @@ def finished_checkpoint(site: Site) -> None:
     assert site.stored("step/f") == BIG
     os.rename(site.dir / "step", site.dir / "other")
     site.fs.checkpoint(f"{site.name}/other")
+
+
+@row
+def remove_checkpoint(site: Site) -> None:
+    for name, remove in (("a", shutil.rmtree), ("b", lambda path: subprocess.run(["rm", "-r", path], check=True))):
+        step = site.dir / "run" / name
+        for inner in ("", ".cache", "1", "x/1"):
+            (step / inner).mkdir(parents=True, exist_ok=True)
+            for file in (".metadata", "0.bin", "README", "model"):
+                (step / inner / file).write_bytes(BIG if file == "model" else b"x")
+        site.fs.commit(f"{site.name}/run/{name}")
+        until(lambda step=step: (step / "COMMIT").exists())
+        assert os.listdir(step)[0] == "COMMIT"
+        assert site.fs.latest(f"{site.name}/run") == f"{site.name}/run/{name}"
+        remove(step)
+        assert not step.exists()
+        assert not exists(site.fs.backend, f"{site.name}/run/{name}")
+    (site.dir / "outer/inner").mkdir(parents=True)
+    (site.dir / "outer/inner/f").write_bytes(b"x")
+    site.fs.commit(f"{site.name}/outer/inner")
+    site.fs.commit(f"{site.name}/outer")
+    until(lambda: (site.dir / "outer/COMMIT").exists())
+    refused(errno.EPERM, lambda: shutil.rmtree(site.dir / "outer/inner"))
+    site.fs.checkpoint(f"{site.name}/outer")
+    shutil.rmtree(site.dir / "outer")
 
 
 @pytest.mark.parametrize("mounted", ["folder", HDFS], indirect=True)

@@ -73,13 +73,15 @@ class WritableStripes(OpenFiles):
 
     def unlink(self, parent: int, name: str, ctx: fuse.Context) -> None:
         self._refuse_others(ctx)
-        path = self._old(parent, name)
+        path, whole = self._old(parent, name), name == commit.NAME
         with self._changing:
-            self._protect(path, removal=True)
+            self._protect(self._path(parent) if whole else path, removal=True)
             with self._unpublished(path) as gone, numbered(path):
                 new = self._versions.at(path)
                 try:
-                    self._fs.remove(path)
+                    self._fs.remove(path, force=whole)
+                    if whole:
+                        _log.info("%s is removed: the checkpoint is finished no more", path)
                 except NotFoundError:
                     if not new and not ctx.resent:
                         raise
@@ -97,7 +99,12 @@ class WritableStripes(OpenFiles):
                 raise refusal(errno.ENOTEMPTY, path)
             try:
                 if layout.FOLDER in names:
-                    self._fs.backend.remove_empty_folder(join(path, layout.FOLDER))
+                    inner = join(path, layout.FOLDER)
+                    left = [entry.name for entry in self._fs.backend.list(inner)]
+                    if all(layout.CLAIM.fullmatch(other) for other in left):  # the saves of it end with the folder
+                        for other in left:
+                            self._fs.backend.delete(join(inner, other))
+                    self._fs.backend.remove_empty_folder(inner)
                 self._fs.backend.remove_empty_folder(path)
             except FileExistsError:
                 _log.warning("%s has stripes that no file names, or that somebody writes; see `bootseer fs gc`", path)

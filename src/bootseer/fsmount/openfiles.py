@@ -100,7 +100,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             new = self._versions.names(path)
         for name in new:
             found[name] = fuse.DirEntry(name, fuse.ROOT, stat.S_IFREG)
-        return list(found.values())
+        # COMMIT first: what removes a whole folder unlinks in this order, and a COMMIT goes before what it names
+        return sorted(found.values(), key=lambda entry: entry.name != commit.NAME)
 
     def _attr_of(self, entry: Entry, size: int, unit: int) -> fuse.Attr:
         attr = super()._attr_of(entry, size, unit)
