@@ -17,7 +17,7 @@ import msgspec
 
 from bootseer.errors import ConfigError
 from bootseer.profile.emit import redact
-from bootseer.wiretypes import known
+from bootseer.wiretypes import known, loaded
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
     path = Path(explicit) if explicit else DEFAULT_FILE
     if explicit or path.exists():
         try:
-            values.update(tomllib.loads(path.read_text()))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            values.update(loaded(tomllib.loads, path.read_text()))
+        except (OSError, ValueError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else exc
             raise ConfigError(f"cannot read settings from {path}: {why}") from None
     sources = dict.fromkeys(Config.__struct_fields__, "default") | dict.fromkeys(values, str(path))

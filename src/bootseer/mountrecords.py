@@ -19,7 +19,7 @@ import msgspec
 from bootseer.errors import BootseerError, doing
 from bootseer.folders import adopted, remove
 from bootseer.kernel import mount as mounts
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Records(Generic[R]):
 
     def read(self, id: str) -> R:
         """Raises `FileNotFoundError`, other `OSError`, and `ValueError` for something else."""
-        return msgspec.json.decode(self.path(id).read_bytes(), type=known(self._kind))
+        return json_as(self.path(id).read_bytes(), self._kind)
 
     def find(self, id: str) -> R | None:
         """None where there is none that can be read."""
@@ -83,7 +83,7 @@ class Records(Generic[R]):
             paths = list(self._folder.glob(f"[!.]*{self._ending}"))
         for path in paths:
             try:
-                found.append((path.stat().st_mtime_ns, msgspec.json.decode(path.read_bytes(), type=known(self._kind))))
+                found.append((path.stat().st_mtime_ns, json_as(path.read_bytes(), self._kind)))
             except FileNotFoundError:
                 continue  # unmounted just now
             except (OSError, ValueError) as exc:

@@ -26,7 +26,7 @@ from bootseer.kernel import beneath, enter, signals
 from bootseer.kernel.child import die_with
 from bootseer.kernel.enter import Shown
 from bootseer.profile.wrap import CommandError
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def run(command: Command, *, stop_grace: float | None = None) -> int:
             code = process.wait()
         said.seek(0)
         if answer := said.read():
-            failure = msgspec.json.decode(answer, type=known(_Failure))
+            failure = json_as(answer, _Failure)
             raise from_exit_code(failure.code, failure.message, hint=failure.hint)
         return code if code >= 0 else 128 - code
 
@@ -180,7 +180,7 @@ def _main(told: int, said: int) -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     with open(told, "rb") as file:
-        parent, command = msgspec.json.decode(file.read(), type=known(tuple[int, Command]))
+        parent, command = json_as(file.read(), tuple[int, Command])
     os.set_inheritable(said, False)
     try:
         become(command, parent)

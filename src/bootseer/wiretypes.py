@@ -3,17 +3,22 @@
 msgspec builds what it knows of a struct or a named tuple when it is decoded for the first time, and shows it to other
 threads half built: two threads that decode the same type for the first time end the process. So each call that decodes
 or converts names its type through `known`; ``tests/unit/test_wiretypes.py`` finds one that does not.
+
+Readers of documents raise `RecursionError`, which is no `ValueError`, for one that is nested deeply. So documents are
+read through `json_as` and `loaded`; the same test finds one that is not.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 
 Kind = TypeVar("Kind")
+Text = TypeVar("Text")
 
 _known = set[object]()
 _building = threading.RLock()
@@ -26,6 +31,22 @@ def known(kind: Kind) -> Kind:
             msgspec.json.Decoder(kind)
             _known.add(kind)
     return kind
+
+
+def json_as(text: bytes | str | msgspec.Raw, kind: type[Kind]) -> Kind:
+    """The JSON document ``text``. Raises `ValueError` for anything but a ``kind``."""
+    try:
+        return msgspec.json.decode(text, type=known(kind))
+    except RecursionError as exc:
+        raise msgspec.DecodeError(str(exc)) from None
+
+
+def loaded(read: Callable[[Text], Kind], text: Text) -> Kind:
+    """What ``read``, which is like `json.loads`, makes of ``text``. Raises `ValueError` for what is no document."""
+    try:
+        return read(text)
+    except RecursionError as exc:
+        raise msgspec.DecodeError(str(exc)) from None
 
 
 os.register_at_fork(before=_building.acquire, after_in_parent=_building.release, after_in_child=_building.release)

@@ -370,6 +370,35 @@ def test_what_is_valid_is_decoded(name: str) -> None:
         FORMATS[name].read(raw)
 
 
+@pytest.mark.parametrize("depth", [150, 800, 900, 950, 980, 50_000])
+@each_format
+def test_what_is_nested_deeply_is_refused_or_left_out(name: str, depth: int) -> None:
+    """At each place of the first document, and beside what is there."""
+    format = FORMATS[name]
+    for raw in format.valid():
+        lines = [raw] if raw.startswith(b"{\n") else raw.splitlines()
+        for at, line in enumerate(lines):
+            if line.startswith((b"{", b'["')):
+                for text in deep(json.loads(line), depth):
+                    once(format, b"\n".join([*lines[:at], text, *lines[at + 1 :]]) + b"\n" * (len(lines) > 1))
+                break
+
+
+def deep(document: Any, depth: int) -> Iterator[bytes]:
+    for *above, last in [(DEEP,), *places(document)]:
+        made = copy.deepcopy(document)
+        inner = made
+        for name in above:
+            inner = inner[name]
+        if isinstance(inner, list):
+            inner.insert(0 if last == DEEP else last, DEEP)
+        else:
+            inner[last] = DEEP
+        text = json.dumps(made).encode()
+        yield text.replace(json.dumps(DEEP).encode(), b"[" * depth + b"]" * depth)
+        yield text.replace(json.dumps(DEEP).encode(), b'{"a":' * depth + b"1" + b"}" * depth)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @each_format

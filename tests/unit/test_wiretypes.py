@@ -1,4 +1,4 @@
-"""msgspec knows each type before a second thread can decode it."""
+"""msgspec knows each type before a second thread can decode it, and no document is too deep to be refused."""
 
 from __future__ import annotations
 
@@ -64,9 +64,11 @@ def unknown(source: str) -> Iterator[str]:
     tree = ast.parse(source)
     called = {node.func: node for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "msgspec":
-            yield f"{node.lineno}: names of msgspec are said with its own name before them"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in ("msgspec", "tomllib"):
+            yield f"{node.lineno}: names of msgspec and tomllib are said with its own name before them"
         name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if node in called and re.fullmatch(r"(json|tomllib)\.loads?|msgspec\.json\.decode", name):
+            yield f"{node.lineno}: {name} raises RecursionError, json_as and loaded do not"
         if not re.fullmatch(r"msgspec\.([a-z]+\.)?(decode|convert|Decoder)", name):
             continue
         if (call := called.get(node)) is None:  # type: ignore[call-overload]
@@ -88,15 +90,19 @@ def test_each_type_is_known_before_it_is_decoded(path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "count"),
     [
-        ("msgspec.json.decode(raw)", 0),
-        ("msgspec.json.decode(raw, type=known(Reply))", 0),
-        ("msgspec.json.decode(raw, type=Reply)", 1),
+        ("msgspec.msgpack.decode(raw)", 0),
+        ("msgspec.msgpack.decode(raw, type=known(Reply))", 0),
+        ("msgspec.json.decode(raw, type=known(Reply))", 1),
+        ("json.loads(raw)", 1),
+        ("tomllib.load(file)", 1),
+        ("from tomllib import loads", 1),
+        ("loaded(json.loads, raw)", 0),
         ("msgspec.msgpack.decode(raw, type=Reply)", 1),
         ("msgspec.yaml.decode(raw, type=Reply)", 1),
         ("def f(x):\n  return [msgspec.convert(x, Reply), msgspec.convert(x, type=Reply, strict=False)]", 2),
         ("_decode = msgspec.json.Decoder(Reply).decode", 1),
         ("_decode = msgspec.json.Decoder(type=wiretypes.known(Reply), strict=False).decode", 0),
-        ("msgspec.json.decode(raw, **{'type': Reply})", 1),
+        ("msgspec.yaml.decode(raw, **{'type': Reply})", 1),
         ("from msgspec.json import decode", 1),
         ("read = partial(msgspec.convert, type=Reply)", 1),
         ("decode = msgspec.json.decode if text else msgspec.yaml.decode\ndecode(raw, type=Reply)", 2),

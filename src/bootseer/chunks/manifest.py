@@ -11,7 +11,7 @@ import msgspec
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import MAX_ENCODED, MAX_SIZE, ObjectRef, frame_bound
 from bootseer.errors import DataError, NotFoundError
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 _FORMAT = "bootseer-tree"
 _VERSION = 2
@@ -48,7 +48,7 @@ class TreeManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if len(raw) > MAX_MANIFEST or hashing.hexdigest(raw) != digest:
             raise DataError(f"tree manifest {digest[:12]} is damaged: its hash differs")
         try:
-            self = msgspec.json.decode(raw, type=known(cls))
+            self = json_as(raw, cls)
         except ValueError as exc:
             raise DataError(f"tree manifest {digest[:12]} is not understood: {exc}") from None
         if (self.format, self.version) != (_FORMAT, _VERSION):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bootseer.errors import ConfigError
+from bootseer.wiretypes import loaded
 
 _CRI = "io.containerd.grpc.v1.cri"
 _IMAGES = "io.containerd.cri.v1.images"
@@ -66,8 +67,8 @@ def missing(content: str, root: Path, socket: Path, platform: str, name: str) ->
     """What the configuration ``content`` (of the file ``name``) lacks of what `text` says for the same snapshotter, a
     line each. Raises `ConfigError` when it is no TOML."""
     try:
-        document = tomllib.loads(content)
-    except tomllib.TOMLDecodeError as exc:
+        document = loaded(tomllib.loads, content)
+    except ValueError as exc:
         raise ConfigError(f"{name} is no TOML: {exc}") from None
     version = document.get("version", 1)
     if version not in (2, 3):

@@ -27,6 +27,7 @@ from bootseer import faults
 from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, doing
 from bootseer.kernel.mount import copy_root
 from bootseer.kernel.removal import discard_tree
+from bootseer.wiretypes import loaded
 
 _SCHEMA = """
 pragma journal_mode = wal;
@@ -185,7 +186,7 @@ class Snapshots:
         for row in self._execute(f"select id, {_COLUMNS} from snapshot {where}", values).fetchall():
             ident, name, parent, kind, labels, created, updated, folder, *layer = row
             lazy = Layer(*layer) if layer[0] else None
-            yield Snapshot(ident, name, parent, Kind(kind), json.loads(labels), created, updated, folder, lazy)
+            yield Snapshot(ident, name, parent, Kind(kind), loaded(json.loads, labels), created, updated, folder, lazy)
 
     def listing(self) -> list[Snapshot]:
         with self._lock:

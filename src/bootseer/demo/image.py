@@ -16,6 +16,7 @@ from bootseer import oci
 from bootseer.demo.programs import run
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.oci.write import LayerDir, write_layout
+from bootseer.wiretypes import loaded
 
 JOB = Path(__file__).parent / "job"
 PYTHON = str(getattr(sys, "_base_executable", sys.executable))
@@ -104,7 +105,7 @@ def build(layout: Path, empty: Path, work: Path, say: Say) -> None:
 
 def _python() -> list[str]:
     """Of the interpreter: its program, its library, its library's binary part, where its packages are installed."""
-    return list(json.loads(run([PYTHON, "-I", "-c", _ASK])))
+    return list(loaded(json.loads, run([PYTHON, "-I", "-c", _ASK])))
 
 
 def _shared_libraries(executable: str, folders: Sequence[str]) -> list[str]:

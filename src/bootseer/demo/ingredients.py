@@ -23,6 +23,7 @@ from bootseer.demo.image import Say
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import losses
 from bootseer.errors import FullError
+from bootseer.wiretypes import loaded
 
 JOB_ENV = "/opt/job-env"
 STATE = "state.safetensors"
@@ -85,11 +86,11 @@ class Ingredients:
     @property
     def reference_losses(self) -> dict[int, float]:
         """Losses of the steps after the checkpoint, as the run that wrote it went on: step -> loss."""
-        return {int(step): loss for step, loss in json.loads(self._reference.read_text()).items()}
+        return {int(step): loss for step, loss in loaded(json.loads, self._reference.read_text()).items()}
 
     @property
     def conversion_seconds(self) -> float:
-        return float(json.loads(self._conversion.read_text()))
+        return float(loaded(json.loads, self._conversion.read_text()))
 
     def _fresh(self, *folders: Path) -> Path:
         """Remove ``folders``; returns an empty folder for what is in between."""

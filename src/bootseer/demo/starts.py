@@ -25,7 +25,7 @@ from bootseer.launch.ready import ReadyWatch
 from bootseer.profile import analysis
 from bootseer.profile import events as event_files
 from bootseer.profile.report import JobReport
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as, loaded
 
 _DEADLINE = 900.0
 LOSS_TOLERANCE = 1e-3
@@ -122,7 +122,7 @@ def run(
         bytes_ready=at_ready[0][1] - before,
         bytes_total=total,
         losses=losses(text),
-        record=msgspec.json.decode(summary.read_bytes(), type=known(Start)),
+        record=json_as(summary.read_bytes(), Start),
         report=analysis.analyse(event_files.read([events])),
     )
 
@@ -154,7 +154,7 @@ def losses(output: str) -> dict[int, float]:
     found: dict[int, float] = {}
     for line in output.splitlines():
         if line.startswith('{"step"'):
-            entry = json.loads(line)
+            entry = loaded(json.loads, line)
             found[int(entry["step"])] = float(entry["loss"])
     return found
 

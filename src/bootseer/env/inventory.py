@@ -13,7 +13,7 @@ import zstandard
 
 from bootseer.env.canonical import canonical
 from bootseer.errors import DataError
-from bootseer.wiretypes import known
+from bootseer.wiretypes import known, loaded
 
 Kind = Literal["d", "o", "f", "l", "h", "w"]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -81,20 +81,17 @@ def decode(stored: bytes, *, targets: int, expect: str = "") -> list[Entry]:
         if not 0 <= size <= min(MAX_UNPACKED, (1 << 20) + MAX_RATIO * len(stored)):
             raise DataError(f"inventory of the snapshot claims {size} bytes in {len(stored)}")
         lines = _lines(stored, size)
-        head = json.loads(next(lines))
+        head = loaded(json.loads, next(lines))
         if head.get("magic") != MAGIC or head.get("version") != 1:
             raise DataError("not an inventory of version 1")
         if not isinstance(head.get("entries"), int) or not 0 <= head["entries"] <= MAX_ENTRIES:
             raise DataError(f"inventory of the snapshot claims {head.get('entries')} entries")
-        entries = [_entry(json.loads(line)) for line in itertools.islice(lines, head["entries"] + 1)]
+        entries = [_entry(loaded(json.loads, line)) for line in itertools.islice(lines, head["entries"] + 1)]
         if len(entries) != head["entries"]:
             raise DataError("not an inventory of version 1")
     except DataError:
         raise
-    except (
-        *(zstandard.ZstdError, ValueError, TypeError, StopIteration, LookupError, AttributeError),
-        *(MemoryError, RecursionError),
-    ) as exc:
+    except (zstandard.ZstdError, ValueError, TypeError, StopIteration, LookupError, AttributeError, MemoryError) as exc:
         raise DataError(f"cannot read the inventory of the snapshot: {exc}") from None
     _check(entries, targets)
     return entries

@@ -23,6 +23,7 @@ from bootseer.env.spec import EnvSpec
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.objects import Store, open_store, signature
 from bootseer.units import age_text, one_line
+from bootseer.wiretypes import json_as
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -158,8 +159,8 @@ def _explained(store: Store, inputs: KeyDocument) -> str:
         earlier = []
         for name in names:
             try:
-                earlier.append(key.document_from(msgspec.json.decode(store.get(name, most=manifest.MAX_STORED))))
-            except (BootseerError, ValueError, RecursionError) as exc:
+                earlier.append(key.document_from(json_as(store.get(name, most=manifest.MAX_STORED), object)))
+            except (BootseerError, ValueError) as exc:
                 log.info("not compared with %s: %s", name, exc)
         return one_line(explain.explain(inputs, earlier))[:_LONGEST]
     except Exception as exc:

@@ -20,7 +20,7 @@ from bootseer.objects import signature
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from bootseer.wiretypes import known
+from bootseer.wiretypes import known, loaded
 
 FOLDER = "env/snapshots"
 MAX_STORED = 8 << 20
@@ -104,12 +104,12 @@ def decode(data: bytes, name: str) -> SnapshotManifest:
     """
     key = name.partition("/")[0]
     try:
-        fields = json.loads(data)
+        fields = loaded(json.loads, data)
         check = fields.pop("sum", None) if isinstance(fields, dict) else None
-        if check is None or check != sha256_of(fields):
+        if check is None or check != loaded(sha256_of, fields):
             raise DataError(f"manifest of snapshot {key[:12]} has the wrong checksum")
         found = msgspec.convert(fields, known(SnapshotManifest))
-    except (ValueError, msgspec.ValidationError, RecursionError) as exc:
+    except ValueError as exc:
         raise DataError(f"cannot read the manifest of snapshot {key[:12]}: {exc}") from None
     if found.magic != "bootseer-env" or found.version != 2:
         raise DataError(f"snapshot {key[:12]} has the unknown format {found.magic!r} version {found.version}")

@@ -34,6 +34,7 @@ from bootseer.errors import BootseerError, DataError, UnsupportedError
 from bootseer.kernel import beneath
 from bootseer.kernel.removal import remove_tree
 from bootseer.objects import Store
+from bootseer.wiretypes import loaded
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +198,7 @@ class Undo:
         whole = True
         with beneath.folder(host) as root:
             for number, line in reversed(list(enumerate(lines))):
-                inner, before = json.loads(line)
+                inner, before = loaded(json.loads, line)
                 try:
                     self._take_back(root, inner, self.folder / str(number), before)
                 except OSError as exc:

@@ -17,7 +17,7 @@ from bootseer.fsmount.supervisor import Supervisor
 from bootseer.kernel import fuse
 from bootseer.served import entry
 from bootseer.served.control import ControlServer
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 _NAME = "bootseer-fs"
 
@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def _serve(begun: entry.Begun) -> int:
-    spec = msgspec.json.decode(begun.spec, type=known(ServerSpec))
+    spec = json_as(begun.spec, ServerSpec)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each file that is open is several here
     control, memory = ControlServer(begun.folder), MountMemory()

@@ -19,7 +19,7 @@ from bootseer.kernel import fuse
 from bootseer.kernel.mount import MountEntry
 from bootseer.served.control import ControlServer
 from bootseer.served.note import Note
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as, known
 
 _PARTS = mmap.PAGESIZE, mmap.PAGESIZE, 1 << 16, 64 << 20
 _FRAME = struct.Struct("<I")
@@ -158,7 +158,7 @@ class Inherited(NamedTuple):
     @classmethod
     def read(cls, said: bytes) -> Inherited:
         """In that supervisor, what it finds on its standard input."""
-        spec, folder, entry, fds = msgspec.json.decode(said, type=known(_Said))
+        spec, folder, entry, fds = json_as(said, _Said)
         lock, device, control, *memory = fds
         return cls(
             spec, Path(folder), lock, fuse.Device(Path(spec.mountpoint), entry, device),
@@ -166,4 +166,8 @@ class Inherited(NamedTuple):
         )  # fmt: skip
 
 
-_Said = tuple[ServerSpec, str, MountEntry | None, tuple[int, ...]]
+class _Said(NamedTuple):
+    spec: ServerSpec
+    folder: str
+    entry: MountEntry | None
+    fds: tuple[int, ...]

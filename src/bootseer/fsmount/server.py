@@ -34,7 +34,7 @@ from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.nodecache import NodeCache
 from bootseer.stripefs.store import open_fs
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Server:
         self._inherited, self._stop, self._answer = inherited, stop, answer
         self._spec = spec = inherited.spec
         self._memory, self._counts = inherited.memory, inherited.memory.counts
-        self._before = msgspec.json.decode(self._memory.status.read(), type=known(FsStatus))
+        self._before = json_as(self._memory.status.read(), FsStatus)
         negotiated = self._memory.negotiated.read()
         self._negotiated = fuse.Negotiated.decode(negotiated) if negotiated else None
         self._fs = open_fs(spec.url, shown=spec.allow_other)
@@ -87,7 +87,7 @@ class Server:
         else:
             self._ops = StripeOperations(self._fs, self._ahead, cache=self._cache, expected=spec.ranges, **told)
         if read := self._memory.accessed.read():
-            self._ops.accessed.add_all(msgspec.json.decode(read, type=known(AccessRecord)))
+            self._ops.accessed.add_all(json_as(read, AccessRecord))
         self._server: fuse.Server | None = None
         self._prefetch = Prefetch(
             self._fs, self._cache, self._ahead, self._ops, spec.prefetch, spec.ranges,

@@ -24,6 +24,7 @@ from bootseer.errors import UnavailableError
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import pins
 from bootseer.kernel import procfs, signals
+from bootseer.wiretypes import loaded
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ def _cgroup_path(name: str) -> str:
 
 def _json_line(text: str) -> dict[str, Any]:
     try:
-        entry = json.loads(text)
+        entry = loaded(json.loads, text)
     except ValueError:
         return {}
     return entry if isinstance(entry, dict) else {}

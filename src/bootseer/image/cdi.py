@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as, known
 
 log = logging.getLogger(__name__)
 
@@ -263,11 +263,11 @@ def _read(path: Path) -> Spec:
         raise ConfigError(f"{path} can be changed by others than root", hint="chown root, chmod go-w")
     try:
         if path.suffix == ".json":
-            return msgspec.json.decode(text, type=known(Spec))
+            return json_as(text, Spec)
         return msgspec.yaml.decode(text, type=known(Spec))
     except ImportError:
         raise ConfigError(f"{path} is YAML, for which PyYAML is missing", hint="pip install pyyaml") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except ValueError as exc:
         raise ConfigError(f"{path} is no description of devices that is understood: {exc}") from None
 
 

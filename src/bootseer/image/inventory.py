@@ -10,6 +10,7 @@ import msgspec
 
 from bootseer.folders import adopted, is_owned, trusted
 from bootseer.image.mount import RUNS, STARTS, recorded
+from bootseer.wiretypes import loaded
 
 STALE = "stale"
 """State of what is left of a process that was killed."""
@@ -54,5 +55,5 @@ def _is_left(folder: Path) -> bool:
 
 def _command(bundle: Path) -> str:
     with suppress(OSError, ValueError, KeyError):
-        return " ".join(json.loads((bundle / "config.json").read_text())["process"]["args"])
+        return " ".join(loaded(json.loads, (bundle / "config.json").read_text())["process"]["args"])
     return ""

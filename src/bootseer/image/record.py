@@ -15,7 +15,7 @@ from bootseer.chunks import hashing
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.objects import Store, open_store, signature
 from bootseer.oci import ImageConfig, Reference
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -185,8 +185,8 @@ def _decode(data: bytes, what: str, keys: Sequence[Ed25519PublicKey] = ()) -> Im
         data = signed + b"}"
         signature.verify(keys, data, mark.removesuffix(b'"') if signed else b"", what)
     try:
-        record = msgspec.json.decode(data, type=known(ImageRecord))
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as exc:
+        record = json_as(data, ImageRecord)
+    except ValueError as exc:
         raise DataError(f"{what} is not an image record: {exc}", hint=_REPAIR) from None
     if (record.format, record.version) != (FORMAT, VERSION):
         said = f"{what} has format {record.format!r} version {record.version}, the newest known is {VERSION}"

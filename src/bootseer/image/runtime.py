@@ -25,7 +25,7 @@ from bootseer.image.bundle import Bundle
 from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
 from bootseer.kernel.mount import boot_id
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +139,8 @@ def _remembered(state_dir: Path, name: str) -> Probe:
     stamp = f"{boot_id()} {path} "
     stamp += str(os.stat(path).st_mtime_ns) if path else ""
     note = state_dir / f"runtime-{os.path.basename(name)}.json"
-    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        noted = msgspec.json.decode(note.read_bytes(), type=known(_Note))
+    with suppress(OSError, ValueError):
+        noted = json_as(note.read_bytes(), _Note)
         if noted.stamp == stamp:
             return noted.probe
     result = probe(name, state_dir)

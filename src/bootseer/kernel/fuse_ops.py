@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from bootseer.errors import DataError
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 ROOT = 1
 
@@ -142,7 +142,7 @@ class Negotiated(msgspec.Struct, frozen=True, array_like=True):
     def decode(cls, data: bytes) -> Negotiated:
         """Raises `DataError` for anything but what `encode` gave."""
         try:
-            return msgspec.json.decode(data, type=known(cls))
+            return json_as(data, cls)
         except ValueError as exc:
             raise DataError("the note of what FUSE negotiated is not understood") from exc
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
-from bootseer.wiretypes import known
+from bootseer.wiretypes import known, loaded
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
@@ -131,8 +131,8 @@ def load(path: Path) -> Job:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read job file {path}: {exc}") from None
     try:
-        return msgspec.convert(tomllib.loads(text), known(Job))
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"job file {path} is not TOML: {exc}") from None
+        return msgspec.convert(loaded(tomllib.loads, text), known(Job))
     except msgspec.ValidationError as exc:
         raise ConfigError(f"job file {path}: {exc}", hint="docs/reference/job-file.md lists every key") from None
+    except ValueError as exc:
+        raise ConfigError(f"job file {path} is not TOML: {exc}") from None

@@ -19,7 +19,7 @@ import msgspec
 
 from bootseer.kernel import beneath
 from bootseer.profile import emit
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as, known
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,6 @@ class _Event(msgspec.Struct):
     span: str
     stage: str = ""
     attrs: dict[str, object] = {}
-
-
-_ANYTHING = msgspec.json.Decoder()
 
 
 class ReadyWatch:
@@ -118,7 +115,7 @@ class ReadyWatch:
             if not line.startswith(b'{"bootseer":') or len(line) > _LINE_LIMIT:
                 continue
             try:
-                found = _ANYTHING.decode(line.decode("utf-8", "replace"))
+                found = json_as(line.decode("utf-8", "replace"), object)
                 event = msgspec.convert(found, known(_Event))
                 clean = emit.inert(msgspec.json.encode(found).decode())
             except (ValueError, RecursionError):

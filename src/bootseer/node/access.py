@@ -30,7 +30,7 @@ from bootseer.kernel import bounds, libc, procfs
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import Child, close_others, die_with, ended
 from bootseer.oci.credentials import Logins
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
         os.close(read)
         apart.end()
     try:
-        answer = msgspec.json.decode(said, type=known(_Answer))
+        answer = json_as(said, _Answer)
     except ValueError:
         raise UnavailableError(
             f"nobody could ask as user {asker.user.name} for {ref} within {_SECONDS:.0f} s",

@@ -35,7 +35,7 @@ from bootseer.node.protocol import (
     socket_path,
 )
 from bootseer.oci.credentials import Logins
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -213,8 +213,8 @@ def _ask(do: str, config: Config | None, *fds: int, **fields: object) -> NodeRep
                 f"the node daemon at {path} does not answer: {exc}", hint="its log says more"
             ) from None
     try:
-        reply = msgspec.json.decode(answer, type=known(NodeReply))
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        reply = json_as(answer, NodeReply)
+    except ValueError:
         why = "answers something else" if answer else "ended before it answered"
         raise UnavailableError(f"the node daemon at {path} {why}", hint="try again; is it of this version?") from None
     if reply.code:

@@ -19,7 +19,7 @@ from bootseer.blocks.tree import TreeStatus
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.oci.credentials import Logins
 from bootseer.oci.spec import ContainerConfig
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 SOCKET = "node.sock"
 MAX_REQUEST, MAX_REQUEST_OF_ROOT = 8192, 1 << 17
@@ -135,11 +135,11 @@ def decode_request(packet: bytes, whole: bool) -> NodeRequest:
     reason = "it is too long"
     if whole:
         try:
-            request = msgspec.json.decode(packet, type=known(NodeRequest))
+            request = json_as(packet, NodeRequest)
             if request.version == VERSION:
                 return request
             reason = f"it has version {request.version}"
-        except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        except ValueError as exc:
             reason = str(exc)
     raise ConfigError(
         f"the node daemon does not understand the request: {reason}", hint=f"use a client of bootseer {__version__}"
@@ -149,8 +149,8 @@ def decode_request(packet: bytes, whole: bool) -> NodeRequest:
 def read_logins(fd: int) -> Logins:
     """Those in the file ``fd``; none where there is no file. Raises `ConfigError`."""
     try:
-        return msgspec.json.decode(os.pread(fd, MAX_REQUEST_OF_ROOT, 0), type=known(Logins)) if fd >= 0 else Logins()
-    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):  # without its text: it has passwords
+        return json_as(os.pread(fd, MAX_REQUEST_OF_ROOT, 0), Logins) if fd >= 0 else Logins()
+    except (OSError, ValueError):  # without its text: it has passwords
         raise ConfigError("the logins that came with the request are not understood") from None
 
 

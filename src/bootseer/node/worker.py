@@ -18,7 +18,7 @@ from bootseer.loglimit import USER
 from bootseer.node.accounts import ROOT
 from bootseer.node.loop import Loop
 from bootseer.node.protocol import REQUEST_SECONDS, NodeReply, failure
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Worker:
     def _reply(self, ending: str) -> NodeReply:
         if not self._why:
             with contextlib.suppress(ValueError):
-                return msgspec.json.decode(self._said, type=known(NodeReply))
+                return json_as(self._said, NodeReply)
         why = self._why or f"its process ended early ({ending})"
         log.warning("a %s request is given up: %s", self._name, why, extra={USER: self._account})
         return failure(UnavailableError(f"the {self._name} request is given up: {why}", hint="try again"))

@@ -26,7 +26,7 @@ from bootseer.errors import BootseerError, NotFoundError
 from bootseer.objects.base import Store
 from bootseer.profile import emit
 from bootseer.units import one_line
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -271,6 +271,6 @@ def _line(text: str) -> str:
 
 def _decoded(data: bytes) -> Lease | None:
     try:
-        return msgspec.json.decode(data, type=known(Lease))
-    except (ValueError, RecursionError):
+        return json_as(data, Lease)
+    except ValueError:
         return None

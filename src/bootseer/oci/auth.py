@@ -23,6 +23,7 @@ from bootseer.oci.credentials import Credential, Logins
 from bootseer.oci.reference import is_loopback
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import TransportError, onward
+from bootseer.wiretypes import loaded
 
 log = logging.getLogger(__name__)
 
@@ -159,13 +160,13 @@ class Auth:
             raise
         self._failures = 0
         try:
-            reply = json.loads(answer)
+            reply = loaded(json.loads, answer)
             token = reply.get("token") or reply.get("access_token") or ""
             lifetime = float(reply.get("expires_in") or 0.0)
             lifetime = max(lifetime, _LEAST_LIFETIME) if math.isfinite(lifetime) else _LEAST_LIFETIME
             if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]*", token):
                 raise ValueError
-        except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
+        except (ValueError, AttributeError, TypeError, OverflowError):
             raise UnavailableError(
                 f"registry {self._registry}: {host} answers a request for a token with something else",
                 hint="a proxy or login page may be in between",

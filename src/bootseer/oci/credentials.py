@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as, loaded
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ def given(text: str) -> Logins:
     """The logins of a document like docker's config.json, which somebody else sent: without the programs that it names.
     Raises `ConfigError`."""
     try:
-        return Logins(auths=msgspec.json.decode(text, type=known(Logins)).auths)
-    except (msgspec.MsgspecError, UnicodeError):
+        return Logins(auths=json_as(text, Logins).auths)
+    except ValueError:
         raise ConfigError("the logins are not JSON like docker's config.json") from None
 
 
@@ -124,10 +124,10 @@ def _files() -> Iterator[Path]:
 
 def read(path: Path) -> Logins | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=known(Logins))
+        return json_as(path.read_bytes(), Logins)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except (OSError, ValueError) as exc:
         # The reason only: a decoder's message may quote what it stumbled over.
         log.warning("ignoring logins in %s: %s", path, exc.strerror if isinstance(exc, OSError) else "no such JSON")
         return None
@@ -183,7 +183,7 @@ def _ask(helper: str, server: str) -> Credential | None:
             return None
         raise UnavailableError(f"credential helper {program} failed for {server}: exit code {done.returncode}")
     try:
-        fields = json.loads(done.stdout)
+        fields = loaded(json.loads, done.stdout)
         user, secret = str(fields["Username"]), str(fields["Secret"])
     except (ValueError, KeyError, TypeError):
         raise UnavailableError(f"credential helper {program} answered something else than a login") from None

@@ -18,6 +18,7 @@ from bootseer.oci.auth import Auth
 from bootseer.oci.credentials import Logins
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import FilePart, Origin, TlsError, TransportError, onward
+from bootseer.wiretypes import loaded
 
 log = logging.getLogger(__name__)
 
@@ -224,9 +225,9 @@ class Endpoint:
         except TransportError:
             return ""
         try:
-            error = json.loads(text)["errors"][0]
+            error = loaded(json.loads, text)["errors"][0]
             said = f"{error['code']}: {error.get('message', '')}".rstrip(": ")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
             said = text.strip() if answer.headers.get("content-type", "").startswith("text/plain") else ""
         line = " ".join(self.auth.redact(said).split())[:200]
         return f" ({line})" if line.isprintable() and line else ""

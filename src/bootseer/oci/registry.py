@@ -33,7 +33,7 @@ from bootseer.oci.spec import INDEX, MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, I
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
 from bootseer.oci.wire import TransportError, number, onward, secured
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ class Registry:
 
     def _enter(self, body: bytes, media_type: str) -> None:
         """Enter the artifact manifest ``body`` in its subject's fallback index; nothing to do without a subject."""
-        artifact = msgspec.json.decode(body, type=known(_Artifact))
+        artifact = json_as(body, _Artifact)
         if artifact.subject is None:
             return
         kind = artifact.artifact_type or (artifact.config.media_type if artifact.config else "")
@@ -309,9 +309,9 @@ class Registry:
         except NotFoundError:
             return {}
         try:
-            items = msgspec.json.decode(body, type=known(_Entries)).manifests
-            return {msgspec.json.decode(bytes(item), type=known(Descriptor)).digest: item for item in items}
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            items = json_as(body, _Entries).manifests
+            return {json_as(bytes(item), Descriptor).digest: item for item in items}
+        except ValueError as exc:
             raise DataError(f"tag {tag} in registry {self.ref.registry} is no index of artifacts: {exc}") from None
 
     def store_manifest(self, body: bytes, media_type: str, selector: str) -> bool:
@@ -357,7 +357,7 @@ class Registry:
         for body in self._pages(f"/referrers/{quote(digest, safe=':')}", what, (400, 404, 405), MAX_DOCUMENT):
             if body is None:
                 entries = self._entries(digest).values()
-                return tuple(msgspec.json.decode(bytes(entry), type=known(Descriptor)) for entry in entries)
+                return tuple(json_as(bytes(entry), Descriptor) for entry in entries)
             found += decode(body, Index, f"{what} in registry {self.ref.registry}").manifests
         return tuple(found)
 

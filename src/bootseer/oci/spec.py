@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from bootseer.errors import ConfigError, DataError
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -150,8 +150,8 @@ T = TypeVar("T")
 def decode(data: bytes, kind: type[T], what: str) -> T:
     """Parse a JSON document into ``kind``; `DataError` naming ``what`` when it does not fit."""
     try:
-        return msgspec.json.decode(data, type=known(kind))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        return json_as(data, kind)
+    except ValueError as exc:
         raise DataError(f"{what} is not a valid {kind.__name__.lower()}: {exc}") from None
 
 

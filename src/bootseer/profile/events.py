@@ -19,7 +19,7 @@ import msgspec
 from bootseer.errors import DataError, doing
 from bootseer.profile import files
 from bootseer.profile.files import Found
-from bootseer.wiretypes import known
+from bootseer.wiretypes import known, loaded
 
 _log = logging.getLogger(__name__)
 
@@ -339,11 +339,11 @@ class _Joiner:
         if not text.startswith(MAGIC):
             return None
         try:
-            event = self._decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            event = loaded(self._decoder.decode, text)
+        except ValueError:
             try:  # a shell may have passed on bytes that are no UTF-8
-                event = self._decoder.decode(text.decode("utf-8", "replace"))
-            except (msgspec.DecodeError, RecursionError):
+                event = loaded(self._decoder.decode, text.decode("utf-8", "replace"))
+            except ValueError:
                 return None
         if (
             event.version < VERSION

@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
-import msgspec
-
 from bootseer.errors import DataError
 from bootseer.profile import told
 from bootseer.profile.events import AttrValue
+from bootseer.wiretypes import json_as
 
 JOB_LABELS = (
     "jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "ray.io/cluster",
@@ -62,8 +61,8 @@ def events(text: bytes, job: str = "") -> Iterator[bytes]:
 
 def _read(text: bytes, job: str) -> list[_Pod]:
     try:
-        document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        document = json_as(text, object)
+    except ValueError as exc:
         raise DataError(f"this is no JSON: {exc}", hint=_HINT) from None
     items = document.get("items", [document]) if isinstance(document, dict) else None
     if not isinstance(items, list):

@@ -14,6 +14,7 @@ import msgspec
 from bootseer.errors import ConfigError, DataError
 from bootseer.profile import hostlist, told
 from bootseer.profile.events import AttrValue
+from bootseer.wiretypes import json_as
 
 _TEXT_LIMIT = 512
 
@@ -129,8 +130,8 @@ def _gpus(tres: str) -> int:
 
 def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
     try:
-        jobs = msgspec.json.decode(text).get("jobs")
-    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, RecursionError) as exc:
+        jobs = json_as(text, dict[str, Any]).get("jobs")
+    except ValueError as exc:
         raise DataError(f"this is no output of sacct --json: {exc}", hint="give what sacct -D --json prints") from None
     for number, job in enumerate(jobs if isinstance(jobs, list) else [], start=1):
         try:

@@ -19,7 +19,7 @@ from bootseer.kernel import background, flock
 from bootseer.kernel import mount as mounts
 from bootseer.mountrecords import Record, Records
 from bootseer.served.protocol import LOCK, MAX_REPLY, SOCKET, GoneError, Order, Reply, Request
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -96,10 +96,10 @@ def _ask(folder: Path, request: Request, timeout: float) -> bytes:
 
 def _value(line: bytes, kind: type[T], who: str = "") -> T:
     """What a reply says. Raises the error that it says, and `ValueError` for what is no reply."""
-    reply = msgspec.json.decode(line, type=known(Reply))
+    reply = json_as(line, Reply)
     if reply.code:
         raise from_exit_code(reply.code, who + reply.error, hint=reply.hint)
-    return msgspec.json.decode(reply.value, type=known(kind))
+    return json_as(reply.value, kind)
 
 
 def start(

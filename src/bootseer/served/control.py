@@ -15,7 +15,7 @@ import msgspec
 
 from bootseer.errors import BootseerError
 from bootseer.served.protocol import MAX_REQUEST, SOCKET, Reply, Request, failure
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def _hung_up(peer: socket.socket) -> bool:
 
 def _reply(line: bytes, handle: Callable[[Request], object]) -> Reply:
     try:
-        return Reply(msgspec.Raw(msgspec.json.encode(handle(msgspec.json.decode(line, type=known(Request))))))
+        return Reply(msgspec.Raw(msgspec.json.encode(handle(json_as(line, Request)))))
     except Exception as exc:
         if not isinstance(exc, BootseerError | msgspec.MsgspecError):
             log.exception("control request failed")

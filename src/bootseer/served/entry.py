@@ -16,7 +16,7 @@ from bootseer.kernel import background, bounds, mount
 from bootseer.kernel.flock import lock
 from bootseer.loglimit import LogRateLimit
 from bootseer.served.protocol import LOCK, Order, Reply, failure
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Begun(NamedTuple):
 def run(name: str, serve: Callable[[Begun], int]) -> int:
     """Be the server ``name``, as ``ps`` calls it, that `client.start` has ordered: ``serve`` answers, and returns the
     exit code when all is over. What it raises before is answered here."""
-    order = msgspec.json.decode(background.request(name), type=known(Order))
+    order = json_as(background.request(name), Order)
     folder, answer = Path(order.folder), Answer()
     _log_to_stderr()
     try:

@@ -29,7 +29,7 @@ from bootseer.errors import BootseerError, ConfigError, NotFoundError, Privilege
 from bootseer.folders import private_folder, trusted
 from bootseer.kernel import flock
 from bootseer.kernel.removal import discard_tree
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 BASE = Path("/run/bootseer-slurm")
 LOG = "log"
@@ -134,7 +134,7 @@ def image(attempt: Attempt) -> tuple[Path, Image]:
     try:
         if (folder / ENDED).exists():
             raise NotFoundError(f"the image of job {attempt.job} was unmounted", hint=hint)
-        found = msgspec.json.decode((folder / _IMAGE).read_bytes(), type=known(Image))
+        found = json_as((folder / _IMAGE).read_bytes(), Image)
         return Path(found.root) if found.root else folder / ROOTFS, found
     except FileNotFoundError:
         with contextlib.suppress(OSError):

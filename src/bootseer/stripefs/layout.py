@@ -14,7 +14,7 @@ from crc32c import crc32c
 
 from bootseer.backends import interface
 from bootseer.errors import ConfigError, DataError
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 T = TypeVar("T")
 
@@ -236,8 +236,8 @@ def decode_text(line: bytes, data: bytes, name: str, kind: type[T], *, hint: str
     if len(lines) != 3 or lines[0] != line or lines[2] != b"crc32c %08x\n" % crc32c(lines[0] + lines[1]):
         raise DataError(f"{name} is damaged", hint=hint)
     try:
-        return msgspec.json.decode(lines[1], type=known(kind))
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        return json_as(lines[1], kind)
+    except ValueError as exc:
         raise DataError(f"{name} is damaged: {exc}", hint=hint) from None
 
 

@@ -21,7 +21,7 @@ from bootseer.stripefs import ChunkFile, split_url
 from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
 from bootseer.torch.reads import Stored, TensorReads
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 MAX_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -72,11 +72,11 @@ def _header(file: ChunkFile) -> _Header:
     text = head[8 : 8 + length]
     text += file.read(8 + len(text), length - len(text))
     try:
-        raw = msgspec.json.decode(text, type=known(dict[str, msgspec.Raw]))
+        raw = json_as(text, dict[str, msgspec.Raw])
         metadata = raw.pop("__metadata__", None)
-        found = {name: msgspec.json.decode(value, type=known(_Entry)) for name, value in raw.items()}
-        said = msgspec.json.decode(metadata, type=known(dict[str, str])) if metadata is not None else {}
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        found = {name: json_as(value, _Entry) for name, value in raw.items()}
+        said = json_as(metadata, dict[str, str]) if metadata is not None else {}
+    except ValueError as exc:
         raise DataError(f"{bad}: {exc}") from None
     end = 0
     for name, entry in sorted(found.items(), key=lambda item: item[1].data_offsets):
@@ -244,8 +244,8 @@ def _indexed(folder: CheckpointFolder, name: str) -> dict[str, list[str] | None]
     if file.size > MAX_HEADER:
         raise DataError(f"{file.path} is no index of safetensors files: it has {file.size} bytes")
     try:
-        index = msgspec.json.decode(file.read(0, file.size), type=known(_Index))
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as exc:
+        index = json_as(file.read(0, file.size), _Index)
+    except ValueError as exc:
         raise DataError(f"{file.path} is no index of safetensors files: {exc}") from None
     found: dict[str, list[str] | None] = {}
     for tensor, path in index.weight_map.items():

@@ -9,13 +9,11 @@ import logging
 import sys
 from collections.abc import Callable
 
-import msgspec
-
 from bootseer.blocks.serving import supervisor
 from bootseer.blocks.serving.protocol import ServerSpec
 from bootseer.objects import Store, open_store
 from bootseer.served import entry
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +23,7 @@ def main(*, store_for: Callable[[str], Store] = open_store) -> int:
     limit."""
 
     def serve(begun: entry.Begun) -> int:
-        spec = msgspec.json.decode(begun.spec, type=known(ServerSpec))
+        spec = json_as(begun.spec, ServerSpec)
         running = supervisor.start(spec, begun, store_for)
         if not begun.answer.done(running.driver):
             log.warning("nobody waits for tree %s any more", spec.id)

@@ -20,7 +20,7 @@ from bootseer.backends.interface import clean
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.objects import Store
 from bootseer.ranges import merge
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as
 
 _log = logging.getLogger(__name__)
 
@@ -237,8 +237,8 @@ def encode(record: AccessRecord) -> bytes:
 def decode(data: bytes) -> AccessRecord:
     """Raises `DataError` for what is no record of this version."""
     try:
-        record = msgspec.json.decode(data, type=known(AccessRecord))
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        record = json_as(data, AccessRecord)
+    except ValueError as exc:
         raise DataError(f"it is damaged: {exc}") from None
     if record.version != VERSION:
         raise DataError(f"it has version {record.version}, known is {VERSION}")
