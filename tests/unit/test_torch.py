@@ -11,6 +11,7 @@ from bootseer.backends import folder
 from bootseer.errors import ConfigError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.stripe import StripeLost
+from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.maintenance import check
 
 torch = pytest.importorskip("torch")
@@ -265,3 +266,32 @@ def test_a_file_of_a_complete_checkpoint_is_not_replaced(tmp_path):
     with pytest.raises(NotWritableError, match="has a COMMIT already"):
         bt.save({"a": torch.zeros(3)}, f"{tmp_path}/step-1/state.pt")
     open_fs(str(tmp_path)).checkpoint("step-1")
+
+
+def test_small_tensors_reach_the_writer_in_few_pieces(tmp_path, monkeypatch):
+    """torch.save writes five times for each: each write of ours has the cost of a digest and of a check."""
+    sizes, write = [], StripeWriter.write
+    monkeypatch.setattr(StripeWriter, "write", lambda self, data: sizes.append(len(data)) or write(self, data))
+    state = {str(n): torch.full((300,), n) for n in range(3000)} | {"large": torch.arange(1 << 20)}
+    bt.save(state, f"{tmp_path}/s.pt")
+    assert same(bt.load(f"{tmp_path}/s.pt"), state)
+    assert len(sizes) < 100
+
+
+def test_what_a_failed_save_still_held_goes_nowhere(tmp_path, monkeypatch):
+    """Also when its buffer is closed later, by a collector."""
+    given, write = [], StripeWriter.write
+    monkeypatch.setattr(StripeWriter, "write", lambda self, data: given.append(len(data)) or write(self, data))
+    kept = []
+
+    def fail(state, out):
+        kept.append(out)
+        out.write(b"x" * 100)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(KeyboardInterrupt):
+        bt.save({}, f"{tmp_path}/s.pt")
+    kept.pop().close()
+    assert not given
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -4,41 +4,52 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from typing import IO, cast
 
 from bootseer.errors import BootseerError
 from bootseer.stripefs import StripeWriter
 
 EDGE = 4096
 """Bytes at either end of a saved tensor that tell where its elements are."""
+_GATHERED = 256 << 10
+"""torch.save writes five times for each tensor, some bytes each: they reach the writer in so large pieces."""
 
 
 class Output(io.RawIOBase):
     """A `StripeWriter` as the file object that ``torch.save`` expects.
 
-    ``head`` and ``tail``: what was written through it, at most `EDGE` bytes of either end.
+    ``head`` and ``tail``: what was written through it, at most `EDGE` bytes of either end. ``failed``: the save has,
+    and what is still written, as by the end of a buffer, goes nowhere.
     """
 
     def __init__(self, writer: StripeWriter) -> None:
         self._writer = writer
         self.head = self.tail = b""
+        self.failed = False
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
         view = memoryview(data)
+        if self.failed:
+            return len(view)
         if len(self.head) < EDGE:
             self.head += bytes(view[: EDGE - len(self.head)])
         self.tail = (self.tail + bytes(view[-EDGE:]))[-EDGE:]
         return self._writer.write(data)
 
 
-def saved(save: Callable[[Output], object], writer: StripeWriter) -> Output:
+def saved(save: Callable[[IO[bytes]], object], writer: StripeWriter) -> Output:
     """``save`` (a call of torch.save) into ``writer``, with the writer's own error when that fails."""
     out = Output(writer)
+    gathered = io.BufferedWriter(cast(io.RawIOBase, out), _GATHERED)
     try:
-        save(out)
-    except RuntimeError as exc:
-        # torch's writer answers a failed write with an error of its own
-        raise (exc.__context__ if isinstance(exc.__context__, BootseerError) else exc) from None
+        save(gathered)
+        gathered.detach()
+    except BaseException as exc:
+        out.failed = True
+        if isinstance(exc, RuntimeError) and isinstance(exc.__context__, BootseerError):
+            raise exc.__context__ from None  # torch's writer answers a failed write with an error of its own
+        raise
     return out
