@@ -41,6 +41,7 @@ hypothesis.settings.register_profile("soak", max_examples=400, stateful_step_cou
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="also what is slow and rare, and many more examples")
+    parser.addoption("--clients", action="store_true", help="also those of client programs (scripts/test --clients)")
     parser.addoption("--fuzz-seconds", type=float, default=600.0, help="with --soak: for each decoder that is fuzzed")
 
 
@@ -82,13 +83,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what this machine cannot run, with the reason, and leave out what is for ``--soak``."""
+    """Skip what this machine cannot run, with the reason, and leave out what is for ``--soak`` and ``--clients``."""
     items.sort(key=lambda item: LONGEST_FIRST.index(_suite(item.nodeid)))
     for item in items:
         for reason in needs.missing({mark.name for mark in item.iter_markers()}):
             item.add_marker(pytest.mark.skip(reason=reason))
-    if not config.option.soak:
-        left = [item for item in items if item.get_closest_marker("soak")]
+    without = [name for name in ("soak", "clients") if not config.getoption(name)]
+    if left := [item for item in items if any(map(item.get_closest_marker, without))]:
         items[:] = [item for item in items if item not in left]
         config.hook.pytest_deselected(items=left)
         config.stash[_LEFT] = len(left)
@@ -114,7 +115,7 @@ def pytest_testnodedown(node: object) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if left := config.stash.get(_LEFT, 0):
-        terminalreporter.write_line(f"{left} slow tests were left to --soak")
+        terminalreporter.write_line(f"{left} tests were left to --soak and --clients")
 
 
 def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
