@@ -17,6 +17,7 @@ import msgspec
 
 from bootseer.errors import ConfigError
 from bootseer.profile.emit import redact
+from bootseer.units import MOST
 from bootseer.wiretypes import known, loaded
 
 log = logging.getLogger(__name__)
@@ -68,10 +69,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     readahead: bool = True
     """Have the kernel read what earlier starts of a job read, before the job does (``docs/internals/pagelist.md``)."""
 
-    cache_limit: Annotated[float, msgspec.Meta(ge=0)] = 0.8
+    cache_limit: Annotated[float, msgspec.Meta(ge=0, le=MOST)] = 0.8
     """What the node cache (blocks of images, chunks of striped files) may take of its disk: a share up to 1, or bytes;
     0: no limit."""
-    cache_keep_free: Annotated[float, msgspec.Meta(ge=0)] = 0.02
+    cache_keep_free: Annotated[float, msgspec.Meta(ge=0, le=MOST)] = 0.02
     """What the node cache leaves free on its disk, in the same way."""
 
     sign_key: str = ""

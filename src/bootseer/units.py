@@ -13,12 +13,18 @@ _AGE = re.compile(_NUMBER + r"([smhdw])|0")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
+MOST, MOST_SECONDS = 1 << 62, 1e9
+"""Bytes or things, and seconds: what system calls, clocks and libraries take."""
+
+
 def parse_size(text: str, *, kilo: int = 1024) -> int:
     """Bytes of ``4096``, ``256K``, ``1MiB`` or ``2G``, in powers of ``kilo``. Raises `ConfigError`."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"{text!r} is not a size", hint="write 4096, 256K, 1M or 2G")
-    return int(float(found[1]) * kilo ** " kmgt".index(found[2].lower() or " "))
+    if (size := int(float(found[1]) * kilo ** " kmgt".index(found[2].lower() or " "))) > MOST:
+        raise ConfigError(f"{text!r} is too large a size")
+    return size
 
 
 def parse_age(text: str) -> float:
@@ -26,7 +32,9 @@ def parse_age(text: str) -> float:
     found = _AGE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"{text!r} is not an age", hint="write 7d, 12h, 30m, 45s or 0")
-    return float(found[1]) * _SECONDS[found[2]] if found[1] else 0.0
+    if (age := float(found[1]) * _SECONDS[found[2]] if found[1] else 0.0) > MOST_SECONDS:
+        raise ConfigError(f"{text!r} is too long an age", hint="10000d is 27 years")
+    return age
 
 
 def size_text(count: float) -> str:

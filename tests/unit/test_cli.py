@@ -98,6 +98,24 @@ def test_there_are_at_most_50_verbs_and_each_option_says_what_it_is_for():
         assert [one.name for one in verb.params if not one.help and one.param_type_name == "option"] == [], name
 
 
+NUMBERS = [
+    (name, parameter, number)
+    for name, verb in verbs().items()
+    for parameter in verb.params
+    if parameter.type.name in ("integer", "integer range", "float", "float range")
+    or parameter.metavar in ("SIZE", "AGE")
+    for number in ("nan", "inf", "-inf", "1e300", "9" * 400, "9" * 15 + "T", "-1")
+]
+
+
+@pytest.mark.parametrize(("verb", "parameter", "number"), NUMBERS, ids=lambda one: getattr(one, "name", str(one)[:9]))
+def test_a_number_that_is_none_or_too_large_is_a_mistake(verb, parameter, number):
+    command = verbs()[verb]
+    words = ["x" for one in command.params if one.required for _ in range(max(one.nargs, 1))]
+    with pytest.raises(typer.BadParameter):
+        command.make_context(verb, [f"{parameter.opts[0]}={number}", *words])
+
+
 def options(verb):
     return {option: parameter.name for parameter in verb.params for option in parameter.opts}
 

@@ -27,7 +27,13 @@ def test_without_a_store_it_lies_beside_the_cache():
     assert config.load({"BOOTSEER_CACHE_DIR": "/c"}).store_url == "/c/store"
 
 
-@pytest.mark.parametrize("text", ['cach_dir = "/a"', "fetch_streams = []", "not toml"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('cach_dir = "/a"', "fetch_streams = []", "not toml", "cache_limit = inf", "cache_keep_free = nan"),
+        pytest.param("cache_limit = " + 9999 * "[", id="deep"),
+    ],
+)
 def test_what_is_not_understood_is_one_line(tmp_path, text):
     file = tmp_path / "bootseer.toml"
     file.write_text(text)

@@ -46,6 +46,8 @@ def test_the_smallest_job(load):
         (('["python3", "train.py"]', "[]"), "command"),
         (('["python3", "train.py"]', '"python3 train.py"'), "command"),
         (("[job]", "[job"), "TOML"),
+        (('name = "j"', "name = " + 9999 * "["), "TOML"),
+        (('name = "j"', 'name = "j"\nstop_grace = inf'), "stop_grace"),
     ],
 )
 def test_what_is_not_understood_is_named_in_one_line(load, change, says):

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from bootseer import config as node_settings
 from bootseer.errors import ConfigError, doing
-from bootseer.units import one_line, parse_age
+from bootseer.units import MOST, MOST_SECONDS, one_line, parse_age
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -108,12 +108,26 @@ class Group(TyperGroup):
         raise mistake(f"{group} has no verb {word!r}; {hint}")
 
 
+class Verb(TyperCommand):
+    """A verb that is given no number which would end it later: none that is not finite, nor one that is longer than
+    what counts bytes or seconds here."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for param in self.params:
+            value = ctx.params.get(param.name or "")
+            most = MOST_SECONDS if isinstance(value, float) else MOST
+            if isinstance(value, int | float) and not abs(value) <= most:
+                raise typer.BadParameter(f"{value} is no number for this", ctx=ctx, param=param)
+        return rest
+
+
 def add_verbs(app: typer.Typer, panels: Mapping[str, Sequence[Callable[..., None]]]) -> None:
     """The verbs of a group by panel of its help, in the order of use."""
     for panel, verbs in panels.items():
         for verb in verbs:
             last = COMMAND_LAST if "command" in inspect.signature(verb).parameters else None
-            app.command(verb.__name__.rstrip("_"), rich_help_panel=panel, context_settings=last)(verb)
+            app.command(verb.__name__.rstrip("_"), cls=Verb, rich_help_panel=panel, context_settings=last)(verb)
 
 
 def _named(command: Any, word: str, name: str) -> Iterator[str]:

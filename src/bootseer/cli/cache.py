@@ -14,6 +14,7 @@ from bootseer.cli._shared import (
     DryRun,
     Group,
     StoreUrl,
+    Verb,
     answer,
     count_text,
     open_shared,
@@ -42,7 +43,7 @@ _STREAMS = 4
 _decimal = understood(partial(parse_size, kilo=1000))
 
 
-@app.command()
+@app.command(cls=Verb)
 def ls(as_json: AsJson = False) -> None:
     """List the trees and striped files in the cache, longest unused first."""
     from bootseer.chunks import inventory
@@ -61,7 +62,7 @@ def ls(as_json: AsJson = False) -> None:
             typer.echo(f"besides, {cache / name}: {size_text(size)}, which goes by itself")
 
 
-@app.command()
+@app.command(cls=Verb)
 def gc(
     to: Annotated[
         int | None, typer.Option("--to", parser=_decimal, metavar="SIZE", help="Size to come down to, such as 50G")
@@ -105,7 +106,7 @@ def gc(
     typer.echo(f"{would} {size_text(done.bytes)} of {size_text(before)}")
 
 
-@app.command()
+@app.command(cls=Verb)
 def verify(
     tree: Annotated[str, typer.Argument(metavar="[TREE]", help="First digits of its digest (default: all)")] = "",
     repair: Annotated[bool, typer.Option("--repair", help="Drop what is damaged, so that it is fetched again")] = False,

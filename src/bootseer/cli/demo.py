@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._shared import Verb
+
 if TYPE_CHECKING:
     from bootseer.demo.comparison import Comparison, Recipe
 
@@ -17,7 +19,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", h
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("demo")(demo)
+    app.command("demo", cls=Verb)(demo)
 
 
 def demo(

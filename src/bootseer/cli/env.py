@@ -51,7 +51,9 @@ def run(
     ] = None,
     restore: Annotated[str, typer.Option(help="auto, mount or unpack")] = "auto",
     python: Annotated[str, typer.Option(help="Interpreter the environment is for; else python3 on PATH")] = "",
-    wait: Annotated[float, typer.Option(help="Most seconds to wait for another node that runs the command")] = 1800.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Most seconds to wait for another node that runs the command")
+    ] = 1800.0,
     snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Use and make snapshots")] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only say whether there is a snapshot of it, and why not")

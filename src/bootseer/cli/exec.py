@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import COMMAND_LAST, Volumes, volume_parts
+from bootseer.cli._shared import COMMAND_LAST, Verb, Volumes, volume_parts
 from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _OF_THE_USER = ("HOME", "USER", "LOGNAME")
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("exec", context_settings=COMMAND_LAST)(enter)
+    app.command("exec", cls=Verb, context_settings=COMMAND_LAST)(enter)
 
 
 def enter(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from pathlib import Path
@@ -77,8 +76,6 @@ def convert(
         raise typer.BadParameter("--if-missing and --repair contradict each other")
     if wait is not None and not if_missing:
         raise typer.BadParameter("--wait is for --if-missing")
-    if wait is not None and not math.isfinite(wait):
-        raise typer.BadParameter("--wait needs an end")
     config = settings(store)
     with Bars(quiet=as_json) as bars:
         record, fresh = image.ensure(
@@ -122,7 +119,7 @@ def run(
     runtime: Annotated[str, typer.Option(help="runc or crun (default: the first that works)")] = "",
     stop_grace: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="From SIGTERM to SIGKILL (default: no limit)"),
+        typer.Option(min=0, metavar="SECONDS", help="From SIGTERM to SIGKILL (default: no limit)"),
     ] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Say at the end what was moved, on stderr")] = False,
     store: StoreUrl = "",

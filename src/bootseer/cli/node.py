@@ -9,14 +9,14 @@ from collections.abc import Callable
 import typer
 
 from bootseer.cli import node_install
-from bootseer.cli._shared import AsJson, answer, count_text, settings, time_text
+from bootseer.cli._shared import AsJson, Verb, answer, count_text, settings, time_text
 from bootseer.cli.node_install import KUBELET, SCORES, SNAPSHOTS, SOCKET, Containerd, Csi, Kubelet, Snapshots, Socket
 from bootseer.errors import extra
 
 app = typer.Typer(no_args_is_help=True, help="The service of a node: images for its users, pods and jobs")
 
 
-@app.command()
+@app.command(cls=Verb)
 def serve(
     containerd: Containerd = False,
     csi: Csi = False,
@@ -60,7 +60,7 @@ def serve(
         raise typer.Exit(code)
 
 
-@app.command()
+@app.command(cls=Verb)
 def status(as_json: AsJson = False) -> None:
     """Say what the service does. As root, `bootseer image status` lists what it has mounted for users."""
     from bootseer.node import client
@@ -86,7 +86,7 @@ def status(as_json: AsJson = False) -> None:
     )
 
 
-@app.command()
+@app.command(cls=Verb)
 def drain(as_json: AsJson = False) -> None:
     """Have the service refuse new mounts, and end when none is left. A restart of the service takes this back."""
     from bootseer.node import client
@@ -96,7 +96,7 @@ def drain(as_json: AsJson = False) -> None:
     answer({"draining": True}, as_json)
 
 
-@app.command()
+@app.command(cls=Verb)
 def metrics() -> None:
     """Print the service's figures for Prometheus, as for the text files that node_exporter collects."""
     from bootseer.node import client

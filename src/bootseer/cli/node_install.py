@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, answer, count_text, settings
+from bootseer.cli._shared import AsJson, Verb, answer, count_text, settings
 from bootseer.errors import (
     BootseerError,
     ConfigError,
@@ -50,8 +50,8 @@ _RESTART = f"systemctl daemon-reload && systemctl enable {units.PATH.stem} && sy
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(install)
-    app.command()(uninstall)
+    app.command(cls=Verb)(install)
+    app.command(cls=Verb)(uninstall)
 
 
 def install(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import StoreUrl, mistake, settings
+from bootseer.cli._shared import StoreUrl, Verb, mistake, settings
 
 if TYPE_CHECKING:
     from bootseer.launch.node import Start
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the application."""
-    app.command("run", context_settings={"allow_extra_args": True})(run)
+    app.command("run", cls=Verb, context_settings={"allow_extra_args": True})(run)
 
 
 def run(

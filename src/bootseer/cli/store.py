@@ -14,6 +14,7 @@ from bootseer.cli._shared import (
     Group,
     Limit,
     StoreUrl,
+    Verb,
     age_value,
     answer_table,
     notice,
@@ -38,7 +39,7 @@ _KINDS = {
 }
 
 
-@app.command()
+@app.command(cls=Verb)
 def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
     """List the images and environments of a store; environments newest first."""
     from bootseer import image
@@ -69,7 +70,7 @@ def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
         notice(f"nothing is in store {shared.shown} yet: bootseer image convert and bootseer env run fill it")
 
 
-@app.command()
+@app.command(cls=Verb)
 def du(store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Say how many objects and bytes a store has of each kind. All of them are listed, which takes a while."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
@@ -82,7 +83,7 @@ def du(store: StoreUrl = "", as_json: AsJson = False) -> None:
     answer_table(found, as_json, ("kind", "bytes", "objects", "what"), rows, ("kind", "what"), "the store is empty")
 
 
-@app.command()
+@app.command(cls=Verb)
 def gc(
     age: Annotated[
         float, typer.Option(parser=age_value, metavar="AGE", help="Remove environments that are older: 12h, 30d")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, ForJob, answer, settings
+from bootseer.cli._shared import AsJson, ForJob, Verb, answer, settings
 from bootseer.errors import NotFoundError, NotWritableError, UnavailableError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _SECONDS = 60.0
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("unmount")(unmount)
+    app.command("unmount", cls=Verb)(unmount)
 
 
 def unmount(

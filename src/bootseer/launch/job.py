@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
+from bootseer.units import MOST_SECONDS
 from bootseer.wiretypes import known, loaded
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -40,7 +41,7 @@ class JobTable(_Table, frozen=True, kw_only=True):
     """Their working directory; empty: the image's."""
     auto: bool = False
     """Whether Python programs of the training command record their own start, as `bootseer.profile.auto` says."""
-    stop_grace: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    stop_grace: Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)] = 0.0
     """Seconds after SIGTERM or SIGINT until a command that handles them is killed; 0: it may take its time."""
 
 
@@ -72,7 +73,7 @@ class EnvTable(_Table, frozen=True, kw_only=True):
     salt: str = ""
     max_age: str = ""
     """Oldest snapshot to accept, such as ``7d``; for set-up commands that do not pin versions."""
-    wait: Annotated[float, msgspec.Meta(ge=0)] = 1800.0
+    wait: Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)] = 1800.0
     """Most seconds to wait for another node that runs the command; 0: do not."""
     enabled: bool = True
     """False: run the command on this node, as today."""
