@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import time
 from pathlib import Path
 
 import msgspec
@@ -162,6 +163,21 @@ def test_an_include_whose_links_have_no_end_does_not_count(folder: Path) -> None
     (folder / "requirements.txt").write_text("-r loop.txt\n")
     contained = spec(folder, key_files=("requirements.txt",), image_digest="sha256:1", mounts=((str(folder), "/src"),))
     assert [*key.build(contained).files] == ["requirements.txt"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("\n" * (1 << 20), " \n" * (1 << 19), "-r\n" * (1 << 19)),
+        *("password" + " " * 60_000, "mysql " * 10_000, "a-" * 30_000, "-u " * 20_000, "bearer\n" * 9_000),
+    ],
+    ids=lambda text: repr(text[:8]),
+)
+def test_a_file_takes_no_longer_than_its_size_asks_for(folder: Path, content: str) -> None:
+    (folder / "requirements.txt").write_text(content)
+    began = time.process_time()
+    key.build(spec(folder))
+    assert time.process_time() - began < 10
 
 
 def test_credentials_stay_out_of_the_document(folder: Path) -> None:

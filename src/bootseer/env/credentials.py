@@ -37,9 +37,9 @@ _OPTION = re.compile(rf"(?i)^--?[a-z-]*{_SECRET_NAME}$")
 _OPTION_VALUE = re.compile(rf"(?is)^(--?[a-z-]*{_SECRET_NAME}=).+$")
 _VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"
 _SHOWN_SECRETS = (
-    re.compile(rf"(?i)((?:\b|_|--?)[\w.-]{{0,60}}{_SECRET_NAME}[\"']?[ \t]*[=: \t][ \t]*){_VALUE}"),
+    re.compile(rf"(?i)((?:\b|_|--?)[\w.-]{{0,60}}{_SECRET_NAME}[\"']?(?:[ \t]*+[=:][ \t]*|[ \t]++)){_VALUE}"),
     re.compile(rf"(?i)((?:\b|_)(?:pass|pwd|auth)[\"']?[ \t]*[=:][ \t]*){_VALUE}"),
-    re.compile(rf"(\bsshpass\s+-p[ ]?|\bmysql\w*\s[^\n;&|]*?\s-p){_VALUE}"),
+    re.compile(rf"(\bsshpass\s+-p[ ]?|\bmysql\w*\s[^\n;&|]{{0,1000}}?\s-p){_VALUE}"),
     re.compile(r"(?i)(\b(?:authorization\s*:|bearer|basic)\s+)([^\"'\n]+)"),
     re.compile(r"(?m)((?:^|\s)(?:-u|--user|--proxy-user)[ =]?)(\S+:\S+)"),
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -39,7 +40,7 @@ _MOST = 8 << 30
 """Bytes of all key files together."""
 _FILES = 1000
 _FOLDER_LIMIT = 10_000
-_INCLUDE = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
+_INCLUDE = re.compile(r"(?m)^[^\S\n]*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 
 
 class FileInput(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ class KeyFiles:
         self.found[name] = content
         if path.suffix not in (".txt", ".in"):
             return
-        for include in _INCLUDE.findall(text):
+        for include in itertools.islice(dict.fromkeys(_INCLUDE.findall(text)), _FILES):
             inner = os.path.normpath(os.path.join(os.path.dirname(name), include))
             if inner in self.found or "://" in include or "\0" in include or len(self.found) >= _FILES:
                 continue
