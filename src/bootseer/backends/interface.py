@@ -14,9 +14,10 @@ import errno
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 from bootseer import faults
+from bootseer.closing import Closing
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
 
 TEMPORARY = ".tmp-"
@@ -63,7 +64,7 @@ class Entry(NamedTuple):
     permissions: Permissions | None = None
 
 
-class Source:
+class Source(Closing):
     """An open file; ``size`` is its length when it was opened. Safe from several threads.
 
     ``version`` tells a file from one that replaced it under its name: inode number where the storage has one, size and
@@ -113,12 +114,6 @@ class Source:
 
     def close(self) -> None:
         """Here nothing is held open between reads."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class Piece(NamedTuple):

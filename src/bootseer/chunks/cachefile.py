@@ -20,13 +20,14 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from bootseer import faults
 from bootseer.chunks import bitmap, hashing
 from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import Blocks
 from bootseer.chunks.locks import DATA, lease, take_lock
+from bootseer.closing import Closing
 from bootseer.errors import UnavailableError, doing
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 Map = TypeVar("Map", bound=Blocks)
 
 
-class ReadyBlocks(Generic[Map]):
+class ReadyBlocks(Closing, Generic[Map]):
     """The blocks of ``map`` that were ``ready`` (one byte per block) when this was made, read through ``fd``, a
     descriptor of the data file that now belongs to this object.
 
@@ -287,12 +288,6 @@ class CacheFile(ReadyBlocks[Map]):
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
             self._lock_fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def in_use(fd: int) -> bool:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from bootseer.closing import Closing
 from bootseer.errors import DataError, UnavailableError
 from bootseer.oci import spec
 from bootseer.oci.archive import Archive
@@ -24,7 +25,7 @@ T = TypeVar("T")
 Source = Registry | Layout | Archive
 
 
-class Image:
+class Image(Closing):
     """One image for one platform. ``digest`` names its manifest (never an index); ``layers`` are compressed blobs.
 
     Use as a context manager, or `close` it: it may hold connections.
@@ -73,12 +74,6 @@ class Image:
 
     def close(self) -> None:
         self.source.close()
-
-    def __enter__(self) -> Image:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def verified(chunks: Iterator[bytes], item: spec.Descriptor, what: str) -> Iterator[bytes]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from bootseer.closing import Closing
 from bootseer.errors import DataError, FullError, from_os_error
 from bootseer.oci.image import Image
 from bootseer.oci.inflate import inflate
@@ -39,7 +40,7 @@ class Stopped(Exception):
     """The pipeline is being closed: the thread that sees this ends quietly."""
 
 
-class Layers:
+class Layers(Closing):
     """Opens an image's layers for reading in order, downloading some ahead into files under ``spool``.
 
     `FullError` when the disk of ``spool`` has not room for these and ``more`` bytes.
@@ -132,12 +133,6 @@ class Layers:
             thread.join(timeout=1.0)
         for spool in self._spools:
             spool.close()
-
-    def __enter__(self) -> Layers:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
         thread = threading.Thread(target=target, args=args, name=f"oci-{name}", daemon=True)

@@ -23,6 +23,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from bootseer import config as settings
+from bootseer.closing import Closing
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.oci.blobs import Blobs
 from bootseer.oci.credentials import Logins
@@ -79,7 +80,7 @@ class _Tags(msgspec.Struct, frozen=True):
     tags: list[str] | None = None
 
 
-class Registry:
+class Registry(Closing):
     """The repository of one reference. ``plain_http`` None: without TLS at loopback, and where the settings name it.
 
     ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry. ``logins``:
@@ -135,12 +136,6 @@ class Registry:
     def close(self) -> None:
         """Drop the kept connections."""
         self._transport.close()
-
-    def __enter__(self) -> Registry:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def manifest(
         self, selector: str, *, accept: Sequence[str] = MANIFEST_TYPES, fresh: bool = False

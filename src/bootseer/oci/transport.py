@@ -24,6 +24,7 @@ from collections.abc import Container, Mapping
 from http.client import HTTPMessage
 from typing import Any
 
+from bootseer.closing import Closing
 from bootseer.oci import connect
 from bootseer.oci.connect import Response, limited
 from bootseer.oci.wire import FilePart, Origin, TransportError, number, target, why
@@ -34,7 +35,7 @@ _AGE = 50.0
 """Idle connections kept, and for how long: common servers and balancers cut them after 60 s."""
 
 
-class Answer:
+class Answer(Closing):
     """A server's answer. Read it, then `close` it (or use it as a context manager): its connection is reused only if
     the body was read to its end."""
 
@@ -87,12 +88,6 @@ class Answer:
             ended = self._response.isclosed()
             self._response.close()
             self._give_back(ended and not self._response.will_close)
-
-    def __enter__(self) -> Answer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 class Transport:

@@ -21,6 +21,7 @@ from bootseer.blocks.publish.spool import PACK_LIMIT, PackSpool
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, BlockMap, ObjectRef, encoded_size, zero_hash
 from bootseer.chunks.zstd import compress
+from bootseer.closing import Closing
 from bootseer.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -48,7 +49,7 @@ _Block = tuple[bytes, bytes | Place | None]
 """Hash, and its frame (empty for zeros) or where another tree has that; None for a block that this tree has."""
 
 
-class PackWriter:
+class PackWriter(Closing):
     """A sequential sink of data; `finish` returns its block map.
 
     Finished packs lie in ``folder`` until ``put(path, ref)``, called from other threads, has stored them: at most
@@ -133,12 +134,6 @@ class PackWriter:
         nothing refers to."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._spool.close()
-
-    def __enter__(self) -> PackWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _submit(self) -> None:
         """Hand the batch that was filled to the pool."""
