@@ -24,8 +24,8 @@ from bootseer.blocks.extract.tree import Extraction, extract
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.metadata import localize
-from bootseer.blocks.offline import look
 from bootseer.blocks.profiles import library
+from bootseer.blocks.without_mount import look
 from bootseer.chunks.hashing import Buffer
 from bootseer.erofs import xattr
 from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, PrivilegeError, UnavailableError

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from bootseer import image
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
-from bootseer.blocks.offline import look
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
+from bootseer.blocks.without_mount import look
 from bootseer.cli import store
 from bootseer.cli.image import app
 from bootseer.errors import BootseerError, NotFoundError

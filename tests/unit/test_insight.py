@@ -11,10 +11,10 @@ import pytest
 from bootseer import erofs
 from bootseer.blocks import tree
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
-from bootseer.blocks.offline import OpenTree, look
 from bootseer.blocks.profiles import library, usage
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.usage import Side, compare
+from bootseer.blocks.without_mount import OpenTree, look
 from bootseer.errors import NotFoundError
 from bootseer.objects.folder import FolderStore
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bootseer.blocks import offline
+from bootseer.blocks import without_mount
 from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.metadata import localize
 from bootseer.blocks.publish.tree import publish
@@ -55,7 +55,7 @@ class Node:
             self.last_use(digest, time.time() - 1000 + number)
 
     def fill(self, digest: str) -> None:
-        offline.prefetch(self.store.url, digest, cache_dir=self.cache)
+        without_mount.prefetch(self.store.url, digest, cache_dir=self.cache)
 
     def last_use(self, digest: str, when: float) -> None:
         os.utime(self.folder(digest) / "lock", (when, when))

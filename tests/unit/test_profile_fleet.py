@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bootseer.errors import DataError, NotFoundError
-from bootseer.profile import fleet, gate, starts
+from bootseer.profile import fleet, regression, starts
 from support.startups import StartUp
 
 DAY = 86_400
@@ -148,7 +148,7 @@ def test_a_slower_start_is_found(tmp_path: Path, env: float, slower: list[str]) 
         started(tmp_path / "before", "a", FIRST + number, {"n1": seconds}, cycle=number)
     started(tmp_path / "before", "other", FIRST, {"n1": 1.0})
     started(tmp_path / "now", "a", FIRST + 100, {"n1": env}, cycle=9)
-    verdict = gate.check(starts.rows([tmp_path / "now"])[0], starts.rows([tmp_path / "before", tmp_path / "now"]))
+    verdict = regression.check(starts.rows([tmp_path / "now"])[0], starts.rows([tmp_path / "before", tmp_path / "now"]))
     assert [row.stage for row in verdict.slower] == slower
     assert {row.starts for row in verdict.rows} == {3}
     report = tmp_path / "junit.xml"
@@ -162,9 +162,9 @@ def test_a_slower_start_is_found(tmp_path: Path, env: float, slower: list[str]) 
 def test_what_cannot_be_compared(weeks: Path) -> None:
     before = starts.rows([weeks])
     with pytest.raises(NotFoundError, match="no other complete, cold start of job b"):
-        gate.check(before[-1], before)
+        regression.check(before[-1], before)
     with pytest.raises(DataError, match="has not ended"):
-        gate.check(msgspec.structs.replace(before[0], startup_seconds=None), before)
+        regression.check(msgspec.structs.replace(before[0], startup_seconds=None), before)
     assert profile("check", weeks, "--baseline", weeks, "--job", "c").returncode == 66
     assert profile("check", weeks).returncode == 2
     kept, wrong = weeks / "starts.parquet", weeks.parent / "wrong.parquet"

@@ -35,8 +35,8 @@ from bootseer.served.client import PATIENCE, await_exit, locked, records, unmoun
 from bootseer.served.protocol import GoneError
 
 if TYPE_CHECKING:
-    from bootseer.blocks.offline import extract, prefetch
     from bootseer.blocks.publish.tree import publish
+    from bootseer.blocks.without_mount import extract, prefetch
 
 __all__ = [
     "SERVER",
@@ -52,7 +52,7 @@ __all__ = [
     "publish",
 ]
 
-_LAZY = {"extract": "offline", "prefetch": "offline", "publish": "publish.tree"}
+_LAZY = {"extract": "without_mount", "prefetch": "without_mount", "publish": "publish.tree"}
 """Names that no start of a known job needs, and their modules, which are loaded when a name is first used."""
 
 log = logging.getLogger(__name__)

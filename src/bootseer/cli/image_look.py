@@ -31,7 +31,7 @@ from bootseer.units import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bootseer.blocks.offline import OpenTree
+    from bootseer.blocks.without_mount import OpenTree
     from bootseer.erofs import Inode, Reader
 
 _PIECE = 4 << 20
@@ -98,8 +98,8 @@ def extract(
     """
     from bootseer import image
     from bootseer.blocks.extract.tree import extract as bring
-    from bootseer.blocks.offline import look
     from bootseer.blocks.profiles.library import ProfileKey, owner_of
+    from bootseer.blocks.without_mount import look
     from bootseer.objects import open_store
 
     config = settings(store, verify_key, require_signature)
@@ -134,7 +134,7 @@ def _content(reader: Reader, ref: str, path: str) -> Iterator[bytes]:
 def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
     """The tree of a converted image, to be closed. Raises `NotFoundError`, `UnavailableError`, `DataError`."""
     from bootseer import image
-    from bootseer.blocks.offline import look
+    from bootseer.blocks.without_mount import look
     from bootseer.objects import open_store
 
     config = settings(store)

@@ -26,8 +26,8 @@ from bootseer.units import size_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bootseer.blocks.offline import OpenTree
     from bootseer.blocks.profiles.usage import FolderUse, Recorded, Side, Usage
+    from bootseer.blocks.without_mount import OpenTree
 
 _Row = TypeVar("_Row")
 

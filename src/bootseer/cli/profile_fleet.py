@@ -72,16 +72,16 @@ def check(
 
     Example: bootseer profile check events/ --baseline /shared/starts --junit start-up.xml
     """
-    from bootseer.profile import gate, starts
+    from bootseer.profile import regression, starts
 
     if not baseline:
         raise typer.BadParameter("name the earlier start-ups", param_hint="--baseline")
     given = [one for one in starts.rows(given_paths(paths)) if job in (None, one.job)]
     if not given:
         raise NotFoundError(f"no start-up of job {job}")
-    verdict = gate.check(given[-1], starts.rows(baseline), tolerance=tolerance, seconds=seconds)
+    verdict = regression.check(given[-1], starts.rows(baseline), tolerance=tolerance, seconds=seconds)
     if junit is not None:
-        gate.junit(verdict, junit)
+        regression.junit(verdict, junit)
     if as_json:
         print_json(verdict)
     else:

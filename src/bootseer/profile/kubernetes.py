@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from bootseer.errors import DataError
-from bootseer.profile import told
+from bootseer.profile import imported
 from bootseer.profile.events import AttrValue
 from bootseer.wiretypes import json_as
 
@@ -50,11 +50,11 @@ def events(text: bytes, job: str = "") -> Iterator[bytes]:
         begin, waiting = min(pod.created for pod in mine), any(not pod.scheduled for pod in mine)
         end = 0 if waiting else max(pod.scheduled for pod in mine)
         about: dict[str, AttrValue] = {"pods": len(mine)}
-        yield from told.lines("kubernetes", identity, "queue", "kubernetes", begin, end, attrs=about, more="")
+        yield from imported.lines("kubernetes", identity, "queue", "kubernetes", begin, end, attrs=about, more="")
         about = {"nodes": len({pod.node for pod in mine if pod.node})}
         for pod in mine:
             for stage, begin, end in pod.spans if pod.node else ():
-                yield from told.lines(
+                yield from imported.lines(
                     "kubernetes", identity, stage, pod.node, begin, end, gpus=pod.gpus, attrs=about, more=pod.name
                 )
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bootseer.errors import ConfigError, DataError
-from bootseer.profile import hostlist, told
+from bootseer.profile import hostlist, imported
 from bootseer.profile.events import AttrValue
 from bootseer.wiretypes import json_as
 
@@ -68,12 +68,12 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
         identity = (job or one.name, name, 0)
         attrs: dict[str, AttrValue] = {"state": one.state[:_TEXT_LIMIT], "restart": one.restart}
         submitted, started, ended = (when * 10**9 for when in (one.submitted, one.started, one.ended))
-        yield from told.lines("sacct", identity, "queue", "slurm", submitted, started or ended, attrs=attrs)
+        yield from imported.lines("sacct", identity, "queue", "slurm", submitted, started or ended, attrs=attrs)
         if started:
             attrs |= {"nodes": one.nodes, "nodelist": one.nodelist[:_TEXT_LIMIT]}
             end = one.step_started * 10**9 or ended
             for node in hostlist.expand(one.nodelist):
-                yield from told.lines("sacct", identity, "alloc", node, started, end, gpus=one.gpus, attrs=attrs)
+                yield from imported.lines("sacct", identity, "alloc", node, started, end, gpus=one.gpus, attrs=attrs)
 
 
 def _take(record: dict[str, str], latest: dict[str, Attempt], found: list[Attempt]) -> None:

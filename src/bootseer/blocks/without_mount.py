@@ -19,6 +19,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import merge
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
+from bootseer.closing import Closing
 from bootseer.erofs import Reader
 from bootseer.errors import FullError, NotWritableError
 from bootseer.objects import Store, open_store
@@ -52,7 +53,7 @@ def prefetch(
         return sum(cache.ready[block] for block in wanted)
 
 
-class OpenTree(msgspec.Struct, frozen=True):
+class OpenTree(Closing, msgspec.Struct, frozen=True):
     """A tree to look at without a mount; `close` it."""
 
     digest: str
@@ -62,12 +63,6 @@ class OpenTree(msgspec.Struct, frozen=True):
 
     def close(self) -> None:
         self.source.close()
-
-    def __enter__(self) -> OpenTree:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def look(store: Store, digest: str, cache_dir: Path) -> OpenTree:

@@ -1,4 +1,4 @@
-"""Whether a start-up is slower than those before it: the start and each stage against the median of a baseline."""
+"""Regressions: whether a start-up, or a stage of it, is slower than those before it, by the median of a baseline."""
 
 from __future__ import annotations
 
