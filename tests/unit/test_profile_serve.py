@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.parse
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -204,23 +204,34 @@ def test_the_host_that_a_request_names_opens_no_page(
     assert _status(app.make(index, Access("")), "/jobs.json", host) == (200 if host == "127.0.0.1" else 401)
 
 
-def _status(application: Starlette, path: str, host: str, query: str = "") -> int:
-    sent: list[MutableMapping[str, Any]] = []
+async def _answer(
+    made: Starlette, path: str, *, body: bytes = b"", ends: bool = True, said: list[int] | None = None, **scope: Any
+) -> list[int]:
+    """The status of the answer, in ``said``. ``ends``: there is no more than ``body``; else who asks hangs after it."""
+    said, left = [] if said is None else said, [body]
 
     async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        if not left and not ends:
+            await asyncio.sleep(60)
+        return {"type": "http.request", "body": left.pop() if left else b"", "more_body": not ends}
 
-    async def send_(message: MutableMapping[str, Any]) -> None:
-        sent.append(message)
+    async def tell(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            said.append(int(message["status"]))
 
-    scope = {
+    asked = {
         "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "root_path": "", "scheme": "http",
-        "query_string": query.encode(), "headers": [(b"host", host.encode()), (b"accept", b"text/html")],
-        "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1",
-        "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 9), "app": application,
+        "query_string": b"", "headers": [(b"host", b"localhost"), (b"accept", b"text/html")],
+        "asgi": {"version": "3.0", "spec_version": "2.4"}, "http_version": "1.1", "server": ("127.0.0.1", 80),
+        "client": ("127.0.0.1", 9), "app": made,
     }  # fmt: skip
-    asyncio.run(application(scope, receive, send_))
-    return int(sent[0]["status"])
+    await made({**asked, **scope}, receive, tell)
+    return said
+
+
+def _status(application: Starlette, path: str, host: str, query: str = "") -> int:
+    headers = [(b"host", host.encode()), (b"accept", b"text/html")]
+    return asyncio.run(_answer(application, path, headers=headers, query_string=query.encode()))[0]
 
 
 def test_a_page_that_several_ask_for_at_once_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,26 +353,11 @@ def test_senders_that_stop_half_way_keep_others_away_for_a_while_only(
     monkeypatch.setattr(inbox, "_SECONDS", 0.2)
     application = app.make(Index([]), Access(""), tmp_path / "in")
 
-    async def post(*parts: bytes) -> int:
-        messages = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-        said: list[int] = []
-
-        async def receive() -> MutableMapping[str, object]:
-            if messages:
-                return messages.pop(0)
-            await asyncio.sleep(60)
-            raise AssertionError
-
-        async def tell(message: MutableMapping[str, object]) -> None:
-            if message["type"] == "http.response.start":
-                said.append(int(str(message["status"])))
-
-        scope = {"type": "http", "method": "POST", "path": "/events", "query_string": b"", "root_path": ""}
-        await application({**scope, "headers": [(b"host", b"localhost")]}, receive, tell)
-        return said[0]
+    async def post() -> int:
+        return (await _answer(application, "/events", body=b"half a", ends=False, method="POST"))[0]
 
     async def all_of_them() -> list[int]:
-        return await asyncio.gather(*(post(b"half a") for _ in range(5)))
+        return await asyncio.gather(*(post() for _ in range(5)))
 
     assert sorted(asyncio.run(all_of_them())) == [408, 408, 408, 408, 503]
     assert list((tmp_path / "in").iterdir()) == []
@@ -528,18 +524,19 @@ def test_the_pages_are_there_before_the_events_are_read(tmp_path: Path) -> None:
         assert _status(pages, path, "localhost") == 200
 
 
+def _noted(monkeypatch: pytest.MonkeyPatch, note: Callable[[Any], Any]) -> list[Any]:
+    """What ``note`` says of the paths each time that events are read from now on."""
+    real, seen = events.read, list[Any]()
+    monkeypatch.setattr(events, "read", lambda paths: (seen.append(note(paths)), real(paths))[1])
+    return seen
+
+
 def test_files_are_shown_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         start_up(name).write(tmp_path / f"{name}.jsonl")
     monkeypatch.setattr(index_module, "_PART", 1)
-    index, seen = Index([tmp_path]), list[tuple[int, bool]]()
-    real = events.read
-
-    def noted(paths: Any) -> events.EventLog:
-        seen.append((len(index.state.rows), index.state.whole))
-        return real(paths)
-
-    monkeypatch.setattr(events, "read", noted)
+    index = Index([tmp_path])
+    seen = _noted(monkeypatch, lambda _: (len(index.state.rows), index.state.whole))
     index.refresh()
     assert seen == [(0, False), (1, False), (2, False)]
     assert (len(index.state.rows), index.state.whole) == (3, True)
@@ -555,13 +552,7 @@ def test_a_file_that_names_every_start_up_has_not_all_of_them_read_at_once(
     index = looked([tmp_path])
     (tmp_path / "zz.jsonl").write_bytes(b"".join(lines))
     monkeypatch.setattr(index_module, "_PART", 3 * (tmp_path / "job-1.jsonl").stat().st_size)
-    real, sizes = events.read, []
-
-    def noted(paths: Any) -> events.EventLog:
-        sizes.append(len(paths))
-        return real(paths)
-
-    monkeypatch.setattr(events, "read", noted)
+    sizes = _noted(monkeypatch, len)
     index.refresh()
     assert max(sizes) <= 4
     assert {row.job: row.startup_seconds for row in index.state.rows.values()} == dict.fromkeys(names, 60.0)
@@ -575,13 +566,7 @@ def test_files_that_are_large_and_name_the_same_start_ups_are_read_once_for_all(
         lines = [json.dumps(event).encode() + b"\n" for one in starts for event in one.events]
         (tmp_path / f"{name}.jsonl").write_bytes(b"".join(lines))
     monkeypatch.setattr(index_module, "_PART", 1)
-    real, sizes = events.read, []
-
-    def noted(paths: Any) -> events.EventLog:
-        sizes.append(len(paths))
-        return real(paths)
-
-    monkeypatch.setattr(events, "read", noted)
+    sizes = _noted(monkeypatch, len)
     index = looked([tmp_path])
     assert sizes == [1, 1, 2]
     assert len(index.state.rows) == 8
@@ -661,21 +646,7 @@ def test_under_tls_the_cookie_is_of_this_host_alone(tmp_path: Path) -> None:
 
 
 def _sent(application: Starlette, body: bytes, sender: str) -> int:
-    async def receive() -> MutableMapping[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    said: list[int] = []
-
-    async def tell(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            said.append(int(message["status"]))
-
-    scope = {
-        "type": "http", "method": "POST", "path": "/events", "query_string": b"", "root_path": "", "scheme": "http",
-        "client": (sender, 9), "headers": [(b"host", b"localhost")],
-    }  # fmt: skip
-    asyncio.run(application(scope, receive, tell))
-    return said[0]
+    return asyncio.run(_answer(application, "/events", body=body, method="POST", client=(sender, 9)))[0]
 
 
 def test_what_is_kept_of_senders_is_bounded_for_each_and_for_all(
@@ -719,21 +690,7 @@ def test_a_visitor_holds_his_own_streams_and_not_those_of_all(monkeypatch: pytes
     application = app.make(looked([]), Access(""))
 
     async def listen(visitor: str, said: list[int]) -> None:
-        async def receive() -> MutableMapping[str, Any]:
-            if said:
-                await asyncio.sleep(60)
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def tell(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                said.append(int(message["status"]))
-
-        scope = {
-            "type": "http", "method": "GET", "path": "/live", "query_string": b"", "root_path": "", "scheme": "http",
-            "client": (visitor, 9), "headers": [(b"host", b"localhost")],
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-        }  # fmt: skip
-        await application(scope, receive, tell)
+        await _answer(application, "/live", ends=False, said=said, client=(visitor, 9))
 
     async def visit() -> list[int]:
         found: list[list[int]] = []
