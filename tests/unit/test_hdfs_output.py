@@ -3,9 +3,7 @@
 The NameNode is a double; tests/store/test_hdfs_output.py and tests/store/test_hdfs_output_faults.py ask real ones.
 """
 
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -19,6 +17,7 @@ from bootseer.hdfs.pipeline import Broken, Packet, Terms
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
+from support.forks import in_child
 
 PATH = "/folder/f"
 
@@ -57,21 +56,6 @@ class Names:
 @pytest.fixture
 def names() -> Names:
     return Names()
-
-
-def in_child(step: Callable[[], object]) -> int:
-    """The exit status of a forked child that does ``step``: 0, 3 when it is told whose file it is; -14: it hangs."""
-    if not (child := os.fork()):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)
-        try:
-            step()
-            os._exit(0)
-        except BootseerError as exc:
-            os._exit(3 if "of which this one is a child" in exc.message else 1)
-        except BaseException:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -22,6 +22,7 @@ from bootseer.errors import BootseerError, DataError, PrivilegeError, Unavailabl
 from bootseer.oci import endpoint, spec
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport, TransportError
+from support.waits import together
 
 BLOB = bytes(range(256)) * 40
 ITEM = spec.Descriptor("x", spec.digest_of(BLOB), len(BLOB))
@@ -486,23 +487,17 @@ def test_a_login_goes_without_tls_to_a_token_server_that_is_named(
 
 def test_a_token_server_that_is_busy_is_left_alone() -> None:
     tokens = Tokens(reply(429, Retry_After="30"))
-    errors: list[float | None] = []
     with Server(tokens) as tokens.server, tokens.server.client() as client:
 
-        def read() -> None:
+        def read(_: int) -> float | None:
             with pytest.raises(UnavailableError) as caught:
                 client.read_range(ITEM, 0, 10)
-            errors.append(caught.value.retry_after)
+            return caught.value.retry_after
 
-        threads = [threading.Thread(target=read) for _ in range(6)]
         began = time.monotonic()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        errors = together(read, range(6))
         assert time.monotonic() - began < 1
         assert tokens.asked == 1
-        assert len(errors) == 6
         assert all(after and after > 25 for after in errors)
 
 

@@ -12,6 +12,7 @@ from bootseer.blocks.fetch.source import StoreSource
 from bootseer.errors import DataError, UnavailableError
 from bootseer.objects.folder import FolderStore
 from support.stores import FlakyStore, RateLimitedStore
+from support.waits import together
 
 
 @pytest.fixture
@@ -43,11 +44,7 @@ def test_the_rate_holds_over_threads(inner: FolderStore) -> None:
     store = RateLimitedStore(inner, rate=10 << 20)
     began = time.monotonic()
     with store.open("a/b") as reader:
-        threads = [threading.Thread(target=reader.read, args=(0, 1 << 20)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(lambda _: reader.read(0, 1 << 20), range(3))
     assert 0.28 < time.monotonic() - began < 0.6
     assert (store.bytes, store.requests) == (3 << 20, 3)
 
