@@ -177,6 +177,34 @@ def test_chains(url, tmp_path):
         assert file.read() == DATA
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # fsspec closes no file of its MMapCache
+@pytest.mark.parametrize("cache", ["blockcache", "simplecache", "filecache", "cached"])
+@pytest.mark.parametrize("striped", [True, False])
+def test_caches_of_fsspec(fs, url, tmp_path, cache, striped):
+    with fs.open("x", "wb", striped=striped) as out:
+        out.write(DATA)
+    for _ in range(2):
+        with fsspec.open(f"{cache}::{url}/x", **{cache: {"cache_storage": str(tmp_path / "cache")}}) as file:
+            assert file.read(10) == DATA[:10]
+            file.seek(5 * UNIT + 7)
+            assert file.read() == DATA[5 * UNIT + 7 :]
+        assert file.closed
+
+
+def test_rsync_of_fsspec(url, tmp_path):
+    from fsspec.generic import rsync
+
+    local, back = tmp_path / "local", tmp_path / "back"
+    (local / "b").mkdir(parents=True)
+    (local / "1").write_bytes(DATA)
+    (local / "b" / "2").write_bytes(b"two")
+    options = {"inst_kwargs": {"default_method": "options", "storage_options": {}}}
+    assert len(rsync(f"file://{local}", f"{url}/r", **options)) == 2
+    assert len(rsync(f"{url}/r", f"file://{back}", **options)) == 2
+    assert ((back / "1").read_bytes(), (back / "b" / "2").read_bytes()) == (DATA, b"two")
+    assert not rsync(f"{url}/r", f"file://{back}", **options)
+
+
 def test_instances_are_cached_and_pickled(fs):
     assert StripeFileSystem(url=fs.storage_options["url"], unit=UNIT) is fs
     again = pickle.loads(pickle.dumps(fs))
@@ -584,6 +612,17 @@ def test_folders(fs, url):
     store(fs, "a/x")
     fs.rm("a", recursive=True)
     assert fs.find("/") == []
+
+
+def test_many_make_one_folder_at_once(fs):
+    for turn in range(20):
+        together(lambda path: fs.makedirs(path, exist_ok=True), [f"{turn}/a/b"] * 4)
+        assert fs.isdir(f"{turn}/a/b")
+    with pytest.raises(FileExistsError):
+        fs.makedirs("1/a/b")
+    fs.pipe("file", b"x")
+    with pytest.raises(FileExistsError):
+        fs.makedirs("file", exist_ok=True)
 
 
 def test_what_a_file_is(fs):

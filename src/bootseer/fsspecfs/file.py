@@ -10,13 +10,16 @@ import io
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError, DataError
 from bootseer.fsspecfs.paths import StripePaths, doing
+from bootseer.kernel import finalisers
 from bootseer.ranges import merge
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
@@ -32,13 +35,14 @@ _log = logging.getLogger(__name__)
 
 
 class StripeOutput(io.BufferedIOBase):
-    """A new file of the store. Closing it publishes; before that nothing is seen at its path.
+    """A new file of the store. Its owner's `close` publishes; before that nothing is seen at its path.
 
-    It is given up, with a line in the log, when it is never closed, or closed while an exception is handled that came
-    after it was opened: half a file must not replace a whole one. `close` raises that exception again then, since it
-    cannot tell a ``finally`` that the exception passes through from an ``except`` that has nothing to do with the file.
-    Without ``autocommit`` closing only ends the writing: `commit` publishes, `discard` gives up. Belongs to one thread
-    at a time.
+    It is given up, with a line in the log, when its owner never closes it, or closes it while an exception is handled
+    that came after it was opened: half a file must not replace a whole one. `close` raises that exception again then,
+    since it cannot tell a ``finally`` that the exception passes through from an ``except`` that has nothing to do with
+    the file. A finaliser is no owner: what wraps the file (a text file, an archive) and is collected only ends the
+    writing. Without ``autocommit`` closing only ends the writing, too: `commit` publishes, `discard` gives up.
+    Belongs to one thread at a time.
     """
 
     def __init__(
@@ -52,8 +56,10 @@ class StripeOutput(io.BufferedIOBase):
     ) -> None:
         self._writer, self._errors, self._autocommit = writer, errors, autocommit
         self.name, self.path, self.mode = name, name, mode
-        self._ended = False
-        self._met = sys.exc_info()[1]
+        self._ended = self._collected = False
+        self._late: list[bytes] = []
+        """What the finaliser of a wrapper still wrote."""
+        self._met, self._inside = _exception(), finalisers.running()
 
     def writable(self) -> bool:
         return True
@@ -61,23 +67,33 @@ class StripeOutput(io.BufferedIOBase):
     def write(self, data: ReadableBuffer) -> int:
         if self.closed:
             raise ValueError("write to a closed file")
+        view = memoryview(data).cast("B")
+        if self._collected or self._finalised():
+            self._late.append(bytes(view))
+            return len(view)
         with self._errors():
-            return self._writer.write(memoryview(data).cast("B"))
+            return self._writer.write(view)
+
+    def _dealloc_warn(self, source: object) -> None:
+        """Python's own wrappers say so before they close the file in their finaliser."""
+        self._collected = True
+
+    def _finalised(self) -> bool:
+        return finalisers.running() not in (0, self._inside)
 
     def tell(self) -> int:
-        return self._writer.size
+        return self.size
 
     @property
     def size(self) -> int:
         """Bytes written so far."""
-        return self._writer.size
+        return self._writer.size + sum(map(len, self._late))
 
     def close(self) -> None:
-        if self.closed:
-            return
+        collected, self._collected = self._collected or self._finalised(), False
         super().close()
-        exc = sys.exc_info()[1]
-        if self._ended:
+        exc = _exception()
+        if self._ended or collected:
             return
         if exc is not None and exc is not self._met:
             said = f"{self.name} is not published: it was closed while {type(exc).__name__} was handled"
@@ -93,6 +109,8 @@ class StripeOutput(io.BufferedIOBase):
         if not self._ended:
             self._ended = True
             with self._errors():
+                for data in self._late:
+                    self._writer.write(data)
                 self._writer.finish()
 
     def discard(self) -> None:
@@ -105,15 +123,23 @@ class StripeOutput(io.BufferedIOBase):
                 _log.warning("a part of %s may be left: %s", self.name, exc)
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is not None and not self.closed:
+        if kind is not None and not self._ended:
             _log.warning("%s is not published: %s while it was written", self.name, kind.__name__)
             self.discard()
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_ended", True) and not self.closed:
+        if not getattr(self, "_ended", True) and (self._autocommit or not self.closed):
+            self._ended = True
             _log.warning("%s is not published: it was never closed", self.name)
-            self.discard()
+            finalisers.later(self._writer.abandon)
+
+
+def _exception() -> BaseException | None:
+    """The one being handled; when the program has ended, what ended it."""
+    if (exc := sys.exc_info()[1]) is None and not threading.main_thread().is_alive():
+        exc = getattr(sys, "last_value", None)
+    return exc
 
 
 WINDOW = 16 << 20
@@ -126,13 +152,14 @@ class _Raw(io.RawIOBase):
 
     def __init__(self, fs: StripePaths, name: str, window: int) -> None:
         self._fs, self._window = fs, window
-        self.name, self.mode = name, "rb"
+        self.name, self.mode, self._collected = name, "rb", False
         with doing(name):
             self._start()
         self.size, self._identity = self._file.size, self._file.identity
         self._position = 0
 
     def _start(self) -> None:
+        finalisers.prepare()
         self._file, self._pid = self._fs.reader(self.name), os.getpid()
         unit = self._file.unit
         window = max(2 * unit, self._window)
@@ -175,14 +202,29 @@ class _Raw(io.RawIOBase):
                     raise DataError(f"{self._file.path} was replaced while it was read", hint="open it again")
             self._ahead.readinto(self._file, self._position, view)
             self._position += len(view)
+        self._fs.load.tell_soon()
+
+    def _dealloc_warn(self, source: object) -> None:
+        self._collected = True
 
     def close(self) -> None:
         if not self.closed:
             super().close()
-            if self._pid == os.getpid():
-                self._ahead.close()  # not while one of its threads reads from the file
-                self._file.close()
-                self._fs.load.tell_soon()
+            if self._collected or finalisers.running():
+                finalisers.later(partial(_release, self._pid, self._ahead, self._file))
+            else:
+                _release(self._pid, self._ahead, self._file)
+
+    def __del__(self) -> None:
+        self._collected = True
+        if hasattr(self, "_ahead"):
+            self.close()
+
+
+def _release(process: int, ahead: ReadAhead, file: ChunkFile) -> None:
+    if process == os.getpid():
+        ahead.close()  # not while one of its threads reads from the file
+        file.close()
 
 
 class StripeFile(io.BufferedReader):
@@ -208,6 +250,19 @@ class StripeFile(io.BufferedReader):
 
     def info(self) -> dict[str, object]:
         return self.details
+
+    # What ``blockcache::`` needs of a file. The cache that it gives one is not asked: the node cache is there.
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self.fs.cat_file(self.path, start, end)  # type: ignore[no-any-return]
+
+    @property
+    def closed(self) -> bool:
+        return super().closed
+
+    @closed.setter
+    def closed(self, value: bool) -> None:
+        pass  # it closes the file before
 
     def __reduce__(self) -> tuple[object, ...]:
         return StripeFile, (self.fs, self.path, self.blocksize), self.tell()

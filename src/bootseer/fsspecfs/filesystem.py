@@ -200,8 +200,16 @@ class StripeFileSystem(StripePaths):
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: object) -> None:
         """FileExistsError when it exists; NotADirectoryError below a file. Object stores have no empty folders."""
+        self._make_folder(path, create_parents, exist_ok=False)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        self._make_folder(path, True, exist_ok)
+
+    def _make_folder(self, path: str, create_parents: bool, exist_ok: bool) -> None:
         key = self._new_key(path)
-        if self.exists(path):
+        if (kind := self._type(path)) == "directory" and exist_ok:
+            return
+        if kind:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         above = key
         while above := above.rpartition("/")[0]:
@@ -214,10 +222,6 @@ class StripeFileSystem(StripePaths):
                 break
         with doing(path):
             self.store.backend.make_folder(key)
-
-    def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        if not (exist_ok and self.isdir(path)):
-            self.mkdir(path)
 
     def rmdir(self, path: str) -> None:
         key = self._key(path)

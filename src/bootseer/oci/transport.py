@@ -148,8 +148,9 @@ class Transport:
 
     def __del__(self) -> None:
         # Stores are opened and dropped without being closed.
-        if hasattr(self, "_idle"):
-            self.close()
+        for connections in getattr(self, "_idle", {}).values():
+            for connection, _ in connections:
+                connection.close()
 
     @property
     def idle(self) -> int:

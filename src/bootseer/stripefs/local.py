@@ -50,7 +50,7 @@ class Load:
         self._base, self._how, self._span, self._waited = base, how, "", Waited()
         self._cache = node_cache()
         self._noted = _job_access()
-        self._lock = threading.RLock()  # a file that nobody closed may be collected while this thread has it
+        self._lock = threading.RLock()
         self._files: set[_LoadedFile] = set()
         self.moved: dict[str, int | float] = {}
         """Bytes that readers ``needed``, and that were ``fetched`` from the store, ``cached`` on the node, ``received``
@@ -107,6 +107,8 @@ class Load:
 
     def tell_soon(self) -> None:
         """`tell` within a second, once for all calls until then."""
+        if self._noted is None or self._timer is not None:
+            return
         with self._lock:
             if self._timer is None:
                 self._timer = threading.Timer(_SOON, self._tell_late)

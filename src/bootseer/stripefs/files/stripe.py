@@ -78,11 +78,6 @@ class Stripe:
         if self.error is not None:
             raise self.error
 
-    @property
-    def own(self) -> bool:
-        """Whether this thread is the one that writes the stripe."""
-        return threading.current_thread() is self._thread
-
     def join(self) -> None:
         self._thread.join(STALL)
         if self._thread.is_alive():

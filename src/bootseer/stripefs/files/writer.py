@@ -9,11 +9,12 @@ A forked child has neither these threads nor a right to the file: there, giving 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
-import threading
 import uuid
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -29,6 +30,7 @@ from bootseer.errors import (
     from_os_error,
 )
 from bootseer.hdfs.pieces import cut, kept
+from bootseer.kernel import finalisers
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.publication import Publication, patiently
 from bootseer.stripefs.files.stripe import Stripe
@@ -38,6 +40,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SMALL, _GATHER = 4096, 256
+_END = 10.0
+"""Seconds that the end of a program waits for the removal of what it began and did not finish."""
+_writers: weakref.WeakSet[StripeWriter] = weakref.WeakSet()
 
 
 class Written(NamedTuple):
@@ -92,6 +97,8 @@ class StripeWriter:
         self._chunks = self.size = 0
         self._digest = blake3()
         self._finished = False
+        finalisers.prepare()
+        _writers.add(self)
 
     @property
     def _foreign(self) -> bool:
@@ -237,13 +244,7 @@ class StripeWriter:
         if getattr(self, "_finished", True) or not self._stripes or self._foreign:
             return
         _log.warning("%s is not published: its writer was neither finished nor abandoned", self.path)
-        try:
-            if any(stripe.own for stripe in self._stripes):  # a thread cannot wait for its own end
-                threading.Thread(target=self.abandon, name="bootseer-abandon", daemon=True).start()
-            else:
-                self.abandon()
-        except (BootseerError, OSError, RuntimeError) as exc:
-            _log.warning("a part of %s may be left: %s", self.path, exc)
+        finalisers.later(self.abandon)
 
     def __enter__(self) -> StripeWriter:
         return self
@@ -253,3 +254,12 @@ class StripeWriter:
             self.finish()
         else:
             self.abandon()
+
+
+@atexit.register
+def _end() -> None:
+    """Give up what was not finished while there are threads to do it."""
+    for writer in list(_writers):
+        if writer._stripes and not writer._finished:
+            finalisers.later(writer.abandon)
+    finalisers.settle(_END)

@@ -1,0 +1,244 @@
+"""The ends of programs that have a file of a striped store open: they end, and no half file stands.
+
+On each Python that `scripts/setup` prepared; one that is not there is skipped.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "bootseer"
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
+
+BEGIN = """
+import atexit, asyncio, contextlib, gc, gzip, io, multiprocessing, os, signal, sys, tarfile, threading, time, zipfile
+import fsspec
+url, mode = sys.argv[1:]
+reads, text = "r" in mode, "b" not in mode
+
+def touch(file):
+    size = file.read(5) if reads else file.write("half" if text else HALF)
+    assert size
+
+HALF = b"half" * (3 << 20)  # begins stripes, which whole files of less than 4 MiB do not
+
+def opened(**options):
+    file = fsspec.open(url, mode, **options).open()
+    touch(file)
+    return file
+
+def binary():
+    return fsspec.open(url, mode[0] + "b").open()
+
+class Owner:
+    def __init__(self, file):
+        self.file, self.me = file, self
+"""
+
+WAYS = {
+    "global": "f = opened()",
+    "dropped": "f = opened(); del f; gc.collect(); time.sleep(0.2)",
+    "function": "def main():\n    f = opened()\nmain()",
+    "cycle": "a = Owner(opened()); del a",
+    "collected cycle": "a = Owner(opened()); del a; gc.collect()",
+    "attribute of a class": "class A:\n    f = opened()",
+    "module": "sys.f = sys.modules['os'].f = opened()",
+    "exception": "f = opened(); 1 / 0",
+    "exception in with": "with fsspec.open(url, mode) as f:\n    touch(f)\n    1 / 0",
+    "exit in with": "with fsspec.open(url, mode) as f:\n    touch(f)\n    sys.exit(3)",
+    "exit": "f = opened(); sys.exit('enough')",
+    "exit at once": "f = opened(); os._exit(3)",
+    "terminated": "f = opened(); os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+    "interrupted": "f = opened(); os.kill(os.getpid(), signal.SIGINT); time.sleep(60)",
+    "exit by a signal": "f = opened()\nsignal.signal(signal.SIGTERM, lambda *a: sys.exit(1))\n"
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+    "generator": "def g():\n    with fsspec.open(url, mode) as f:\n        touch(f)\n        yield\n        touch(f)\n"
+    "it = g(); next(it)",
+    "dropped generator": "def g():\n    f = opened()\n    yield f\nit = g(); next(it); it.close(); del it",
+    "thread": "def run():\n    f = opened()\n    1 / 0\nt = threading.Thread(target=run); t.start(); t.join()",
+    "thread that goes on": "ready = threading.Event()\ndef run():\n    f = opened()\n    ready.set()\n"
+    "    time.sleep(60)\nthreading.Thread(target=run, daemon=True).start(); ready.wait()",
+    "forked child": "f = opened()\nif os.fork():\n    os.wait()\nelse:\n    sys.exit(0)",
+    "child of multiprocessing": "f = opened()\n"
+    "p = multiprocessing.get_context('fork').Process(target=print, args=(f,)); p.start(); p.join()",
+    "cancelled task": "async def main():\n    f = opened()\n    await asyncio.sleep(60)\n"
+    "async def cancel():\n    t = asyncio.create_task(main()); await asyncio.sleep(0.1); t.cancel(); await t\n"
+    "asyncio.run(cancel())",
+    "finaliser closes": "class A(Owner):\n    def __del__(self):\n        self.file.close()\n"
+    "a = A(opened()); a.me = None",
+    "dropped finaliser closes": "class A(Owner):\n    def __del__(self):\n        self.file.close()\n"
+    "a = A(opened()); a.me = None; del a",
+    "handler at the end closes": "f = opened(); atexit.register(f.close); 1 / 0",
+    "text around": "f = io.TextIOWrapper(binary()); f.read(5) if reads else f.write('half')",
+    "dropped text around": "f = io.TextIOWrapper(binary()); f.read(5) if reads else f.write('half'); del f",
+    "buffer around": "f = (io.BufferedReader if reads else io.BufferedWriter)(binary())\n"
+    "f.read(5) if reads else f.write(b'half'); del f",
+    "text and buffer around": "f = io.TextIOWrapper((io.BufferedReader if reads else io.BufferedWriter)(binary()))\n"
+    "f.read(5) if reads else f.write('half'); del f",
+    "compression": "if not reads:\n    f = opened(compression='gzip'); f = None",
+    "compression in a with": "if not reads:\n    with fsspec.open(url, mode, compression='gzip') as f:\n"
+    "        touch(f)\n        1 / 0",
+    "archive": "if not reads:\n    f = zipfile.ZipFile(binary(), 'w'); f.writestr('a', 'half'); f = None",
+    "stack": "with contextlib.ExitStack() as stack:\n"
+    "    f = stack.enter_context(fsspec.open(url, mode)); touch(f); 1 / 0",
+}
+OWNED = {
+    "closed": "f = opened(); f.close()",
+    "with": "with fsspec.open(url, mode) as f:\n    touch(f)",
+    "closed by a handler at the end": "f = opened(); atexit.register(f.close)",
+    "wrapper collected, then closed": "f = binary(); t = io.TextIOWrapper(f); t.write('half'); del t; f.close()",
+    "opened and closed in a finaliser": "class A:\n    def __del__(self):\n        with fsspec.open(url, mode) as f:\n"
+    "            touch(f)\na = A(); del a",
+}
+"""Of what an owner closes: it is published."""
+
+
+def python(version: str) -> str:
+    if version == ".".join(map(str, sys.version_info[:2])):
+        return sys.executable
+    found = ROOT / ".venv" / f"python{version}" / "bin" / "python"
+    if not found.exists():
+        pytest.skip(f"scripts/setup found no Python {version} on this machine")
+    return str(found)
+
+
+@pytest.fixture(params=VERSIONS)
+def interpreter(request):
+    return python(request.param)
+
+
+def end(interpreter: str, code: str, path: Path, mode: str) -> str:
+    """What the program said; it has ended."""
+    command = [interpreter, "-c", BEGIN + code, f"bsx+file://{path}", mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=path.parent)
+    said = done.stderr
+    assert not any(word in said for word in ("Fatal", "ImportError", "SyntaxError")), said
+    return said
+
+
+def whole(path: Path, size: int) -> bytes:
+    import fsspec
+
+    data = os.urandom(size)
+    with fsspec.open(f"bsx+file://{path}", "wb") as out:
+        out.write(data)
+    return data
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_program_ends_with_a_reader_open(interpreter, way, tmp_path):
+    path = tmp_path / "x"
+    whole(path, 8 << 20)
+    end(interpreter, WAYS[way], path, "rb")
+    if interpreter == sys.executable:
+        path.write_bytes(b"text" * 1000)
+        end(interpreter, WAYS[way], path, "r")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_half_file_stands_when_a_program_ends_with_a_writer_open(interpreter, way, tmp_path):
+    import fsspec
+
+    for mode in ("w", "wb") if interpreter == sys.executable else ("w",):
+        path = tmp_path / mode
+        data = whole(path, 8 << 20)
+        end(interpreter, WAYS[way], path, mode)
+        with fsspec.open(f"bsx+file://{path}") as file:
+            assert file.read() == data, way
+        if way in ("global", "dropped", "function", "exception", "exit in with", "collected cycle"):
+            assert len(list((tmp_path / ".bsx").iterdir())) == (4 if mode == "w" else 8)
+
+
+@pytest.mark.parametrize("way", OWNED)
+def test_what_its_owner_closes_is_published(interpreter, way, tmp_path):
+    path = tmp_path / "x"
+    whole(path, 100)
+    said = end(interpreter, OWNED[way], path, "w")
+    assert path.read_bytes() == b"half", said
+    assert not said
+
+
+_FORBIDDEN = {"acquire", "wait", "join", "shutdown", "start", "sleep", "submit", "result", "Thread", "Timer"}
+_HANDS_OVER = "finalisers.later"
+
+
+def finalisers(tree: ast.Module) -> dict[str, bool]:
+    """Names of what runs in finalisers; True: at the end of the program, where other threads still run."""
+    found = {"__del__": False, "_dealloc_warn": False}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            if any(isinstance(name, ast.Name) and name.id == "__del__" for name in node.targets):
+                found[node.value.id] = False
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in ("weakref.finalize", "finalize", "weakref.ref", "weakref.proxy") and len(node.args) > 1:
+                found[ast.unparse(node.args[1]).rpartition(".")[2]] = False
+            elif called == "atexit.register":
+                found[ast.unparse(node.args[0]).rpartition(".")[2]] = True
+        elif isinstance(node, ast.FunctionDef) and "atexit.register" in map(ast.unparse, node.decorator_list):
+            found[node.name] = True
+    return found
+
+
+def waits(code: str) -> Iterator[str]:
+    """What finalisers of a module start, lock or wait for; also by the functions of the module that they call."""
+    tree = ast.parse(code)
+    functions: dict[str, list[ast.FunctionDef]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            functions.setdefault(node.name, []).append(node)
+
+    def within(name: str, at_end: bool, seen: set[str]) -> Iterator[str]:
+        if name in seen:
+            return
+        for function in functions.get(name, []):
+            for node in ast.walk(function):
+                if isinstance(node, ast.With) and not at_end:
+                    for item in node.items:
+                        if "lock" in ast.unparse(item.context_expr).lower():
+                            yield f"{name}, line {node.lineno}: {ast.unparse(item.context_expr)}"
+                if isinstance(node, ast.Call):
+                    called = ast.unparse(node.func)
+                    if called == _HANDS_OVER:
+                        continue
+                    last = called.rpartition(".")[2]
+                    if last in ({"start", "Thread", "Timer", "submit"} if at_end else _FORBIDDEN):
+                        yield f"{name}, line {node.lineno}: {called}"
+                    mine = called in (last, f"self.{last}")
+                    if mine and last in functions and (last != "close" or name == "__del__"):
+                        yield from within(last, at_end, seen | {name})
+
+    for name, at_end in finalisers(tree).items():
+        yield from within(name, at_end, set())
+
+
+def test_no_finaliser_waits_locks_or_starts_a_thread():
+    found = {
+        str(path.relative_to(SOURCE)): list(waits(path.read_text()))
+        for path in sorted(SOURCE.rglob("*.py"))
+        if "__del__" in (text := path.read_text()) or "_dealloc_warn" in text or "atexit" in text or "finalize" in text
+    }
+    assert len(found) >= 7
+    assert not {path: calls for path, calls in found.items() if calls}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def __del__(self):\n    self.close()\ndef close(self):\n    with self._lock:\n        pass",
+        "def __del__(self):\n    threading.Thread(target=x).start()",
+        "def gone():\n    thread.join()\nweakref.finalize(self, gone)",
+        "def release(self):\n    self._pool.shutdown()\n__del__ = release",
+        "@atexit.register\ndef end():\n    tell()\ndef tell():\n    threading.Timer(1, f).start()",
+        "def end():\n    pool.submit(f)\natexit.register(end)",
+    ],
+)
+def test_the_search_finds_such_finalisers(code):
+    assert list(waits(code))
+    assert not list(waits(code.replace("__del__", "other").replace("atexit.register", "f").replace("finalize", "f")))
