@@ -122,6 +122,20 @@ def test_wrong_content(tmp_path, mmap):
             bt.load(f"{tmp_path}/{name}", mmap=mmap)
 
 
+@pytest.mark.parametrize("mmap", [True, False])
+@pytest.mark.parametrize("state", [b"", {"a": b"", "b": torch.zeros(0), "c": [b"x", b""]}, {}])
+def test_what_is_empty_comes_back(tmp_path, state, mmap):
+    bt.save(state, f"{tmp_path}/x.pt")
+    assert repr(bt.load(f"{tmp_path}/x.pt", mmap=mmap)) == repr(state)
+
+
+def test_a_file_of_an_old_torch_needs_no_mmap(tmp_path):
+    torch.save({"a": b"", "w": torch.ones(3)}, tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(ConfigError, match=r"before torch 1\.6; load it with mmap=False$"):
+        bt.load(f"{tmp_path}/x.pt")
+    assert torch.equal(bt.load(f"{tmp_path}/x.pt", mmap=False)["w"], torch.ones(3))
+
+
 def test_folders(tmp_path):
     url = f"{tmp_path}/run/step-1"
     with pytest.raises(NotFoundError):

@@ -276,6 +276,33 @@ def test_our_writer_says_where_the_elements_are(tmp_path):
     assert without == {"step", "nested.list.0", "nested.list.2.lr", "nested.text"}
 
 
+def test_errors_keep_their_kind(tmp_path):
+    def kind(name: str) -> type:
+        found = error(lambda: dcp.load({"w": torch.zeros(3)}, storage_reader=bt.StorageReader(f"{tmp_path}/{name}")))
+        assert "\n" not in str(found)
+        return type(found)
+
+    assert kind("nothing") is NotFoundError
+    with open_fs(str(tmp_path)).save("unfinished").create("x.pt") as out:
+        out.write(b"x")
+    assert kind("unfinished") is DataError
+    bt.save({"a": 1}, f"{tmp_path}/pt/")
+    assert kind("pt") is NotFoundError
+    reader = bt.StorageReader(f"{tmp_path}/later")
+    assert type(error(lambda: load("", reader))) is NotFoundError
+    state = save(tmp_path / "later")
+    assert same(load("", reader), state)
+    assert type(error(lambda: save(tmp_path / "later"))) is NotWritableError
+
+
+def test_what_is_empty_comes_back(tmp_path):
+    state = {"tensor": torch.zeros(0, 3), "bytes": b"", "text": "", "nested": {"list": [b"", None]}}
+    save(tmp_path / "ck", state)
+    loaded = {"tensor": torch.zeros(0, 3), "bytes": b"?", "text": "?", "nested": {"list": [b"?", 1]}}
+    dcp.load(loaded, storage_reader=bt.StorageReader(f"{tmp_path}/ck"))
+    assert same(loaded, state)
+
+
 class Evil:
     def __reduce__(self):
         return (os.system, ("touch /nonexistent/evil",))

@@ -19,7 +19,7 @@ from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.local import Load
-from bootseer.torch.output import saved
+from bootseer.torch.output import allow_no_bytes, saved
 from bootseer.torch.shared_read import SharedReadReport, read_shared
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def load(
 
     ``url`` names a file, or a checkpoint folder with one ``.pt`` file. ``map_location`` as in `torch.load`. With
     ``mmap`` the tensors share one block of memory, which lives as long as any of them; without, each has its own.
+    A file in the format from before torch 1.6 needs ``mmap=False`` (else `ConfigError`).
     With a ``group`` (such as ``torch.distributed.group.WORLD``) all its ranks call this, and each byte is read from the
     store once for all of them; see `bootseer.torch.shared_read`. Without, this process reads by itself.
     Every chunk of a striped file is checked, and of a plain (small) one the digest that the COMMIT of its folder says;
@@ -127,12 +128,16 @@ def load(
         try:
             moved = _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)
             load.count(moved.counts)
+            beginning = os.pread(fd, 4, 0)
+            if mmap and beginning.startswith(_BEGINNINGS[1]):
+                raise ConfigError(f"{url} has the format from before torch 1.6", hint="load it with mmap=False")
+            allow_no_bytes()
             try:
                 state: object = torch.load(
                     f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap
                 )
             except pickle.UnpicklingError as exc:
-                if not os.pread(fd, 4, 0).startswith(_BEGINNINGS):
+                if not beginning.startswith(_BEGINNINGS):
                     raise DataError(f"{url} is no file of torch.save: it begins like something else") from exc
                 raise DataError(f"{url} holds more than tensors, numbers and containers of them; not loaded") from exc
             except (RuntimeError, EOFError, ValueError, KeyError) as exc:

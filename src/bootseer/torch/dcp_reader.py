@@ -19,10 +19,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from bootseer.backends.pool import parallel
-from bootseer.errors import DataError, NotFoundError, UnsupportedError
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError
 from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
-from bootseer.torch.output import EDGE
+from bootseer.torch.output import EDGE, allow_no_bytes
 from bootseer.torch.pickles import DATA_OFFSET, TensorLayout, load_metadata, tensor_layout
 from bootseer.torch.reads import STAGING, Stored, TensorReads
 from bootseer.torch.shared_read import read_shared
@@ -73,8 +73,20 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         self._tensors: dict[str, TensorStorageMetadata] = {}
         self._version = ""
         """Of the metadata that was read; "" for none."""
+        self._trouble: BootseerError | None = None
+        """Why there is none."""
 
-    def read_metadata(self) -> Metadata:
+    def read_metadata(self, **kwargs: Any) -> Metadata:
+        if kwargs and self._trouble is not None:
+            return Metadata({})  # a newer torch asks again for a rank, and tells neither error's kind
+        self._trouble = None
+        try:
+            return self._read_metadata()
+        except BootseerError as exc:
+            self._trouble = exc
+            raise
+
+    def _read_metadata(self) -> Metadata:
         with CheckpointFolder(self._url, "DCP") as folder:
             if not folder.has(METADATA):
                 if any(name.endswith(METADATA) for name in folder.names()):
@@ -92,6 +104,8 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if (trouble := self._trouble) is not None:
+            raise trouble
         self._storage = metadata.storage_data
         self._tensors = metadata.state_dict_metadata
 
@@ -263,6 +277,7 @@ class _Load:
 
     def _load(self, data: bytes | bytearray, name: str) -> object:
         """What torch.load makes of ``data``, which must hold no more than tensors, numbers, text and containers."""
+        allow_no_bytes()
         try:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as exc:
