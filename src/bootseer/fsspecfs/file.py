@@ -68,7 +68,7 @@ class StripeOutput(io.BufferedIOBase):
         if self.closed:
             raise ValueError("write to a closed file")
         view = memoryview(data).cast("B")
-        if self._collected or self._finalised():
+        if self._collected or sys.is_finalizing():
             self._late.append(bytes(view))
             return len(view)
         with self._errors():
@@ -77,9 +77,6 @@ class StripeOutput(io.BufferedIOBase):
     def _dealloc_warn(self, source: object) -> None:
         """Python's own wrappers say so before they close the file in their finaliser."""
         self._collected = True
-
-    def _finalised(self) -> bool:
-        return finalisers.running() not in (0, self._inside)
 
     def tell(self) -> int:
         return self.size
@@ -90,7 +87,8 @@ class StripeOutput(io.BufferedIOBase):
         return self._writer.size + sum(map(len, self._late))
 
     def close(self) -> None:
-        collected, self._collected = self._collected or self._finalised(), False
+        collected = self._collected or finalisers.running() not in (0, self._inside)
+        self._collected = False
         super().close()
         exc = _exception()
         if self._ended or collected:
