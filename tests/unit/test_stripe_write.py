@@ -14,6 +14,7 @@ import pytest
 
 from bootseer.backends import folder
 from bootseer.errors import FullError, NotWritableError, UnavailableError
+from bootseer.kernel import finalisers
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.copy import copy_file
 from bootseer.stripefs.files import publication, stripe
@@ -261,6 +262,7 @@ def test_a_forgotten_writer_leaves_no_threads_and_no_files(fs, caplog):
         assert mine() > before
         del writer
         gc.collect()
+        finalisers.settle(30)
         assert mine() == before
         assert f"f{index} is not published" in caplog.text
     assert [path for path in Path(fs.url).rglob("*") if path.is_file()] == []
