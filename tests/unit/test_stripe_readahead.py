@@ -267,3 +267,96 @@ def test_an_error_comes_after_the_pieces_before_it_and_no_thread_stays(tmp_path)
         assert bytes(next(pieces)) == data[:SMALL]
         pieces.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("bootseer-ahead")]
+
+
+MiB = 1 << 20
+
+
+@pytest.fixture
+def model(tmp_path) -> tuple[StripeFS, list[tuple[int, int]]]:
+    """A file with tensors of 24 MiB, and where each begins and ends."""
+    header = b'{"__metadata__":{"format":"pt"}'
+    for n in range(6):
+        header += b',"t%d":{"dtype":"U8","shape":[%d],"data_offsets":[%d,%d]}' % (
+            n, 24 * MiB, n * 24 * MiB, (n + 1) * 24 * MiB,
+        )  # fmt: skip
+    header += b"}"
+    fs = open_fs(str(tmp_path / "models"))
+    with fs.create("m.safetensors", striped=True) as out:
+        out.write(len(header).to_bytes(8, "little") + header)
+        for _ in range(6):
+            out.write(bytes(24 * MiB))
+    begin = 8 + len(header)
+    return fs, [(begin + n * 24 * MiB, begin + (n + 1) * 24 * MiB) for n in range(6)]
+
+
+def quiet(loader: ReadAhead) -> None:
+    """What was fetched ahead by now is here."""
+    loader._pool.submit(lambda: None).result()
+    while len(loader._flights):
+        time.sleep(0.01)
+
+
+def touch(loader: ReadAhead, file, begin: int, end: int) -> None:
+    """As the kernel reads for who touches these bytes: from before them to behind them."""
+    for offset in range(begin // 4096 * 4096 - 2 * MiB, min(end + 6 * MiB, file.size), MiB):
+        loader.read(file, offset, min(MiB, file.size - offset))
+
+
+def test_of_a_tensor_that_is_touched_the_rest_comes_at_once_and_nothing_behind_it(model):
+    fs, tensors = model
+    with fs.open("m.safetensors") as file:
+        loader = ReadAhead()
+        loader.read(file, 0, 4096)
+        quiet(loader)
+        begin, end = tensors[2]
+        before = loader.ahead
+        loader.read(file, begin // 4096 * 4096 - 2 * MiB, MiB)
+        quiet(loader)
+        loader.close()
+        assert end - begin <= loader.ahead - before <= end - begin + 3 * MiB
+
+
+def test_every_third_tensor_costs_hardly_more_than_it_has(model):
+    fs, tensors = model
+    with fs.open("m.safetensors") as file:
+        loader = ReadAhead()
+        loader.read(file, 0, 4096)
+        quiet(loader)
+        before, used = loader.ahead + loader.demand, 0
+        for begin, end in tensors[1::3]:
+            touch(loader, file, begin, end)
+            used += end - begin
+        quiet(loader)
+        loader.close()
+        # what the kernel itself reads around each, and no more
+        assert loader.ahead + loader.demand - before <= used + 2 * 11 * MiB
+
+
+def test_who_reads_on_behind_a_tensor_is_fetched_ahead_again(model):
+    fs, tensors = model
+    with fs.open("m.safetensors") as file:
+        loader = ReadAhead()
+        loader.read(file, 0, 4096)
+        quiet(loader)
+        for offset in range(tensors[1][0] // MiB * MiB, file.size - MiB, MiB):
+            loader.read(file, offset, MiB)
+            quiet(loader)
+        loader.close()
+        assert loader.demand < 20 * MiB
+
+
+@pytest.mark.parametrize("head", [
+    b"", b"\xff" * 8, (2).to_bytes(8, "little") + b"[]", (3).to_bytes(8, "little") + b"{}", b"PK\x03\x04" + b"x" * 100,
+    (33).to_bytes(8, "little") + b'{"a":{"data_offsets":[0, 1e99]}} ', (100_000).to_bytes(8, "little") + b"[" * 100_000,
+])  # fmt: skip
+def test_a_header_that_is_none_costs_nothing(tmp_path, head):
+    data = head + os.urandom(3 * MiB)
+    fs = open_fs(str(tmp_path / "models"))
+    with fs.create("m.safetensors", striped=True) as out:
+        out.write(data)
+    with fs.open("m.safetensors") as file:
+        loader = ReadAhead()
+        for offset in (0, 2 * MiB, MiB, 2 * MiB + 17):
+            assert get(loader, file, offset, 5000) == data[offset : offset + 5000]
+        loader.close()
