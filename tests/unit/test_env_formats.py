@@ -19,7 +19,7 @@ from bootseer.env.manifest import SnapshotManifest
 from bootseer.errors import ConfigError, DataError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "env"
-NAME = "10b0763f584e074f4da7b18469ab1b8747a1bebc67dea155cf72104d1a436775/4c04dcf0e1aade22b2c07540f3f53aaf831684c103ede3a0c431df09519b1c1f"  # noqa: E501
+NAME = "2088628c59b07f1d91b7b24fbacdca650295ca15b038cf4e733214bf92c63dda/4c04dcf0e1aade22b2c07540f3f53aaf831684c103ede3a0c431df09519b1c1f"  # noqa: E501
 ROOT = Entry("0", "d", 0o755, 0, 0, 0, 1)
 
 

@@ -64,7 +64,9 @@ class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def key(self) -> str:
-        return sha256_of(msgspec.to_builtins(self))
+        """Texts are no part of it: who may see a file decides about its text."""
+        files = {name: msgspec.structs.replace(one, text="") for name, one in self.files.items()}
+        return sha256_of(msgspec.to_builtins(msgspec.structs.replace(self, files=files)))
 
     @property
     def lineage(self) -> str:
