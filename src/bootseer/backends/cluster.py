@@ -12,13 +12,13 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from bootseer.backends.hdfs_direct import DirectSource, read_directly
 from bootseer.backends.hdfs_native import NativeSource, still_written
 from bootseer.backends.hdfs_rights import group_name, permissions, user_name
-from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Sink, Source, Writers, clean
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, Page, Piece, Sink, Source, Writers, clean
 from bootseer.backends.pool import read_each
 from bootseer.errors import (
     BootseerError,
@@ -107,6 +107,22 @@ class HdfsBackend(Backend):
         if [status.path for status in found if not status.is_dir] == [full]:
             raise NotFoundError(f"cannot list {full} on {names.url}: it is a file")
         return sorted(map(_entry, found))
+
+    def pages(self, path: str) -> Iterator[Page]:
+        """The NameNode tells the blocks of files with their names."""
+        if (namenode := self.namenode()) is None:
+            yield from super().pages(path)
+            return
+        full, after = self.full(path), b""
+
+        def source(status: FileStatus, blocks: FileBlocks | None) -> Source | None:
+            plain = blocks is not None and not status.is_dir and not _only_native(blocks)
+            return DirectSource(self.url, status.path, blocks, None) if blocks is not None and plain else None
+
+        for page in namenode.pages(full, located=True):
+            entries = [(_entry(status), source(status, blocks)) for status, blocks in page]
+            yield Page(entries, lambda after=after: [_entry(status) for status, _ in next(namenode.pages(full, after))])  # type: ignore[misc]
+            after = page[-1][0].path.rpartition("/")[2].encode("utf-8", "surrogateescape") if page else after
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         self._names().rename(self.full(src), self.full(dst), overwrite=overwrite)

@@ -132,6 +132,14 @@ class Piece(NamedTuple):
     name: str = ""
 
 
+class Page(NamedTuple):
+    """Entries of a folder that were listed at one moment, and for each the file, opened then without ``pinned``; None
+    where that would cost a request. ``now``: what is listed there now."""
+
+    entries: Sequence[tuple[Entry, Source | None]]
+    now: Callable[[], Sequence[Entry]]
+
+
 class Sink(Protocol):
     """A new file being written, by one thread."""
 
@@ -186,6 +194,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def list(self, path: str) -> builtins.list[Entry]:
         """The entries of a folder in name order."""
+
+    def pages(self, path: str) -> Iterator[Page]:
+        """The entries of a folder in name order, for who is going to read many of its files."""
+        yield Page([(entry, None) for entry in self.list(path)], lambda: self.list(path))
 
     @abc.abstractmethod
     def open(self, path: str, *, pinned: bool = False) -> Source:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple, TypeVar
 
@@ -39,7 +40,23 @@ def parallel(function: Callable[[A], T], of: Iterable[A]) -> list[T]:
             raise
 
 
-def _end(futures: Sequence[Future[T]]) -> None:
+def in_turn(function: Callable[[A], T], of: Iterable[A], threads: int) -> Iterator[T]:
+    """`parallel` of what may be endless: results in order, as they come; few are begun before the first is taken."""
+    with ThreadPoolExecutor(threads, thread_name_prefix="bootseer-turn") as pool:
+        futures = deque[Future[T]]()
+        try:
+            for item in of:
+                futures.append(pool.submit(function, item))
+                if len(futures) > 2 * threads:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
+        except BaseException:
+            _end(futures)
+            raise
+
+
+def _end(futures: Collection[Future[T]]) -> None:
     """Cancel what has not begun and wait for the rest: no task may write into the caller's memory after this."""
     while True:
         try:

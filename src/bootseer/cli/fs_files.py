@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from bootseer.cli._fs import Unit, Url, Width, files_text, inside, place, place_both, progress, row, size_value
+from bootseer.cli._fs import Unit, Url, Width, files_text, inside, place, place_both, row, size_value
 from bootseer.cli._shared import AsJson, Bars, DryRun, answer, print_json
 from bootseer.units import one_line
 
@@ -43,6 +43,7 @@ def put(
     Example: bootseer fs put ckpt/ hdfs://namenode:8020/run/step-200 --commit
     """
     from bootseer.errors import ConfigError, DataError, NotFoundError
+    from bootseer.stripefs import trees
     from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
     from bootseer.stripefs.layout import check_shape, clean_new
 
@@ -68,17 +69,19 @@ def put(
         path = inside(fs, path, url, local.name)
     if not commit and not force:
         fs.refuse_committed(path)
-    stored: list[dict[str, object]] = []
+    stored: dict[str, dict[str, object]] = {}
     before = (lambda _pointer: saving.check()) if saving else None
-    for file in files:
-        target = "/".join(filter(None, (path, *file.relative_to(local).parts)))
-        with progress(file.name, as_json) as report:
-            written = fs.put(file, target, width=width, unit=unit, progress=report, before=before)
-        stored.append({"path": target, "size": written.size, "digest": written.digest, "striped": bool(written.uuid)})
+    with Bars(quiet=as_json) as bars:
+        to_put = [(file, file.stat().st_size) for file in files]
+        for target, written in trees.put(
+            fs, local, to_put, path, width=width, unit=unit, progress=bars.update, before=before
+        ):
+            found = {"path": target, "size": written.size, "digest": written.digest, "striped": bool(written.uuid)}
+            stored[target] = found
     made = saving.commit() if saving else None
     size = sum(file.stat().st_size for file in files) if made is None else made.size
     line = f"{url}: {files_text(len(stored), size)} {'committed' if made else 'stored'}"
-    answer({"url": url, "files": stored, "committed": commit}, as_json, line)
+    answer({"url": url, "files": [stored[to] for to in sorted(stored)], "committed": commit}, as_json, line)
 
 
 def get(
@@ -87,37 +90,26 @@ def get(
     as_json: AsJson = False,
 ) -> None:
     """Copy a file (or folder) from the store, every byte checked; a file appears whole or not at all."""
-    from bootseer.errors import NotWritableError, from_os_error
+    from bootseer.stripefs import localcopy, trees
     from bootseer.stripefs.checkpoint.commit import is_manifest
 
     fs, path = place(url)
-    folder = fs.stat(path).is_dir
-    copied: list[dict[str, object]] = []
-    size = 0
-    names = fs.files(path)
-    manifests = {name for name in names if folder and is_manifest(fs.backend, name)}
-    for name in manifests:
-        fs.checkpoint(name.rpartition("/")[0])  # else a file that is missing would not be missed
-    for name in names:
-        if name in manifests:
-            continue  # it speaks of the stored form, which the copy has not
-        last = name.rpartition("/")[2]
-        target = (
-            local / name.removeprefix(path).strip("/") if folder else local / last if os.path.isdir(local) else local
-        )
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise NotWritableError(f"{target.parent} is a file, a folder is needed") from None
-        except OSError as exc:
-            raise from_os_error(exc, f"make folder {target.parent}") from exc
-        if os.path.isdir(target):  # of Path, it raises for too long a name
-            raise NotWritableError(f"cannot write {target}: it is a folder")
-        with progress(name, as_json) as report:
-            got = fs.get(name, target, progress=report)
-        copied.append({"path": str(target), "size": got})
-        size += got
-    answer({"url": url, "files": copied}, as_json, f"{local}: {files_text(len(copied), size)} copied")
+    copied: dict[str, tuple[Path, int]] = {}
+    with Bars(quiet=as_json) as bars:
+        if fs.stat(path).is_dir:
+            for name in fs.files(path):
+                if is_manifest(fs.backend, name):
+                    fs.checkpoint(name.rpartition("/")[0])  # else a file that is missing would not be missed
+            for name, target, got in trees.get(fs, path, local, progress=bars.update):
+                copied[name] = target, got
+        else:
+            target = local / path.rpartition("/")[2] if os.path.isdir(local) else local
+            localcopy.folder(target.parent)
+            localcopy.refuse_folder(target)
+            copied[path] = target, fs.get(path, target, progress=lambda done, total: bars.update(path, done, total))
+    rows = [{"path": str(copied[name][0]), "size": copied[name][1]} for name in sorted(copied)]
+    size = sum(got for _, got in copied.values())
+    answer({"url": url, "files": rows}, as_json, f"{local}: {files_text(len(rows), size)} copied")
 
 
 def cp(

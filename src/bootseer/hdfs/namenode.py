@@ -22,7 +22,7 @@ import os
 import pwd
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -139,18 +139,25 @@ class NameNode:
         The NameNode gives a page at a time (``dfs.ls.limit``, 1000), and each page has the deadline. Entries that
         come or go meanwhile may be in it or not. Raises `NotFoundError` when there is no such folder.
         """
-        entries: builtins.list[FileStatus] = []
-        after = b""
+        return [status for page in self.pages(path) for status, _ in page]
+
+    def pages(
+        self, path: str, after: bytes = b"", *, located: bool = False
+    ) -> Iterator[builtins.list[tuple[FileStatus, FileBlocks | None]]]:
+        """`list`, a page at a time: of the names behind ``after``, and with ``located`` with the blocks of files."""
         while True:
-            request = wire.GetListingRequest(src=_text(path), start_after=after, need_location=False)
+            request = wire.GetListingRequest(src=_text(path), start_after=after, need_location=located)
             found = self._call("getListing", request, wire.GetListingResponse, f"list {path}")
             if not found.HasField("listing"):
                 raise NotFoundError(f"cannot list {path} on {self.url}: no such file or folder")
+            page: builtins.list[tuple[FileStatus, FileBlocks | None]] = []
             for entry in found.listing.entries:
                 name = entry.path.decode("utf-8", "surrogateescape")
-                entries.append(FileStatus.of(entry, f"{path.rstrip('/')}/{name}" if name else path))
+                status = FileStatus.of(entry, f"{path.rstrip('/')}/{name}" if name else path)
+                page.append((status, FileBlocks.of(entry.locations) if entry.HasField("locations") else None))
+            yield page
             if not found.listing.remaining:
-                return entries
+                return
             last = found.listing.entries[-1].path if found.listing.entries else b""
             if last <= after:
                 raise DataError(f"{self.url} lists {path} without end")

@@ -246,6 +246,11 @@ def is_pointer(data: bytes | bytearray) -> bool:
     return data.startswith(POINTER_LINE) or data.startswith(_POINTER_BODY, len(POINTER_LINE))
 
 
+def may_be_pointer(size: int) -> bool:
+    """Whether a file of so many bytes may be a pointer."""
+    return len(POINTER_LINE) < size <= MAX_TEXT
+
+
 def is_remnant(data: bytes | bytearray) -> bool:
     """Whether a file with this content may be all that is left of a pointer: a part of its first line, or zeros."""
     return POINTER_LINE.startswith(data) or not data.strip(b"\0")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
-from stat import S_ISREG
 
 from blake3 import blake3
 
 from bootseer.backends.interface import FILE_MODE, Backend, Entry, clean, exists, join
 from bootseer.backends.open import open_storage
 from bootseer.backends.pool import parallel
-from bootseer.errors import ConfigError, DataError, NotFoundError, NotWritableError, doing, from_os_error
-from bootseer.stripefs import layout
+from bootseer.errors import ConfigError, DataError, NotFoundError, doing
+from bootseer.stripefs import layout, localcopy
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin
 from bootseer.stripefs.checkpoint.commit import Commit
@@ -53,17 +50,19 @@ class StripeFS:
         unit: int = layout.UNIT,
         progress: Progress | None = None,
         before: Callable[[Pointer | None], None] | None = None,
+        absent: bool = False,
     ) -> Written:
         """Store the local file ``local`` at ``path``, atomically; an existing file is replaced.
 
         When the storage loses a stripe while it is written, everything is written once more, under fresh names.
-        ``before``: as of `create`. `DataError` when ``local`` is changed meanwhile.
+        ``before``: as of `create`; ``absent``: of `StripeWriter`. `DataError` when ``local`` is changed meanwhile.
         """
 
         def write() -> Written:
             src.seek(0)
             info = os.fstat(src.fileno())
-            with self.create(path, width=width, unit=unit, before=before) as out:
+            name = clean_new(path)
+            with StripeWriter(self.backend, name, width=width, unit=unit, before=before, absent=absent) as out:
                 while data := src.read(4 << 20):
                     out.write(data)
                     if progress:
@@ -91,41 +90,30 @@ class StripeFS:
         path = clean_new(path)
         return StripeWriter(self.backend, path, width=width, unit=unit, striped=striped, mode=mode, before=before)
 
-    def get(self, path: str, local: Path, *, progress: Progress | None = None) -> int:
+    def get(self, path: str, local: Path, *, progress: Progress | None = None, expected: str | None = None) -> int:
         """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
 
-        A link is followed. `DataError` also for a plain file that does not have the digest which a COMMIT beside or
-        above it says; `NotWritableError` for one that its writer has not closed, and for a ``local`` that is no file.
+        ``expected``: its `committed_digest`, where that is known. A link is followed. `DataError` also for a plain
+        file that does not have the digest which a COMMIT beside or above it says; `NotWritableError` for one that its
+        writer has not closed, and for a ``local`` that is no file.
         """
-        local = Path(os.path.realpath(local)) if os.path.islink(local) else local
-        try:
-            if not S_ISREG(local.stat().st_mode):  # as /dev/stdout: a file would take its place
-                raise NotWritableError(f"cannot write {local}: it is not a file", hint="name a file or folder")
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as exc:
-            if exc.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
-                raise from_os_error(exc, f"write {local}") from exc
-            why = "it is a link to itself" if exc.errno == errno.ELOOP else exc.strerror
-            raise NotWritableError(f"cannot write {local}: {why}", hint="name a file or folder") from None
-        tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
-        with doing(f"write {local}"), self.open(path) as file:
+        local = localcopy.place(local)
+        with self.open(path) as file:
             refuse_unfinished(file)
-            expected = self.committed_digest(path) if isinstance(file, PlainFile) else ""
+            if not isinstance(file, PlainFile):
+                expected = ""
+            elif expected is None:
+                expected = self.committed_digest(path)
             digest = blake3()
-            try:
-                with open(tmp, "xb") as out:
-                    for piece in in_order(file):
-                        if expected:
-                            digest.update(piece)
-                        out.write(piece)
-                        if progress:
-                            progress(out.tell(), file.size)
+            with localcopy.new(local) as out:
+                for piece in in_order(file):
+                    if expected:
+                        digest.update(piece)
+                    out.write(piece)
+                    if progress:
+                        progress(out.tell(), file.size)
                 if expected and digest.hexdigest() != expected:
-                    raise DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
-                os.replace(tmp, local)
-            finally:
-                tmp.unlink(missing_ok=True)
+                    raise commit.other_digest(path)
             return file.size
 
     def open(self, path: str) -> ChunkFile:
@@ -250,15 +238,20 @@ class StripeFS:
 
         Also one above the base of the store. `DataError` for a damaged one.
         """
-        if (found := commit.nearest(self.backend, clean(path))) is None:
-            return ""
-        store, folder, name, version = found
+        folder, _, name = clean(path).rpartition("/")
+        return self.committed_digests(folder)(name)
+
+    def committed_digests(self, folder: str) -> Callable[[str], str]:
+        """`committed_digest` of the files in ``folder``, by their names there."""
+        if (found := commit.nearest(self.backend, join(folder, commit.NAME))) is None:
+            return lambda name: ""
+        store, folder, manifest, version = found
         where = commit.shown(store, folder)
         seen = self._manifest  # one tuple, so that another thread's is seen whole
         if seen[:2] != (where, version):
             files = commit.read(store, folder).files
             seen = self._manifest = (where, version, {file.path: file.digest for file in files})
-        return seen[2].get(name, "")
+        return lambda name: seen[2].get(join(manifest.rpartition("/")[0], name), "")
 
     def latest(self, path: str = "") -> str:
         """Path of the newest complete checkpoint in the folder ``path``; `NotFoundError` when there is none."""

@@ -150,6 +150,11 @@ def _manifest(store: Backend, folder: str) -> Entry | None:
     return found if ours else None
 
 
+def other_digest(path: str) -> DataError:
+    """The plain file at ``path`` is not what a COMMIT says."""
+    return DataError(f"{path} does not have the digest of its COMMIT", hint="restore it from a copy")
+
+
 def shown(backend: Backend, path: str) -> str:
     """``path`` with the place of its store, for messages about what may be outside of the store at hand."""
     base = backend.url if backend.url.endswith("://") else f"{backend.url.rstrip('/')}/"

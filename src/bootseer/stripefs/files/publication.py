@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bootseer import faults
-from bootseer.backends.interface import DEADLINE, Backend, Permissions, Sink, holds, is_folder, join, read_all
+from bootseer.backends.interface import DEADLINE, Backend, Permissions, Sink, holds, join, read_all
 from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.reader import read_pointer
@@ -51,10 +51,11 @@ class Publication:
     """Of the file ``uuid`` at ``path``, with ``mode``: `begin`, `fill`, `rename`; `undo` after an error of these.
 
     ``temporary``: what is renamed into place. ``replaces``: whether there was a file at the path at first. ``epoch``:
-    of the new file. Raises `NotWritableError` for a ``path`` that is a folder.
+    of the new file. ``absent``: a listing has shown that there is none. Raises `NotWritableError` for a ``path`` that
+    is a folder.
     """
 
-    def __init__(self, backend: Backend, path: str, uuid: str, mode: int) -> None:
+    def __init__(self, backend: Backend, path: str, uuid: str, mode: int, *, absent: bool = False) -> None:
         self._backend, self._path, self._uuid, self._mode = backend, path, uuid, mode
         self._parent = path.rpartition("/")[0]
         self.temporary = join(self._parent, f"{layout.TEMPORARY}{uuid}")
@@ -63,9 +64,9 @@ class Publication:
         self._renaming = False
         self._left = False  # the stripes that are replaced, for others to remove
         self._old: Pointer | None = None
-        self.replaces, epoch = True, 0
+        self.replaces, epoch = not absent, 0
         try:
-            self._old = self._look()
+            self._old = None if absent else self._look()
             epoch = self._old.epoch if self._old else 0
         except NotFoundError:
             self.replaces = False  # then the rename does not overwrite, and of two writers one gives up
@@ -75,12 +76,10 @@ class Publication:
         self.epoch = epoch + 1
 
     def _look(self) -> Pointer | None:
-        try:
-            return read_pointer(self._backend, self._path)
-        except NotFoundError:
-            if is_folder(self._backend, self._path):
-                raise NotWritableError(f"cannot write {self._path}: it is a folder") from None
-            raise
+        found = self._backend.stat(self._path)  # first: mostly there is none, or it is no pointer by its size
+        if found.is_dir:
+            raise NotWritableError(f"cannot write {self._path}: it is a folder")
+        return read_pointer(self._backend, self._path) if layout.may_be_pointer(found.size) else None
 
     def _uuid_now(self) -> str:
         """uuid of the pointer at the path, "" when there is none, or a damaged one."""
@@ -123,7 +122,9 @@ class Publication:
     def rename(self, content: bytes) -> None:
         """Let the temporary file, which has ``content``, appear at the path; then remove the stripes that it replaced.
         Raises `NotWritableError` when another writer replaced the path meanwhile."""
-        if patiently(self._uuid_now) != (self._old.uuid if self._old else ""):
+        # of a new file the rename itself tells, where that is one step
+        looked = self.replaces or not self._backend.exclusive
+        if looked and patiently(self._uuid_now) != (self._old.uuid if self._old else ""):
             raise NotWritableError(f"{self._path} was replaced by another writer meanwhile", hint="run again")
         owned = self._mark()
         faults.point("stripefs.write.rename")

@@ -64,6 +64,8 @@ class StripeWriter:
     ``before``: called when all is written and nothing published, with the pointer (None for a plain file, whose bytes
     are in the temporary file only); an error of it ends the write. The stripes can be read through the pointer then.
 
+    ``absent``: a listing has shown that there is no file at the path; one that is there at the end is another writer's.
+
     ``temporary``: path of what is renamed into place, a pointer or the whole content of a plain file. ``replaces``:
     whether there was a file at the path at first. ``size``: bytes written so far.
     """
@@ -78,6 +80,7 @@ class StripeWriter:
         striped: bool = False,
         mode: int = FILE_MODE,
         before: Callable[[Pointer | None], None] | None = None,
+        absent: bool = False,
     ) -> None:
         layout.check_shape(width, unit)
         if not path:
@@ -86,7 +89,7 @@ class StripeWriter:
         self.mode = mode & 0o777 | 0o600
         self._process = os.getpid()
         self._uuid = uuid.uuid4()
-        self._publication = Publication(backend, path, self._uuid.hex, self.mode)
+        self._publication = Publication(backend, path, self._uuid.hex, self.mode, absent=absent)
         self.temporary, self.replaces = self._publication.temporary, self._publication.replaces
         self._before = before
         self._stripes: list[Stripe] = []
