@@ -201,6 +201,35 @@ def test_no_file_is_read_twice_while_a_folder_is_emptied(fs, monkeypatch):
     assert not list(Path(fs.url).glob(".tmp-*"))
 
 
+@pytest.mark.parametrize("end", ["removed", "replaced", "renamed over"])
+def test_a_removal_among_many_files_reads_hardly_any_of_them(fs, monkeypatch, end):
+    """Each rank of a job removes or replaces its own file, and all of them have names and sizes of one length."""
+    ranks = 64
+    for number in range(ranks):
+        write(fs, f"f{number:02}", bytes([number]) * 9000)
+    write(fs, "b")
+    read, real = list[str](), FolderBackend.open
+    monkeypatch.setattr(FolderBackend, "open", lambda self, path, **more: read.append(path) or real(self, path, **more))
+    taken(fs, end)
+    assert len([path for path in read if path.startswith("f")]) <= ranks // 8
+
+
+def test_the_length_of_a_pointer_says_whose_stripes_it_may_name(fs):
+    """Under any name, and with any other values."""
+    write(fs, "a")
+    found = read_pointer(fs.backend, "a")
+    for change in ({}, {"name": "another"}, {"size": 1 << 40}, {"epoch": 10**9}, {"width": 200, "footers": (1,) * 200}):
+        other = msgspec.structs.replace(found, **change)
+        encoded = layout.encode_pointer(other)
+        assert layout.may_name(len(encoded), found), change
+    cut = layout.encode_pointer(found)[:-3]
+    assert layout.may_name(len(cut), found)
+    stranger = layout.encode_pointer(
+        msgspec.structs.replace(found, uuid=f"{int(found.uuid[:8], 16) ^ 1:08x}{'0' * 24}")
+    )
+    assert not layout.may_name(len(stranger), found)
+
+
 def test_a_file_renamed_over_a_copy_of_its_pointer(fs):
     write(fs, "a")
     shutil.copy(Path(fs.url, "a"), Path(fs.url, "copy"))

@@ -40,6 +40,9 @@ MAX_TEXT = 1 << 20
 """Largest pointer."""
 MAX_REMNANT = 4096
 """Largest file that may be what is left of a pointer."""
+_CLASSES, _APART = 1024, 8
+"""Lengths of pointers are equal modulo the first when they name the same stripes, and all are multiples of the second:
+one that was cut off is hardly any more."""
 MAX_NAME = 1024
 """Longest file name, in bytes, that a header holds."""
 
@@ -224,9 +227,9 @@ class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return interface.join(parent, FOLDER, f"{self.uuid}.{index}")
 
 
-def encode_text(line: bytes, body: object) -> bytes:
-    """The three-line framing of pointers and manifests: magic line, JSON with sorted keys, CRC."""
-    text = line + msgspec.json.encode(body, order="sorted") + b"\n"
+def encode_text(line: bytes, body: object, *, spaces: int = 0) -> bytes:
+    """The three-line framing of pointers and manifests: magic line, JSON with sorted keys and spaces, CRC."""
+    text = line + msgspec.json.encode(body, order="sorted") + b" " * spaces + b"\n"
     return text + b"crc32c %08x\n" % crc32c(text)
 
 
@@ -256,8 +259,23 @@ def is_remnant(data: bytes | bytearray) -> bool:
     return POINTER_LINE.startswith(data) or not data.strip(b"\0")
 
 
+def _length_class(uuid: str) -> int:
+    """Of the length of every pointer that names the stripes ``uuid``, modulo `_CLASSES`."""
+    return int(uuid[:8], 16) % (_CLASSES // _APART) * _APART
+
+
 def encode_pointer(pointer: Pointer) -> bytes:
-    return encode_text(POINTER_LINE, pointer)
+    """Spaces behind the JSON make its length say whose stripes it may name, to who only lists it (`may_name`)."""
+    short = encode_text(POINTER_LINE, pointer)
+    return encode_text(POINTER_LINE, pointer, spaces=(_length_class(pointer.uuid) - len(short)) % _CLASSES)
+
+
+def may_name(size: int, pointer: Pointer) -> bool:
+    """Whether a file of so many bytes may name the stripes of ``pointer``: as a pointer, or as a part of a copy of it.
+    Also one that has no spaces."""
+    whole = size <= MAX_TEXT and size % _CLASSES == _length_class(pointer.uuid)
+    cut = size % _APART > 0 and size < len(encode_pointer(pointer))
+    return whole or cut or size == len(encode_text(POINTER_LINE, pointer))
 
 
 def decode_pointer(data: bytes, name: str) -> Pointer:

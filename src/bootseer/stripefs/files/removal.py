@@ -1,7 +1,7 @@
 """Removing the stripes of a file that is gone, unless they may be another file's.
 
 What a pointer says is its writer's word: its name, and whose stripes it names. So each removal looks who else names
-them: among all files of the folder, or, where its owner alone can have put the pointer there, among likely copies.
+them, among the files of the folder that can by their length (`layout.may_name`), which no forged pointer changes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer, owned: Permiss
     of the pointer, or a forgery), also a damaged pointer, and when they are somebody else's. False when only a damaged
     pointer is in the way: the temporary file that calls them garbage is to stay then, too.
     """
-    size = len(layout.encode_pointer(pointer)) if _is_its_own(backend, path, pointer, owned) else 0
-    whole, damaged = _namers(backend, path.rpartition("/")[0], pointer.uuid, size)
+    whole, damaged = _namers(backend, path.rpartition("/")[0], pointer)
     if whole or damaged:
         _log.warning("the stripes of %s are left in place: another file may name them", path)
         return whole
@@ -46,25 +45,10 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer, owned: Permiss
     return True
 
 
-def _is_its_own(backend: Backend, path: str, pointer: Pointer, owned: Permissions | None) -> bool:
-    """Whether the stripes were written for a file of this name, and nobody but its owner, whose they are to be, can
-    have put ``pointer`` there. Then another file that names them is a copy of it, and as long as it is."""
-    parent, _, name = path.rpartition("/")
-    if owned is None or pointer.name != name or (folder := owned_by(backend, parent)) is None:
-        return False
-    if not _is_same_owner(folder, owned) or folder.mode & 0o022:
-        return False
-    stripe = pointer.stripe_path(path, 0)
-    try:
-        header = layout.decode_header(read_all(backend, stripe, limit=layout.HEADER_SIZE), stripe)
-    except (DataError, NotFoundError):
-        return False
-    return (header.uuid.hex(), header.name, header.epoch) == (pointer.uuid, name, pointer.epoch)
-
-
-def _namers(backend: Backend, folder: str, uuid: str, size: int) -> tuple[bool, bool]:
-    """Whether a pointer in ``folder`` names ``uuid``, and whether a damaged one does, or cannot be read; ``size``: only
-    files of so many bytes are looked at, 0: all."""
+def _namers(backend: Backend, folder: str, pointer: Pointer) -> tuple[bool, bool]:
+    """Whether a pointer in ``folder`` names the stripes of ``pointer``, and whether a damaged one does, or cannot be
+    read."""
+    uuid = pointer.uuid
 
     def read(one: tuple[str, str, str]) -> str | None:
         """What it names; None: ``uuid``, but it is damaged."""
@@ -85,10 +69,7 @@ def _namers(backend: Backend, folder: str, uuid: str, size: int) -> tuple[bool, 
     files = [
         (backend.url, join(folder, entry.name), entry.version)
         for entry in backend.list(folder)
-        if not entry.is_dir
-        and entry.size <= layout.MAX_TEXT
-        and (not size or entry.size == size)
-        and not entry.name.startswith(layout.TEMPORARY)
+        if not entry.is_dir and layout.may_name(entry.size, pointer) and not entry.name.startswith(layout.TEMPORARY)
     ]
     if len(_named) > _MOST:
         _named.clear()
