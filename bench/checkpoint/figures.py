@@ -32,5 +32,7 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("frozen_write_vs_healthy", "<= 2", "capped:save-frozen", "capped:save-replicated")
     faster("read_vs_hdfs_native", ">= 2", "free:striped", "free:hdfs-native")
     faster("read_vs_hdfs_native_4_streams", ">= 1", "free:striped", "free:hdfs-native-4-stripes")
+    found.ratio("many_put_vs_hadoop", "<= 0.5", "many:put", "many:hadoop-put")
+    found.ratio("many_get_vs_hadoop", "<= 0.5", "many:get", "many:hadoop-get")
     once.compute(found)
     return found
