@@ -72,6 +72,14 @@ def test_a_small_file_is_put_and_got_with_the_calls_that_hdfs_needs(url, local, 
     assert calls.total() - calls["complete"] <= 7 * COUNT + 12, calls
 
 
+def test_a_small_file_alone_is_looked_at_once(url, calls):
+    store = open_fs(url)
+    with store.create("x/f") as out:
+        calls.clear()
+        out.write(b"bytes")
+    assert calls == {"create": 1, "addBlock": 1, "rename2": 1, "complete": calls["complete"]}
+
+
 def test_a_file_that_appears_while_a_folder_is_put_is_replaced(url, local, monkeypatch, tmp_path):
     (tmp_path / "other").write_bytes(b"of another writer")
     fs("put", str(tmp_path / "other"), f"{url}/x/d0/f00")

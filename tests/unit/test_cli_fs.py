@@ -113,6 +113,34 @@ def test_a_folder_as_a_checkpoint(run):
     assert len(run("commit", "other/step-1", "--json").json["files"]) == 2
 
 
+def test_many_small_files_go_with_large_ones(run):
+    for number in range(60):
+        Path(f"many/d{number % 3}").mkdir(parents=True, exist_ok=True)
+        Path(f"many/d{number % 3}/f{number:02}").write_bytes(bytes([number]) * number * 50)
+    Path("many/d1/large").write_bytes(BIG)
+    assert run("put", "many", "store/many").out.startswith("store/many: 61 files, ")
+    Path("many/d1/f01").write_bytes(b"newer")
+    done = run("put", "many", "store/many", "--json").json
+    assert [file["path"] for file in done["files"] if file["striped"]] == ["many/d1/large"]
+    back = run("get", "store/many", "back", "--json").json["files"]
+    assert [row["path"] for row in back] == sorted(row["path"] for row in back)
+    wanted = {path.relative_to("many"): path.read_bytes() for path in Path("many").rglob("*") if path.is_file()}
+    assert {path.relative_to("back"): path.read_bytes() for path in Path("back").rglob("*") if path.is_file()} == wanted
+
+
+@pytest.mark.parametrize("verb", ["put", "get"])
+def test_the_first_of_many_small_files_that_fails_ends_it(run, verb):
+    source, target = (Path("many"), Path("store/many")) if verb == "put" else (Path("store/many"), Path("many"))
+    source.mkdir(parents=True)
+    for number in range(40):
+        Path(source, f"f{number:02}").write_bytes(b"x")
+    Path(target, "f20").mkdir(parents=True)
+    failed = run(verb, str(source), str(target))
+    assert (failed.code, "f20: it is a folder" in failed.error) == (73, True)
+    assert failed.error.count("\n") <= 1
+    assert not [path for path in target.iterdir() if path.name.startswith(".tmp-")]
+
+
 def test_copies_have_stripes_of_their_own(run):
     Path("ck").mkdir()
     Path("ck/model").write_bytes(BIG)

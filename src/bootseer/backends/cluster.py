@@ -8,6 +8,7 @@ that are erasure-coded or encrypted still go through ``hdfs-native``.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import logging
 import os
@@ -116,8 +117,11 @@ class HdfsBackend(Backend):
         full, after = self.full(path), b""
 
         def source(status: FileStatus, blocks: FileBlocks | None) -> Source | None:
-            plain = blocks is not None and not status.is_dir and not _only_native(blocks)
-            return DirectSource(self.url, status.path, blocks, None) if blocks is not None and plain else None
+            if blocks is None or status.is_dir or _only_native(blocks):
+                return None
+            with contextlib.suppress(DataError):  # who opens it finds out
+                return DirectSource(self.url, status.path, blocks, None)
+            return None
 
         for page in namenode.pages(full, located=True):
             entries = [(_entry(status), source(status, blocks)) for status, blocks in page]

@@ -8,6 +8,7 @@ after another.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +32,8 @@ Progress = Callable[[str, int, int], None]
 _WRITES = 16
 _READS = 3
 """Small files that are written, and requests for many of them that are read, side by side."""
+_LISTED = 16
+"""Files that go into one folder, from which on that is listed first: one that is there may have many others."""
 _MANY, _BYTES = 1000, 16 << 20
 """Files and bytes of one such request, at most."""
 _SMALL = 1 << 20
@@ -52,7 +55,7 @@ def put(
     ``path``. Yields each with its path: the small ones in order, then the others. The first error ends it.
     """
     listed: dict[str, set[str]] = {}
-    total = done = 0
+    done = 0
 
     def target(file: Path) -> str:
         return join(path, *file.relative_to(local).parts)
@@ -60,18 +63,19 @@ def put(
     def one(file: Path) -> tuple[str, Written]:
         to = target(file)
         folder, _, name = to.rpartition("/")
-        if name not in listed[folder]:
+        if name not in listed.get(folder, (name,)):
             with contextlib.suppress(NotWritableError):  # somebody has made one since
                 return to, fs.put(file, to, width=width, unit=unit, before=before, absent=True)
         return to, fs.put(file, to, width=width, unit=unit, before=before)
 
     small = [file for file, size in files if size < layout.PLAIN_BELOW]
     total = sum(size for _, size in files if size < layout.PLAIN_BELOW)
-    for folder in {target(file).rpartition("/")[0] for file in small}:
-        try:
-            listed[folder] = {entry.name for entry in fs.backend.list(folder)}
-        except NotFoundError:
-            listed[folder] = set()
+    for folder, count in Counter(target(file).rpartition("/")[0] for file in small).items():
+        if count >= _LISTED:
+            try:
+                listed[folder] = {entry.name for entry in fs.backend.list(folder)}
+            except NotFoundError:
+                listed[folder] = set()
     for to, written in in_turn(one, small, _WRITES):
         done += written.size
         progress(f"{len(small)} small files", done, total)
