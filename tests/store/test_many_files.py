@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bootseer.backends.cluster import HdfsBackend
-from bootseer.cli.main import app
+from bootseer.cli.fs import app
 from bootseer.hdfs.rpc import RpcClient
 from bootseer.stripefs import open_fs
 from support import hadoop
@@ -46,7 +46,7 @@ def calls(monkeypatch) -> Counter[str]:
 
 
 def fs(*args: str) -> str:
-    done = CliRunner().invoke(app, ["fs", *args], catch_exceptions=False)
+    done = CliRunner().invoke(app, [*args], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -125,7 +125,7 @@ def test_a_small_file_that_is_not_what_its_commit_says_is_not_got(url, local, tm
     sink = folder.backend.create("x/d0/f02")
     sink.write(os.urandom(1400))
     sink.close()
-    done = CliRunner().invoke(app, ["fs", "get", f"{url}/x/d0", str(tmp_path / "back")])
+    done = CliRunner().invoke(app, ["get", f"{url}/x/d0", str(tmp_path / "back")])
     assert (done.exit_code, "does not have the digest of its COMMIT" in str(done.exception or done.output)) != (
         0,
         False,
