@@ -65,7 +65,7 @@ def test_a_small_file_is_put_and_got_with_the_calls_that_hdfs_needs(url, local, 
     calls.clear()
     fs("get", f"{url}/x", str(tmp_path / "back"))
     assert contents(tmp_path / "back") == contents(local)
-    assert calls.total() <= 20, calls
+    assert calls.total() <= 3 * 8, calls  # of three folders, none of a file
     calls.clear()
     fs("put", str(local), f"{url}/x")  # over what is there: it is looked at, before and at the end
     assert calls["rename2"] == COUNT
@@ -97,7 +97,7 @@ def test_a_file_that_is_replaced_while_its_folder_is_got_has_one_of_its_contents
 
     def read_many(self, pieces):
         real(self, pieces)
-        if len(pieces) > 1:
+        if len(pieces) > 1 and pieces[0].name.startswith("x/d1"):
             (tmp_path / "new").write_bytes(new)
             open_fs(url).put(tmp_path / "new", "x/d1/f01")
 

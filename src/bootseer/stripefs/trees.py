@@ -171,4 +171,5 @@ def _read(fs: StripeFS, batch: _Batch) -> dict[str, bytearray]:
         now = {entry.name: entry.version for entry in batch.page.now()}
     except BootseerError:
         return {}  # which of them it is, and why, is found when each is read by itself
-    return {entry.name: found[entry.name] for entry, _ in batch.files if now.get(entry.name) == entry.version}
+    then = {entry.name: entry.version for entry, _ in batch.files}
+    return {name: data for name, data in found.items() if now.get(name) == then[name]}
