@@ -19,6 +19,7 @@ import pytest
 
 from bootseer.errors import NotFoundError
 from bootseer.kernel import fuse, mount
+from support.waits import together
 
 pytestmark = pytest.mark.root
 
@@ -33,26 +34,18 @@ def _single(mountpoint: Path, read: object = None, **options: object) -> fuse.Se
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_same_bytes_from_many_readers(mountpoint: Path, direct: bool) -> None:
-    wrong: list[int] = []
-
     def read(seed: int) -> None:
         chance = random.Random(seed)
         with (mountpoint / "data").open("rb", buffering=0) as file:
             for _ in range(200):
                 offset, size = chance.randrange(len(DATA) + 5000), chance.choice([1, 4096, 70_001, 1 << 20])
-                if os.pread(file.fileno(), size, offset) != DATA[offset : offset + size]:
-                    wrong.append(offset)
+                assert os.pread(file.fileno(), size, offset) == DATA[offset : offset + size]
 
     with _single(mountpoint, direct_io=direct) as server:
         assert server.negotiated
         assert "async_read" in server.negotiated.flags
-        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        together(read, range(6))
         assert (mountpoint / "data").read_bytes() == DATA
-    assert wrong == []
     assert not mount.is_mounted(mountpoint)
 
 

@@ -26,6 +26,7 @@ from support.registry import PASSWORD, USER, DockerRegistry
 from support.registrycache import RegistryCache
 from support.registryproxy import Fault, RegistryProxy
 from support.tokens import TokenServer
+from support.waits import together
 
 pytestmark = pytest.mark.registry
 
@@ -205,27 +206,18 @@ class TestTokens:
         """Lifetime 2 s, read for 5: renewed before the end, or, where the server lies about it, after a 401."""
         fill(guarded.address, "x")
         tokens.lifetime, tokens.said, tokens.delay = 2.0, None if honest else 300.0, 0.1
-        before, errors, reads = tokens.requests, [], [0]
+        before, reads = tokens.requests, [0]
         until = time.monotonic() + 5.0
         with client(guarded.address) as registry:
 
             def read(seed: int) -> None:
-                try:
-                    while time.monotonic() < until:
-                        offset = (seed * 7919 + reads[0] * 104729) % (len(DATA) - 1000)
-                        if registry.read_range(ITEM, offset, 1000) != DATA[offset : offset + 1000]:
-                            errors.append(f"wrong bytes at {offset}")
-                        reads[0] += 1
-                        time.sleep(0.02)
-                except BaseException as exc:
-                    errors.append(repr(exc))
+                while time.monotonic() < until:
+                    offset = (seed * 7919 + reads[0] * 104729) % (len(DATA) - 1000)
+                    assert registry.read_range(ITEM, offset, 1000) == DATA[offset : offset + 1000]
+                    reads[0] += 1
+                    time.sleep(0.02)
 
-            threads = [threading.Thread(target=read, args=(seed,)) for seed in range(12)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert errors == []
+            together(read, range(12))
         assert reads[0] > 100
         # Single flight: one for each lifetime (renewed at three quarters), not one for each thread.
         assert 2 <= tokens.requests - before <= 6

@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import uuid
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from bootseer.oci.registry import Registry
 from support.images import Member, write_image
 from support.registry import DockerRegistry
 from support.registryproxy import Fault, RegistryProxy
+from support.waits import together
 
 pytestmark = pytest.mark.registry
 
@@ -140,11 +140,7 @@ def test_many_writers_of_one_images_artifacts(store: Store) -> None:
         mine = open_store(f"{store.url}@{image.digest}")
         mine.put(name, name.encode())
 
-    threads = [threading.Thread(target=publish, args=(name,)) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(publish, names)
     assert isinstance(store, RegistryStore)
     assert len(store._registry.referrers(image.digest)) == len(names)
     assert [info.key for info in store.list("profiles")] == names

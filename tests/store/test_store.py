@@ -23,6 +23,7 @@ from bootseer.errors import (
 )
 from bootseer.kernel import libc
 from bootseer.objects import open_store
+from support.waits import together
 
 
 def test_many_publishers_of_one_key_agree_on_one(tmp_path):
@@ -35,11 +36,7 @@ def test_many_publishers_of_one_key_agree_on_one(tmp_path):
         if store.put("k", str(number).encode() * 1000):
             won.append(number)
 
-    threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(publish, range(8))
     assert len(won) == 1
     assert store.get("k", most=1 << 30) == str(won[0]).encode() * 1000
 
