@@ -27,6 +27,7 @@ from bootseer.env.unpack import check_mounts
 from bootseer.errors import BootseerError, DataError, FullError, NotWritableError, UnsupportedError
 from bootseer.kernel import mount as mounts
 from bootseer.objects.folder import FolderStore
+from support.waits import together, until
 
 pytestmark = pytest.mark.root
 
@@ -96,9 +97,7 @@ def three(nodes: Callable[[str], Node]) -> Node:
     return nodes("three")
 
 
-@pytest.fixture
-def node(one: Node) -> Node:
-    return one
+node = one
 
 
 def base(host: Path) -> None:
@@ -606,20 +605,6 @@ def test_a_snapshot_that_verifies_is_used_again(one: Node, two: Node) -> None:
     assert two.run(fill_plain).reason == "hit"
 
 
-def test_gc_removes_what_a_killed_run_left(one: Node, other: Callable[..., Other]) -> None:
-    job = other(prefix=("unshare", "-m", "--propagation", "private"))
-    (area,) = Path(one.config.cache_dir, "env").iterdir()
-    os.utime(area / "boot", (0, 0))
-    cli(one, "clean")
-    assert area.exists()
-    job.process.kill()
-    job.process.wait(60)
-    until = time.monotonic() + 20
-    while area.exists() and time.monotonic() < until:
-        cli(one, "clean")
-    assert not area.exists()
-
-
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="bootseer")
@@ -994,14 +979,11 @@ def test_what_a_pod_left_that_was_killed_is_removed_a_day_later(one: Node, other
     job = other(prefix=("unshare", "-m", "--propagation", "private"))
     (area,) = Path(one.config.cache_dir, "env").iterdir()
     os.utime(area / "boot", (0, 0))
-    overlay.sweep(one.config)
+    cli(one, "clean")
     assert area.exists(), "its overlay lives"
     job.process.kill()
     job.process.wait(60)
-    until = time.monotonic() + 20
-    while area.exists() and time.monotonic() < until:  # the kernel may take a moment to end the namespace
-        overlay.sweep(one.config)
-    assert not area.exists()
+    until(lambda: cli(one, "clean") and not area.exists(), 20)  # the kernel may take a moment to end the namespace
     assert not list(Path(one.config.state_dir, "env").glob("*.json"))
 
 
@@ -1077,14 +1059,7 @@ def test_an_environment_on_two_targets_is_taken_down_by_one_start(
         real(group)
 
     monkeypatch.setattr(overlay.Group, "take_down", slow)
-    starts = [
-        threading.Thread(target=node.run, args=(lambda host: 0,), kwargs={"targets": (target,), "command": (name,)})
-        for target, name in ((first, "a"), (second, "b"))
-    ]
-    for start in starts:
-        start.start()
-    for start in starts:
-        start.join()
+    together(lambda target: node.run(lambda host: 0, targets=(target,), command=(target.path,)), (first, second))
     assert taken.count(both.record.id) == 1
     assert node.runs == 3
     assert mounts.is_mounted(first.host)
