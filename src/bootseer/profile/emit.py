@@ -57,6 +57,8 @@ _REDACTED = "[redacted]"
 _current: ContextVar[str] = ContextVar("bootseer_span", default="")
 _held = -1
 _lost = 0
+_named: dict[str, bool] = {}
+"""Whether names of attributes are those of secrets: a job uses few, and again and again."""
 _boot = ""
 _host = ""
 _rank = ""
@@ -254,8 +256,13 @@ def inert(text: str) -> str:
 
 def redact(name: str, text: str) -> str:
     """``text`` without what looks like a secret: see "Secrets" in the format's page."""
-    low = name.lower()
-    if any(word in low for word in _SECRET_NAMES):
+    secret = _named.get(name)
+    if secret is None:
+        low = name.lower()
+        secret = any(word in low for word in _SECRET_NAMES)
+        if len(_named) < 1000 and len(name) < 100:
+            _named[name] = secret
+    if secret:
         return _REDACTED
     if "://" in text or "=" in text or "earer " in text:
         import re  # here: most values have nothing to redact, and re is most of an import's cost
