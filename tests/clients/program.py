@@ -396,7 +396,11 @@ def lightning(place: Place, steps: int) -> tuple[int, list[np.ndarray]]:
         max_steps=steps, callbacks=[Says(), keep], logger=False, enable_progress_bar=False, accelerator="cpu",
         enable_model_summary=False, default_root_dir=tempfile.gettempdir(),
     )  # fmt: skip
-    made.fit(net, torch.utils.data.DataLoader(torch.zeros(64, 1)), ckpt_path="last")
+    last = "last"
+    if place.url:  # lightning looks for "last" among names without their protocol: on no remote store does it find one
+        fs, path = fsspec.core.url_to_fs(place.at("last.ckpt"))
+        last = place.at("last.ckpt") if fs.exists(path) else None
+    made.fit(net, torch.utils.data.DataLoader(torch.zeros(64, 1)), ckpt_path=last)
     whole = [f"step={number}.ckpt" for number in range(steps - KEPT + 1, steps + 1)]
     assert set(whole) <= {file.path for file in place.striped.ls("")}, [file.path for file in place.striped.ls("")]
     return began[0], [value.numpy() for _, value in sorted(net.state_dict().items())]

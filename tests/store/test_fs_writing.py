@@ -410,8 +410,29 @@ def modes(site: Site) -> None:
 def links_and_special_files(site: Site) -> None:
     (site.dir / "f").write_bytes(b"x")
     refused(errno.EPERM, lambda: os.symlink("f", site.dir / "s"))
-    refused(errno.EPERM, lambda: os.link(site.dir / "f", site.dir / "l"))
     refused(errno.EPERM, lambda: os.mkfifo(site.dir / "p"))
+
+
+@row
+def hard_links(site: Site) -> None:
+    (site.dir / "d").mkdir()
+    for target in ("l", "d/l"):
+        (site.dir / "f").write_bytes(b"abc")
+        os.link(site.dir / "f", site.dir / target)
+        assert site.stored(target) == b"abc" == (site.dir / target).read_bytes()
+        refused(errno.EEXIST, lambda target=target: os.link(site.dir / "f", site.dir / target))
+        (site.dir / "f").unlink()
+        assert site.stored(target) == b"abc" == (site.dir / target).read_bytes()
+    with open(site.dir / "open", "wb", buffering=0) as file:
+        file.write(b"xyz")
+        refused(errno.EEXIST, lambda: os.link(site.dir / "l", site.dir / "open"))
+        os.link(site.dir / "open", site.dir / "now")
+        assert site.stored("now") == b"xyz"
+    (site.dir / "big").write_bytes(BIG)
+    refused(errno.EPERM, lambda: os.link(site.dir / "big", site.dir / "b"))
+    site.fs.commit(f"{site.name}/d")
+    refused(errno.EPERM, lambda: os.link(site.dir / "l", site.dir / "d/new"))
+    os.link(site.dir / "d/l", site.dir / "out")
 
 
 @row

@@ -14,7 +14,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 
-from bootseer.backends.interface import exists, is_folder, join
+from bootseer.backends.interface import FILE_MODE, exists, is_folder, join
 from bootseer.errors import NotFoundError, NotWritableError
 from bootseer.fsmount.newversion import Writing
 from bootseer.fsmount.openfiles import OpenFiles
@@ -26,6 +26,8 @@ from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.reader import content_of, read_pointer
 
 _log = logging.getLogger(__name__)
+_LINKED = 4 << 20
+"""Bytes: below it a hard link is a copy; a larger file is refused one."""
 
 
 class WritableStripes(OpenFiles):
@@ -143,6 +145,32 @@ class WritableStripes(OpenFiles):
                     raise
                 gone()
                 self._moved(path, target)
+
+    def link(self, node: int, parent: int, name: str, ctx: fuse.Context) -> fuse.Entry:
+        """A copy of a small file: bytes that were published stay, so it differs from a link in its number alone. Who
+        writes beside a name and may not replace a file there makes a link and removes the first name (zarr, git)."""
+        self._refuse_others(ctx)
+        path, target = self._path(node), self._new(parent, name)
+        with self._changing, numbered(target):
+            self._protect(target)
+            with self._lock:
+                writing, taken = self._versions.get(node), self._versions.at(target)
+            if writing is not None:
+                self._publish(node, writing)
+            if taken or exists(self._fs.backend, target):
+                if not ctx.resent:  # else a server before this one may have made it, and died
+                    raise refusal(errno.EEXIST, target)
+                return self.lookup(parent, name, ctx)
+            with self._fs.open(path) as file:
+                if file.size >= _LINKED:
+                    _log.warning("%s is not linked to %s: it is copied, and too large for that", path, target)
+                    raise refusal(errno.EPERM, target)
+                permissions = self._fs.backend.stat(path).permissions
+                mode = permissions.kept if permissions else FILE_MODE
+                with self._fs.create(target, mode=mode) as out:
+                    out.write(file.read(0, file.size))
+            self._listings = {}
+            return super().lookup(parent, name, ctx)
 
     def _renamed_before(self, path: str, target: str, ctx: fuse.Context) -> bool:
         """Whether a server before this one did what is asked, and died before it could say so."""

@@ -247,6 +247,10 @@ class WritableOperations(Operations):
         """Move ``name`` to the folder ``to`` as ``to_name``, in one step."""
         raise NotImplementedError
 
+    def link(self, node: int, parent: int, name: str, ctx: Context) -> Entry:
+        """Give a file the name ``name`` in the folder ``parent``, too; `FileExistsError` when something has it."""
+        raise NotImplementedError
+
 
 class SingleFile(Operations):
     """A file system of one file, ``/<name>`` of ``size`` bytes, whose reads go to ``read(offset, size, ctx)``."""

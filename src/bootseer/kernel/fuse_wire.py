@@ -57,6 +57,7 @@ WRITE_IN = struct.Struct("=QQIIQII")  # fh offset size write_flags lock_owner fl
 WRITE_OUT = struct.Struct("=II")  # size padding
 FH_IN = struct.Struct("=Q")  # of a FLUSH and an FSYNC; flags and a lock owner follow
 MKDIR_IN = struct.Struct("=II")  # mode umask; the name follows
+LINK_IN = struct.Struct("=Q")  # the node of the file; the name follows
 RENAME_IN = struct.Struct("=Q")  # newdir; both names follow
 RENAME2_IN = struct.Struct("=QII")  # newdir flags padding; both names follow
 SETATTR_IN = struct.Struct("=IIQQQQQQIIIIIIII")

@@ -68,6 +68,10 @@ def write_handlers(
         ops.rename(ctx.node, name, to, to_name, ctx, overwrite=not flags)
         return b""
 
+    def link(ctx: Context, body: memoryview) -> bytes:
+        (node,) = wire.LINK_IN.unpack_from(body)
+        return encode_entry(ops.link(node, ctx.node, _names(body[wire.LINK_IN.size :], 1)[0], ctx))
+
     def refuse(ctx: Context, body: memoryview) -> bytes:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))  # what POSIX says for a file system without such files
 
@@ -84,7 +88,7 @@ def write_handlers(
         wire.RENAME: rename,
         wire.RENAME2: rename2,
         wire.SYMLINK: refuse,
-        wire.LINK: refuse,
+        wire.LINK: link,
         wire.MKNOD: refuse,
     }
 
