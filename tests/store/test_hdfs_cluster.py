@@ -57,6 +57,8 @@ def test_operations_and_their_errors(cluster, folder):
         client.open(folder)
     with pytest.raises(NotWritableError, match=r"is not a directory"):
         client.create(f"{folder}/b/f/g")
+    with pytest.raises(NotFoundError, match="a part of it is a file"):
+        client.list(f"{folder}/b/f/g")
     with pytest.raises(NotWritableError, match="non empty"):
         client.delete(folder)
     assert client.delete(folder, recursive=True)

@@ -146,6 +146,13 @@ def test_a_slice_reads_only_its_chunks(striped, monkeypatch):
         assert len(set(read)) == len(read)
 
 
+def test_a_file_with_any_name_is_loaded(tmp_path):
+    bt.save_safetensors({"w": torch.arange(4.0)}, f"{tmp_path}/step-2")
+    assert bt.load_safetensors(f"{tmp_path}/step-2")["w"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(NotFoundError):
+        bt.load_safetensors(f"{tmp_path}/step-3")
+
+
 def test_a_model_of_several_files(tmp_path):
     model = {f"layer.{n}": torch.full((300, 1000), float(n)) for n in range(4)}
     weights = {}

@@ -127,7 +127,12 @@ class HdfsClient:
 
     def list(self, path: str) -> list[FileStatus]:
         """The entries of the folder ``path`` in path order; a file lists itself."""
-        found = self.call(lambda client: list(client.list_status(path, False)), f"list {path}")
+        try:
+            found = self.call(lambda client: list(client.list_status(path, False)), f"list {path}")
+        except BootseerError as exc:
+            if is_below_a_file(exc):
+                raise NotFoundError(f"cannot list {path} on {self.url}: a part of it is a file") from exc
+            raise
         return sorted((_status(status, status.path) for status in found), key=lambda status: status.path)
 
     def open(self, path: str) -> HdfsReader:

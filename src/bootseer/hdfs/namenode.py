@@ -147,7 +147,12 @@ class NameNode:
         """`list`, a page at a time: of the names behind ``after``, and with ``located`` with the blocks of files."""
         while True:
             request = wire.GetListingRequest(src=_text(path), start_after=after, need_location=located)
-            found = self._call("getListing", request, wire.GetListingResponse, f"list {path}")
+            try:
+                found = self._call("getListing", request, wire.GetListingResponse, f"list {path}")
+            except BootseerError as exc:
+                if is_below_a_file(exc):
+                    raise NotFoundError(f"cannot list {path} on {self.url}: a part of it is a file") from None
+                raise
             if not found.HasField("listing"):
                 raise NotFoundError(f"cannot list {path} on {self.url}: no such file or folder")
             page: builtins.list[tuple[FileStatus, FileBlocks | None]] = []

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import torch
 
+from bootseer.backends.interface import exists
 from bootseer.backends.pool import parallel
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
-from bootseer.stripefs import ChunkFile, split_url
+from bootseer.stripefs import ChunkFile, open_fs, split_url
 from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
 from bootseer.torch.reads import Stored, TensorReads
@@ -220,7 +221,12 @@ def _files(url: str) -> tuple[CheckpointFolder, dict[str, list[str] | None]]:
     base, name = split_url(url)
     if name.endswith(_FILE):
         return CheckpointFolder(base, "safetensors"), {name: None}
-    folder = CheckpointFolder(base if name.endswith(_INDEX) else url, "safetensors")
+    try:
+        folder = CheckpointFolder(base if name.endswith(_INDEX) else url, "safetensors")
+    except NotFoundError:
+        if name.endswith(_INDEX) or not name or not exists(open_fs(base).backend, name):
+            raise
+        return CheckpointFolder(base, "safetensors"), {name: None}  # a file with a name of its user's own
     try:
         if name.endswith(_INDEX):
             return folder, _indexed(folder, name)
