@@ -86,6 +86,10 @@ class ConfigError(BootseerError):
     exit_code = 78
 
 
+class NameTooLongError(ConfigError):
+    """A name, or a whole path, has more bytes than the storage takes."""
+
+
 def from_os_error(exc: OSError, doing: str) -> BootseerError:
     """Translate an ``OSError`` met while ``doing`` (a phrase such as ``"write store /data"``) into one line."""
     text = f"cannot {doing}: {exc.strerror or exc}"

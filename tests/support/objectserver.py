@@ -12,10 +12,11 @@ import re
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from email.utils import formatdate
 from types import TracebackType
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 BUCKET = "bucket"
@@ -125,7 +126,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _list(self) -> None:
         prefix, delimiter = self.query.get("prefix", ""), self.query.get("delimiter", "")
-        contents, folders = [], set()
+        contents, folders, encoded = [], set(), self.query.get("encoding-type") == "url"
+        name: Callable[[str], str] = quote if encoded else escape  # XML has no control characters
         for key, found in sorted(self.store.objects.items()):
             rest = key.removeprefix(prefix)
             if not key.startswith(prefix):
@@ -137,12 +139,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(found.mtime)) + f".{int(found.mtime * 1000) % 1000:03}Z"
             )
             contents.append(
-                f"<Contents><Key>{escape(key)}</Key><LastModified>{when}</LastModified>"
+                f"<Contents><Key>{name(key)}</Key><LastModified>{when}</LastModified>"
                 f"<ETag>{escape(found.etag)}</ETag><Size>{len(found.data)}</Size></Contents>"
             )
-        common = [f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in sorted(folders)]
+        common = [f"<CommonPrefixes><Prefix>{name(each)}</Prefix></CommonPrefixes>" for each in sorted(folders)]
         count = f"<KeyCount>{len(contents) + len(common)}</KeyCount><IsTruncated>false</IsTruncated>"
-        self._xml("ListBucketResult", count + "".join(contents + common))
+        encoding = "<EncodingType>url</EncodingType>" if encoded else ""
+        self._xml("ListBucketResult", encoding + count + "".join(contents + common))
 
     def _refused(self) -> bool:
         if self.headers.get("If-None-Match") == "*" and self.key in self.store.objects and not self.store.ignoring:

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 
 from bootseer.backends.engine import memory as budget
 from bootseer.backends.folder import FolderBackend
+from bootseer.backends.open import Location
 from bootseer.backends.pool import read_each
 from bootseer.errors import DataError, UnavailableError
 from bootseer.fsspecfs.filesystem import StripeFileSystem
-from bootseer.fsspecfs.paths import PROTOCOLS, Location, split
+from bootseer.fsspecfs.paths import PROTOCOLS, split
 from bootseer.ranges import merge
 from support.stripes import flip
 from support.waits import together

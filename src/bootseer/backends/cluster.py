@@ -19,10 +19,22 @@ from typing import TYPE_CHECKING
 from bootseer.backends.hdfs_direct import DirectSource, read_directly
 from bootseer.backends.hdfs_native import NativeSource, still_written
 from bootseer.backends.hdfs_rights import group_name, permissions, user_name
-from bootseer.backends.interface import FILE_MODE, Backend, Entry, Page, Piece, Sink, Source, Writers, clean
+from bootseer.backends.interface import (
+    FILE_MODE,
+    Backend,
+    Entry,
+    Page,
+    Piece,
+    Sink,
+    Source,
+    Writers,
+    clean,
+    refuse_long,
+)
 from bootseer.backends.pool import read_each
 from bootseer.errors import (
     BootseerError,
+    ConfigError,
     DataError,
     NotFoundError,
     NotWritableError,
@@ -130,6 +142,13 @@ class HdfsBackend(Backend):
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         self._names().rename(self.full(src), self.full(dst), overwrite=overwrite)
+
+    def check_new(self, path: str) -> None:
+        full = self.full(path)
+        refuse_long(full, 255, 8000)
+        for part in full.split("/"):
+            if ":" in part or part == ".snapshot" or full.startswith("/.reserved"):
+                raise ConfigError(f"HDFS has no such name: {full!r}", hint="leave out ':', .snapshot and /.reserved")
 
     def delete(self, path: str) -> None:
         self._names().delete(self.full(path), recursive=False)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bootseer import faults
-from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean, join
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean, join, refuse_long
 from bootseer.backends.pool import read_each
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, doing, from_os_error
 from bootseer.kernel import beneath, libc, links
@@ -180,6 +180,8 @@ class FolderBackend(Backend):
         except (FileNotFoundError, NotADirectoryError):
             raise NotFoundError(f"cannot {what} {where}: no such file or folder") from None
         except OSError as exc:
+            if exc.errno == errno.ENAMETOOLONG:
+                raise NotFoundError(f"cannot {what} {where}: {exc.strerror}") from None
             raise from_os_error(exc, f"{what} {where}") from exc
 
     def _open(self, where: Path, flags: int, *, writing: bool = False) -> int:
@@ -322,6 +324,9 @@ class FolderBackend(Backend):
             raise FileExistsError(exc.errno, exc.strerror, str(target)) from None
         except OSError as exc:
             raise from_os_error(exc, f"rename {source} to {target}") from exc
+
+    def check_new(self, path: str) -> None:
+        refuse_long(str(self._path(path)), 255, 4095)
 
     def delete(self, path: str) -> None:
         with (

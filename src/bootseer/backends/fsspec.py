@@ -40,6 +40,7 @@ from bootseer.backends.interface import (
     Sink,
     Source,
     exists,
+    refuse_long,
 )
 from bootseer.backends.pool import read_each
 from bootseer.errors import (
@@ -330,6 +331,10 @@ class FsspecBackend(FsspecPlace, Backend):
             if overwrite or isinstance(exc, UnavailableError) or not exists(self, path):
                 raise
             raise FileExistsError(errno.EEXIST, f"cannot write {self.name(path)}: it exists") from exc
+
+    def check_new(self, path: str) -> None:
+        if self.objects() and not self.memory:
+            refuse_long(self.full(path).partition("/")[2], 1024, 1024)  # behind the bucket
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         found = self.stat(src)

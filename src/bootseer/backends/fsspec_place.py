@@ -144,9 +144,10 @@ class FsspecPlace:
     def full(self, path: str) -> str:
         """``path`` in the file system below."""
         fs, base = self._filesystem()
-        if not base:
-            return f"{fs.root_marker}{path}"
-        return f"{base}/{path}" if path else base
+        full = f"{base}/{path}" if base and path else base or f"{fs.root_marker}{path}"
+        if "?versionId=" in full or any(sign in full and fs._strip_protocol(full) != full for sign in "?#"):
+            raise ConfigError(f"{self.name(path)}: {self._protocol}:// cannot tell this name from another")
+        return full
 
     def replaced(self, path: str) -> DataError:
         return DataError(f"{self.name(path)} was replaced while it was read", hint="open it again")

@@ -11,6 +11,7 @@ import abc
 import builtins
 import contextlib
 import errno
+import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from bootseer import faults
 from bootseer.closing import Closing
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
+from bootseer.errors import BootseerError, ConfigError, DataError, NameTooLongError, NotFoundError, UnsupportedError
 
 TEMPORARY = ".tmp-"
 """How names begin of what is not published yet."""
@@ -252,6 +253,10 @@ class Backend(abc.ABC):
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         """Atomic, of a file, and of a folder where ``overwrite`` is false (`UnsupportedError` on object stores)."""
 
+    def check_new(self, path: str) -> None:  # noqa: B027 - not all storage has bounds
+        """Raise `ConfigError` for a path that no file or folder of this storage has (`NameTooLongError`: too long), so
+        that a writer learns it at its beginning."""
+
     @abc.abstractmethod
     def delete(self, path: str) -> None:
         """Remove a file; no error when it is gone already."""
@@ -371,6 +376,16 @@ def holds(backend: Backend, path: str, content: bytes) -> bool:
 def join(*parts: str) -> str:
     """Path parts joined; empty ones leave no trace."""
     return "/".join(part for part in parts if part)
+
+
+def refuse_long(path: str, part: int, whole: int) -> None:
+    """`NameTooLongError` when a part of ``path``, or all of it, has more bytes than that."""
+    for what, size, most in (
+        ("name", max(len(os.fsencode(each)) for each in path.split("/")), part),
+        ("path", len(os.fsencode(path)), whole),
+    ):
+        if size > most:
+            raise NameTooLongError(f"the {what} of {path[-64:]!r} has {size} bytes, and the storage takes {most}")
 
 
 def clean(path: str) -> str:

@@ -6,12 +6,11 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import typer
 
 from bootseer.cli._shared import Bars, count_text, understood
-from bootseer.errors import ConfigError, NotFoundError
+from bootseer.errors import NotFoundError
 from bootseer.units import parse_size, size_text
 
 if TYPE_CHECKING:
@@ -25,48 +24,21 @@ Unit = Annotated[int, typer.Option(parser=size_value, metavar="SIZE", help="Stri
 
 
 def place(url: str) -> tuple[StripeFS, str]:
-    """The store of the folder above ``url``, and the path in it; for the root of a storage the store itself."""
-    from bootseer.stripefs import open_fs, split_url
+    """As `bootseer.stripefs.place`."""
+    from bootseer import stripefs
 
-    _check(url)
-    scheme, _, rest = url.rpartition("://")
-    if not rest.strip("/") if scheme in ("", "file") else not rest.strip("/").partition("/")[2]:
-        return open_fs(url), ""
-    base, name = split_url(url)
-    return open_fs(base), name
+    return stripefs.place(url)
 
 
 def place_both(first: str, second: str) -> tuple[StripeFS, str, StripeFS, str]:
     """As `place` for two URLs; when they are of one storage both paths are of one store, from its root."""
-    import os
+    from bootseer.stripefs import locate, open_fs
 
-    from bootseer.backends.interface import clean
-    from bootseer.stripefs import open_fs
-
-    roots, paths = [], []
-    for url in (first, second):
-        _check(url)
-        scheme, sep, rest = url.rpartition("://")
-        if scheme in ("", "file"):
-            roots.append("/")
-            paths.append(clean(os.path.abspath(rest)))
-        else:
-            host, _, path = rest.partition("/")
-            roots.append(f"{scheme}{sep}{host}")
-            paths.append(clean(path))
-    if roots[0] == roots[1]:
-        fs = open_fs(roots[0])
-        return fs, paths[0], fs, paths[1]
+    one, other = locate(first), locate(second)
+    if one.root == other.root:
+        fs = open_fs(one._replace(path="/").url)
+        return fs, one.path.lstrip("/"), fs, other.path.lstrip("/")
     return *place(first), *place(second)
-
-
-def _check(url: str) -> None:
-    if not url or "\0" in url:
-        raise ConfigError("an empty URL names no store", hint="name a folder or hdfs://host:port/path")
-    try:
-        _ = urlsplit(url).port if url.startswith("hdfs://") else None
-    except ValueError:
-        raise ConfigError(f"{url!r} has no port number", hint="write hdfs://host:port/path") from None
 
 
 def inside(fs: StripeFS, path: str, url: str, name: str) -> str:

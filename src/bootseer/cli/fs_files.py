@@ -90,9 +90,10 @@ def get(
     as_json: AsJson = False,
 ) -> None:
     """Copy a file (or folder) from the store, every byte checked; a file appears whole or not at all."""
-    from bootseer.stripefs import localcopy, trees
+    from bootseer.stripefs import localcopy, locate, trees
     from bootseer.stripefs.checkpoint.commit import is_manifest
 
+    locate(local)  # a URL is none of a file here
     fs, path = place(url)
     copied: dict[str, tuple[Path, int]] = {}
     with Bars(quiet=as_json) as bars:

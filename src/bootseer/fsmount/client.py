@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bootseer import config as settings
+from bootseer.backends.open import locate
 from bootseer.chunks.eviction import Limits
 from bootseer.config import Config
 from bootseer.errors import (
@@ -141,7 +142,7 @@ def start(
     rename, errors of `kernel.mount`.
     """
     config = config or settings.load()
-    mountpoint = Path(os.path.abspath(mountpoint))
+    mountpoint = Path(locate(mountpoint).path)
     fs = open_fs(url)
     if writable:
         layout.check_shape(width, unit)

@@ -272,6 +272,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             layout.clean_new(path)
         except ConfigError:
             raise refusal(errno.EILSEQ, path) from None
+        with numbered(path):
+            self._fs.backend.check_new(path)
         return path
 
     def _protect(self, path: str, *, removal: bool = False) -> None:

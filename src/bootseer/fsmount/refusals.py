@@ -12,6 +12,7 @@ from bootseer.errors import (
     BootseerError,
     ConfigError,
     FullError,
+    NameTooLongError,
     NotFoundError,
     NotWritableError,
     UnsupportedError,
@@ -38,6 +39,7 @@ def numbered(path: str) -> Iterator[None]:
         for kind, code in (
             (NotWritableError, errno.EACCES),
             (FullError, errno.ENOSPC),
+            (NameTooLongError, errno.ENAMETOOLONG),
             (ConfigError, errno.EINVAL),
             (UnsupportedError, errno.EOPNOTSUPP),
         ):

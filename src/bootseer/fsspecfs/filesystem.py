@@ -21,9 +21,10 @@ from fsspec.callbacks import DEFAULT_CALLBACK, Callback
 from fsspec.utils import isfilelike, stringify_path
 
 from bootseer.backends.interface import clean
+from bootseer.backends.open import absolute
 from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
 from bootseer.fsspecfs.file import WINDOW, StripeFile, StripeOutput, Wanted, gather
-from bootseer.fsspecfs.paths import StripePaths, absolute, doing, os_error
+from bootseer.fsspecfs.paths import StripePaths, doing, os_error
 from bootseer.stripefs.checkpoint.commit import is_manifest, refuse_removal
 from bootseer.stripefs.copy import commit_copy, copy_tree
 from bootseer.stripefs.files.namespace import copy_open

@@ -10,19 +10,19 @@ import errno
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import Any, cast
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import stringify_path
 
 from bootseer.backends.fsspec import FsspecBackend
 from bootseer.backends.interface import Backend
-from bootseer.backends.open import open_storage
+from bootseer.backends.open import PREFIX, Location, absolute, is_url, locate, open_storage
 from bootseer.errors import (
     BootseerError,
     ConfigError,
     FullError,
+    NameTooLongError,
     NotFoundError,
     NotWritableError,
     UnavailableError,
@@ -35,45 +35,24 @@ from bootseer.stripefs.local import Load
 from bootseer.stripefs.store import StripeFS
 
 PROTOCOL = "bsx"
-PREFIX = "bsx+"
 PROTOCOLS = (PROTOCOL, *(PREFIX + scheme for scheme in ("file", "hdfs", "memory", "s3", "gs", "az", "sftp")))
 """The names under which pyproject.toml registers the file system."""
 
 
-class Location(NamedTuple):
-    """A file or folder as its storage and the absolute path in it: ("hdfs://host:8020", "/ckpt/x"), ("s3://", "/b/x").
-
-    The path is "/" for the storage itself, and has no slash at its end otherwise.
-    """
-
-    root: str
-    path: str
-
-    @property
-    def url(self) -> str:
-        """What `bootseer.backends.open.open_storage` understands."""
-        if self.root.endswith("://") and self.root != "file://":
-            return self.root + self.path.lstrip("/")
-        return self.root + self.path
-
-
-def absolute(path: str) -> str:
-    """One slash at the beginning, none at the end, none twice."""
-    return "/" + re.sub(r"/{2,}", "/", path).strip("/")
-
-
 def split(url: str) -> Location:
-    """``url`` is a local path or a URL, with or without ``bsx+``.
+    """As `locate`, but the paths are those of fsspec's own file systems: ("s3://", "/bucket/x").
 
-    Raises ValueError for one that does not end with the path it names, ImportError when fsspec lacks a package.
+    Raises ValueError, also for a URL that does not end with the path it names; ImportError when fsspec lacks a package.
     """
+    url = re.sub(rf"^(?:{re.escape(PREFIX)})?local://", "file://", url)
+    try:
+        found = locate(url)
+    except ConfigError as exc:
+        raise ValueError(str(exc)) from exc
+    if found.root.startswith(("file://", "hdfs://")):
+        return found
     url = url.removeprefix(PREFIX)
-    scheme, sep, rest = url.partition("://")
-    if not sep or scheme in ("file", "local"):
-        return Location("file://", os.path.abspath(rest if sep else url))
-    if scheme == "hdfs":
-        parts = urlsplit(url)
-        return Location(f"hdfs://{parts.netloc}", absolute(parts.path))
+    scheme, _, rest = url.partition("://")
     if scheme == "memory":
         return Location("memory://", absolute(rest))
     from fsspec import get_filesystem_class
@@ -96,6 +75,8 @@ def doing(path: str) -> Iterator[None]:
 
 
 def os_error(exc: BootseerError, path: str) -> Exception:
+    if isinstance(exc, NameTooLongError):
+        return OSError(errno.ENAMETOOLONG, str(exc), path)
     if isinstance(exc, ConfigError):
         return ValueError(str(exc))
     for kind, number in (
@@ -193,16 +174,14 @@ class StripePaths(AbstractFileSystem):  # type: ignore[misc]
     def _strip_protocol(cls, path: object) -> Any:
         if isinstance(path, list):
             return [cls._strip_protocol(item) for item in path]
-        text = stringify_path(path)
-        if text.startswith(PREFIX) and "://" in text:
-            return split(text).path
-        return absolute(text.removeprefix(f"{PROTOCOL}://"))
+        text = stringify_path(path).removeprefix(f"{PROTOCOL}://")
+        return split(text).path if is_url(text) else absolute(text)
 
     def _within(self, path: object) -> Any:
         if isinstance(path, list):
             return [self._within(item) for item in path]
         text = stringify_path(path)
-        if not (text.startswith(PREFIX) and "://" in text):
+        if not is_url(text):
             return type(self)._strip_protocol(text)
         place, base = split(text), self._location.path.rstrip("/")
         if place.root != self._location.root or not f"{place.path}/".startswith(f"{base}/"):

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from bootseer import config
 from bootseer.errors import UnsupportedError
-from bootseer.hdfs.client import split
 from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.nameservice import split
 
 _log = logging.getLogger(__name__)
 

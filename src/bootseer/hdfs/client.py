@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError, extra
+from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, extra
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.errors import REACH, is_below_a_file, translate
+from bootseer.hdfs.nameservice import split as split
 from bootseer.hdfs.newfile import NewFile
 from bootseer.hdfs.records import FileStatus
 
@@ -53,14 +54,6 @@ os.register_at_fork(after_in_child=_forget_clients)
 def _keep_for_ever(native: object) -> None:
     """Its destructor waits for threads that are not in this process; so it never runs, not even at the exit."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
-
-
-def split(url: str) -> tuple[str, str]:
-    """``hdfs://host:port/base/dir`` as (``hdfs://host:port``, ``/base/dir``). Raises `ConfigError` for other URLs."""
-    parts = urlsplit(url)
-    if parts.scheme != "hdfs" or not parts.netloc:
-        raise ConfigError(f"not an HDFS URL: {url!r}", hint="write hdfs://host:port/path or hdfs://nameservice/path")
-    return f"hdfs://{parts.netloc}", "/" + parts.path.strip("/")
 
 
 def connect(url: str) -> HdfsClient:

@@ -93,10 +93,7 @@ class NameNode:
         """
         base = split(url)[0]
         parts = urlsplit(base)
-        try:
-            host, port = parts.hostname or "", parts.port
-        except ValueError as exc:
-            raise ConfigError(f"not an HDFS URL: {url!r}: {exc}") from None
+        host, port = parts.hostname or "", parts.port
         user, real = login_user()
         known = _known.get((base, user, real))
         if known is None:

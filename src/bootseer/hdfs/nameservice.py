@@ -1,4 +1,5 @@
-"""The NameNodes of a name service (``hdfs://service/...``), as the site's ``hdfs-site.xml`` has them.
+"""The NameNodes that a URL names: one by its address, or those of a name service (``hdfs://service/...``), as the
+site's ``hdfs-site.xml`` has them.
 
 Read as Hadoop's own clients do: from ``HADOOP_CONF_DIR``, else ``$HADOOP_HOME/etc/hadoop``. Keys:
 ``dfs.ha.namenodes.<service>`` and ``dfs.namenode.rpc-address.<service>.<namenode>``; without the first (federation
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import xml.etree.ElementTree as xml
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +18,33 @@ from urllib.parse import urlsplit
 from bootseer.errors import ConfigError, UnsupportedError
 
 _PORT = 8020  # Hadoop's default
+
+
+def split(url: str) -> tuple[str, str]:
+    """``hdfs://host:port/base/dir`` as (``hdfs://host:port``, ``/base/dir``). `ConfigError` for other URLs.
+
+    ``hdfs:///base/dir`` is in the file system that the site has as ``fs.defaultFS``. All behind the host is the path,
+    with every ``#``, ``?`` and ``%`` that is in it.
+    """
+    scheme, _, rest = url.partition("://")
+    host, _, path = rest.partition("/")
+    parts = [part for part in path.split("/") if part]
+    try:
+        host = host or _default()
+        urlsplit(f"//{host}").port  # noqa: B018
+    except ValueError:
+        raise ConfigError(f"{url!r} has no port number", hint="write hdfs://host:port/path") from None
+    if scheme != "hdfs" or not host or re.search(r"[\s#?%\\]", host):
+        raise ConfigError(f"not an HDFS URL: {url!r}", hint="write hdfs://host:port/path or hdfs://nameservice/path")
+    if {".", ".."} & set(parts):
+        raise ConfigError(f"{url!r} has a part . or ..", hint="write the path that it stands for")
+    return f"hdfs://{host}", f"/{'/'.join(parts)}"
+
+
+def _default() -> str:
+    """The NameNode or name service that the site's ``core-site.xml`` names, "" for none."""
+    found = _settings(folder).get("fs.defaultFS", "") if (folder := _folder()) else ""
+    return found.removeprefix("hdfs://").strip("/") if found.startswith("hdfs://") else ""
 
 
 def addresses(service: str) -> tuple[tuple[str, int], ...]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from bootseer.backends.interface import FILE_MODE, Backend, Entry, clean, exists, join
-from bootseer.backends.open import open_storage
+from bootseer.backends.open import Given, locate, open_storage
 from bootseer.backends.pool import parallel
-from bootseer.errors import ConfigError, DataError, NotFoundError, doing
+from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.stripefs import layout, localcopy
 from bootseer.stripefs.checkpoint import commit, newest
 from bootseer.stripefs.checkpoint.claim import Save, begin
@@ -200,7 +200,8 @@ class StripeFS:
         Other saves of that folder, and writes into it, that are under way are ended. ``epoch``: join the save that
         another process of the job began, whose ``epoch`` it is. Raises `NotWritableError` for a folder with COMMIT.
         """
-        folder = clean(folder)
+        folder = clean_new(folder)
+        self.backend.check_new(folder)
         return Save(self.backend, folder, epoch) if epoch else begin(self.backend, folder)
 
     def commit(
@@ -335,9 +336,13 @@ class StripeFS:
         return writer
 
 
-def open_fs(url: str, *, shown: bool = False) -> StripeFS:
-    """The striped store at ``url``: a path, ``file://...`` or ``hdfs://...``. Touches no storage yet. ``shown``: as of
-    `bootseer.backends.open.open_storage`."""
-    if not url:
-        raise ConfigError("no striped store given", hint="name a folder or hdfs://host:port/path")
+def open_fs(url: Given, *, shown: bool = False) -> StripeFS:
+    """The striped store at ``url``: a path or a URL, as of `bootseer.backends.open.locate`. Touches no storage yet.
+    ``shown``: as of `bootseer.backends.open.open_storage`."""
     return StripeFS(open_storage(url, shown=shown))
+
+
+def place(url: Given) -> tuple[StripeFS, str]:
+    """The store of the folder above ``url``, and the path in it: "" for the root of a storage."""
+    found = locate(url)
+    return open_fs(found.parent.url), found.name

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING
 
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
-from bootseer.stripefs import ChunkFile, StripeFS, StripeWriter, layout, open_fs, split_url
+from bootseer.stripefs import ChunkFile, Given, StripeFS, StripeWriter, layout, place
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.local import Load
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> object:
     return dcp_reader.StorageReader if name == "StorageReader" else dcp_writer.StorageWriter
 
 
-def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT) -> None:
+def save(state: object, url: Given, *, width: int = layout.WIDTH, unit: int = layout.UNIT) -> None:
     """Store ``state`` (anything ``torch.save`` takes: nested dicts, tensors, numbers) at ``url``, atomically.
 
     ``url`` names a file; or, with a slash at its end, a checkpoint folder: then ``state`` is its file ``state.pt`` and
@@ -79,10 +79,10 @@ def save(state: object, url: str, *, width: int = layout.WIDTH, unit: int = layo
     _store(url, STATE, write, width, unit)
 
 
-def _store(url: str, name: str, write: Callable[[StripeWriter], object], width: int, unit: int) -> None:
+def _store(url: Given, name: str, write: Callable[[StripeWriter], object], width: int, unit: int) -> None:
     """``write`` the file ``url``, or ``name`` in the checkpoint folder ``url`` when that ends with a slash."""
-    folder = url.endswith("/")
-    fs, path = _place(url)
+    fs, path = place(url)
+    folder = os.fsdecode(url).endswith("/")
     saving = fs.save(path) if folder else None
     if saving is None:
         fs.refuse_committed(path)
@@ -92,13 +92,13 @@ def _store(url: str, name: str, write: Callable[[StripeWriter], object], width: 
             write(out)
             out.finish()
 
-    again_when_lost(store, url)
+    again_when_lost(store, str(url))
     if saving:
         saving.commit()
 
 
 def load(
-    url: str,
+    url: Given,
     map_location: str | torch.device | dict[str, str] | Callable[..., torch.UntypedStorage] | None = None,
     *,
     mmap: bool = True,
@@ -119,7 +119,7 @@ def load(
     _torch()
     import torch
 
-    fs, path = _place(url)
+    fs, path = place(url)
     _refuse_other(url, path)
     if fs.stat(path).is_dir:
         path = f"{path}/{_only_file(fs, path)}"
@@ -152,7 +152,7 @@ def load(
 
 def save_safetensors(
     tensors: Mapping[str, torch.Tensor],
-    url: str,
+    url: Given,
     metadata: Mapping[str, str] | None = None,
     *,
     width: int = layout.WIDTH,
@@ -171,7 +171,7 @@ def save_safetensors(
     _store(url, MODEL, encoded.write, width, unit)
 
 
-def load_safetensors(url: str, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
+def load_safetensors(url: Given, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
     """All tensors of the safetensors model at ``url``, read in parallel and checked, straight into their memory.
 
     ``url`` names a file, an index (``*.safetensors.index.json``) or a folder with one of them. `NotFoundError`;
@@ -182,7 +182,7 @@ def load_safetensors(url: str, device: str | torch.device = "cpu") -> dict[str, 
         return file.get_tensors()
 
 
-def safe_open(url: str, framework: str = "pt", device: str | torch.device = "cpu") -> SafetensorsFile:
+def safe_open(url: Given, framework: str = "pt", device: str | torch.device = "cpu") -> SafetensorsFile:
     """The safetensors model at ``url`` (as of `load_safetensors`), to read single tensors and slices of it.
 
     A context manager with the methods of ``safetensors.safe_open``: ``keys``, ``metadata``, ``get_tensor``,
@@ -194,11 +194,6 @@ def safe_open(url: str, framework: str = "pt", device: str | torch.device = "cpu
     if framework not in ("pt", "torch", "pytorch"):
         raise ConfigError(f"safe_open gives tensors of torch, not of {framework!r}", hint="leave framework out")
     return SafetensorsFile(url, device)
-
-
-def _place(url: str) -> tuple[StripeFS, str]:
-    base, name = split_url(url)
-    return open_fs(base), name
 
 
 _OTHERS = {
@@ -214,7 +209,7 @@ _OTHERS = {
 """How names end of what other functions load, what that is, and how."""
 
 
-def _refuse_other(url: str, *names: str) -> None:
+def _refuse_other(url: Given, *names: str) -> None:
     for ends, (what, hint) in _OTHERS.items():
         if any(name.endswith(ends) for name in names):
             raise ConfigError(f"{url} is of {what}", hint=hint)

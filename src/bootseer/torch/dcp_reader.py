@@ -20,6 +20,7 @@ from torch.futures import Future
 
 from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError
+from bootseer.stripefs import locate
 from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
 from bootseer.torch.output import EDGE, allow_no_bytes
@@ -30,7 +31,7 @@ from bootseer.torch.shared_read import read_shared
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from bootseer.stripefs import ChunkFile
+    from bootseer.stripefs import ChunkFile, Given
 
 _log = logging.getLogger(__name__)
 METADATA = ".metadata"
@@ -52,7 +53,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
     extensions of DCP or with ``use_collectives=False``.
     """
 
-    def __init__(self, url: str, *, group: ProcessGroup | None = None, weights_only: bool = True) -> None:
+    def __init__(self, url: Given, *, group: ProcessGroup | None = None, weights_only: bool = True) -> None:
         super().__init__()
         self._url, self._group, self._weights_only = os.fspath(url), group, weights_only
         self.reset()
@@ -68,6 +69,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, of ``checkpoint_id`` if that is given."""
         self._url = os.fspath(checkpoint_id or self._url)
+        locate(self._url)  # a bad one is an error now, and of no other class
         self._load_id = str(uuid.uuid4())
         self._storage: dict[MetadataIndex, _StorageInfo] = {}
         self._tensors: dict[str, TensorStorageMetadata] = {}

@@ -25,7 +25,7 @@ from torch.futures import Future
 
 from bootseer.backends.interface import exists, join
 from bootseer.errors import NotFoundError, NotWritableError, UnsupportedError
-from bootseer.stripefs import Save, StripeFS, StripeWriter, layout, open_fs, split_url
+from bootseer.stripefs import Given, Save, StripeWriter, layout, locate, place
 from bootseer.stripefs.checkpoint import claim
 from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.torch.dcp_reader import METADATA
@@ -53,7 +53,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
     A planner that caches plans must not be used for a folder in which an earlier save was interrupted.
     """
 
-    def __init__(self, url: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT) -> None:
+    def __init__(self, url: Given, *, width: int = layout.WIDTH, unit: int = layout.UNIT) -> None:
         super().__init__()
         layout.check_shape(width, unit)
         self._url, self._width, self._unit = os.fspath(url), width, unit
@@ -75,6 +75,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another save, to ``checkpoint_id`` if that is given."""
         self._url, self._saving = os.fspath(checkpoint_id or self._url), None
+        locate(self._url)  # a bad one is an error now, and of no other class
         self._save_id = str(uuid.uuid4())
 
     def storage_meta(self) -> StorageMeta:
@@ -90,7 +91,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        fs, path = self._place()
+        fs, path = place(self._url)
         metadata = join(path, METADATA)
         theirs = exists(fs.backend, metadata) and not claim.claimed(fs.backend, path)
         if theirs:
@@ -122,14 +123,10 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
         self._saving.commit()
         self._saving = None
 
-    def _place(self) -> tuple[StripeFS, str]:
-        base, path = split_url(self._url)
-        return open_fs(base), path
-
     def _write(self, share: _Share, items: list[WriteItem], planner: SavePlanner) -> list[WriteResult]:
         saving = self._saving
         if saving is None:
-            fs, path = self._place()
+            fs, path = place(self._url)
             saving = fs.save(path, epoch=share.epoch)
         # those that are no tensors first, as torch's writer has them: small and needed first
         ordered = sorted(items, key=lambda item: item.type != WriteItemType.BYTE_IO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from typing import Self
@@ -11,7 +12,7 @@ from blake3 import blake3
 
 from bootseer.backends.interface import exists, join
 from bootseer.errors import DataError, NotFoundError
-from bootseer.stripefs import ChunkFile, layout, open_fs, split_url
+from bootseer.stripefs import ChunkFile, Given, layout, place
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
 from bootseer.stripefs.files.reader import PlainFile, StripedFile
@@ -46,10 +47,10 @@ class CheckpointFolder:
     wrote it. `DataError` when a save began and did not finish, `NotFoundError` when there is no such folder.
     """
 
-    def __init__(self, url: str, how: str) -> None:
+    def __init__(self, url: Given, how: str) -> None:
         """``how``: by what it is loaded, for `load`."""
-        base, self.path = split_url(url)
-        self.url, self.fs = url.rstrip("/"), open_fs(base)
+        self.fs, self.path = place(url)
+        self.url = os.fsdecode(url).rstrip("/")
         self.load = Load(self.fs.url, how)
         self._lock = threading.Lock()
         self._files: dict[str, ChunkFile] = {}

@@ -18,7 +18,7 @@ import torch
 from bootseer.backends.interface import exists
 from bootseer.backends.pool import parallel
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
-from bootseer.stripefs import ChunkFile, open_fs, split_url
+from bootseer.stripefs import ChunkFile, Given, locate, open_fs
 from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
 from bootseer.torch.reads import Stored, TensorReads
@@ -147,7 +147,7 @@ class LazySlice:
 class SafetensorsFile:
     """An open safetensors file, or a model of several files; a context manager. Belongs to one thread at a time."""
 
-    def __init__(self, url: str, device: str | torch.device = "cpu") -> None:
+    def __init__(self, url: Given, device: str | torch.device = "cpu") -> None:
         self._device = device
         with contextlib.ExitStack() as stack:
             folder, names = _files(url)
@@ -216,17 +216,18 @@ class SafetensorsFile:
         self.close()
 
 
-def _files(url: str) -> tuple[CheckpointFolder, dict[str, list[str] | None]]:
+def _files(url: Given) -> tuple[CheckpointFolder, dict[str, list[str] | None]]:
     """The folder of the model at ``url`` and its files, each with the tensors that are wanted of it (None: all)."""
-    base, name = split_url(url)
+    found = locate(url)
+    name = found.name
     if name.endswith(_FILE):
-        return CheckpointFolder(base, "safetensors"), {name: None}
+        return CheckpointFolder(found.parent.url, "safetensors"), {name: None}
     try:
-        folder = CheckpointFolder(base if name.endswith(_INDEX) else url, "safetensors")
+        folder = CheckpointFolder(found.parent.url if name.endswith(_INDEX) else url, "safetensors")
     except NotFoundError:
-        if name.endswith(_INDEX) or not name or not exists(open_fs(base).backend, name):
+        if name.endswith(_INDEX) or not name or not exists(open_fs(found.parent.url).backend, name):
             raise
-        return CheckpointFolder(base, "safetensors"), {name: None}  # a file with a name of its user's own
+        return CheckpointFolder(found.parent.url, "safetensors"), {name: None}  # a file with a name of its user's own
     try:
         if name.endswith(_INDEX):
             return folder, _indexed(folder, name)

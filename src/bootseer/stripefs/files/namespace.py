@@ -72,6 +72,7 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
     if src == dst:
         backend.stat(src)
         return
+    backend.check_new(dst)
     try:
         folder, parent = backend.stat(src).is_dir, dst.rpartition("/")[0]
         if f"{dst}/".startswith(f"{src}/"):

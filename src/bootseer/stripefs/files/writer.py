@@ -85,6 +85,7 @@ class StripeWriter:
         layout.check_shape(width, unit)
         if not path:
             raise NotWritableError("the base folder of a striped store is no file")
+        backend.check_new(path)
         self.path, self._backend, self._width, self._unit = path, backend, width, unit
         self.mode = mode & 0o777 | 0o600
         self._process = os.getpid()
