@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -104,6 +105,16 @@ class Kind:
         for lock in locks:
             os.killpg(int(lock.read_text()), signal.SIGKILL)
         until(lambda: not any(alive(lock.parent) for lock in locks), what="their death")
+
+    def replace_servers(self) -> Iterator[None]:
+        """``kill -9`` of each process that serves it, one after another, each time until there is another one."""
+        for lock in self.state.glob("*/*/server.lock"):
+            first = members(lock)
+            assert len(first) > 1
+            for pid in first:
+                os.kill(pid, signal.SIGKILL)
+                until(partial(replaced, lock, pid, len(first)), 30.0, "another in its place")
+                yield
 
     def left(self) -> list[str]:
         """Of mounts and of those who serve them."""
@@ -320,6 +331,18 @@ def pieces(file: int) -> Counter[int]:
     return found
 
 
+def members(lock: Path) -> list[int]:
+    """Processes of the server that holds ``lock``: its process group, without what has ended."""
+    listed = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = (line.split() for line in listed.splitlines())
+    return [int(pid) for pid, group, state in rows if group == lock.read_text().strip() and state[0] != "Z"]
+
+
+def replaced(lock: Path, pid: int, count: int) -> bool:
+    found = members(lock)
+    return len(found) >= count and pid not in found
+
+
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[int]:
     fd = os.open(path, os.O_RDONLY)
@@ -358,6 +381,20 @@ def test_what_is_written_to_it_does_not_come_back(kind: Kind) -> None:
 def test_readers_see_nothing_of_the_death_of_who_made_it(kind: Kind) -> None:
     with opened(kind.mount() / "noise") as file:
         os.pread(file, PIECE, 0)
+        kind.kill_maker()
+        assert pieces(file) == WHOLE
+
+
+@pytest.mark.takeover
+def test_readers_see_nothing_of_an_upgrade(kind: Kind) -> None:
+    """All who serve it are replaced in turn, and who made it, by one that finds records of another version."""
+    with opened(kind.mount() / "noise") as file:
+        for number, _ in enumerate(kind.replace_servers()):
+            assert pieces(file) == WHOLE, number
+        records = list(kind.state.rglob("*.json"))
+        assert records
+        for record in records:
+            record.write_bytes(record.read_bytes().replace(b"{", b'{"of_another_version":[1],', 1))
         kind.kill_maker()
         assert pieces(file) == WHOLE
 
