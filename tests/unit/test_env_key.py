@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import json
+import os
 import platform
+import threading
 import time
 from pathlib import Path
 
@@ -112,6 +116,30 @@ def test_key_folder_counts_whole(folder: Path) -> None:
     (folder / "pkg" / "link").symlink_to(folder)
     assert key.build(one).key != after.key
     assert any(line.startswith("pkg changed") for line in changes(before, after))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_that_takes_the_place_of_a_folder_is_not_waited_for(folder: Path) -> None:
+    (folder / "pkg/inner").mkdir(parents=True)
+    os.mkfifo(folder / "pkg/pipe")
+    exchange = ctypes.CDLL(None).renameat2
+    names = [os.fsencode(folder / "pkg" / name) for name in ("inner", "pipe")]
+    stop = threading.Event()
+
+    def race() -> None:
+        while not stop.is_set():
+            exchange(-100, names[0], -100, names[1], 2)
+
+    racing = threading.Thread(target=race, daemon=True)
+    racing.start()
+    try:
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            with contextlib.suppress(ConfigError):
+                key.build(spec(folder, key_files=("pkg",), command=("x",)))
+    finally:
+        stop.set()
+        racing.join()
 
 
 def test_missing_key_file_is_the_users_mistake(folder: Path) -> None:

@@ -168,16 +168,24 @@ class KeyFiles:
             if base is None:
                 self._refuse_private(path, top)
             shown = os.geteuid() != 0 or folders.believed(os.fstat(top).st_uid)
-            for folder, dirs, names, fd in os.fwalk(".", dir_fd=top, onerror=_raise):
-                dirs[:] = sorted(name for name in dirs if name not in (".git", "__pycache__"))
-                links = [name for name in dirs if stat.S_ISLNK(os.lstat(f"{beneath.shown(fd)}/{name}").st_mode)]
-                for name in sorted([*names, *links]):
-                    digest, length = self._row(name, fd)
-                    size += length
-                    rows.append([os.path.normpath(os.path.join(folder, name)), digest])
-                    if len(rows) > _FOLDER_LIMIT:
-                        hint = "name fewer files"
-                        raise ConfigError(f"key folder {path} holds more than {_FOLDER_LIMIT} files", hint=hint)
+            todo, folders_seen = [""], 0
+            while todo:  # os.fwalk opens a name that was a folder a moment ago, and waits for a pipe
+                folder = todo.pop()
+                with beneath.folder(folder, root=top) as fd, os.scandir(fd) as found:
+                    items = sorted(itertools.islice(found, _FOLDER_LIMIT + 1), key=lambda item: item.name)
+                    items = [one for one in items if one.name not in (".git", "__pycache__") or not one.is_dir()]
+                    inner = [one.name for one in items if one.is_dir(follow_symlinks=False)]
+                    for name in (one.name for one in items if not one.is_dir(follow_symlinks=False)):
+                        digest, length = self._row(name, fd)
+                        size += length
+                        rows.append([os.path.join(folder, name), digest])
+                        if len(rows) > _FOLDER_LIMIT:
+                            break
+                todo += [os.path.join(folder, name) for name in reversed(inner)]
+                folders_seen += 1
+                if max(len(rows), len(todo) + folders_seen) > _FOLDER_LIMIT:
+                    hint = "name fewer files"
+                    raise ConfigError(f"key folder {path} holds more than {_FOLDER_LIMIT} files", hint=hint)
         listing = "".join(f"{found[:16]} {name}\n" for name, found in rows) if shown else ""
         return FileInput(sha256_of(rows), size, listing[:TEXT_LIMIT])
 
@@ -222,7 +230,3 @@ def _open_plainly(path: Path) -> int:
         return os.open(beneath.shown(held), os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(held)
-
-
-def _raise(error: OSError) -> None:
-    raise error
