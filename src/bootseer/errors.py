@@ -68,6 +68,10 @@ class NotWritableError(BootseerError):
     exit_code = 73
 
 
+class ReplacedError(NotWritableError):
+    """Another writer replaced the file that was to be replaced, or made the one that was to be made."""
+
+
 class FullError(BootseerError):
     """No space left in a store or cache."""
 

@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 import warnings
@@ -356,6 +357,10 @@ def times(site: Site) -> None:
     (site.dir / "d").mkdir()
     site.fs.rename(f"{site.name}/f", f"{site.name}/d/f")  # which copies it
     assert site.fs.stat(f"{site.name}/d/f").mtime == 1e9
+    for seconds in () if site.fs.stat(site.name).permissions else (-1, 0, -1e9):
+        os.utime(site.dir / "d/f", (seconds, seconds))
+        until(lambda seconds=seconds: (site.dir / "d/f").stat().st_mtime == seconds)
+        assert site.fs.stat(f"{site.name}/d/f").mtime == seconds
     with open(site.dir / "g", "wb", buffering=0) as file:
         file.write(b"x")
         os.utime(file.fileno(), (2e9, 2e9))
@@ -367,6 +372,10 @@ def times(site: Site) -> None:
 def modes(site: Site) -> None:
     (site.dir / "f").write_bytes(b"x")
     os.chmod(site.dir / "f", 0o700)  # of others none is shown whom this node may not know
+    if site.fs.stat(f"{site.name}/f").permissions:
+        for mode in (0o755, 0o664, 0o700):
+            run(["chmod", f"{mode:o}", site.dir / "f"])
+            assert stat.S_IMODE((site.dir / "f").stat().st_mode) == mode
     fd = os.open(site.dir / "g", os.O_WRONLY | os.O_CREAT, 0o600)
     os.close(fd)
     until(lambda: site.stored("g") == b"")
@@ -526,6 +535,186 @@ def remove_checkpoint(site: Site) -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_row(site: Site, name: str) -> None:
     ROWS[name](site)
+
+
+@pytest.fixture
+def other(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of ``site`` through a second mount."""
+    place = Path(tempfile.mkdtemp(prefix="bootseer-pytest-rw2-", dir="/var/tmp"))
+    config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
+    made = fsmount.start(site.fs.url, place / "mnt", config=config, writable=True)
+    try:
+        yield made.mountpoint / site.name
+    finally:
+        made.unmount()
+        shutil.rmtree(place)
+
+
+def number_of(action: Callable[[], object]) -> str | None:
+    """The error that it ends with."""
+    try:
+        action()
+    except OSError as exc:
+        return errno.errorcode[exc.errno or 0]
+    return None
+
+
+EXCLUSIVELY = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+BOTH = {"small": (b"one", b"two"), "large": (BIG, BIG[::-1]), "mixed": (b"one", BIG)}
+both_mounts = pytest.mark.parametrize("mounted", ["folder", HDFS], indirect=True)
+
+
+@both_mounts
+@pytest.mark.parametrize("content", [*BOTH, "empty", "same"])
+def test_two_mounts_that_make_one_name_exclusively(site: Site, other: Path, content: str) -> None:
+    one, two = {**BOTH, "empty": (b"", b""), "same": (b"same", b"same")}[content]
+    fds = [os.open(site.dir / "f", EXCLUSIVELY)]
+    assert number_of(lambda: fds.append(os.open(other / "f", EXCLUSIVELY))) in (None, "EEXIST")
+    for fd, data in zip(fds, (one, two), strict=False):
+        os.write(fd, data)
+    assert number_of(lambda: os.close(fds[0])) is None
+    if len(fds) > 1:
+        assert number_of(lambda: os.close(fds[1])) == "EEXIST"
+    assert site.stored("f") == one
+    refused(errno.EEXIST, lambda: os.open(other / "f", EXCLUSIVELY))
+
+
+@both_mounts
+@pytest.mark.parametrize("how", ["new", "append", "rewrite", "truncate", "with put"])
+@pytest.mark.parametrize("content", BOTH)
+def test_two_writers_of_one_file_lose_nothing_without_an_error(
+    site: Site, other: Path, content: str, how: str, tmp_path: Path
+) -> None:
+    one, two = BOTH[content]
+    base = b"base" * 100
+    if how != "new":
+        (site.dir / "f").write_bytes(base)
+        until(lambda: (other / "f").read_bytes() == base)
+    mode = os.O_WRONLY | {
+        "new": os.O_CREAT, "append": os.O_APPEND, "rewrite": os.O_TRUNC, "truncate": 0, "with put": os.O_TRUNC
+    }[how]  # fmt: skip
+    first = os.open(site.dir / "f", mode)
+    second = first if how == "with put" else os.open(other / "f", mode)
+    if how == "truncate":
+        os.ftruncate(first, 0)
+    os.write(first, one)
+    if how == "with put":
+        (tmp_path / "f").write_bytes(one)
+        site.fs.put(tmp_path / "f", f"{site.name}/f")
+        expected = one
+    else:
+        assert number_of(lambda: os.close(first)) is None
+        expected = base + one if how == "append" else one
+        assert site.stored("f") == expected
+        if how == "truncate":
+            os.ftruncate(second, 0)
+        os.write(second, two)
+    code = number_of(lambda: os.close(second))
+    if how == "with put" and len(one) < 4 << 20:
+        assert code is None, "the same bytes are there"
+    else:
+        assert code == ("EEXIST" if how == "new" else "ESTALE")
+    assert site.stored("f") == expected
+    until(lambda: (other / "f").read_bytes() == expected == (site.dir / "f").read_bytes())
+
+
+@both_mounts
+def test_of_writers_that_close_at_one_moment_one_wins(site: Site, other: Path) -> None:
+    for number in range(10):
+        name = f"f{number % 2}"
+        old = site.stored(name)
+        fds = [os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for folder in (site.dir, other)]
+        for fd, data in zip(fds, (b"one", b"other"), strict=True):
+            os.write(fd, data + b"%d" % number)
+        codes = together(lambda fd: number_of(lambda: os.close(fd)), fds)
+        assert sorted(map(str, codes)) == ["EEXIST" if old is None else "ESTALE", "None"]
+        assert site.stored(name) == (b"one", b"other")[codes.index(None)] + b"%d" % number
+        time.sleep(1.1)
+
+
+@both_mounts
+def test_what_is_appended_to_is_replaced_by_a_rename_or_removed(site: Site, other: Path) -> None:
+    for how in ("rename", "unlink"):
+        (site.dir / how).write_bytes(b"base")
+        until(lambda how=how: (other / how).read_bytes() == b"base")
+        fd = os.open(other / how, os.O_WRONLY | os.O_APPEND)
+        os.write(fd, b"more")
+        if how == "rename":
+            (site.dir / "new").write_bytes(b"renamed")
+            os.rename(site.dir / "new", site.dir / how)
+        else:
+            (site.dir / how).unlink()
+        assert number_of(lambda fd=fd: os.close(fd)) == "ESTALE"
+        assert site.stored(how) == (b"renamed" if how == "rename" else None)
+
+
+@both_mounts
+def test_a_file_is_added_to_after_another_mount_has_set_its_time(site: Site, other: Path) -> None:
+    for name, data in (("small", b"base"), ("large", BIG)):
+        with open(site.dir / name, "wb", buffering=0) as file:
+            file.write(data)
+            os.fsync(file.fileno())
+            until(lambda name=name, data=data: (other / name).read_bytes() == data)
+            os.utime(other / name, (1e9, 1e9))
+            file.write(b"more")
+        assert site.stored(name) == data + b"more"
+
+
+@both_mounts
+@pytest.mark.parametrize("replaces", ["this mount", "another mount", "fsspec"])
+@pytest.mark.parametrize("size", [1000, 5 << 20])
+def test_an_open_finds_the_old_or_the_new_version_of_what_is_replaced(
+    site: Site, other: Path, replaces: str, size: int
+) -> None:
+    (site.dir / "f").write_bytes(b"0" * size)
+    until(lambda: (other / "f").exists())
+    trouble, ended = list[str](), threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            try:
+                found = (site.dir / "f").read_bytes()
+            except OSError as exc:
+                trouble.append(errno.errorcode[exc.errno or 0])
+            else:
+                if len(set(found)) != 1 or len(found) % size:
+                    trouble.append(f"{len(found)} bytes of {set(found)}")
+
+    readers = [later(read) for _ in range(4)]
+    for number in range(60 if size < 10_000 else 10):
+        data = b"%d" % (number % 10) * size * (number % 3 + 1)
+        if replaces == "fsspec":
+            with site.fs.create(f"{site.name}/f") as out:
+                out.write(data)
+        else:
+            folder = site.dir if replaces == "this mount" else other
+            (folder / "new").write_bytes(data)
+            os.rename(folder / "new", folder / "f")
+    ended.set()
+    for reader in readers:
+        reader.result(60)
+    assert trouble == []
+
+
+@both_mounts
+def test_of_mounts_that_make_one_folder_one_does(site: Site, other: Path) -> None:
+    for number in range(10):
+        name = f"d{number}"
+        codes = together(number_of, [(at / name).mkdir for at in (site.dir, other)])
+        assert sorted(map(str, codes)) == ["EEXIST", "None"]
+    assert not [entry.name for entry in site.fs.backend.list(site.name) if entry.name.startswith(".tmp-")]
+
+
+@both_mounts
+def test_the_same_bytes_of_two_mounts_are_no_error(site: Site, other: Path) -> None:
+    """As when all ranks of a job write one small file of settings."""
+    for name in ("f", "f"):
+        fds = [os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for folder in (site.dir, other)]
+        for fd in fds:
+            os.write(fd, b"same")
+        assert together(lambda fd: number_of(lambda: os.close(fd)), fds) == [None, None]
+        assert site.stored(name) == b"same"
+        time.sleep(1.1)
 
 
 def test_the_page_has_these_rows() -> None:

@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import stat
+import time
 from typing import cast
 
 import pytest
@@ -133,3 +134,35 @@ def test_an_open_that_fails_leaves_nothing_open(tmp_path, monkeypatch, fails):
     assert len(asked) == (2 if fails == "backed" else 0), "the kernel has the number back"
     ops.trouble = ""
     assert wire.OPEN_OUT.unpack(loop.answer(wire.OPEN, fuse.Context(2, 2, 0), request))[2] == 5
+
+
+def test_a_folder_that_is_read_in_parts_is_listed_once_and_its_files_are_not_read(tmp_path, monkeypatch):
+    """`ls -l` of 100,000 names took minutes: each part listed the folder again, and each small file was read."""
+    for number in range(5000):
+        (tmp_path / f"f{number:04}").write_bytes(b"%d" % number)
+    ops = StripeOperations(open_fs(str(tmp_path)), cast(ReadAhead, None))
+    names = [entry.name for entry in ops.readdir(fuse.ROOT, CONTEXT)]
+    asked = []
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 0.4)
+    for name in ("list", "open"):
+        monkeypatch.setattr(FolderBackend, name, lambda self, path, name=name, **other: asked.append((name, path)))
+    for at in range(0, len(names), 20):
+        found = ops.lookups(fuse.ROOT, names[at : at + 20], CONTEXT)
+        assert [entry.attr.size for entry in found if entry] == [
+            len(str(int(name[1:]))) for name in names[at : at + 20]
+        ]
+    monkeypatch.setattr(time, "monotonic", lambda: now + 0.6)
+    with pytest.raises(TypeError):
+        ops.lookups(fuse.ROOT, names[:20], CONTEXT)
+    assert asked == [("list", "")]
+
+
+def test_of_a_folder_with_stripes_small_files_are_read(tmp_path):
+    fs = open_fs(str(tmp_path))
+    with fs.create("striped", width=2, unit=UNIT, striped=True) as out:
+        out.write(bytes(3 * UNIT))
+    (tmp_path / "plain").write_bytes(b"x")
+    ops = StripeOperations(fs, cast(ReadAhead, None))
+    found = ops.lookups(fuse.ROOT, ["plain", "striped"], CONTEXT)
+    assert [entry.attr.size for entry in found if entry] == [1, 3 * UNIT]

@@ -1,6 +1,7 @@
 """Chunks on their way to a mount's readers: single flight, read-ahead, budgets."""
 
 import os
+import random
 import threading
 import time
 
@@ -360,3 +361,22 @@ def test_a_header_that_is_none_costs_nothing(tmp_path, head):
         for offset in (0, 2 * MiB, MiB, 2 * MiB + 17):
             assert get(loader, file, offset, 5000) == data[offset : offset + 5000]
         loader.close()
+
+
+def test_small_reads_at_random_fetch_no_more_than_they_need(tmp_path, monkeypatch):
+    """160 times what was asked: a jump of less than 8 MiB counted as in order, and plain files were read in chunks."""
+    fs, size = open_fs(str(tmp_path / "store")), 32 << 20
+    data = os.urandom(1 << 20) * 32
+    fs.backend.make_folder("")
+    (tmp_path / "store" / "plain").write_bytes(data)
+    with fs.create("striped", striped=True, unit=UNIT, width=2) as out:
+        out.write(data)
+    order = random.Random(1)
+    for name in ("plain", "striped"):
+        loader = ReadAhead(memory=8 << 20)
+        with fs.open(name) as file:
+            for _ in range(500):
+                offset = order.randrange(size // 4096) * 4096
+                assert get(loader, file, offset, 4096) == data[offset : offset + 4096]
+            loader.close()
+        assert (loader.demand + loader.ahead) / (500 * 4096) <= 20

@@ -13,9 +13,10 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
+from uuid import uuid4
 
 from bootseer.backends.interface import FILE_MODE, exists, is_folder, join
-from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError
 from bootseer.fsmount.newversion import Writing
 from bootseer.fsmount.openfiles import OpenFiles
 from bootseer.fsmount.refusals import numbered, refusal
@@ -61,13 +62,15 @@ class WritableStripes(OpenFiles):
         path = self._new(parent, name)
         with self._changing, numbered(path):
             self._protect(path)
-            try:
-                self._fs.stat(path)
-            except NotFoundError:
-                self._fs.backend.make_folder(path)
-            else:
-                if not ctx.resent:  # else a server before this one may have made it, and died
-                    raise refusal(errno.EEXIST, path)
+            if not ctx.resent or not is_folder(self._fs.backend, path):  # a server before this one may have made it
+                new = join(self._path(parent), f"{layout.TEMPORARY}{uuid4().hex}")  # HDFS makes none exclusively
+                self._fs.backend.make_folder(new)
+                try:
+                    self._fs.backend.rename(new, path, overwrite=False)
+                except BaseException:
+                    with contextlib.suppress(BootseerError, OSError):
+                        self._fs.backend.remove_empty_folder(new)
+                    raise
             if mode != 0o755:
                 self._fs.backend.change(path, mode=mode & 0o777)
             self._listings = {}
@@ -167,7 +170,7 @@ class WritableStripes(OpenFiles):
                     raise refusal(errno.EPERM, target)
                 permissions = self._fs.backend.stat(path).permissions
                 mode = permissions.kept if permissions else FILE_MODE
-                with self._fs.create(target, mode=mode) as out:
+                with self._fs.create(target, mode=mode, known="", exclusive=True) as out:
                     out.write(file.read(0, file.size))
             self._listings = {}
             return super().lookup(parent, name, ctx)
@@ -205,7 +208,7 @@ class WritableStripes(OpenFiles):
     def _change_stored(self, node: int, path: str, change: fuse.Change, writing: Writing | None) -> None:
         with numbered(path):
             backend, pointer = self._fs.backend, None
-            ours = writing is not None and change.mtime_ns is not None and writing.file.content == self._content(path)
+            ours = writing is not None and change.mtime_ns is not None and writing.file.replaces == self._content(path)
             if (change.mode, change.uid, change.gid) != (None, None, None) and self._nodes[node].content:
                 pointer = read_pointer(backend, path)
             rights.change(backend, path, pointer, mode=change.mode, uid=change.uid, gid=change.gid)
@@ -213,16 +216,12 @@ class WritableStripes(OpenFiles):
                 backend.change(path, mtime_ns=change.mtime_ns)
             found, content = self._fs.stat(path), self._nodes[node].content
             if ours and writing is not None:
-                writing.file.content = content_of(found.version, found.uuid)
+                writing.file.content = writing.file.replaces = content_of(found.version, found.uuid)
             if found.uuid and content.startswith(f"{found.uuid}-"):  # the one that was changed
                 content = content_of(found.version, found.uuid)
             # that of a plain file keeps its name: when it has another by now, its next look-up makes a new node
             self._nodes.change(node, attr=self._attr(found), content=content, version="")
             self._listings = {}
-
-    def _content(self, path: str) -> str:
-        found = self._fs.stat(path)
-        return content_of(found.version, found.uuid)
 
     def _below(self, path: str) -> bool:
         """Whether anything in the folder ``path`` is unfinished."""

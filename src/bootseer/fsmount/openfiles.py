@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from bootseer.backends.interface import Entry, join
-from bootseer.errors import ConfigError
+from bootseer.errors import ConfigError, ReplacedError
 from bootseer.fsmount.callers import caller
 from bootseer.fsmount.memory import Journal
 from bootseer.fsmount.newversion import Versions, Writing
@@ -31,8 +31,10 @@ from bootseer.fsmount.unfinished import Unfinished
 from bootseer.kernel import fuse
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.files.publication import entry_at
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, content_of
+from bootseer.stripefs.files.stat import of_entry
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 from bootseer.stripefs.store import StripeFS
@@ -107,7 +109,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         attr = super()._attr_of(entry, size, unit)
         if self._shared:
             return attr
-        told = entry.permissions.mode if entry.permissions else 0o755 if entry.is_dir else 0o644
+        told = entry.permissions.kept if entry.permissions else 0o755 if entry.is_dir else 0o644
         mode = stat.S_IFMT(attr.mode) | told | (0o700 if entry.is_dir else 0o600)
         return attr._replace(mode=mode, uid=self._user, gid=self._group)
 
@@ -137,7 +139,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         while found is None:
             if self._versions.get(node) is None:
                 base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
-                made = self._begin(path, base)
+                made = self._begin(path, base, "" if base else self._content(path))
                 made.file.mode = stat.S_IMODE(self._nodes[node].attr.mode)
             found = self.hand_out(node, opener, made)  # None: what was open is closed by now
         if flags & os.O_TRUNC:
@@ -165,8 +167,9 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                     self.forget(entry.node, 1)
                     raise refusal(errno.EEXIST, path)
                 return entry, self.open(entry.node, flags, ctx)
-            writing = self._begin(path, None)
+            writing = self._begin(path)
             writing.change, writing.file.mode = fuse.Change(mode=mode), mode
+            writing.file.exclusive = bool(flags & os.O_EXCL)
             attr = fuse.Attr(
                 stat.S_IFREG | mode, mtime_ns=time.time_ns(), blksize=self._shape[1], uid=self._user, gid=self._group
             )
@@ -175,7 +178,12 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             assert handle is not None
             with self._lock:
                 self._versions.differ(node, path)
+                if flags & os.O_EXCL:  # an empty one is published at the close, too, which can fail
+                    writing.written.add(handle)
             return fuse.Entry(node, attr), handle
+
+    def _is_idle(self, node: int) -> bool:
+        return self._versions.get(node) is None and super()._is_idle(node)
 
     def size(self, fh: int) -> int | None:
         writing = self._written_at(fh)
@@ -287,9 +295,19 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         except PermissionError:  # which numbered has logged
             raise refusal(errno.EPERM, path) from None
 
-    def _begin(self, path: str, base: ChunkFile | None) -> Writing:
+    def _begin(self, path: str, base: ChunkFile | None = None, replaces: str = "") -> Writing:
         width, unit = self._shape
-        return Writing(Unfinished(self._fs, path, self._spools, width=width, unit=unit, base=base))
+        return Writing(Unfinished(self._fs, path, self._spools, width=width, unit=unit, base=base, replaces=replaces))
+
+    def _content(self, path: str) -> str:
+        """`content_of` what the store has at ``path``, "" for nothing."""
+        with numbered(path):
+            if (entry := entry_at(self._fs.backend, path)) is None:
+                return ""
+            if (known := self._nodes.find(os.fsencode(path), entry.version)) is not None:
+                return known.content
+            found = of_entry(self._fs.backend, path, entry)
+            return content_of(found.version, found.uuid)
 
     def hand_out(self, node: int, opener: int, made: Writing | None) -> int | None:
         """A handle of a node that is open for writing, or is now as ``made``; None: it is not."""
@@ -378,7 +396,11 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                 content = content_of(version, pointer.uuid if pointer else "")
                 return content
 
-            size = file.publish(finish).size
+            try:
+                size = file.publish(finish).size
+            except ReplacedError as exc:
+                _log.warning("%s is not published: %s", file.path, exc)
+                raise refusal(errno.ESTALE if file.replaces else errno.EEXIST, file.path) from None
             with self._lock:
                 self._set_content(node, content, attr=attr._replace(size=size))
                 writing.published()

@@ -1,7 +1,8 @@
 """A striped store as a read-only file system: what the kernel asks of the FUSE server.
 
 A node stands for one content at one path: when a file is replaced, its next lookup makes a new node, so the page cache
-never mixes two versions, and reads through a file opened before either give its own bytes or fail.
+never mixes two versions, and reads through a file opened before either give its own bytes or fail. A node that nobody
+has open stands for the new content when it is opened, as the kernel forgets what it had of it.
 
 A file handle that an earlier server of the mount gave out is opened again at its first read, by the path of its node;
 when another content is there now, that read fails.
@@ -19,6 +20,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from bootseer.backends.interface import Entry, join
 from bootseer.backends.pool import parallel
@@ -27,6 +29,7 @@ from bootseer.fsmount.memory import Journal, Known
 from bootseer.fsmount.nodes import GENERATION_SHIFT, Nodes
 from bootseer.fsmount.refusals import numbered, refusal
 from bootseer.kernel import fuse
+from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint.access import AccessLog, FileAccess, Ranges
 from bootseer.stripefs.checkpoint.commit import is_hidden
 from bootseer.stripefs.files.readahead import ReadAhead
@@ -40,8 +43,26 @@ _log = logging.getLogger(__name__)
 
 FRESH = 1.0
 """Seconds for which names, missing names and, on a mount that others may use, attributes are believed."""
+_LISTED, _LISTINGS = 30.0, 4
+"""Most seconds for which a listing is believed while a folder is read in parts, and how many are kept."""
+_TRIES = 5
+"""How often a file that is replaced all the time is opened."""
 _COMPARE_SECONDS = 1.0
 """For which an open waits until a file of the node cache is compared with its checksums; then the file is served."""
+
+
+class _Listing(NamedTuple):
+    """``entries`` of a folder by name, when it was listed, and whether there are ``striped`` files among them: without
+    a folder of stripes no file is a pointer."""
+
+    at: float
+    entries: dict[str, Entry]
+    striped: bool
+
+    @property
+    def lasts(self) -> float:
+        """Seconds for which its entries are told to who reads the folder in parts."""
+        return min(_LISTED, len(self.entries) * 1e-4)
 
 
 class StripeOperations(fuse.Operations):
@@ -71,8 +92,9 @@ class StripeOperations(fuse.Operations):
         self._nodes = Nodes(root, known=known, journal=journal, generation=generation)
         self._handles: dict[int, tuple[int, ChunkFile | None]] = {}
         """By file handle: node, and open file; None where that is to be opened at the next read."""
+        self._first = generation << GENERATION_SHIFT
         self._next_handle = itertools.count((generation << GENERATION_SHIFT) + 1)
-        self._listings: dict[str, tuple[float, dict[str, Entry]]] = {}  # `ls -l` asks for attributes in parts
+        self._listings: dict[str, _Listing] = {}  # `ls -l` asks for attributes in parts
         self.bytes_read = self.bytes_written = 0
         self.accessed = AccessLog()
         self._expected = {file.path: file.ranges for file in expected}
@@ -97,25 +119,28 @@ class StripeOperations(fuse.Operations):
     def lookups(self, parent: int, names: Sequence[str], ctx: fuse.Context) -> Sequence[fuse.Entry | None]:
         folder = self._path(parent)
         try:
-            entries = self._list(folder, FRESH / 2)
+            listing = self._list(folder, FRESH / 2)
         except BootseerError:
             return [None] * len(names)
+        entries, plain = listing.entries, not listing.striped
 
         def look(name: str) -> fuse.Entry | None:
             try:
-                return self._look(join(folder, name), entries[name]) if name in entries else None
+                return self._look(join(folder, name), entries[name], plain=plain) if name in entries else None
             except (BootseerError, OSError):
                 return None  # who asks for it meets the error
 
-        return parallel(look, names)  # side by side: a small file is read, to see whether it is a pointer
+        # side by side where a small file is read, to see whether it is a pointer
+        return [look(name) for name in names] if plain else parallel(look, names)
 
-    def _look(self, path: str, entry: Entry) -> fuse.Entry:
-        """A reference to the node of what the storage tells of ``path``; a pointer that is known is not read again."""
+    def _look(self, path: str, entry: Entry, *, plain: bool = False) -> fuse.Entry:
+        """A reference to the node of what the storage tells of ``path``, which is no pointer where it is ``plain``; a
+        pointer that is known is not read again."""
         raw = os.fsencode(path)
         if (known := self._nodes.find(raw, entry.version)) is not None:
             content, attr = known.content, self._attr_of(entry, known.attr.size, known.attr.blksize)
         else:
-            found = of_entry(self._fs.backend, path, entry)
+            found = of_entry(self._fs.backend, path, entry, plain=plain)
             content = "" if found.is_dir else content_of(found.version, found.uuid)
             attr = self._attr(found)
         return fuse.Entry(self._nodes.enter(raw, content, "" if entry.is_dir else entry.version, attr), attr)
@@ -137,27 +162,33 @@ class StripeOperations(fuse.Operations):
             entries = self._list(path, 0)
         return [
             fuse.DirEntry(entry.name, fuse.ROOT, stat.S_IFDIR if entry.is_dir else stat.S_IFREG)
-            for entry in entries.values()
+            for entry in entries.entries.values()
         ]
 
-    def _list(self, path: str, age: float) -> dict[str, Entry]:
-        """The entries of a folder by name, as they were at most ``age`` seconds ago. Errors as of `Backend.list`."""
-        began, entries = self._listings.get(path, (0.0, {}))
-        now = time.monotonic()
-        if not began or now - began >= age:
-            entries = {entry.name: entry for entry in self._fs.backend.list(path) if not is_hidden(entry.name)}
+    def _list(self, path: str, age: float) -> _Listing:
+        """That of a folder, as it was at most ``age`` seconds ago, or a tenth of a millisecond for each entry: so much
+        longer is it read in parts. Errors as of `Backend.list`."""
+        listing, now = self._listings.get(path), time.monotonic()
+        if listing is None or not age or now - listing.at >= max(age, listing.lasts):
+            found = self._fs.backend.list(path)
+            entries = {entry.name: entry for entry in found if not is_hidden(entry.name)}
+            striped = any(entry.name == layout.FOLDER for entry in found)
+            listing = _Listing(time.monotonic(), entries, striped)
             with self._lock:
-                kept = {folder: listing for folder, listing in self._listings.items() if now - listing[0] < FRESH}
-                self._listings = {**kept, path: (now, entries)}
-        return entries
+                kept = {
+                    folder: other
+                    for folder, other in list(self._listings.items())[-_LISTINGS:]
+                    if now - other.at < max(FRESH, other.lasts)
+                }
+                self._listings = {**kept, path: listing}
+        return listing
 
     def open(self, node: int, flags: int, ctx: fuse.Context) -> int:
         if flags & os.O_ACCMODE != os.O_RDONLY:
             raise refusal(errno.EROFS)
-        file = self._open(node)
         with self._lock:
             handle = next(self._next_handle)
-        self._hold(handle, node, file)
+        self._hold(handle, node, self._open_now(node, handle))
         return handle
 
     def _hold(self, handle: int, node: int, file: ChunkFile) -> ChunkFile:
@@ -189,7 +220,7 @@ class StripeOperations(fuse.Operations):
     def _open(self, node: int) -> ChunkFile:
         """The file of ``node``. ESTALE when another content is at its path."""
         with self._lock:
-            file = next((file for other, file in self._handles.values() if other == node and file), None)
+            file = self._file_of(node)
         if file is not None:
             return file
         known, path = self._nodes[node], self._path(node)
@@ -200,6 +231,39 @@ class StripeOperations(fuse.Operations):
             self._nodes.change(node, version="")
             raise refusal(errno.ESTALE, path)  # the kernel looks the name up again
         return file
+
+    def _open_now(self, node: int, handle: int) -> ChunkFile:
+        """The file at the path of ``node``, of which ``handle`` is one from now on. When that has another content than
+        the node, the node stands for it, if nobody has the node open. ESTALE when somebody has: the kernel looks the
+        name up again, but not more than once."""
+        path = self._path(node)
+        for _ in range(_TRIES):
+            with self._lock:
+                shared, known = self._file_of(node), self._nodes[node]
+            with numbered(path):
+                file, attr = shared or self._fs.open(path), None
+                if file.content != known.content:
+                    found = self._fs.stat(path)
+                    attr = self._attr(found) if content_of(found.version, found.uuid) == file.content else None
+            with self._lock:
+                if attr is not None and self._nodes[node] == known and self._is_idle(node):
+                    self.invalidate(node)
+                    self._nodes.change(node, content=file.content, version=found.version, attr=attr)
+                if self._nodes[node].content == file.content:
+                    self._handles[handle] = node, file
+                    return file
+            if shared is None:
+                file.close()
+        self._nodes.change(node, version="")
+        raise refusal(errno.ESTALE, path)
+
+    def _file_of(self, node: int) -> ChunkFile | None:
+        """What who has the node open reads. With the lock."""
+        return next((file for other, file in self._handles.values() if other == node and file), None)
+
+    def _is_idle(self, node: int) -> bool:
+        """Whether nobody has it open, since before this server, too. With the lock."""
+        return node > self._first and all(other != node for other, _ in self._handles.values())
 
     def _reopen(self, fh: int, node: int) -> ChunkFile:
         """The file of a handle that an earlier server gave out, or whose node has another content since."""

@@ -19,6 +19,8 @@ from bootseer.backends.interface import FILE_MODE
 from bootseer.fsmount.record import SPOOLS
 from bootseer.fsmount.refusals import refusal
 from bootseer.fsmount.spool import Spool, Spools
+from bootseer.stripefs.checkpoint.commit import digest_of_open
+from bootseer.stripefs.files.publication import entry_at
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
 from bootseer.stripefs.files.reader import ChunkFile, refuse_unfinished
 from bootseer.stripefs.files.stripe import StripeLost
@@ -39,9 +41,21 @@ class Unfinished:
     """
 
     def __init__(
-        self, fs: StripeFS, path: str, spools: Spools, *, width: int, unit: int, base: ChunkFile | None = None
+        self,
+        fs: StripeFS,
+        path: str,
+        spools: Spools,
+        *,
+        width: int,
+        unit: int,
+        base: ChunkFile | None = None,
+        replaces: str = "",
     ) -> None:
+        """``replaces``: `content_of` what is at ``path``, "" for nothing."""
         self.path = path
+        self.replaces = base.content if base else replaces
+        self.exclusive = False
+        """Not even the same bytes of another writer are to be there when it is published first."""
         self.mode = FILE_MODE
         """Of what is sent to the store."""
         self.changed = base is None
@@ -60,6 +74,7 @@ class Unfinished:
         self._streamed = 0
         self._hold = False  # bytes may change that were not sent yet, or have changed: send them at the end
         self._broken = self._told = False
+        self._digest = ""
         self.lock = threading.RLock()
         """Held while anything changes; who takes it keeps the file from being published."""
 
@@ -165,12 +180,13 @@ class Unfinished:
         self._base = None
 
     def _reopen(self) -> ChunkFile:
-        """What was published last. ESTALE when another writer has replaced it since: its bytes are not to be mixed with
-        these."""
+        """What was published last. ESTALE when another writer has replaced it since by other bytes: they are not to be
+        mixed with these."""
         file = self._fs.open(self.path)
-        if (file.size, file.content) != (self._end, self.content):
+        if file.size != self._fixed or (file.content != self.content and digest_of_open(file) != self._digest):
             file.close()
             raise refusal(errno.ESTALE, self.path)
+        self.replaces = file.content
         return file
 
     def _put(self, offset: int, data: memoryview) -> None:
@@ -234,8 +250,14 @@ class Unfinished:
     def _send(self, data: memoryview) -> None:
         if self._writer is None:
             self._fs.refuse_committed(self.path)
+            now = entry_at(self._fs.backend, self.path) if self._fixed and self.content else None
+            if now is not None and now.version != self.content.partition("-")[2]:  # perhaps only its attributes are
+                self._reopen().close()
             width, unit = self._shape
-            self._writer = self._fs.create(self.path, width=width, unit=unit, mode=self.mode, before=self._before)
+            self._writer = self._fs.create(
+                self.path, width=width, unit=unit, mode=self.mode, before=self._before,
+                known=self.replaces, exclusive=self.exclusive,
+            )  # fmt: skip
         try:
             self._streamed += self._writer.write(data)
         except BaseException:
@@ -260,6 +282,7 @@ class Unfinished:
             self._broken = self._broken or not self._spool.used
             raise
         self._writer, self._streamed, self._fixed, self.content = None, 0, self._end, self._coming
+        self._digest, self.replaces, self.exclusive = written.digest, self._coming, False
         self.changed = self.failed = False
         return written
 

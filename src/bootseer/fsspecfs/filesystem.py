@@ -270,7 +270,8 @@ class StripeFileSystem(StripePaths):
             if mode == "ab":
                 writer = self.store.append(key, **shape)
             else:
-                writer = self.store.create(key, **shape)
+                new: dict[str, Any] = {"known": "", "exclusive": True} if mode == "xb" else {}
+                writer = self.store.create(key, **shape, **new)
                 if mode == "xb" and self.exists(path):  # one that comes later is not replaced either
                     writer.abandon()
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import logging
@@ -46,6 +47,7 @@ class Loop:
         self.negotiated: Negotiated | None = None
         self.backings = Backings(operations.backed)
         self._device = -1
+        operations.invalidate = self._invalidate
         self.ready = threading.Event()
         """Set when INIT has been answered."""
         self._inflight: dict[int, Context] = {}
@@ -157,6 +159,12 @@ class Loop:
         _log.error("%s: request %d on node %d failed", self._mountpoint, opcode, ctx.node, exc_info=exc)
         return -errno.EIO
 
+    def _invalidate(self, node: int) -> None:
+        body = wire.INVAL_INODE_OUT.pack(node, 0, 0)
+        head = wire.OUT_HEADER.pack(wire.OUT_HEADER.size + len(body), wire.NOTIFY_INVAL_INODE, 0)
+        with contextlib.suppress(FileNotFoundError):  # it knows no such node
+            os.writev(self._device, [head, body])
+
     def _write(self, fd: int, unique: int, code: int, body: Bytes) -> bool:
         """Answer a request; False when the connection has ended."""
         try:
@@ -211,7 +219,7 @@ class Loop:
 
     def _attr(self, node: int, attr: Attr) -> bytes:
         mode, size, nlink, mtime_ns, blksize, uid, gid = attr
-        sec, nsec = divmod(mtime_ns, 1_000_000_000)
+        sec, nsec = divmod(mtime_ns % (1_000_000_000 << 64), 1_000_000_000)  # as 64 bits, also before 1970
         blocks = (size + 511) // 512
         return wire.ATTR.pack(node, size, blocks, *[sec] * 3, *[nsec] * 3, mode, nlink, uid, gid, 0, blksize, 0)
 

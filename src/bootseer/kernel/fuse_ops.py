@@ -153,6 +153,9 @@ class Operations:
     An `OSError` is answered with its errno, any other exception with EIO and a log line.
     """
 
+    invalidate: Callable[[int], None] = staticmethod(lambda node: None)
+    """Has the kernel forget attributes and pages of a node which nobody has open; set by who serves this."""
+
     def lookup(self, parent: int, name: str, ctx: Context) -> Entry:
         """The node called ``name`` in directory ``parent``. Raises `FileNotFoundError`."""
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)

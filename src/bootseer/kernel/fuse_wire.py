@@ -37,7 +37,8 @@ WRITE_FLAGS = {"atomic_o_trunc": 1 << 3, "big_writes": 1 << 5, "handle_killpriv_
 """Asked for too, for a file system that is written to. The last one: no file has set-uid bits or capabilities, so the
 kernel need not ask for them before each write."""
 
-NOTIFY_RESEND = 7
+NOTIFY_INVAL_INODE, NOTIFY_RESEND = 2, 7
+INVAL_INODE_OUT = struct.Struct("=Qqq")  # nodeid, offset and length of the pages
 
 IN_HEADER = struct.Struct("=IIQQIIIHH")  # len opcode unique nodeid uid gid pid total_extlen padding
 OUT_HEADER = struct.Struct("=IiQ")  # len error unique
@@ -60,7 +61,7 @@ MKDIR_IN = struct.Struct("=II")  # mode umask; the name follows
 LINK_IN = struct.Struct("=Q")  # the node of the file; the name follows
 RENAME_IN = struct.Struct("=Q")  # newdir; both names follow
 RENAME2_IN = struct.Struct("=QII")  # newdir flags padding; both names follow
-SETATTR_IN = struct.Struct("=IIQQQQQQIIIIIIII")
+SETATTR_IN = struct.Struct("=IIQQQqqqIIIIIIII")
 """valid padding fh size lock_owner atime mtime ctime their nsec mode unused uid gid unused"""
 FATTR_MODE, FATTR_UID, FATTR_GID, FATTR_SIZE, FATTR_MTIME, FATTR_FH = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 5, 1 << 6
 FATTR_MTIME_NOW = 1 << 8

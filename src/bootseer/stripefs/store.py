@@ -50,19 +50,19 @@ class StripeFS:
         unit: int = layout.UNIT,
         progress: Progress | None = None,
         before: Callable[[Pointer | None], None] | None = None,
-        absent: bool = False,
+        known: str | None = None,
     ) -> Written:
         """Store the local file ``local`` at ``path``, atomically; an existing file is replaced.
 
         When the storage loses a stripe while it is written, everything is written once more, under fresh names.
-        ``before``: as of `create`; ``absent``: of `StripeWriter`. `DataError` when ``local`` is changed meanwhile.
+        ``before``, ``known``: as of `create`. `DataError` when ``local`` is changed meanwhile.
         """
 
         def write() -> Written:
             src.seek(0)
             info = os.fstat(src.fileno())
             name = clean_new(path)
-            with StripeWriter(self.backend, name, width=width, unit=unit, before=before, absent=absent) as out:
+            with StripeWriter(self.backend, name, width=width, unit=unit, before=before, known=known) as out:
                 while data := src.read(4 << 20):
                     out.write(data)
                     if progress:
@@ -84,11 +84,16 @@ class StripeFS:
         striped: bool = False,
         mode: int = FILE_MODE,
         before: Callable[[Pointer | None], None] | None = None,
+        known: str | None = None,
+        exclusive: bool = False,
     ) -> StripeWriter:
-        """A writer for a new file at ``path``; ``striped`` also when it is small; ``mode`` and ``before`` as in
+        """A writer for a new file at ``path``; ``striped`` also when it is small; the rest as in
         `StripeWriter`."""
         path = clean_new(path)
-        return StripeWriter(self.backend, path, width=width, unit=unit, striped=striped, mode=mode, before=before)
+        return StripeWriter(
+            self.backend, path, width=width, unit=unit, striped=striped, mode=mode, before=before,
+            known=known, exclusive=exclusive,
+        )  # fmt: skip
 
     def get(self, path: str, local: Path, *, progress: Progress | None = None, expected: str | None = None) -> int:
         """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.

@@ -65,7 +65,7 @@ def put(
         folder, _, name = to.rpartition("/")
         if name not in listed.get(folder, (name,)):
             with contextlib.suppress(NotWritableError):  # somebody has made one since
-                return to, fs.put(file, to, width=width, unit=unit, before=before, absent=True)
+                return to, fs.put(file, to, width=width, unit=unit, before=before, known="")
         return to, fs.put(file, to, width=width, unit=unit, before=before)
 
     small = [file for file, size in files if size < layout.PLAIN_BELOW]

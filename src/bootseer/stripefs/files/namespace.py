@@ -16,6 +16,7 @@ from bootseer.errors import DataError, NotFoundError, NotWritableError, Unsuppor
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
+from bootseer.stripefs.files.publication import alone
 from bootseer.stripefs.files.readahead import in_order
 from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.removal import UNFINISHED, owned_by, remove_stripes
@@ -99,7 +100,9 @@ def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> N
             else:
                 write_small(backend, tmp, layout.encode_pointer(replaced))
         faults.point("stripefs.rename.rename")
-        backend.rename(src, dst, overwrite=overwrite)
+        # who adds to it, or writes it anew, is to see that it is another now
+        with alone(backend, dst) if overwrite and exists(backend, dst) else contextlib.nullcontext():
+            backend.rename(src, dst, overwrite=overwrite)
     except FileExistsError:
         raise NotWritableError(f"cannot rename {src} to {dst}: that exists") from None
     faults.point("stripefs.rename.cleanup")

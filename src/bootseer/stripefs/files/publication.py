@@ -3,6 +3,9 @@
 Order matters: whoever ends a writer from outside (a garbage collection, a later save of the checkpoint) first moves the
 stripes or claims the folder, then takes the temporary file away. So each check comes after the temporary file is whole,
 and one that passed is void when the rename finds no source.
+
+No storage replaces a file only where it is still the one that its writer knew: who replaces one claims its name first,
+with a file of its own, and looks then (`alone`).
 """
 
 from __future__ import annotations
@@ -11,14 +14,24 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from blake3 import blake3
+
 from bootseer import faults
-from bootseer.backends.interface import DEADLINE, Backend, Permissions, Sink, holds, join, read_all
-from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, NotWritableError, UnavailableError
+from bootseer.backends.interface import DEADLINE, Backend, Entry, Permissions, Sink, exists, holds, join, read_all
+from bootseer.errors import (
+    BootseerError,
+    DataError,
+    FullError,
+    NotFoundError,
+    NotWritableError,
+    ReplacedError,
+    UnavailableError,
+)
 from bootseer.stripefs import layout
-from bootseer.stripefs.files.reader import read_pointer
+from bootseer.stripefs.files.reader import content_of, read_pointer
 from bootseer.stripefs.files.removal import UNFINISHED, owned_by, remove_stripes
 from bootseer.stripefs.layout import Pointer
 
@@ -30,6 +43,8 @@ OUTAGE = 3 * DEADLINE
 UNKNOWN = 30 * DEADLINE
 """The same of the rename that publishes: when its answer is lost it may have happened, or may happen when a storage
 that stood still goes on. Whoever is told of an error must not find the file published."""
+_STEP = 10.0
+"""Seconds after which who has claimed a name, and has replaced nothing, is taken for dead."""
 
 
 def patiently(step: Callable[[], T], seconds: float = 0.0) -> T:
@@ -47,16 +62,72 @@ def patiently(step: Callable[[], T], seconds: float = 0.0) -> T:
         pause = min(2 * pause, 5.0)
 
 
+def entry_at(backend: Backend, path: str) -> Entry | None:
+    """What is at ``path``; None for nothing."""
+    try:
+        return backend.stat(path)
+    except NotFoundError:
+        return None
+
+
+@contextlib.contextmanager
+def alone(backend: Backend, path: str, version: str | None = None) -> Iterator[None]:
+    """Nobody else replaces the file at ``path`` meanwhile. `ReplacedError` when it has not this ``version``."""
+    parent, _, name = path.rpartition("/")
+    claim = join(parent, f"{layout.TEMPORARY}{blake3(name.encode()).hexdigest()[:32]}")
+    until = time.monotonic() + _STEP
+    claimed = False
+    try:
+        while True:
+            try:
+                patiently(lambda: backend.create(claim).close())
+                claimed = True
+            except FileExistsError:
+                pass
+            now = patiently(lambda: entry_at(backend, path)) if version is not None else None
+            if version is not None and (now is None or now.version != version):
+                raise replaced(path)
+            if claimed:
+                break
+            if time.monotonic() >= until:
+                _log.warning("%s was to be replaced by another writer, which seems to be dead", path)
+                claimed = True  # by somebody else
+                break
+            time.sleep(0.02)
+        yield
+    finally:
+        if claimed:
+            with contextlib.suppress(BootseerError, OSError):
+                backend.delete(claim)
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether both name one content; a new pointer has a new uuid, and the attributes of a file may change."""
+    (kind, _, version), (other_kind, _, other_version) = one.partition("-"), other.partition("-")
+    return kind == other_kind and (kind not in ("", "plain") or version == other_version)
+
+
+def replaced(path: str) -> ReplacedError:
+    return ReplacedError(f"{path} was written by another writer meanwhile", hint="run again")
+
+
 class Publication:
     """Of the file ``uuid`` at ``path``, with ``mode``: `begin`, `fill`, `rename`; `undo` after an error of these.
+
+    ``known``: `content_of` what is to be replaced, "" for nothing; None: what is there now. When something else is
+    there, then or at the end, `rename` raises `ReplacedError`; without ``exclusive`` not for the bytes of a plain file
+    that are there already.
 
     ``temporary``: what is renamed into place. ``replaces``: whether there was a file at the path at first. ``epoch``:
     of the new file. ``absent``: a listing has shown that there is none. Raises `NotWritableError` for a ``path`` that
     is a folder.
     """
 
-    def __init__(self, backend: Backend, path: str, uuid: str, mode: int, *, absent: bool = False) -> None:
+    def __init__(
+        self, backend: Backend, path: str, uuid: str, mode: int, *, known: str | None = None, exclusive: bool = False
+    ) -> None:
         self._backend, self._path, self._uuid, self._mode = backend, path, uuid, mode
+        self._exclusive = exclusive
         self._parent = path.rpartition("/")[0]
         self.temporary = join(self._parent, f"{layout.TEMPORARY}{uuid}")
         self._marker = ""
@@ -64,27 +135,34 @@ class Publication:
         self._renaming = False
         self._left = False  # the stripes that are replaced, for others to remove
         self._old: Pointer | None = None
-        self.replaces, epoch = not absent, 0
-        try:
-            self._old = None if absent else self._look()
-            epoch = self._old.epoch if self._old else 0
-        except NotFoundError:
-            self.replaces = False  # then the rename does not overwrite, and of two writers one gives up
-        except DataError as exc:
-            _log.warning("replacing %s: %s", path, exc)
-            epoch = self._epoch_of_damaged()
-        self.epoch = epoch + 1
+        self.epoch = 1
+        # without, the rename does not overwrite, and of two writers one gives up
+        self._known = known if known == "" else self._look()
+        self.replaces = bool(self._known)
+        self._lost = known is not None and not _same(known, self._known)
 
-    def _look(self) -> Pointer | None:
-        found = self._backend.stat(self._path)  # first: mostly there is none, or it is no pointer by its size
-        if found.is_dir:
+    def _look(self) -> str:
+        """`content_of` what is at the path, "" for nothing."""
+        if (entry := entry_at(self._backend, self._path)) is None:
+            return ""
+        if entry.is_dir:
             raise NotWritableError(f"cannot write {self._path}: it is a folder")
-        return read_pointer(self._backend, self._path) if layout.may_be_pointer(found.size) else None
+        if not entry.size or layout.may_be_pointer(entry.size):  # an empty one may be a device
+            try:
+                self._old = read_pointer(self._backend, self._path)
+            except NotFoundError:
+                return ""
+            except DataError as exc:
+                _log.warning("replacing %s: %s", self._path, exc)
+                self.epoch = self._epoch_of_damaged() + 1
+        if self._old is not None:
+            self.epoch = self._old.epoch + 1
+        return content_of(entry.version, self._old.uuid if self._old else "")
 
     def _uuid_now(self) -> str:
         """uuid of the pointer at the path, "" when there is none, or a damaged one."""
         try:
-            now = self._look()
+            now = read_pointer(self._backend, self._path)
         except (NotFoundError, DataError):
             return ""
         return now.uuid if now else ""
@@ -121,22 +199,22 @@ class Publication:
 
     def rename(self, content: bytes) -> None:
         """Let the temporary file, which has ``content``, appear at the path; then remove the stripes that it replaced.
-        Raises `NotWritableError` when another writer replaced the path meanwhile."""
-        # of a new file the rename itself tells, where that is one step
-        looked = self.replaces or not self._backend.exclusive
-        if looked and patiently(self._uuid_now) != (self._old.uuid if self._old else ""):
-            raise NotWritableError(f"{self._path} was replaced by another writer meanwhile", hint="run again")
-        owned = self._mark()
-        faults.point("stripefs.write.rename")
-        self._renaming = True
+        Raises `ReplacedError` when another writer replaced the path meanwhile."""
+        owned = None
         try:
-            patiently(lambda: self._backend.rename(self.temporary, self._path, overwrite=self.replaces), UNKNOWN)
-        except (FileExistsError, NotFoundError):
+            with self._alone():
+                owned = self._mark()
+                faults.point("stripefs.write.rename")
+                self._renaming = True
+                patiently(lambda: self._backend.rename(self.temporary, self._path, overwrite=self.replaces), UNKNOWN)
+        except (FileExistsError, NotFoundError, ReplacedError):
             # also after a rename that was tried again because its answer was lost
-            if not patiently(lambda: holds(self._backend, self._path, content), UNKNOWN):
-                raise NotWritableError(
-                    f"{self._path} was written by another writer meanwhile", hint="run again"
-                ) from None
+            here = patiently(lambda: exists(self._backend, self.temporary), UNKNOWN)
+            if (here and self._exclusive) or not patiently(lambda: holds(self._backend, self._path, content), UNKNOWN):
+                raise replaced(self._path) from None
+            if here:
+                self._remove(self.temporary)
+                self._old = None  # for the other writer to clean up
         faults.point("stripefs.write.cleanup")
         if self._left:
             _log.warning(UNFINISHED, self._path)
@@ -146,6 +224,25 @@ class Publication:
                     self._remove(self._marker)
             except (BootseerError, OSError) as exc:  # the mark says that they are garbage
                 _log.warning("stripes of the replaced %s are left behind: %s", self._path, exc)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """What is at the path is what is to be replaced, and nobody else replaces it meanwhile."""
+        if self._lost:
+            raise replaced(self._path)
+        if not self.replaces:  # the rename itself tells, where that is one step
+            if not self._backend.exclusive and patiently(lambda: entry_at(self._backend, self._path)) is not None:
+                raise replaced(self._path)
+            yield
+            return
+        version = self._known.partition("-")[2]
+        if self._old is not None:  # perhaps only its attributes have changed since
+            now = patiently(lambda: entry_at(self._backend, self._path))
+            if now is None or patiently(self._uuid_now) != self._old.uuid:
+                raise replaced(self._path)
+            version = now.version
+        with alone(self._backend, self._path, version):
+            yield
 
     def _mark(self) -> Permissions | None:
         """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this

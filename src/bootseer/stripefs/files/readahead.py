@@ -23,7 +23,7 @@ from bootseer.backends.engine.memory import ByteBudget
 from bootseer.backends.engine.memory import process as process_budget
 from bootseer.errors import BootseerError
 from bootseer.stripefs.files.flight import Flights
-from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.files.reader import ChunkFile, PlainFile
 from bootseer.stripefs.files.tensors import SUFFIX, ends_of
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ _STEP = 8 << 20
 _FAR = 64 << 20
 _PIECE = 16 << 20
 """Most bytes that read-ahead asks for at once."""
+_NEAR = 8
+"""A read is in order that begins within so many times its length of the end of the one before."""
 _FILES = 1024
 """Files of which is known how they are being read; one that was dropped is fetched ahead again after its next read."""
 _THREADS = 3
@@ -49,11 +51,12 @@ class _Order:
     """How one file is being read: where the ``next`` read in order starts, up to which chunk it is fetched ``ahead``,
     and how far that goes now (``step``: from ``least`` up to ``far`` bytes). ``ends``: of its tensors, once they are
     known: who begins in one is not expected behind its end before he has read ``least`` bytes there, as the kernel
-    itself reads on by some."""
+    itself reads on by some. ``jumped``: the last read was not in order."""
 
     def __init__(self, least: int, far: int) -> None:
         self._least, self._far = least, far
         self.next, self.ahead, self.step = 0, 0, least
+        self.jumped = False
         self.ends: list[int] = []
         self._limit = 0
         """The end of the tensor; 0: any."""
@@ -61,11 +64,14 @@ class _Order:
     def advance(self, file: ChunkFile, offset: int, end: int, room: int) -> range:
         """The chunks to fetch ahead, perhaps none, when ``offset`` to ``end`` is read and there is memory for ``room``
         bytes. The kernel's own requests may come slightly out of order."""
-        if abs(offset - self.next) > self._least:  # not in order: begin anew from here
+        # who reads little at a time goes no far way in order
+        near = self._least if self.ends else min(self._least, _NEAR * (end - offset))
+        self.jumped = False
+        if abs(offset - self.next) > near:  # not in order: begin anew from here
             self.next, self.ahead, self.step = end, 0, self._least
             tensor = bisect.bisect_right(self.ends, offset + _AROUND)
             if tensor == len(self.ends):
-                self._limit = 0
+                self._limit, self.jumped = 0, True
                 return range(0)
             self._limit, self.step = self.ends[tensor], self._far
         self.next = max(self.next, end)
@@ -118,9 +124,12 @@ class ReadAhead:
         """
         end = offset + size
         first, last = offset // file.unit, -(-end // file.unit)
-        self._plan(file, offset, end)
+        jumped = self._plan(file, offset, end)
         if (fd := file.local.fd_of(first, last)) is not None:
             return fd, offset
+        if jumped and isinstance(file, PlainFile) and not self._holds(file, first, last):
+            self.demand += size  # its chunks have no checksums, for which all of one would be needed
+            return memoryview(file.read(offset, size))
         self._load(file, range(first, last), demand=True)
         parts = []
         for chunk in range(first, last):
@@ -235,8 +244,12 @@ class ReadAhead:
         _, gone = self._held.popitem(last=False)
         self._budget.give(len(gone))
 
-    def _plan(self, file: ChunkFile, offset: int, end: int) -> None:
-        """Fetch ahead when ``file`` is read in order."""
+    def _holds(self, file: ChunkFile, first: int, last: int) -> bool:
+        with self._lock:
+            return all((file.identity, chunk) in self._held for chunk in range(first, last))
+
+    def _plan(self, file: ChunkFile, offset: int, end: int) -> bool:
+        """Fetch ahead when ``file`` is read in order; whether this read is not."""
         with self._lock:
             new = file.identity not in self._orders
             order = self._orders.setdefault(file.identity, _Order(self._step, self._far))
@@ -248,6 +261,7 @@ class ReadAhead:
             self._pool.submit(self._learn, file, order)
         if chunks and not self._closed:
             self._pool.submit(self._ahead_of, file, chunks)
+        return order.jumped
 
     def _learn(self, file: ChunkFile, order: _Order) -> None:
         def read(offset: int, length: int) -> bytes:

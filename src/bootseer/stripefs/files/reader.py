@@ -34,6 +34,10 @@ _POINTER_READ = layout.MAX_REMNANT
 """Bytes of a small file that are read to see whether it is a pointer: nearly always all of one."""
 
 
+_TRIES = 5
+"""How often a file that is replaced all the time is opened."""
+
+
 class Local:
     """What a node has of one open file, and who notes there what is read of it: nothing, and nobody, unless a subclass
     says more. Any thread may call anything."""
@@ -409,10 +413,16 @@ def read_pointer(backend: Backend, path: str) -> Pointer | None:
 
 
 def open_file(backend: Backend, path: str) -> ChunkFile:
-    """Open the file at ``path``, striped or plain."""
-    file = PlainFile(backend, path)
-    if not layout.is_pointer(file.head):
-        return file
-    with file:
-        text = file.head if len(file.head) == file.size else file.read(0, file.size)
-    return StripedFile(backend, path, layout.decode_pointer(text, path), file.version)
+    """Open the file at ``path``, striped or plain, as it is now: one that is replaced meanwhile is opened again."""
+    for left in reversed(range(_TRIES)):
+        file = PlainFile(backend, path)
+        if not layout.is_pointer(file.head):
+            break
+        try:
+            with file:
+                text = file.head if len(file.head) == file.size else file.read(0, file.size)
+            return StripedFile(backend, path, layout.decode_pointer(text, path), file.version)
+        except DataError:
+            if not left or backend.stat(path).version == file.version:
+                raise
+    return file

@@ -32,8 +32,9 @@ class FileStat(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.width)
 
 
-def of_entry(backend: Backend, path: str, entry: Entry) -> FileStat:
-    """``entry`` is what ``backend`` tells of ``path``. A small file is read, to see whether it is a pointer.
+def of_entry(backend: Backend, path: str, entry: Entry, *, plain: bool = False) -> FileStat:
+    """``entry`` is what ``backend`` tells of ``path``. A small file is read, to see whether it is a pointer, unless it
+    is known as ``plain``.
 
     Raises `NotFoundError` when it is gone since, `DataError` for a damaged pointer.
     """
@@ -45,7 +46,7 @@ def of_entry(backend: Backend, path: str, entry: Entry) -> FileStat:
         version="" if entry.is_dir else entry.version,
         permissions=entry.permissions,
     )
-    if entry.is_dir or entry.size > layout.MAX_TEXT or (pointer := read_pointer(backend, path)) is None:
+    if plain or entry.is_dir or entry.size > layout.MAX_TEXT or (pointer := read_pointer(backend, path)) is None:
         return found
     return msgspec.structs.replace(
         found,

@@ -57,14 +57,14 @@ class StripeWriter:
     """A new file at ``path``: `write` its bytes in order, then `finish`. Nothing is seen at ``path`` before that.
 
     Content below `layout.PLAIN_BELOW` is stored plain, unless ``striped``. As a context manager it finishes, or
-    abandons on an exception. Raises `NotWritableError` when another writer replaced ``path`` meanwhile. In a forked
+    abandons on an exception. Raises `ReplacedError` when another writer replaced ``path`` meanwhile. In a forked
     child `write` and `finish` raise `BootseerError`, and the end of the context, whatever its reason, does nothing.
 
     ``mode``: of the file, where the storage keeps modes; its owner may read and write it as long as it is written.
     ``before``: called when all is written and nothing published, with the pointer (None for a plain file, whose bytes
     are in the temporary file only); an error of it ends the write. The stripes can be read through the pointer then.
 
-    ``absent``: a listing has shown that there is no file at the path; one that is there at the end is another writer's.
+    ``known``, ``exclusive``: as of `Publication`.
 
     ``temporary``: path of what is renamed into place, a pointer or the whole content of a plain file. ``replaces``:
     whether there was a file at the path at first. ``size``: bytes written so far.
@@ -80,7 +80,8 @@ class StripeWriter:
         striped: bool = False,
         mode: int = FILE_MODE,
         before: Callable[[Pointer | None], None] | None = None,
-        absent: bool = False,
+        known: str | None = None,
+        exclusive: bool = False,
     ) -> None:
         layout.check_shape(width, unit)
         if not path:
@@ -90,7 +91,7 @@ class StripeWriter:
         self.mode = mode & 0o777 | 0o600
         self._process = os.getpid()
         self._uuid = uuid.uuid4()
-        self._publication = Publication(backend, path, self._uuid.hex, self.mode, absent=absent)
+        self._publication = Publication(backend, path, self._uuid.hex, self.mode, known=known, exclusive=exclusive)
         self.temporary, self.replaces = self._publication.temporary, self._publication.replaces
         self._before = before
         self._stripes: list[Stripe] = []
