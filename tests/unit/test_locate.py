@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from bootseer.backends.fsspec_place import RENAMING, WHOLE
 from bootseer.backends.open import Location, locate
 from bootseer.errors import ConfigError
 from bootseer.fsspecfs.filesystem import StripeFileSystem
@@ -50,6 +51,7 @@ class Path:
         ("bsx+s3://bucket/run#1/q?x", ("s3://bucket", "/run#1/q?x")),
         ("local:///data/x/", ("local://", "/data/x")),
         ("memory://a/b/", ("memory://a", "/b")),
+        ("file:///", ("file://", "/")),
         ("simplecache::s3://bucket/x", ("simplecache::s3://bucket", "/x")),
     ],
 )
@@ -60,6 +62,8 @@ def test_where_it_is(given, place):
 
 def test_a_relative_path_is_below_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for given in ("bsx+data", "bsx+/data", "./bsx+data"):
+        assert locate(given).path == os.path.abspath(given)  # a folder of that name
     for given in ("a/b", "./a/b", "file://a/b", pathlib.Path("a/b")):
         assert locate(given).path == f"{tmp_path}/a/b"
     assert locate("./hdfs:/b").path == f"{tmp_path}/hdfs:/b"
@@ -81,6 +85,8 @@ CUT = (
     "file:///x/run",
     "any://x",
     "registry://h/n",
+    "registry+http://h/n",
+    *(f"{scheme}://h/n" for scheme in sorted(WHOLE | RENAMING | {"hdfs", "webhdfs"})),
     "hdfs://",
 )
 
@@ -99,7 +105,18 @@ def test_a_url_that_was_made_a_path_is_refused(url, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "url",
-    ["", "hdfs://n:x/a", "hdfs://n#1", "hdfs://n?x/a", "hdfs://n:8020#1/a", "hdfs://n/a/../b", "hdfs://n/./b", "a\0b"],
+    [
+        "",
+        "file://",
+        "bsx+file://",
+        "hdfs://n:x/a",
+        "hdfs://n#1",
+        "hdfs://n?x/a",
+        "hdfs://n:8020#1/a",
+        "hdfs://n/a/../b",
+        "hdfs://n/./b",
+        "a\0b",
+    ],
 )
 def test_what_is_no_url_is_refused(url):
     with pytest.raises(ConfigError):

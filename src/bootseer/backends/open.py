@@ -14,7 +14,10 @@ from bootseer.errors import ConfigError, extra
 PREFIX = "bsx+"
 """What a URL may begin with: that of a striped store as fsspec has it."""
 _URL = re.compile(r"[A-Za-z][\w+.:-]*://")
-_KNOWN = r"bsx\+\w+|hdfs|file|s3a?|gs|gcs|az|abfss?|registry"
+_KNOWN = (
+    r"bsx\+\w+|(?:web)?hdfs|file|local|s3[an]?|gs|gcs|az|adl|abfss?|oss|oci|obs|cos|tos|r2|b2|memory|sftp|ssh"
+    r"|registry(?:\+https?)?"
+)
 _CUT = re.compile(rf"(?s)(?:[A-Za-z][\w+.:-]*|/(?:.*/)?(?:{_KNOWN})):(?:/|\Z)")
 """What `pathlib` and `os.path` make of a URL: one slash is gone, and the working directory may be before it."""
 
@@ -65,8 +68,10 @@ def locate(given: Given) -> Location:
     Nothing in a URL is encoded: ``#``, ``?`` and ``%`` are characters of the name. `ConfigError` for what is no such
     thing, and for a URL that was made a `pathlib.Path`: it would name a folder here.
     """
-    text = os.fsdecode(given).removeprefix(PREFIX)
-    if not text or "\0" in text:
+    text = os.fsdecode(given)
+    if _URL.match(text) or _CUT.match(text):
+        text = text.removeprefix(PREFIX)  # a folder may have such a name
+    if text in ("", "file://") or "\0" in text:
         raise ConfigError("an empty URL names no store", hint="name a folder or hdfs://host:port/path")
     if not _URL.match(text):
         if _CUT.match(text):
