@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer.env import EnvSpec, Target, key, resolve_in
+from bootseer.env import EnvSpec, Target, key, keyfile, resolve_in
 from bootseer.env.canonical import canonical
 from bootseer.env.explain import changes, explain
 from bootseer.env.key import KeyDocument, document_from
@@ -119,6 +119,16 @@ def test_key_folder_counts_whole(folder: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_a_folder_of_too_many_entries_of_any_kind_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and folders were counted apart, behind a listing that was cut off: two contents had one key."""
+    monkeypatch.setattr(keyfile, "_FOLDER_LIMIT", 10)
+    for number in range(6):
+        (folder / f"more/folder{number}").mkdir(parents=True)
+        (folder / f"more/file{number}").write_text("x")
+    with pytest.raises(ConfigError, match="more than"):
+        key.build(spec(folder, key_files=("more",)))
+
+
 def test_a_pipe_that_takes_the_place_of_a_folder_is_not_waited_for(folder: Path) -> None:
     (folder / "pkg/inner").mkdir(parents=True)
     os.mkfifo(folder / "pkg/pipe")

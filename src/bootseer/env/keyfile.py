@@ -172,8 +172,8 @@ class KeyFiles:
             while todo:  # os.fwalk opens a name that was a folder a moment ago, and waits for a pipe
                 folder = todo.pop()
                 with beneath.folder(folder, root=top) as fd, os.scandir(fd) as found:
-                    items = sorted(itertools.islice(found, _FOLDER_LIMIT + 1), key=lambda item: item.name)
-                    items = [one for one in items if one.name not in (".git", "__pycache__") or not one.is_dir()]
+                    kept = (one for one in found if one.name not in (".git", "__pycache__") or not one.is_dir())
+                    items = sorted(itertools.islice(kept, _FOLDER_LIMIT + 1), key=lambda item: item.name)
                     inner = [one.name for one in items if one.is_dir(follow_symlinks=False)]
                     for name in (one.name for one in items if not one.is_dir(follow_symlinks=False)):
                         digest, length = self._row(name, fd)
@@ -183,7 +183,7 @@ class KeyFiles:
                             break
                 todo += [os.path.join(folder, name) for name in reversed(inner)]
                 folders_seen += 1
-                if max(len(rows), len(todo) + folders_seen) > _FOLDER_LIMIT:
+                if max(len(items), len(rows), len(todo) + folders_seen) > _FOLDER_LIMIT:
                     hint = "name fewer files"
                     raise ConfigError(f"key folder {path} holds more than {_FOLDER_LIMIT} files", hint=hint)
         listing = "".join(f"{found[:16]} {name}\n" for name, found in rows) if shown else ""
