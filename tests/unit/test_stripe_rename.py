@@ -222,8 +222,9 @@ def test_the_length_of_a_pointer_says_whose_stripes_it_may_name(fs):
         other = msgspec.structs.replace(found, **change)
         encoded = layout.encode_pointer(other)
         assert layout.may_name(len(encoded), found), change
-    cut = layout.encode_pointer(found)[:-3]
-    assert layout.may_name(len(cut), found)
+    whole = layout.encode_pointer(found)
+    for torn in (whole[:-3], whole[:512], whole + b"\n"):
+        assert layout.may_name(len(torn), found)
     stranger = layout.encode_pointer(
         msgspec.structs.replace(found, uuid=f"{int(found.uuid[:8], 16) ^ 1:08x}{'0' * 24}")
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bootseer.backends import folder
-from bootseer.errors import FullError, NotWritableError, UnavailableError
+from bootseer.errors import DataError, FullError, NotWritableError, UnavailableError
 from bootseer.kernel import finalisers
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.copy import copy_file
@@ -356,3 +356,23 @@ def test_a_private_file_that_is_stored_anew_stays_private_and_whose_it_is(tmp_pa
     assert fs.stat("f").striped
     assert {mode for path, mode in backend.made if ".bsx" in path} == {0o640}  # from the start
     assert backend.rights() == {(0o640, ("alice", "research"))}
+
+
+def test_what_is_no_file_or_may_not_be_read_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes went to a pipe's place, and were left there; another user's private file was replaced."""
+    fs = open_fs(str(tmp_path))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "private").write_bytes(b"theirs" * 1_000_000)
+    real = folder.FolderBackend.open
+
+    def opened(self: folder.FolderBackend, path: str, *, pinned: bool = False) -> object:
+        if path == "private":
+            raise NotWritableError("Permission denied")
+        return real(self, path, pinned=pinned)
+
+    monkeypatch.setattr(folder.FolderBackend, "open", opened)
+    for path in ("pipe", "private"):
+        with pytest.raises((NotWritableError, DataError)):
+            fs.create(path, striped=True)
+    assert stripes(fs) == []
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["private"]

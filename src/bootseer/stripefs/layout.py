@@ -42,7 +42,9 @@ MAX_REMNANT = 4096
 """Largest file that may be what is left of a pointer."""
 _CLASSES, _APART = 1024, 8
 """Lengths of pointers are equal modulo the first when they name the same stripes, and all are multiples of the second:
-one that was cut off is hardly any more."""
+one that was cut off is hardly any more, unless where storage tears."""
+_TORN = 512
+"""Storage tears files at multiples of so many bytes."""
 _CUT = len(POINTER_LINE) + 64 + 32
 """A shorter part of a pointer does not have its uuid, which the digest precedes."""
 MAX_NAME = 1024
@@ -276,7 +278,7 @@ def may_name(size: int, pointer: Pointer) -> bool:
     """Whether a file of so many bytes may name the stripes of ``pointer``: as a pointer, or as a part of a copy of it.
     Also one that has no spaces."""
     whole = size <= MAX_TEXT and size % _CLASSES == _length_class(pointer.uuid)
-    cut = size % _APART > 0 and _CUT < size < len(encode_pointer(pointer))
+    cut = (size % _APART > 0 or size % _TORN == 0) and _CUT < size <= len(encode_pointer(pointer)) + _APART
     return whole or cut or size == len(encode_text(POINTER_LINE, pointer))
 
 

@@ -7,7 +7,7 @@ after another.
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from bootseer.backends.interface import Entry, Page, Piece, Source, join
 from bootseer.backends.pool import in_turn
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError
+from bootseer.errors import BootseerError, NotFoundError
 from bootseer.stripefs import layout, localcopy
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files.writer import Written
@@ -26,6 +26,7 @@ from bootseer.stripefs.layout import Pointer
 if TYPE_CHECKING:
     from bootseer.stripefs.store import StripeFS
 
+_log = logging.getLogger(__name__)
 Progress = Callable[[str, int, int], None]
 """Called with (what, bytes done, bytes in all), by any thread."""
 
@@ -63,10 +64,8 @@ def put(
     def one(file: Path) -> tuple[str, Written]:
         to = target(file)
         folder, _, name = to.rpartition("/")
-        if name not in listed.get(folder, (name,)):
-            with contextlib.suppress(NotWritableError):  # somebody has made one since
-                return to, fs.put(file, to, width=width, unit=unit, before=before, known="")
-        return to, fs.put(file, to, width=width, unit=unit, before=before)
+        known = None if name in listed.get(folder, (name,)) else ""  # one that somebody has made since is not replaced
+        return to, fs.put(file, to, width=width, unit=unit, before=before, known=known)
 
     small = [file for file, size in files if size < layout.PLAIN_BELOW]
     total = sum(size for _, size in files if size < layout.PLAIN_BELOW)
@@ -76,6 +75,8 @@ def put(
                 listed[folder] = {entry.name for entry in fs.backend.list(folder)}
             except NotFoundError:
                 listed[folder] = set()
+            except BootseerError as exc:  # such as where one may write, and not list
+                _log.info("each file is looked for: %s", exc)
     for to, written in in_turn(one, small, _WRITES):
         done += written.size
         progress(f"{len(small)} small files", done, total)

@@ -155,6 +155,8 @@ class Publication:
             except DataError as exc:
                 _log.warning("replacing %s: %s", self._path, exc)
                 self.epoch = self._epoch_of_damaged() + 1
+        else:
+            self._backend.open(self._path).close()  # what may not be read, or is a device, is not replaced
         if self._old is not None:
             self.epoch = self._old.epoch + 1
         return content_of(entry.version, self._old.uuid if self._old else "")
