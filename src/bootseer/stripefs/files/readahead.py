@@ -13,6 +13,7 @@ Concurrency: any number of threads may read. ``_lock`` guards the tables and is 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import logging
 import threading
 from collections import OrderedDict
@@ -60,6 +61,10 @@ class _Order:
         self.ends: list[int] = []
         self._limit = 0
         """The end of the tensor; 0: any."""
+        self._tensor, self._from = -1, 0
+        self._began: dict[int, tuple[int, int]] = {}
+        """By tensor that was left: where reading it began, and up to which chunk it is fetched. Readers that take turns
+        fetch each once, also when it is dropped before it is read."""
 
     def advance(self, file: ChunkFile, offset: int, end: int, room: int) -> range:
         """The chunks to fetch ahead, perhaps none, when ``offset`` to ``end`` is read and there is memory for ``room``
@@ -68,12 +73,18 @@ class _Order:
         near = self._least if self.ends else min(self._least, _NEAR * (end - offset))
         self.jumped = False
         if abs(offset - self.next) > near:  # not in order: begin anew from here
-            self.next, self.ahead, self.step = end, 0, self._least
             tensor = bisect.bisect_right(self.ends, offset + _AROUND)
+            if self._tensor >= 0:
+                self._began[self._tensor] = (self._from, self.ahead)
+            self.next, self.ahead, self.step, self._tensor = end, 0, self._least, -1
             if tensor == len(self.ends):
                 self._limit, self.jumped = 0, True
                 return range(0)
             self._limit, self.step = self.ends[tensor], self._far
+            self._from, ahead = self._began.get(tensor, (offset, 0))
+            if offset > self._from:
+                self.ahead = ahead
+            self._tensor, self._from = tensor, min(self._from, offset)
         self.next = max(self.next, end)
         if self.next >= self._limit + self._least:
             self._limit = 0
@@ -258,10 +269,14 @@ class ReadAhead:
                 self._orders.popitem(last=False)
             chunks = order.advance(file, offset, end, self._memory - len(self._flights) * file.unit)
         if new and file.path.endswith(SUFFIX) and not self._closed:
-            self._pool.submit(self._learn, file, order)
+            self._submit(self._learn, file, order)
         if chunks and not self._closed:
-            self._pool.submit(self._ahead_of, file, chunks)
+            self._submit(self._ahead_of, file, chunks)
         return order.jumped
+
+    def _submit(self, work: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the program ends: readers fetch what they want themselves
+            self._pool.submit(work, *args)
 
     def _learn(self, file: ChunkFile, order: _Order) -> None:
         def read(offset: int, length: int) -> bytes:
