@@ -134,8 +134,9 @@ class StripeOutput(io.BufferedIOBase):
 
 
 def _exception() -> BaseException | None:
-    """The one being handled; when the program has ended, what ended it."""
-    if (exc := sys.exc_info()[1]) is None and not threading.main_thread().is_alive():
+    """The one being handled; at the end of the program what ended it, which is not the error of its other threads."""
+    main = threading.main_thread()
+    if (exc := sys.exc_info()[1]) is None and not main.is_alive() and threading.current_thread() is main:
         exc = getattr(sys, "last_value", None)
     return exc
 

@@ -8,12 +8,14 @@ that, which `prepare` started while the object was made. A test looks for those 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from types import FrameType
 
 _log = logging.getLogger(__name__)
 
@@ -49,14 +51,23 @@ def settle(seconds: float) -> None:
 def running() -> int:
     """Which finaliser the caller is in, as a number; 0: in none.
 
-    Of those in Python: finalisers in C ask a file that they close for its ``_dealloc_warn`` first.
+    Of those in Python, and of files written in Python, which the finaliser of `io.IOBase` closes; those of ``io``
+    itself ask a file that they close for its ``_dealloc_warn`` first.
     """
     if sys.is_finalizing():
         return -1
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "__del__":
-        frame = frame.f_back  # type: ignore[assignment]
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _finalises(frame):
+        frame = frame.f_back
     return id(frame) if frame is not None else 0
+
+
+def _finalises(frame: FrameType) -> bool:
+    code = frame.f_code
+    if code.co_name == "__del__":
+        return True
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return isinstance(first, io.IOBase) and bool(getattr(first, "_finalizing", False))
 
 
 def _work(works: SimpleQueue[Callable[[], object]]) -> None:

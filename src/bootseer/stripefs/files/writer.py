@@ -14,7 +14,6 @@ import contextlib
 import logging
 import os
 import uuid
-import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import NamedTuple, TypeVar
@@ -42,7 +41,6 @@ T = TypeVar("T")
 _SMALL, _GATHER = 4096, 256
 _END = 10.0
 """Seconds that the end of a program waits for the removal of what it began and did not finish."""
-_writers: weakref.WeakSet[StripeWriter] = weakref.WeakSet()
 
 
 class Written(NamedTuple):
@@ -103,7 +101,6 @@ class StripeWriter:
         self._digest = blake3()
         self._finished = False
         finalisers.prepare()
-        _writers.add(self)
 
     @property
     def _foreign(self) -> bool:
@@ -263,8 +260,5 @@ class StripeWriter:
 
 @atexit.register
 def _end() -> None:
-    """Give up what was not finished while there are threads to do it."""
-    for writer in list(_writers):
-        if writer._stripes and not writer._finished:
-            finalisers.later(writer.abandon)
+    """Let go of what nobody closed while there are threads to do it. What is open stays: its owner may close it yet."""
     finalisers.settle(_END)
