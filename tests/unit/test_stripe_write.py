@@ -8,16 +8,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from bootseer.backends import folder
-from bootseer.errors import DataError, FullError, NotWritableError, UnavailableError
+from bootseer.backends.interface import Backend, Entry
+from bootseer.errors import DataError, FullError, NotWritableError, ReplacedError, UnavailableError
 from bootseer.kernel import finalisers
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.copy import copy_file
 from bootseer.stripefs.files import publication, stripe
+from bootseer.stripefs.files.reader import content_of
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.layout import POINTER_LINE
 from bootseer.stripefs.maintenance import check, collect
@@ -31,6 +34,21 @@ UNIT = 4096
 
 def stripes(fs: StripeFS) -> list[str]:
     return [path.name for path in Path(fs.url).rglob("*") if path.parent.name == ".bsx" and path.suffix]
+
+
+def content_at(fs: StripeFS, name: str) -> str:
+    found = fs.stat(name)
+    return content_of(found.version, found.uuid)
+
+
+def renewed(real: Callable[[Backend, str], Entry | None]) -> Callable[[Backend, str], Entry | None]:
+    """What is claimed is claimed by another whenever one looks."""
+
+    def entry_at(backend: Backend, path: str) -> Entry | None:
+        found = real(backend, path)
+        return found and found._replace(version=str(time.monotonic()))
+
+    return entry_at
 
 
 class Flaky:
@@ -376,3 +394,59 @@ def test_what_is_no_file_or_may_not_be_read_is_not_replaced(tmp_path: Path, monk
             fs.create(path, striped=True)
     assert stripes(fs) == []
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["private"]
+
+
+class TestClaims:
+    """Who replaces a file claims its name meanwhile."""
+
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(publication, "_STEP", 0.2)
+
+    def replace(self, fs: StripeFS, data: bytes) -> None:
+        with fs.create("a", known=content_at(fs, "a")) as out:
+            out.write(data)
+
+    def test_that_of_a_writer_that_died_is_taken_away(self, tmp_path: Path) -> None:
+        fs = open_fs(str(tmp_path))
+        with fs.create("a") as out:
+            out.write(b"old")
+        with publication.alone(fs.backend, "a"):
+            (left,) = tmp_path.glob(".tmp-*")
+        left.touch()
+        self.replace(fs, b"new")
+        assert content(fs, "a") == b"new"
+        assert list(tmp_path.glob(".tmp-*")) == []
+
+    def test_who_was_taken_for_dead_replaces_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As after an outage in which both waited."""
+        fs = open_fs(str(tmp_path))
+        with fs.create("a") as out:
+            out.write(b"old")
+        real, calls = folder.FolderBackend.rename, list[str]()
+
+        def rename(self: folder.FolderBackend, src: str, dst: str, *, overwrite: bool) -> None:
+            calls.append(src)
+            if len(calls) == 1:
+                time.sleep(0.3)
+                other = threading.Thread(target=TestClaims().replace, args=(fs, b"another's"))
+                other.start()
+                other.join(10)
+                raise UnavailableError("the NameNode does not answer")
+            real(self, src, dst, overwrite=overwrite)
+
+        monkeypatch.setattr(folder.FolderBackend, "rename", rename)
+        with pytest.raises(ReplacedError):
+            self.replace(fs, b"late")
+        assert content(fs, "a") == b"another's"
+
+    def test_a_name_that_is_claimed_all_the_time_is_an_error(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fs = open_fs(str(tmp_path))
+        with fs.create("a") as out:
+            out.write(b"old")
+        monkeypatch.setattr(publication, "OUTAGE", 0.5)
+        monkeypatch.setattr(publication, "entry_at", renewed(publication.entry_at))
+        with publication.alone(fs.backend, "a"), pytest.raises(NotWritableError, match="all the time"):
+            publication.alone(fs.backend, "a").__enter__()

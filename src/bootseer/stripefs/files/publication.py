@@ -43,8 +43,8 @@ OUTAGE = 3 * DEADLINE
 UNKNOWN = 30 * DEADLINE
 """The same of the rename that publishes: when its answer is lost it may have happened, or may happen when a storage
 that stood still goes on. Whoever is told of an error must not find the file published."""
-_STEP = 10.0
-"""Seconds after which who has claimed a name, and has replaced nothing, is taken for dead."""
+_STEP, _POLL = 10.0, 0.02
+"""Seconds of waiting, while the storage answers, after which who has claimed a name is taken for dead; and a pause."""
 
 
 def patiently(step: Callable[[], T], seconds: float = 0.0) -> T:
@@ -71,32 +71,39 @@ def entry_at(backend: Backend, path: str) -> Entry | None:
 
 
 @contextlib.contextmanager
-def alone(backend: Backend, path: str, version: str | None = None) -> Iterator[None]:
-    """Nobody else replaces the file at ``path`` meanwhile. `ReplacedError` when it has not this ``version``."""
+def alone(backend: Backend, path: str, version: str | None = None) -> Iterator[Callable[[], None]]:
+    """Nobody else replaces the file at ``path`` meanwhile; gives what raises `ReplacedError` when it has not this
+    ``version``, as before. `NotWritableError` when others claim it all the time."""
     parent, _, name = path.rpartition("/")
     claim = join(parent, f"{layout.TEMPORARY}{blake3(name.encode()).hexdigest()[:32]}")
-    until = time.monotonic() + _STEP
-    claimed = False
+    began = time.monotonic()
+    holder, waited, until, claimed = "", 0.0, began + OUTAGE, False
+
+    def check() -> None:
+        now = patiently(lambda: entry_at(backend, path)) if version is not None else None
+        if version is not None and (now is None or now.version != version):
+            raise replaced(path)
+
     try:
-        while True:
-            try:
+        while not claimed:
+            with contextlib.suppress(FileExistsError):
                 patiently(lambda: backend.create(claim).close())
-                claimed = True
-            except FileExistsError:
-                pass
-            now = patiently(lambda: entry_at(backend, path)) if version is not None else None
-            if version is not None and (now is None or now.version != version):
-                raise replaced(path)
-            if claimed:
-                break
-            if time.monotonic() >= until:
+                claimed, began = True, time.monotonic()
+            check()
+            if claimed or (other := patiently(lambda: entry_at(backend, claim))) is None:
+                continue
+            if other.version != holder:
+                holder, waited = other.version, 0.0
+            if waited >= _STEP:
                 _log.warning("%s was to be replaced by another writer, which seems to be dead", path)
-                claimed = True  # by somebody else
-                break
-            time.sleep(0.02)
-        yield
+                backend.delete(claim)
+            elif time.monotonic() >= until:
+                raise NotWritableError(f"{path} is being replaced by others all the time", hint="run again")
+            time.sleep(_POLL)
+            waited += _POLL
+        yield check
     finally:
-        if claimed:
+        if claimed and time.monotonic() - began < _STEP:  # else it may be another's by now
             with contextlib.suppress(BootseerError, OSError):
                 backend.delete(claim)
 
@@ -204,11 +211,18 @@ class Publication:
         Raises `ReplacedError` when another writer replaced the path meanwhile."""
         owned = None
         try:
-            with self._alone():
+            with self._alone() as check:
                 owned = self._mark()
                 faults.point("stripefs.write.rename")
                 self._renaming = True
-                patiently(lambda: self._backend.rename(self.temporary, self._path, overwrite=self.replaces), UNKNOWN)
+                began = time.monotonic()
+
+                def step() -> None:
+                    if time.monotonic() - began >= _STEP:  # others may have taken this writer for dead
+                        check()
+                    self._backend.rename(self.temporary, self._path, overwrite=self.replaces)
+
+                patiently(step, UNKNOWN)
         except (FileExistsError, NotFoundError, ReplacedError):
             # also after a rename that was tried again because its answer was lost
             here = patiently(lambda: exists(self._backend, self.temporary), UNKNOWN)
@@ -228,14 +242,14 @@ class Publication:
                 _log.warning("stripes of the replaced %s are left behind: %s", self._path, exc)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """What is at the path is what is to be replaced, and nobody else replaces it meanwhile."""
+    def _alone(self) -> Iterator[Callable[[], None]]:
+        """What is at the path is what is to be replaced, and nobody else replaces it meanwhile. Gives a check of it."""
         if self._lost:
             raise replaced(self._path)
         if not self.replaces:  # the rename itself tells, where that is one step
             if not self._backend.exclusive and patiently(lambda: entry_at(self._backend, self._path)) is not None:
                 raise replaced(self._path)
-            yield
+            yield lambda: None
             return
         version = self._known.partition("-")[2]
         if self._old is not None:  # perhaps only its attributes have changed since
@@ -243,8 +257,8 @@ class Publication:
             if now is None or patiently(self._uuid_now) != self._old.uuid:
                 raise replaced(self._path)
             version = now.version
-        with alone(self._backend, self._path, version):
-            yield
+        with alone(self._backend, self._path, version) as check:
+            yield check
 
     def _mark(self) -> Permissions | None:
         """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
