@@ -1,6 +1,7 @@
 """The file system of fsspec over striped stores: fsspec's own suites, and what our promises add to them."""
 
 import errno
+import gc
 import importlib.metadata
 import io
 import itertools
@@ -671,3 +672,27 @@ def test_a_mapper_and_text(fs, url):
         assert list(file) == ["süß\n", "zwei\n"]
     assert fs.head("t", 3) == b"s\xc3\xbc"
     assert fs.read_block("t", 0, 100, b"\n") == "süß\nzwei\n".encode()
+
+
+@pytest.mark.parametrize(("mode", "name", "how"), [("wb", "x.gz", "gzip"), ("wt", "x.bz2", "infer"), ("wb", "x", "xz")])
+def test_what_is_compressed_is_published_when_it_is_closed(fs, mode, name, how):
+    """Python's compressors leave the file below them open: nothing was stored, and no error said so."""
+    data = "many words " * 1000 if "t" in mode else b"many words " * 1000
+    with fs.open(name, mode, compression=how) as out:
+        out.write(data)
+    with fs.open(name, mode.replace("w", "r"), compression=how) as file:
+        assert file.read() == data
+    out = fs.open(name, mode, compression=how)
+    out.write(data[:5])
+    del out
+    gc.collect()
+
+    def half() -> None:
+        with fs.open(name, mode, compression=how) as out:
+            out.write(data[:5])
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        half()
+    with fs.open(name, mode.replace("w", "r"), compression=how) as file:
+        assert file.read() == data

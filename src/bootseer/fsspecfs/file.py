@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError, DataError
@@ -131,6 +131,28 @@ class StripeOutput(io.BufferedIOBase):
             self._ended = True
             _log.warning("%s is not published: it was never closed", self.name)
             finalisers.later(self._writer.abandon)
+
+
+class Compressed(io.BufferedIOBase):
+    """``inner`` compresses into ``out``, a new file of the store, which it does not close itself."""
+
+    def __init__(self, inner: IO[bytes], out: StripeOutput) -> None:
+        self._inner, self._out = inner, out
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer) -> int:
+        return self._inner.write(data)
+
+    def _dealloc_warn(self, source: object) -> None:
+        self._out._dealloc_warn(source)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._inner.close()
+            self._out.close()
 
 
 def _exception() -> BaseException | None:

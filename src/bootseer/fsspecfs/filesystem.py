@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from fsspec.callbacks import DEFAULT_CALLBACK, Callback
+from fsspec.compression import compr
+from fsspec.core import get_compression
 from fsspec.utils import isfilelike, stringify_path
 
 from bootseer.backends.interface import clean
 from bootseer.backends.open import absolute
 from bootseer.errors import BootseerError, NotWritableError, UnsupportedError
-from bootseer.fsspecfs.file import WINDOW, StripeFile, StripeOutput, Wanted, gather
+from bootseer.fsspecfs.file import WINDOW, Compressed, StripeFile, StripeOutput, Wanted, gather
 from bootseer.fsspecfs.paths import StripePaths, doing, os_error
 from bootseer.stripefs.checkpoint.commit import is_manifest, refuse_removal
 from bootseer.stripefs.copy import commit_copy, copy_tree
@@ -277,6 +279,22 @@ class StripeFileSystem(StripePaths):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             errors = self._exclusive_errors if mode == "xb" else doing
             return cast("IO[bytes]", StripeOutput(writer, path, lambda: errors(path), autocommit=autocommit, mode=mode))
+
+    def open(
+        self,
+        path: str,
+        mode: str = "rb",
+        block_size: int | None = None,
+        cache_options: Any = None,
+        compression: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As of fsspec; what compresses a new file closes that, too."""
+        name = get_compression(path, compression) if "b" in mode and "r" not in mode else None
+        if name is None:
+            return super().open(path, mode, block_size, cache_options, compression, **kwargs)
+        out = super().open(path, mode, block_size, cache_options, **kwargs)
+        return Compressed(compr[name](out, mode=mode[0]), out)
 
     @contextlib.contextmanager
     def _exclusive_errors(self, path: str) -> Iterator[None]:
