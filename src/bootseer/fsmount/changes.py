@@ -158,6 +158,8 @@ class WritableStripes(OpenFiles):
             self._protect(target)
             with self._lock:
                 writing, taken = self._versions.get(node), self._versions.at(target)
+            if writing is not None and writing.written:  # half of it would have a name that never gets the rest
+                raise refusal(errno.EBUSY, path)
             if writing is not None:
                 self._publish(node, writing)
             if taken or exists(self._fs.backend, target):
