@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
 
+import torch
 from msgspec import structs
+from safetensors.torch import save_file
 
 import bootseer.torch
-from bench.checkpoint import mounts, once
-from bench.checkpoint.state import Made
+from bench.checkpoint import client, mounts, once
+from bench.checkpoint.state import Made, digest_of
 from bench.stripes.capped import CAP
 from bench.stripes.client import Answer, Task
 from bench.stripes.faults import Faults
@@ -22,9 +24,9 @@ from bootseer.demo.report import Report
 from bootseer.errors import UnsupportedError
 from support.shapedhdfs import ShapedHadoop
 
-PARTS = ("save", "frozen", "resume", "once", "sharing")
+PARTS = ("save", "frozen", "resume", "tensors", "once", "sharing")
 FOLDER, PLAIN, STRIPED = "/run", "plain", "striped"
-SAVED = "/saved"
+SAVED, MAPPED = "/saved", "/mapped"
 
 
 class Capped:
@@ -54,6 +56,8 @@ class Capped:
                 site.cluster.restart_namenode(settings={"dfs.replication": "2"})
             if "frozen" in parts:
                 self._frozen()
+            if "tensors" in parts:
+                self._mapped()
             if {"resume", "once", "sharing"} & set(parts):
                 self._write_large()
             if "resume" in parts:
@@ -113,6 +117,37 @@ class Capped:
             shutil.rmtree(node, ignore_errors=True)
         local = Task(way="torch-file", url="", path=str(tensors.content), size=tensors.size)
         tensors.record("torch-local", lambda: tensors.client(local))
+
+    # -- tensors that the kernel maps -----------------------------------------------------------------------------
+
+    def _mapped(self) -> None:
+        """Cold loads of a safetensors file through a new mount, and one sequential read of it."""
+        tensors = torch.load(self._large.path, weights_only=True)
+        content = self._work / "large.safetensors"
+        save_file(tensors, content)
+        runs = {"tensors-in-order": self._runner(content, "")}
+        names = sorted(tensors)
+        for way, wanted in (("tensors", names), ("tensors-shuffled", names), ("tensors-some", client.some(names))):
+            used = {name: tensors[name] for name in wanted}
+            runs[way] = self._runner(content, digest_of(used))
+            runs[way].size = sum(tensor.nbytes for tensor in used.values())
+        del tensors, used
+        files = runs["tensors-in-order"]
+        files.client(files.written("striped", MAPPED, content.name, replication=2))
+        for n in range(self._rounds):
+            for way, run in list(runs.items())[:: -1 if n % 2 else 1]:
+                run.record(way, functools.partial(self._map, run, way, content.name))
+        files.remove(MAPPED)
+        content.unlink()
+
+    def _map(self, run: Runner, way: str, name: str) -> Answer:
+        nodes = self._site.network.nodes
+        before = sum(node.bytes_sent() for node in nodes)
+        with mounts.ours(f"{self._site.cluster.url}{MAPPED}", self._place()) as root:
+            how = "mounted" if way == "tensors-in-order" else way
+            answer = run.client(Task(way=how, url="", path=str(root / name), size=run.size))
+        sent = sum(node.bytes_sent() for node in nodes) - before
+        return structs.replace(answer, details={**answer.details, "sent_of_used": round(sent / run.size, 3)})
 
     def _once(self, ways: Mapping[str, str]) -> None:
         path = f"{FOLDER}/{STRIPED}"

@@ -23,7 +23,7 @@ from bootseer.demo.report import Report
 from bootseer.errors import FullError
 
 GiB = 1 << 30
-PARTS = ("local", *capped.PARTS, "free", "many")
+PARTS = ("local", "small", *capped.PARTS, "free", "many")
 CLIENT = "bench.checkpoint.client"
 _DISK = 7
 """Free disk that is needed, as a multiple of the checkpoint: HDFS has it twice with 2 replicas, a node cache once."""
@@ -46,6 +46,8 @@ def _run(options: Options, report: Report) -> None:
     few = state.make(work / "few.pt", GiB // 8 if options.quick else 3 * GiB // 8)
     if "local" in parts:
         local.run(work, report, large.path, rounds=options.runs)
+    if "small" in parts:
+        local.small_tensors(work, report, rounds=options.runs)
     if set(parts) & set(capped.PARTS):
         capped.Capped(work, report, large, small, few, CLIENT, rounds=options.runs).run(parts)
     if "free" in parts:

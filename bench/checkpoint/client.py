@@ -3,17 +3,19 @@
     python -m bench.checkpoint.client TASK
 
 Ways that read: ``torch`` (`bootseer.torch.load`), ``torch-file`` (torch.load of the local file ``path``),
-``torch-mmap`` (the same with ``mmap=True``), ``torch-native`` (torch.load of hdfs-native's file object), ``dcp``. Ways
-that write the state dict of ``source``: ``torch`` (`bootseer.torch.save`), ``torch-file`` (torch.save to a local path),
-``dcp`` (by 2 processes).
+``torch-mmap`` (the same with ``mmap=True``), ``torch-native`` (torch.load of hdfs-native's file object), ``dcp``;
+``tensors`` (each tensor of the local safetensors file ``path``, by ``safe_open``), ``tensors-shuffled``,
+``tensors-some`` (every `EVERY`th, as one of so many ranks may want). Ways that write the state dict of ``source``:
+``torch`` (`bootseer.torch.save`), ``torch-file`` (torch.save to a local path), ``dcp`` (by 2 processes).
 """
 
 from __future__ import annotations
 
 import io
 import multiprocessing
+import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import cast
@@ -21,6 +23,7 @@ from typing import cast
 import torch
 import torch.distributed.checkpoint as dcp
 from hdfs_native import FileReader
+from safetensors import safe_open
 
 import bootseer.torch
 from bench.checkpoint.state import State, digest_of
@@ -42,6 +45,30 @@ def _loading(load: Callable[[], object]) -> tuple[Callable[[], None], Callable[[
 
 def load_file(task: Task, *, mmap: bool = False) -> tuple[Callable[[], None], Callable[[], str]]:
     return _loading(lambda: torch.load(task.path, weights_only=True, mmap=mmap))
+
+
+EVERY = 4
+
+
+def some(names: Sequence[str]) -> Sequence[str]:
+    """What one of `EVERY` ranks wants."""
+    return names[::EVERY]
+
+
+def shuffled(names: Sequence[str]) -> Sequence[str]:
+    return random.Random(0).sample(names, len(names))
+
+
+def load_tensors(
+    task: Task, wanted: Callable[[Sequence[str]], Sequence[str]] = sorted
+) -> tuple[Callable[[], None], Callable[[], str]]:
+    """They are mapped: their bytes come in the order in which they are touched."""
+
+    def load() -> State:
+        with safe_open(task.path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in wanted(sorted(file.keys()))}
+
+    return _loading(load)
 
 
 class NativeFile:
@@ -143,6 +170,9 @@ def load_dcp(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
 CHECKPOINT_WAYS: dict[tuple[str, bool], Way] = {
     ("torch-file", False): load_file,
     ("torch-mmap", False): partial(load_file, mmap=True),
+    ("tensors", False): load_tensors,
+    ("tensors-shuffled", False): partial(load_tensors, wanted=shuffled),
+    ("tensors-some", False): partial(load_tensors, wanted=some),
     ("torch-native", False): load_native,
     ("torch", False): load_url,
     ("dcp", False): load_dcp,

@@ -34,5 +34,12 @@ def compute(report: Report, say: Say) -> Figures:
     faster("read_vs_hdfs_native_4_streams", ">= 1", "free:striped", "free:hdfs-native-4-stripes")
     found.ratio("many_put_vs_hadoop", "<= 0.5", "many:put", "many:hadoop-put")
     found.ratio("many_get_vs_hadoop", "<= 0.5", "many:get", "many:hadoop-get")
+    for suffix in ("", "_shuffled", "_some"):  # of the bytes that are wanted
+        way = f"capped:tensors{suffix.replace('_', '-')}"
+        found.ratio(f"mapped_load{suffix}_vs_sequential", "<= 1.3", "capped:tensors-in-order", way, field=SPEED)
+        found.median(f"mapped_load{suffix}_sent_vs_used", "<= 1.3", way, "sent_of_used")
+    for what, target in (("save", "<= 1.2"), ("load", "<= 1")):
+        ours = f"local:{what}-small"
+        found.ratio(f"small_tensors_{what}_vs_torch", target, ours, f"{ours}-torch", field="cpu")
     once.compute(found)
     return found

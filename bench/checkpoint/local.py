@@ -10,7 +10,9 @@ import contextlib
 import functools
 from pathlib import Path
 
-from bench.checkpoint import mounts
+from msgspec import structs
+
+from bench.checkpoint import mounts, state
 from bench.stripes.client import Task
 from bench.stripes.runner import LocalRunner
 from bootseer.demo.report import Report, Run
@@ -18,6 +20,8 @@ from bootseer.errors import BootseerError
 from bootseer.stripefs import open_fs
 
 PEERS = ("pyfuse3", "mfusepy")
+SMALL = 10_000
+"""Tensors of the part ``small``."""
 
 
 def run(work: Path, report: Report, content: Path, *, rounds: int) -> None:
@@ -45,3 +49,16 @@ def run(work: Path, report: Report, content: Path, *, rounds: int) -> None:
         for n in range(rounds):
             for name in (tasks, reversed(tasks))[n % 2]:
                 runner.record(name, functools.partial(runner.client, tasks[name]))
+
+
+def small_tensors(work: Path, report: Report, *, rounds: int) -> None:
+    """Saves and loads of `SMALL` tensors, by torch to a local file and by `bootseer.torch` to a folder store."""
+    made, store = state.make_small(work / "tensors.pt", SMALL), work / "small"
+    store.mkdir()
+    runner = LocalRunner(report, "local", made.path, program="bench.checkpoint.client", expected=made.digest)
+    ours = Task(way="torch", url=str(store), path="ours.pt", size=runner.size)
+    theirs = Task(way="torch-file", url="", path=f"{store}/theirs.pt", size=runner.size)
+    for n in range(rounds):
+        for what, source in (("save", str(made.path)), ("load", "")):
+            for name, task in ((f"{what}-small", ours), (f"{what}-small-torch", theirs))[:: -1 if n % 2 else 1]:
+                runner.record(name, functools.partial(runner.client, structs.replace(task, source=source)))

@@ -35,6 +35,14 @@ def make(path: Path, size: int) -> Made:
     return Made(path, digest_of(state))
 
 
+def make_small(path: Path, count: int) -> Made:
+    """Write ``count`` tensors of 1 KiB."""
+    data = (bytearray(os.urandom(1024)) for _ in range(count))
+    state = {f"layers.{n}.weight": torch.frombuffer(each, dtype=torch.float32) for n, each in enumerate(data)}
+    torch.save(state, path)
+    return Made(path, digest_of(state))
+
+
 def digest_of(state: State) -> str:
     """A hash of 64 hex digits of all names and bytes, in the order of the names."""
     found = blake3()

@@ -212,10 +212,11 @@ def main(ways: Mapping[tuple[str, bool], Way] = MappingProxyType(WAYS)) -> None:
     work, content = ways[task.way, bool(task.source)](task)
     print("ready", flush=True)
     sys.stdin.readline()
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     work()
-    seconds = time.perf_counter() - began
-    print(msgspec.json.encode(Answer(seconds=seconds, digest=content())).decode(), flush=True)
+    seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+    answer = Answer(seconds=seconds, digest=content(), details={"cpu": round(cpu, 4)})
+    print(msgspec.json.encode(answer).decode(), flush=True)
 
 
 if __name__ == "__main__":
