@@ -1,6 +1,7 @@
 """The part of bench/checkpoint with many small files: a folder of them into HDFS and back, beside Hadoop's own client.
 
-Both are programs that start, of which Hadoop's is a JVM, with 8 threads; replication is 3, on loopback without limits. One folder is put before, for the DataNodes to warm up.
+Both are programs that start, of which Hadoop's is a JVM, with 8 threads; replication is 3, on loopback without limits.
+One folder is put before, for the DataNodes to warm up.
 """
 
 from __future__ import annotations

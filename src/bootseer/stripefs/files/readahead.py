@@ -2,8 +2,7 @@
 
 A read takes its chunks from memory, or from a fetch under way (`flight`); what is missing it reads itself, as one
 parallel read, which asks the node's disk first, and gives it there. What is sound on that disk the kernel reads. A file
-that is read in order is fetched ahead in growing steps by background threads. Of a tensor that is touched the rest is
-fetched at once, and what is behind it when the reader goes on there.
+that is read in order is fetched ahead in growing steps by background threads.
 
 Every chunk has memory of its own, so that what is dropped is free; what is being fetched counts like what is held.
 
@@ -12,7 +11,6 @@ Concurrency: any number of threads may read. ``_lock`` guards the tables and is 
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import logging
 import threading
@@ -25,7 +23,6 @@ from bootseer.backends.engine.memory import process as process_budget
 from bootseer.errors import BootseerError
 from bootseer.stripefs.files.flight import Flights
 from bootseer.stripefs.files.reader import ChunkFile, PlainFile
-from bootseer.stripefs.files.tensors import SUFFIX, ends_of
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +37,6 @@ _NEAR = 8
 _FILES = 1024
 """Files of which is known how they are being read; one that was dropped is fetched ahead again after its next read."""
 _THREADS = 3
-_AROUND = (2 << 20) + (64 << 10)
-"""A page that is touched somewhere is read by the kernel with nearly so many bytes before it."""
 
 Key = tuple[str, int]
 Target = Callable[[int], memoryview | None]
@@ -50,49 +45,28 @@ Target = Callable[[int], memoryview | None]
 
 class _Order:
     """How one file is being read: where the ``next`` read in order starts, up to which chunk it is fetched ``ahead``,
-    and how far that goes now (``step``: from ``least`` up to ``far`` bytes). ``ends``: of its tensors, once they are
-    known: who begins in one is not expected behind its end before he has read ``least`` bytes there, as the kernel
-    itself reads on by some. ``jumped``: the last read was not in order."""
+    and how far that goes now (``step``: from ``least`` up to ``far`` bytes). ``jumped``: the last read was not in
+    order."""
 
     def __init__(self, least: int, far: int) -> None:
         self._least, self._far = least, far
         self.next, self.ahead, self.step = 0, 0, least
         self.jumped = False
-        self.ends: list[int] = []
-        self._limit = 0
-        """The end of the tensor; 0: any."""
-        self._tensor, self._from = -1, 0
-        self._began: dict[int, tuple[int, int]] = {}
-        """By tensor that was left: where reading it began, and up to which chunk it is fetched. Readers that take turns
-        fetch each once, also when it is dropped before it is read."""
 
     def advance(self, file: ChunkFile, offset: int, end: int, room: int) -> range:
         """The chunks to fetch ahead, perhaps none, when ``offset`` to ``end`` is read and there is memory for ``room``
         bytes. The kernel's own requests may come slightly out of order."""
         # who reads little at a time goes no far way in order
-        near = self._least if self.ends else min(self._least, _NEAR * (end - offset))
-        self.jumped = False
-        if abs(offset - self.next) > near:  # not in order: begin anew from here
-            tensor = bisect.bisect_right(self.ends, offset + _AROUND)
-            if self._tensor >= 0:
-                self._began[self._tensor] = (self._from, self.ahead)
-            self.next, self.ahead, self.step, self._tensor = end, 0, self._least, -1
-            if tensor == len(self.ends):
-                self._limit, self.jumped = 0, True
-                return range(0)
-            self._limit, self.step = self.ends[tensor], self._far
-            self._from, ahead = self._began.get(tensor, (offset, 0))
-            if offset > self._from:
-                self.ahead = ahead
-            self._tensor, self._from = tensor, min(self._from, offset)
+        near = min(self._least, _NEAR * (end - offset))
+        self.jumped = abs(offset - self.next) > near
+        if self.jumped:  # begin anew from here
+            self.next, self.ahead, self.step = end, 0, self._least
+            return range(0)
         self.next = max(self.next, end)
-        if self.next >= self._limit + self._least:
-            self._limit = 0
-        limit = self._limit or file.size
         start = max(self.ahead, -(-end // file.unit))
-        stop = min(-(-limit // file.unit), self.next // file.unit + max(1, self.step // file.unit))
+        stop = min(file.geometry.chunks, self.next // file.unit + max(1, self.step // file.unit))
         # wait until half a step is wanted: fewer and larger reads
-        wanted = min(self.step // 2, limit - start * file.unit)
+        wanted = min(self.step // 2, file.size - start * file.unit)
         if start >= stop or (stop - start) * file.unit < wanted or self.step > room:
             return range(0)
         self.ahead, self.step = stop, min(self.step * 2, self._far)
@@ -154,12 +128,9 @@ class ReadAhead:
 
         As `ChunkFile.readinto`.
         """
-        self._plan(file, offset, offset + len(view))
-        self._fill(file, offset, view)
-
-    def _fill(self, file: ChunkFile, offset: int, view: memoryview) -> None:
         end = offset + len(view)
         first, last = offset // file.unit, -(-end // file.unit)
+        self._plan(file, offset, end)
 
         def target(chunk: int) -> memoryview | None:
             start = chunk * file.unit - offset
@@ -262,32 +233,15 @@ class ReadAhead:
     def _plan(self, file: ChunkFile, offset: int, end: int) -> bool:
         """Fetch ahead when ``file`` is read in order; whether this read is not."""
         with self._lock:
-            new = file.identity not in self._orders
             order = self._orders.setdefault(file.identity, _Order(self._step, self._far))
             self._orders.move_to_end(file.identity)
             if len(self._orders) > _FILES:
                 self._orders.popitem(last=False)
             chunks = order.advance(file, offset, end, self._memory - len(self._flights) * file.unit)
-        if new and file.path.endswith(SUFFIX) and not self._closed:
-            self._submit(self._learn, file, order)
         if chunks and not self._closed:
-            self._submit(self._ahead_of, file, chunks)
+            with contextlib.suppress(RuntimeError):  # the program ends: readers fetch what they want themselves
+                self._pool.submit(self._ahead_of, file, chunks)
         return order.jumped
-
-    def _submit(self, work: Callable[..., None], *args: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the program ends: readers fetch what they want themselves
-            self._pool.submit(work, *args)
-
-    def _learn(self, file: ChunkFile, order: _Order) -> None:
-        def read(offset: int, length: int) -> bytes:
-            data = bytearray(length)
-            self._fill(file, offset, memoryview(data))
-            return bytes(data)
-
-        try:
-            order.ends = ends_of(file.size, read)
-        except BootseerError as exc:
-            _log.warning("where the tensors of %s end is not known: %s", file.path, exc)
 
     def _ahead_of(self, file: ChunkFile, chunks: range) -> None:
         piece = max(1, _PIECE // file.unit)
