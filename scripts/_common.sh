@@ -13,10 +13,10 @@ as_root() {
     elif command -v sudo >/dev/null; then sudo -E "$@"
     else die "this step needs root: run as root or install sudo"; fi
 }
-need_disk() { # need_disk GiB: stop early rather than fill the disk
+need_disk() ( # need_disk GiB: stop early rather than fill the disk; its variables are its own
     mkdir -p "$CACHE"
     for place in "$CACHE" "$ROOT"; do
         free=$(df -Pk "$place" | awk 'NR==2 {print int($4 / 1048576)}')
         [ "$free" -ge "$1" ] || die "only $free GiB free at $place, $1 GiB needed; free some, or point BOOTSEER_DEV_CACHE at another disk"
     done
-}
+)
