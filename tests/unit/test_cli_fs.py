@@ -61,7 +61,6 @@ def test_every_verb_has_help_and_takes_json(run):
         "commit",
         "fsck",
         "gc",
-        "bench",
         "mount",
     ]
     for verb in verbs:
@@ -264,18 +263,6 @@ def test_explanations(run):
     assert run("inspect", "--plan", "store").code == 66
 
 
-def test_a_measurement_leaves_nothing(run):
-    Path("store").mkdir()
-    found = run("bench", "store", "--size", "1M", "--rounds", "2", "--shape", "2x64K", "--shape", "1x1M", "--json").json
-    assert [(row["width"], row["unit"]) for row in found["rows"]] == [(2, 65536), (1, 1 << 20)]
-    assert all(row["read"] > 0 < row["write"] for row in found["rows"])
-    assert list(Path("store").iterdir()) == []
-    done = run("bench", "store", "--size", "100K", "--rounds", "1", "--shape", "4x4K")
-    assert "a file of 100 KiB" in done.out
-    assert "memory" in done.out
-    assert list(Path("store").iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -328,10 +315,6 @@ def test_a_measurement_leaves_nothing(run):
         (["rm", "/"], 78, "is the root"),
         (["cp", "--stripe", "none"], 66, "none"),
         (["cp", "--stripe", "file", "x", "--width", "300"], 78, "stripe width 300"),
-        (["bench", "none"], 66, "none"),
-        (["bench", "store/f"], 66, "is a file"),
-        (["bench", "store", "--shape", "wide"], 2, "'wide' is no shape"),
-        (["bench", "store", "--shape", "0x1M"], 78, "stripe width 0"),
         (["inspect", "--plan", "none"], 66, "none"),
         (["mount", "none", "mnt"], 66, "none"),
         (["mount", "store/f", "mnt"], 66, "a mount needs a folder"),

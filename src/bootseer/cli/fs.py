@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from bootseer.cli._shared import Group, add_verbs
-from bootseer.cli.fs_care import bench, fsck, gc
+from bootseer.cli.fs_care import fsck, gc
 from bootseer.cli.fs_files import commit, cp, get, inspect, ls, mv, put, rm
 from bootseer.cli.fs_mount import mount
 
@@ -22,6 +22,6 @@ add_verbs(
     {
         "Files and checkpoints": (put, get, cp, ls, inspect, mv, rm, commit),
         "Mount": (mount,),
-        "Maintenance and measurement": (fsck, gc, bench),
+        "Maintenance": (fsck, gc),
     },
 )

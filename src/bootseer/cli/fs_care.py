@@ -1,4 +1,4 @@
-"""``bootseer fs fsck|gc|bench``: what is wrong with a store, its garbage, and what it can do."""
+"""``bootseer fs fsck|gc``: what is wrong with a store, and its garbage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._fs import Url, binary_text, files_text, place, progress, size_value
+from bootseer.cli._fs import Url, files_text, place, progress
 from bootseer.cli._shared import AsJson, DryRun, age_value, answer, count_text, print_json, print_table
 from bootseer.units import age_text, one_line, size_text
 
@@ -115,53 +115,3 @@ def gc(
         print_table("", ["kind", "path", "size", "age", "done"], rows, left=["kind", "path", "done"])
     what = "would be removed" if dry_run else "removed"
     typer.echo(f"{len(gone)} of {len(found)} pieces of garbage {what}, {size_text(size)}")
-
-
-def bench(
-    url: Url,
-    size: Annotated[int, typer.Option(parser=size_value, metavar="SIZE", help="Of the file", show_default="128M")] = 128
-    << 20,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Each shape is measured so often, in turns")] = 3,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="WIDTHxUNIT",
-            help="What to measure, e.g. 4x1M; may be repeated",
-            show_default="1x1M 2x1M 4x1M 8x1M 4x4M",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Measure the store at URL: write and read a temporary file with several widths and units, and remove it."""
-    from bootseer.stripefs.measure import SHAPES, measure
-
-    shapes = [_shape(text) for text in shape] if shape else SHAPES
-    fs, path = place(url)
-    with progress("bench", as_json) as report:
-        found = measure(fs, path, size=size, shapes=shapes, rounds=rounds, progress=report)
-    if as_json:
-        print_json(found)
-        return
-    rows = []
-    for row in found.rows:
-        speeds = [_rate(row.write), _range(row.write_range), _rate(row.read), _range(row.read_range)]
-        rows.append([str(row.width), binary_text(row.unit), *speeds])
-    typer.echo(f"{found.url}: a file of {binary_text(found.size)}, MiB/s, median of {found.rounds}")
-    print_table("", ["width", "unit", "write", "from-to", "read", "from-to "], rows)
-    if "://" not in fs.url or fs.url.startswith("file://"):
-        typer.echo("A file just written to a folder is read from this machine's memory: only writes tell of the disk.")
-
-
-def _shape(text: str) -> tuple[int, int]:
-    width, cross, unit = text.partition("x")
-    if not cross or not width.isdecimal():
-        raise typer.BadParameter(f"{text!r} is no shape: write 4x1M")
-    return int(width), size_value(unit)
-
-
-def _rate(value: float) -> str:
-    return f"{value / (1 << 20):.0f}"
-
-
-def _range(values: tuple[float, float]) -> str:
-    return f"{_rate(values[0])}-{_rate(values[1])}"
