@@ -383,6 +383,22 @@ target = "/usr"
     assert clean(node)
 
 
+def test_nothing_of_one_start_is_in_the_key(node: Place, tmp_path: Path) -> None:
+    """Another node, job of Slurm, rank and working folder: the second start of a job with mounts restores."""
+    for start, how in enumerate(("ran-and-published", "restored-mount")):
+        one = Place(node.site, tmp_path / f"{start}")
+        one.here.mkdir()
+        argv = one.argv("--no-card", WHICH="mounted")
+        with (one.here / "job.toml").open("a") as job:
+            job.write(f'[[mounts]]\nsource = "{tmp_path}"\ntarget = "/shown"\n')
+        one.env |= {"SLURM_JOB_ID": f"{start}", "SLURM_PROCID": "0", "BOOTSEER_NODE": f"n{start}"}
+        own_name = ["unshare", "--uts", "sh", "-c", f'hostname node-{start}; exec "$@"', "sh"]
+        done = subprocess.run(
+            [*own_name, *argv], env=one.env, cwd=one.here, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert (done.returncode, one.summary()["env"]["how"]) == (0, how), done.stderr
+
+
 def test_a_missing_node_is_noticed(node: Place) -> None:
     node.env |= {"SLURM_JOB_ID": "48", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2"}
     done = node.start("--without", "all")

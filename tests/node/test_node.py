@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -328,10 +329,17 @@ def test_a_command_reads_on_while_daemons_come_and_go(daemon: NodeDaemon, site: 
 
 
 @pytest.mark.usefixtures("open_device")
-def test_a_user_starts_a_job(daemon: NodeDaemon, site: Site, place: Path) -> None:
+@pytest.mark.parametrize("mounts", [False, True], ids=["", "mounts"])
+@pytest.mark.parametrize("served", [True, False], ids=["daemon", "extracted"])
+def test_a_user_starts_a_job(daemon: NodeDaemon, site: Site, place: Path, served: bool, mounts: bool) -> None:
     """Image by the daemon, environment and checkpoint with the user's own rights; the second start restores."""
     alice = Home(place, daemon.config, ALICE, site.login(ALICE))
-    alice.env.update(BOOTSEER_STORE=f"{alice.folder}/store", BOOTSEER_NODE="n0")
+    alice.env.update(BOOTSEER_STORE=f"{alice.folder}/store")
+    if not served:
+        daemon.kill()
+        shutil.copytree(daemon.config.store, alice.folder / "store")
+        for path in [alice.folder / "store", *(alice.folder / "store").rglob("*")]:
+            os.chown(path, ALICE, ALICE)
     fs = stripefs.open_fs(str(alice.folder / "saved"))
     (place / "weights").write_bytes(NOISE)
     fs.put(place / "weights", "last/weights")
@@ -355,15 +363,23 @@ def test_a_user_starts_a_job(daemon: NodeDaemon, site: Site, place: Path) -> Non
         url = "{alice.folder}/saved/last"
         path = "/checkpoint"
         """
-    job.write_text(text)
+    shown = "".join(f'[[mounts]]\nsource = "{alice.folder}/{one}"\ntarget = "/{one}"\n' for one in ("a", "b"))
+    for name in ("a", "b"):
+        (alice.folder / name).mkdir()
+    job.write_text(text + (shown if mounts else ""))
     line = f"{hashlib.sha256(NOISE).hexdigest()}  /checkpoint/weights\n"
-    for said, how in (("set up\n", "ran-and-published"), ("", "restored-unpack")):
+    for start, (said, how) in enumerate((("set up\n", "ran-and-published"), ("", "restored-unpack"))):
+        alice.env |= {"BOOTSEER_NODE": f"n{start}", "SLURM_JOB_ID": f"{start + 7}", "SLURM_PROCID": "0"}
         code, out, errors = alice.run("run", str(job), "--no-card", "--summary", str(alice.folder / "summary"))
         assert (code, out) == (1, f"{said}made\n{line}"), errors  # 1: what is changed elsewhere does not last
         done = json.loads((alice.folder / "summary").read_text())
-        assert (done["image"]["how"], done["env"]["how"], done["checkpoint"]["how"]) == ("lazy", how, "striped"), errors
+        ways = (done["image"]["how"], done["env"]["how"], done["checkpoint"]["how"])
+        assert ways == ("lazy" if served else "extracted", how, "striped"), errors
         assert alice.left() == []
-        gone(daemon)
+        if served:
+            gone(daemon)
+    if not served:
+        return
     job.write_text(text.replace('"/env"', '"/data"'))
     code, _, errors = alice.run("run", str(job))
     assert (code, "image has files in /data" in errors) == (ConfigError.exit_code, True), errors

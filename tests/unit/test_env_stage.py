@@ -97,6 +97,24 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+def test_a_target_that_is_a_mount_of_the_job_fits_by_what_it_holds(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it lies on the host does not count, and no image says what is in it."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # root does not scan what other containers may change
+
+    def run(node: str) -> EnvResult:
+        host = str(site.host(node))
+        shown = {"targets": (Target("/opt/env", host, host),), "mounts": ((host, "/opt/env"),)}
+        return site.run(node, rootfs=str(site.root / "rootfs"), **shown)
+
+    for node in ("a", "b", "c"):
+        site.host(node).mkdir(parents=True)
+    (site.host("c") / "old").write_text("of an earlier job\n")
+    assert run("a").outcome is Outcome.RAN_AND_PUBLISHED
+    assert run("b").outcome is Outcome.RESTORED_UNPACK
+    assert run("c").reason.startswith(f"missed because {site.host('c')} holds other files")
+    assert site.runs == ["a", "c"]
+
+
 def test_the_command_runs_once_for_all_nodes(site: Site) -> None:
     first = site.run("a")
     assert (first.outcome, first.exit_code) == (Outcome.RAN_AND_PUBLISHED, 0)

@@ -139,10 +139,12 @@ def _libc_version() -> str:
 
 
 def _mounts(spec: EnvSpec) -> list[str]:
-    """What is mounted below a target, whose content is not captured: by place, in a container also by source."""
+    """What is mounted below a target, whose content is not captured: by place, in a container also by source. (For a
+    target that is a mount itself, what it holds is compared.)"""
     if not spec.contained:
         return sorted(path for target in spec.targets for path in mount_points_below(target.host))
-    below = [item for item in spec.mounts if any(_is_below(item[1], target.path) for target in spec.targets)]
+    targets = [target.path for target in spec.targets]
+    below = [item for item in spec.mounts if item[1] not in targets and any(_is_below(item[1], one) for one in targets)]
     return sorted(f"{source}:{path}" for source, path in below)
 
 

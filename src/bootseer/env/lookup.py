@@ -138,10 +138,10 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
     free = shutil.disk_usage(next(each for each in (disk, *disk.parents) if each.exists())).free
     if free < need:
         return f"{disk} has {free >> 20} MiB free, the snapshot needs {need >> 20} MiB"
-    if not spec.image_digest:  # with one, what the targets hold before the command follows from the key
-        for number, target in enumerate(spec.targets):
-            if place.fingerprint(target) not in (found.base[number], found.result[number]):
-                return f"{target.host} holds other files than when the snapshot was made"
+    for number, target in enumerate(spec.targets):
+        in_image = spec.image_digest and target.within == spec.rootfs  # then what it holds before follows from the key
+        if not in_image and place.fingerprint(target) not in (found.base[number], found.result[number]):
+            return f"{target.host} holds other files than when the snapshot was made"
     return ""
 
 

@@ -122,10 +122,9 @@ class Container:
 
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:
-        """(path on this host, where processes in the container see it, links followed); empty when the job mounts
-        nothing of its own."""
-        shown = self._mounts if self.job.mounts else []
-        return tuple((mount.source, self._inside(mount.target)) for mount in shown)
+        """(path on this host, where processes in the container see it, links followed) of the job's own mounts: what
+        is shown beside them lies in folders of one start."""
+        return tuple((mount.source, self._inside(mount.target)) for mount in self.job.mounts)
 
     def _inside(self, path: str) -> str:
         """``path`` without links of the image in it."""
