@@ -19,7 +19,6 @@ def compute(report: Report, say: Say) -> Figures:
     torch = ("capped:torch-hdfs-native", "capped:torch-mount-hdfs-native")
     found.median("mount_sequential_gbs", ">= 4", "local:mount", SPEED, unit="GB/s", scale=_GB_PER_MIB)
     faster("mount_vs_pyfuse3", ">= 2", "local:mount", "local:pyfuse3")
-    faster("mount_vs_mfusepy", ">= 2", "local:mount", "local:mfusepy")
     faster("mount_vs_vanilla", ">= 3", "capped:mount", "capped:mount-hdfs-native")
     faster("torch_resume_vs_vanilla", ">= 3", "capped:torch-load", *torch)
     faster("torch_mount_vs_vanilla", ">= 3", "capped:torch-mount", *torch)

@@ -1,4 +1,4 @@
-"""The part of bench/checkpoint on this machine alone: a mount whose file is in the node cache, and other FUSE servers.
+"""The part of bench/checkpoint on this machine alone: a mount whose file is in the node cache, and another FUSE server.
 
 All serve the same bytes, which the page cache has, from a file of this disk; what the kernel keeps of a mount is
 dropped before each run. So what is measured is the way from the page cache through a server to the reader.
@@ -19,7 +19,7 @@ from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
 from bootseer.stripefs import open_fs
 
-PEERS = ("pyfuse3", "mfusepy")
+PEER = "pyfuse3"
 SMALL = 10_000
 """Tensors of the part ``small``."""
 
@@ -33,11 +33,10 @@ def run(work: Path, report: Report, content: Path, *, rounds: int) -> None:
     runner = LocalRunner(report, "local", content)
     with contextlib.ExitStack() as stack:
         files = {"ext4": content}
-        for kind in PEERS:
-            try:
-                files[kind] = stack.enter_context(mounts.peer(kind, str(content), work / kind))
-            except BootseerError as exc:
-                report.runs.append(Run(variant=f"local:{kind}", n=1, failed=f"could not run: {exc}"))
+        try:
+            files[PEER] = stack.enter_context(mounts.peer(PEER, str(content), work / PEER))
+        except BootseerError as exc:
+            report.runs.append(Run(variant=f"local:{PEER}", n=1, failed=f"could not run: {exc}"))
         ours = stack.enter_context(mounts.ours(str(store), work / "ours", options=["--prefetch", "."]))
         files["mount"] = ours / "file"
         tasks = {

@@ -1,4 +1,4 @@
-"""Mounts of bench/checkpoint: ours, by the command line as a user makes it, and those of other FUSE libraries."""
+"""Mounts of bench/checkpoint: ours, by the command line as a user makes it, and those of another FUSE library."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""One file, read-only, on a mount that a FUSE library for Python serves: what bench/checkpoint compares mounts with.
+"""One file, read-only, on a mount that pyfuse3 serves: what bench/checkpoint compares mounts with.
 
-    PYTHON -P peer_mounts.py pyfuse3|mfusepy FILE MOUNTPOINT
+    PYTHON -P peer_mounts.py pyfuse3 FILE MOUNTPOINT
     PYTHON -P peer_mounts.py hdfs-native hdfs://HOST:PORT/FILE MOUNTPOINT
 
-``PYTHON`` is that of the environment that ``scripts/bench-peers fuse`` makes; nothing here needs bootseer. Each server
-is as small as its library allows. It ends when it is unmounted, or with SIGTERM.
+``PYTHON`` is that of the environment that ``scripts/bench-peers fuse`` makes; nothing here needs bootseer. The server
+is as small as the library allows. It ends when it is unmounted, or with SIGTERM.
 """
 
 # mypy: ignore-errors
@@ -103,36 +103,9 @@ def with_pyfuse3(file, mountpoint, *, waits):
         pyfuse3.close()
 
 
-def with_mfusepy(file, mountpoint):
-    import mfusepy
-
-    class Operations(mfusepy.Operations):
-        use_ns = True
-
-        def getattr(self, path, fh=None):
-            if path == "/":
-                return {"st_mode": stat.S_IFDIR | 0o755, "st_nlink": 2}
-            if path != f"/{NAME}":
-                raise mfusepy.FuseOSError(errno.ENOENT)
-            return {"st_mode": stat.S_IFREG | 0o444, "st_nlink": 1, "st_size": file.size}
-
-        def open(self, path, flags):
-            return 1
-
-        def read(self, path, size, offset, fh):
-            return file.read(offset, size)
-
-    mfusepy.FUSE(
-        Operations(), mountpoint, foreground=True, nothreads=False,
-        fsname="peer", attr_timeout=3600.0, entry_timeout=3600.0,
-    )  # fmt: skip
-
-
 def main():
     kind, source, mountpoint = sys.argv[1:]
-    if kind == "mfusepy":
-        with_mfusepy(LocalFile(source), mountpoint)
-    elif kind == "pyfuse3":
+    if kind == "pyfuse3":
         with_pyfuse3(LocalFile(source), mountpoint, waits=False)
     else:
         with_pyfuse3(HdfsFile(source), mountpoint, waits=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from msgspec import structs
 
 from bench.stripes.client import Answer
-from bench.stripes.collide import FIRST, FOLDER, PLAIN, STRIPED, Collision
 from bench.stripes.faults import Faults
 from bench.stripes.runner import Runner
 from bootseer.demo.report import Report
@@ -24,8 +23,6 @@ POLICY = "RS-3-2-1024k"
 FIFTH = 4
 SLOWED = "/slowed"
 PARTS = ("writes", "scan", "reads", "placement")
-AWAY, BESIDE = 0, 1
-"""Clients: in a rack of its own, and in the rack of the DataNode on which replicas collide."""
 
 
 class Capped:
@@ -51,20 +48,18 @@ class Capped:
             "10.78.0.0/24",
             datanodes=5,
             mib_per_s=CAP,
-            clients=2,
-            beside={BESIDE: FIRST},
+            clients=1,
             settings={"dfs.replication": "2"},
             later={FIFTH},
         )
         self._report, self._content, self._small = report, content, small
         self._rounds, self._scan_of, self._brief = rounds, scan, brief
-        self._places = [node.argv([]) for node in self._site.network.clients]
-        self._collision = Collision(self._site.cluster)
+        self._place = self._site.network.clients[0].argv([])
 
     def run(self, parts: Collection[str]) -> None:
         """``parts``: those of `PARTS` to run."""
         with self._site:
-            self._runner = Runner(self._report, "capped", self._site.cluster, self._content, self._places[AWAY])
+            self._runner = Runner(self._report, "capped", self._site.cluster, self._content, self._place)
             if "writes" in parts or "reads" in parts:
                 if "writes" in parts:
                     self._writes(2, self._rounds)
@@ -72,8 +67,6 @@ class Capped:
                     self._writes(2, 1, slowed=False)  # of one run there is no median
             if "scan" in parts:
                 self._scan()
-            if "reads" in parts:
-                self._collision.write(self._content.read_bytes())
             if "placement" in parts:
                 self._placement()
             if "writes" in parts:
@@ -152,38 +145,21 @@ class Capped:
             "hdfs-native": lambda: run.client(run.task("native", "/r2", "plain")),
             "erasure-coded-hadoop-client": lambda: run.stock_read("/coded/plain"),
             "erasure-coded-hdfs-native": lambda: run.client(run.task("native", "/coded", "plain")),
-            "colliding-hdfs-native": lambda: self._collided("native", PLAIN),
         }
         if self._brief:
             del plain["erasure-coded-hadoop-client"]
         for n in range(self._rounds):
             for variant, measure in plain.items():
                 run.record(variant, measure)
-            run.record("colliding-striped", lambda: self._collided("striped", STRIPED))
             for _ in range(2):
                 took = run.record("striped", lambda: run.client(run.task("striped", "/r2", "striped")))
                 healthy += [] if took is None else [took]
             faults.round(n, statistics.median(healthy) if healthy else 2.0)
 
-    def _collided(self, way: str, path: str) -> Answer:
-        """A read of a colliding file beside the DataNode that is named first, with what each DataNode sent for it."""
-        run, place = self._runner, self._places[BESIDE]
-        first = run.client(run.task("first-holders", FOLDER, STRIPED), prefix=place).note
-        details = self._collision.look(first)
-        before = self._sent()
-        answer = run.client(run.task(way, FOLDER, path), prefix=place)
-        details["sent_mib"] = [round((after - b) / 2**20) for after, b in zip(self._sent(), before, strict=True)]
-        answer.details = details
-        return answer
-
-    def _sent(self) -> list[int]:
-        """Bytes that each of the first 4 DataNodes has sent."""
-        return [node.bytes_sent() for node in self._site.network.nodes[:FIFTH]]
-
     def _scan(self) -> None:
         """Widths and units, each written anew and read some times, while replication is 2."""
         widths, units, reads = self._scan_of
-        run = Runner(self._report, "capped", self._site.cluster, self._small, self._places[AWAY])
+        run = Runner(self._report, "capped", self._site.cluster, self._small, self._place)
         for unit in units:
             for width in widths:
                 name, shape = f"scan-{width}x{unit >> 10}KiB", {"width": width, "unit": unit}

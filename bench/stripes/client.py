@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +21,6 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.hdfs import client as hdfs
-from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.placement import Choice, Placement
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import Geometry
@@ -35,8 +33,7 @@ _DEADLINE = 600.0
 class Task(msgspec.Struct, kw_only=True, omit_defaults=True):
     """``way``: ``striped`` (through StripeFS), ``native`` (one hdfs-native stream), ``stripes-native`` (the stripes of
     a striped file, each by an hdfs-native stream in a thread), ``local`` and ``mounted`` (a local file, see
-    `read_local`), ``first-holders`` (reads nothing, notes whom the NameNode names first). ``source``: the file to
-    write; "": read. ``without``: one of `WITHOUT` to write without.
+    `read_local`). ``source``: the file to write; "": read. ``without``: one of `WITHOUT` to write without.
     """
 
     way: str
@@ -122,14 +119,6 @@ def stripes(task: Task) -> tuple[layout.Pointer, list[str]]:
     return pointer, [f"{base}/{pointer.stripe_path(task.path, i)}" for i in range(pointer.width)]
 
 
-def first_holders(task: Task) -> str:
-    """How many of all blocks have one and the same DataNode named first."""
-    namenode = NameNode.connect(task.url)
-    first = [block.nodes[0].address for path in stripes(task)[1] for block in namenode.blocks(path).blocks]
-    address, count = Counter(first).most_common(1)[0]
-    return f"{address} for {count} of {len(first)} blocks"
-
-
 def read_stripes(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
     """The pointer is read before: hdfs-native gets the names of the stripes for nothing."""
     client = hdfs.connect(task.url)
@@ -203,10 +192,6 @@ WAYS: dict[tuple[str, bool], Way] = {
 def main(ways: Mapping[tuple[str, bool], Way] = MappingProxyType(WAYS)) -> None:
     """``ways``: what a `Task` may ask for, by its ``way`` and whether it writes."""
     task = msgspec.json.decode(sys.argv[1], type=Task)
-    if task.way == "first-holders":
-        print("ready", flush=True)
-        print(msgspec.json.encode(Answer(seconds=0.0, digest="", note=first_holders(task))).decode(), flush=True)
-        return
     if task.without:
         setattr(Placement, task.without, WITHOUT[task.without])
     work, content = ways[task.way, bool(task.source)](task)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterator, Sequence
+
 from bench.common.figures import SPEED, Figures, Say
 from bench.stripes.capped import CAP
-from bootseer.demo.report import Report
+from bootseer.demo.report import Report, Run
 
 FAULTS = ("frozen", "killed", "slow")
 FAULTS_OF_WRITES = {"slow": "<= 1.5", "frozen": "<= 2"}
@@ -20,8 +23,6 @@ def compute(report: Report, say: Say) -> Figures:
     striped, replicated = "capped:striped", "capped:write-striped-replicated"
     vanilla = ("capped:hdfs-native", "capped:hadoop-client")
     faster("read_vs_vanilla", ">= 3.5", striped, *vanilla)
-    colliding = ("capped:colliding-striped", *vanilla, "capped:colliding-hdfs-native")
-    faster("read_vs_vanilla_colliding", ">= 3.5", *colliding)
     found.median("read_vs_caps", ">= 0.85", striped, SPEED, scale=1 / (4 * CAP))
     writes = ("capped:write-hdfs-native", "capped:write-hadoop-client")
     faster("write_vs_vanilla", ">= 2.5", "capped:write-striped", *writes)
@@ -41,3 +42,17 @@ def compute(report: Report, say: Say) -> Figures:
     coded = ("capped:erasure-coded-hdfs-native", "capped:erasure-coded-hadoop-client")
     faster("read_vs_erasure_coding", ">= 1", striped, *coded)
     return found
+
+
+def scan(runs: Sequence[Run]) -> Iterator[str]:
+    """A table of the median speeds by width and unit, in Markdown; nothing where none were tried."""
+    found: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
+    for run in runs:
+        if ":scan-" in run.variant and not run.failed:
+            both = found.setdefault((int(run.details["unit"]) >> 10, int(run.details["width"])), ([], []))
+            both[run.variant.endswith("-write")].append(float(run.details[SPEED]))
+    if found:
+        yield "| unit, KiB | width | read, MiB/s | write with 2 replicas, MiB/s |"
+        yield "|---|---|---|---|"
+    for (unit, width), both in sorted(found.items()):
+        yield f"| {unit} | {width} | {' | '.join(f'{statistics.median(some):.0f}' for some in both)} |"

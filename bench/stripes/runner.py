@@ -75,7 +75,6 @@ class LocalRunner:
         self,
         task: Task,
         *,
-        prefix: Sequence[str] | None = None,
         environ: dict[str, str] | None = None,
         fault: Callable[[], None] | None = None,
         after: float = 0.0,
@@ -84,13 +83,7 @@ class LocalRunner:
 
         Raises `BootseerError` with its last line when it fails, `UnavailableError` when it does not end.
         """
-        argv = [
-            *(self.prefix if prefix is None else prefix),
-            sys.executable,
-            "-m",
-            self.program,
-            msgspec.json.encode(task).decode(),
-        ]
+        argv = [*self.prefix, sys.executable, "-m", self.program, msgspec.json.encode(task).decode()]
         with (
             tempfile.TemporaryDirectory(prefix="bootseer-cache-", ignore_cleanup_errors=True) as cache,  # of a new node
             subprocess.Popen(

@@ -1,6 +1,6 @@
 """Striped files on HDFS against one HDFS file: reads, writes, with slow, frozen and dead DataNodes, and without limits.
 
-    scripts/bench stripefs [--quick] [--runs N] [--work DIR] [--out report.json] [--plot FILE.svg] [--parts LIST]
+    scripts/bench stripefs [--quick] [--runs N] [--work DIR] [--out report.json] [--parts LIST]
 
 Needs root and Hadoop's jars. NameNode and DataNodes are a JVM each; each DataNode is in a network namespace whose link
 carries 60 MiB/s in each direction (``capped``), then the same on loopback without limits (``free``). Every run is a
@@ -14,10 +14,10 @@ import os
 import sys
 from pathlib import Path
 
-from bench.common import invocation, plot
+from bench.common import invocation
 from bench.common.invocation import Options, chosen
 from bench.stripes import free
-from bench.stripes.capped import CAP, PARTS, Capped
+from bench.stripes.capped import PARTS, Capped
 from bench.stripes.figures import compute
 from bootseer.demo.report import Report
 
@@ -43,13 +43,10 @@ def _run(options: Options, report: Report) -> None:
         Capped(options.work, report, content, small, rounds=options.runs, scan=scan, brief=options.quick).run(parts)
     if "free" in parts:
         free.run(options.work, report, content, rounds=options.runs)
-    if options.plot:
-        options.plot.write_text(plot.scan(report.runs, 4 * CAP))
 
 
 if __name__ == "__main__":
     quick = "96 MiB instead of 320, 3 runs instead of 5, small scan"
     parser = invocation.parser("stripefs", __doc__, quick=quick, runs=(5, 3), work=True)
     parser.add_argument("--parts", default="", help=f"of: {','.join((*PARTS, 'free'))}")
-    parser.add_argument("--plot", type=Path, help="draw the scan of widths and units as SVG")
     sys.exit(invocation.carry_out(parser, _run, compute))

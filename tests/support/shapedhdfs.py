@@ -15,9 +15,8 @@ class ShapedHadoop:
     """Context manager: NameNode on this host, each DataNode in a network namespace whose link carries ``mib_per_s``.
 
     ``prefix`` and ``subnet``: of the `ShapedNetwork`. Each DataNode is a rack of its own, so that all are equally far
-    from a client. ``clients``: so many namespaces for clients, without limits; ``beside``: client ``i`` is in the rack
-    of DataNode ``beside[i]``, which the NameNode then names first for every block that it has, and chooses first for
-    what the client writes. ``settings`` and ``later``: of the `HadoopCluster`.
+    from a client. ``clients``: so many namespaces for clients, without limits. ``settings`` and ``later``: of the
+    `HadoopCluster`.
     """
 
     def __init__(
@@ -29,7 +28,6 @@ class ShapedHadoop:
         datanodes: int = 4,
         mib_per_s: float = 60.0,
         clients: int = 0,
-        beside: Mapping[int, int] | None = None,
         settings: Mapping[str, str] | None = None,
         later: Collection[int] = (),
     ) -> None:
@@ -39,7 +37,6 @@ class ShapedHadoop:
         )
         nodes = self.network.nodes
         racks = {node.address: f"/r{i}" for i, node in enumerate(nodes)}
-        racks |= {self.network.clients[client].address: f"/r{node}" for client, node in (beside or {}).items()}
         self.cluster = HadoopCluster(
             root,
             bind=self.network.host,
