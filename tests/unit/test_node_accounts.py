@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pwd
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +40,24 @@ def test_whose_a_number_is(tmp_path: Path) -> None:
 
 def test_the_file_is_read_again_only_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the numbers that are lent to somebody are one answer."""
-    lent, reads, names = tmp_path / "subuid", list[Path](), list[str]()
-    real, real_name = Path.read_text, accounts.pwd.getpwnam
+    lent, reads, names = tmp_path / "subuid", list[Path](), list[object]()
+    real = Path.read_text
 
     def read(self: Path, **options: Any) -> str:
         reads.append(self)
         return real(self, **options)
 
-    def named(name: str) -> pwd.struct_passwd:
-        names.append(name)
-        return real_name(name)
+    def named(self: Accounts, person: int | str) -> str:
+        names.append(person)
+        return "user 1" if person == "daemon" else UNKNOWN
 
     lent.write_text("daemon:4000000000:1000\n")
     monkeypatch.setattr(Path, "read_text", read)
-    monkeypatch.setattr(accounts.pwd, "getpwnam", named)
+    monkeypatch.setattr(Accounts, "_look", named)
     found = Accounts(lent)
     assert {found.of(uid) for uid in range(4000000000, 4000001000)} == {"user 1"}
     assert found.of(4000001000) == UNKNOWN
-    assert (len(reads), names) == (1, ["daemon"])
+    assert (len(reads), names) == (1, ["daemon", 4000001000])
     lent.write_text("daemon:4000000000:1000\ndaemon:4000001001:10\n")
     assert found.of(4000001001) == "user 1"
     assert len(reads) == 2
@@ -65,16 +66,37 @@ def test_the_file_is_read_again_only_when_it_has_changed(tmp_path: Path, monkeyp
 def test_what_is_known_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[int]()
 
-    def nobody(uid: int) -> None:
+    def nobody(self: Accounts, uid: int) -> str:
         asked.append(uid)
-        raise KeyError(uid)
+        return UNKNOWN
 
     monkeypatch.setattr(accounts, "_MOST", 10)
-    monkeypatch.setattr(accounts.pwd, "getpwuid", nobody)
+    monkeypatch.setattr(Accounts, "_look", nobody)
     found = Accounts(tmp_path / "none")
     for uid in [*range(1, 31)] * 2:
         assert found.of(uid) == UNKNOWN
     assert len(asked) == 60
+
+
+def test_a_name_service_that_never_answers_costs_a_second_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = Accounts(tmp_path / "none")
+    assert found.of(1) == "user 1"
+    assert found.of(1 << 40) == UNKNOWN
+
+    def hangs(_: object) -> pwd.struct_passwd:
+        time.sleep(60)
+        raise KeyError
+
+    monkeypatch.setattr(accounts.pwd, "getpwuid", hangs)
+    began = time.monotonic()
+    assert [found.of(uid) for uid in (1, 2, 3, 1 << 40)] == ["user 1", "user 2", "user 3", UNKNOWN]
+    for known in (1, 1 << 40):  # what was known is known on when its time is over
+        found._known[known] = 0.0, found._known[known][1]
+    assert (found.of(1), found.of(1 << 40)) == ("user 1", UNKNOWN)
+    assert time.monotonic() - began < 3
+    assert caplog.text.count("does not say who user") == 1
 
 
 @pytest.mark.parametrize("files", [256, 1024, 65536, 1 << 20])

@@ -170,6 +170,24 @@ def ended(pidfd: int, seconds: float = 0.0) -> bool:
     return bool(poll.poll(int(seconds * 1000)))
 
 
+def answer(name: str, say: Callable[[int], int], seconds: float, most: int) -> bytes:
+    """What a process ``name`` writes to the pipe that ``say`` is given there. Empty when it does not end within
+    ``seconds``, or writes ``most`` bytes; it is gone then, too."""
+    read, write = os.pipe()
+    child = Child(name, lambda: say(write))
+    os.close(write)
+    until, said = time.monotonic() + seconds, b""
+    try:
+        while select.select([read], [], [], max(0.0, until - time.monotonic()))[0] and len(said) < most:
+            if not (piece := os.read(read, most)):
+                return said
+            said += piece
+        return b""
+    finally:
+        os.close(read)
+        child.end()
+
+
 def born(pid: int) -> int:
     """When a process began, in clock ticks since boot; 0 when there is none, or it has ended and is only to be reaped.
 

@@ -14,9 +14,7 @@ import logging
 import os
 import pwd
 import resource
-import select
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -26,9 +24,9 @@ import msgspec
 from bootseer import oci
 from bootseer.config import Config
 from bootseer.errors import BootseerError, PrivilegeError, UnavailableError, from_exit_code
-from bootseer.kernel import bounds, libc, procfs
+from bootseer.kernel import bounds, child, libc, procfs
 from bootseer.kernel import mount as mounts
-from bootseer.kernel.child import Child, close_others, die_with, ended
+from bootseer.kernel.child import close_others, die_with, ended
 from bootseer.oci.credentials import Logins
 from bootseer.wiretypes import json_as
 
@@ -101,15 +99,8 @@ class Asker(NamedTuple):
 
 def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
     """The digest of the manifest that the registry gives the user for ``ref``."""
-    read, write = os.pipe()
     parent = os.getpid()
-    apart = Child("access check", lambda: _apart(write, asker, ref, config, parent))
-    os.close(write)
-    try:
-        said = _all_of(read, _SECONDS)
-    finally:
-        os.close(read)
-        apart.end()
+    said = child.answer("access check", lambda out: _apart(out, asker, ref, config, parent), _SECONDS, _MAX_ANSWER)
     try:
         answer = json_as(said, _Answer)
     except ValueError:
@@ -120,16 +111,6 @@ def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
     if answer.code:
         raise from_exit_code(answer.code, answer.message, hint=answer.hint)
     return answer.digest
-
-
-def _all_of(fd: int, seconds: float) -> bytes:
-    """What comes through a pipe until its end; empty when that takes too long."""
-    until, data = time.monotonic() + seconds, b""
-    while select.select([fd], [], [], max(0.0, until - time.monotonic()))[0] and len(data) < _MAX_ANSWER:
-        if not (piece := os.read(fd, _MAX_ANSWER)):
-            return data
-        data += piece
-    return b""
 
 
 def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: int) -> int:

@@ -6,6 +6,8 @@ A person may have thousands of numbers (subuid(5)), so what counts by number is 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import pwd
 import resource
 import time
@@ -13,11 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bootseer.kernel import child
+
+log = logging.getLogger(__name__)
+
 ROOT = ""
 """Has no limits, and what `totals` leave of descriptors and processes."""
 UNKNOWN = "the users that this node does not know"
 _SUBUID = Path("/etc/subuid")
 _SECONDS = 60.0
+_LOOK_SECONDS = 1.0
 _MOST = 4096
 
 
@@ -45,13 +52,15 @@ class _Lent(NamedTuple):
 
 
 class Accounts:
-    """Each is a text for messages. What was found is known for a while: a name service may be slow."""
+    """Each is a text for messages. What was found is known for a while. A process asks the name service, which may
+    never answer: then the daemon does without for as long, and goes by what was known, or else by the number alone."""
 
     def __init__(self, subuid: Path = _SUBUID) -> None:
         self._subuid = subuid
         self._known: dict[int | str, tuple[float, str]] = {}  # by number, or by the name of who was lent it
         self._lent: list[_Lent] = []
         self._read: tuple[int, int, int] | None = None  # which file these are from
+        self._silent_until = 0.0
 
     def of(self, uid: int) -> str:
         """That of user ``uid``: of the user to whom the number is lent, of its own, or of all whom nobody knows."""
@@ -61,12 +70,27 @@ class Accounts:
         found = self._known.get(uid) or self._known.get(self._person(uid))
         if found is None or found[0] < now:
             self._refresh()
+            person = self._person(uid)
+            known = self._known.get(person, (0.0, f"user {person}"))[1]
             self._known.pop(uid, None)
             if len(self._known) >= _MOST:
                 self._known.clear()
-            person = self._person(uid)
-            found = self._known[person] = now + _SECONDS, _look(person)
+            found = self._known[person] = now + _SECONDS, self._look(person) or known
         return found[1]
+
+    def _look(self, person: int | str) -> str:
+        """Empty when nobody says it soon enough."""
+        if self._silent_until > time.monotonic():
+            return ""
+        found = b""
+        with contextlib.suppress(OSError):
+            found = child.answer(
+                "look for a user", lambda out: not os.write(out, _look(person).encode()), _LOOK_SECONDS, 1 << 10
+            )
+        if not found:
+            log.warning("the name service does not say who user %s is: it is not asked for %.0f s", person, _SECONDS)
+            self._silent_until = time.monotonic() + _SECONDS
+        return found.decode()
 
     def _person(self, uid: int) -> int | str:
         """To whom the number ``uid`` is lent, as /etc/subuid names this user; itself when it is lent to nobody."""
