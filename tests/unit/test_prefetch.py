@@ -48,14 +48,14 @@ class Rig:
         touches = tuple(Touch(at * 10, 1, block * (4096 // UNIT), 1) for at, block in enumerate(blocks))
         return Trace(TREE, self.blob.map.size, 0, complete, touches)
 
-    def publish(self, trace: Trace) -> None:
-        assert library.publish(self.blob.store, KEY, trace, self.blob.map).startswith("published")
+    def publish(self, trace: Trace, key: ProfileKey = KEY) -> None:
+        assert library.publish(self.blob.store, key, trace, self.blob.map).startswith("published")
 
-    def renew(self, stop: threading.Event | None = None) -> str:
+    def renew(self, stop: threading.Event | None = None, key: ProfileKey = KEY) -> str:
         work = self.folder / "work"
         with contextlib.closing(self.cache.blocks_now()) as ready:
             found, _ = hotpack_builder.renew(
-                self.store, KEY, self.target, ready, meta=self.folder / "absent", work=work,
+                self.store, key, self.target, ready, meta=self.folder / "absent", work=work,
                 stop=stop or threading.Event(), hurry=threading.Event(),
             )  # fmt: skip
         assert list(work.iterdir()) == []
@@ -180,6 +180,21 @@ def test_traces_of_its_own_outrank_the_pack_of_another_job(rig: Rig, tmp_path: P
     with rig.blob.open_cache(tmp_path / "other") as cache:
         plan, _ = rig.begin(cache, ProfileKey("eval"))
     assert plan == Plan(rig.real[50:60], 1, "")
+
+
+def test_a_pack_of_more_than_half_of_its_owners_budget_is_renewed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old one, which it replaces, does not count."""
+    key = ProfileKey("j", library.owner_of(7))
+    rig.fill()
+    packs = []
+    for blocks in (rig.real[:70], rig.real[:85]):
+        rig.publish(rig.trace(*blocks), key)
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "SMALL_TREE", 0)  # the budget is what the tree is stored in
+            assert rig.renew(key=key) == "published"
+        packs += rig.packs()
+        assert rig.store.stat(packs[-1]).size > sum(rig.blob.map.lengths) / 2
+    assert len(set(packs)) == 2
 
 
 def test_a_pack_is_renewed_for_news_only(rig: Rig) -> None:

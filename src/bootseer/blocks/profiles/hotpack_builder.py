@@ -123,7 +123,8 @@ def _renew_pack(
         pack = build(ready, order, path, target, created=time.time_ns(), stop=stop, hurry=hurry)
         if pack is None:
             return "stopped"
-        if not library.make_room(store, key, target.tree, target.map, pack.size):
+        retired = known.pack.size if known else 0
+        if not library.make_room(store, key, target.tree, target.map, pack.size - retired):
             return "over budget"
         log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)
         publish(store, folder, path, pack, target)
