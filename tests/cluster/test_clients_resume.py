@@ -121,8 +121,7 @@ def test_a_killed_job_goes_on(mounted, scratch, right, client, way, versions):
     mountpoint, url = mounted
     name = f"{client}-{way}-{versions}"
     if (client, versions) not in right:
-        local = scratch / f"right-{client}-{versions}"
-        local.mkdir()
+        local = tempfile.mkdtemp(prefix=f"right-{client}-{versions}-", dir=scratch)
         right[client, versions] = Job(versions, scratch, client, "mount", local, local, STEPS).result()["digest"]
     (mountpoint / name).mkdir()
     store = f"{url}/{name}"

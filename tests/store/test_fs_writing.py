@@ -699,6 +699,25 @@ def test_an_open_finds_the_old_or_the_new_version_of_what_is_replaced(
 
 
 @both_mounts
+def test_an_open_for_adding_finds_what_is_there_now(site: Site) -> None:
+    (site.dir / "f").write_bytes(b"0")
+    trouble, ended = list[str | None](), threading.Event()
+
+    def add() -> None:
+        while not ended.is_set():
+            trouble.append(number_of(lambda: os.close(os.open(site.dir / "f", os.O_WRONLY | os.O_APPEND))))
+
+    adders = [later(add) for _ in range(2)]
+    for number in range(100):
+        with site.fs.create(f"{site.name}/f") as out:
+            out.write(b"%d" % number)
+    ended.set()
+    for adder in adders:
+        adder.result(60)
+    assert set(trouble) == {None}
+
+
+@both_mounts
 def test_of_mounts_that_make_one_folder_one_does(site: Site, other: Path) -> None:
     for number in range(10):
         name = f"d{number}"

@@ -137,11 +137,16 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         found: int | None = None
         made: Writing | None = None
         while found is None:
-            if self._versions.get(node) is None:
-                base = None if flags & os.O_TRUNC else self._open(node)  # ESTALE for another content than the node's
-                made = self._begin(path, base, "" if base else self._content(path))
-                made.file.mode = stat.S_IMODE(self._nodes[node].attr.mode)
-            found = self.hand_out(node, opener, made)  # None: what was open is closed by now
+            with self._lock:
+                holds = next(self._next_handle)  # the node stays what it is
+            try:
+                if self._versions.get(node) is None:
+                    base = None if flags & os.O_TRUNC else self._open_now(node, holds, newest=True)
+                    made = self._begin(path, base, "" if base else self._content(path))
+                    made.file.mode = stat.S_IMODE(self._nodes[node].attr.mode)
+                found = self.hand_out(node, opener, made)  # None: what was open is closed by now
+            finally:
+                super().release(holds, ctx)
         if flags & os.O_TRUNC:
             try:
                 self._truncate(node, 0, found)

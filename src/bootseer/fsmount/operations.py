@@ -232,14 +232,14 @@ class StripeOperations(fuse.Operations):
             raise refusal(errno.ESTALE, path)  # the kernel looks the name up again
         return file
 
-    def _open_now(self, node: int, handle: int) -> ChunkFile:
-        """The file at the path of ``node``, of which ``handle`` is one from now on. When that has another content than
-        the node, the node stands for it, if nobody has the node open. ESTALE when somebody has: the kernel looks the
-        name up again, but not more than once."""
+    def _open_now(self, node: int, handle: int, *, newest: bool = False) -> ChunkFile:
+        """The file at the path of ``node``, of which ``handle`` is one from now on: what others have open, unless the
+        ``newest`` is wanted. When that has another content than the node, the node stands for it, if nobody has the
+        node open. ESTALE when somebody has: the kernel looks the name up again, but not more than once."""
         path = self._path(node)
         for _ in range(_TRIES):
             with self._lock:
-                shared, known = self._file_of(node), self._nodes[node]
+                shared, known = None if newest else self._file_of(node), self._nodes[node]
             with numbered(path):
                 file, attr = shared or self._fs.open(path), None
                 if file.content != known.content:

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, DEFAULT_SUFFIX, _StorageInfo
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
@@ -115,7 +116,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         assert self._saving is not None
-        metadata.version = CURRENT_DCP_VERSION
+        metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)  # torch 2.6 has none
         metadata.storage_data = {result.index: result.storage_data for found in results for result in found}
         metadata.storage_meta = self.storage_meta()
         with self._saving.create(METADATA, width=self._width, unit=self._unit) as out:
