@@ -1,9 +1,19 @@
-"""Turns numbers of blocks or units into runs of consecutive ones; merges ranges of bytes that touch."""
+"""Numbers of blocks or units as runs of consecutive ones; ranges of bytes that touch, merged; buffers as bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+def flat(data: ReadableBuffer) -> memoryview:
+    """The bytes of ``data``. An array of no elements has no view of them."""
+    view = memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")
 
 
 def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:

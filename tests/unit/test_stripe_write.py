@@ -177,6 +177,14 @@ def test_many_small_writes_and_changing_memory(fs):
     assert content(fs, "f") == data
 
 
+def test_an_array_of_nothing_is_written_and_filled(fs):
+    np = pytest.importorskip("numpy")
+    with fs.create("f") as out:
+        assert [out.write(array) for array in (np.zeros((0, 3)), np.ones((2, 3)), np.zeros((3, 0)))] == [0, 48, 0]
+    with fs.open("f") as file:
+        file.readinto(0, memoryview(np.zeros((0, 3))))
+
+
 ZOMBIE = """
 import sys
 from bootseer.errors import BootseerError

@@ -1,6 +1,7 @@
 """State dicts through the striped store: exact, safe to load, atomic."""
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from bootseer.stripefs import open_fs
 from bootseer.stripefs.files.stripe import StripeLost
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.maintenance import check
+from support.waits import together
 
 torch = pytest.importorskip("torch")
 
@@ -127,6 +129,15 @@ def test_wrong_content(tmp_path, mmap):
 def test_what_is_empty_comes_back(tmp_path, state, mmap):
     bt.save(state, f"{tmp_path}/x.pt")
     assert repr(bt.load(f"{tmp_path}/x.pt", mmap=mmap)) == repr(state)
+
+
+def test_other_loads_of_the_process_are_as_strict_as_before(tmp_path):
+    theirs = set(torch.serialization.get_safe_globals())
+    bt.save({"a": b"", "w": torch.ones(3)}, f"{tmp_path}/x.pt")
+    assert together(lambda _: len(bt.load(f"{tmp_path}/x.pt")), range(8)) == [2] * 8
+    assert set(torch.serialization.get_safe_globals()) == theirs
+    with pytest.raises(pickle.UnpicklingError):
+        torch.load(f"{tmp_path}/x.pt", weights_only=True)
 
 
 def test_a_file_of_an_old_torch_needs_no_mmap(tmp_path):

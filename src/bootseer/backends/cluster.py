@@ -185,7 +185,7 @@ class HdfsBackend(Backend):
         if mode is not None:
             names.set_permission(full, mode)
         if mtime_ns is not None:
-            names.set_times(full, mtime_ns // 1_000_000)
+            names.set_times(full, max(mtime_ns, 0) // 1_000_000)  # HDFS has no earlier ones
 
     def replicate(self, path: str, copies: int) -> None:
         if self._status(path).replication < copies:

@@ -20,7 +20,7 @@ from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError, DataError
 from bootseer.fsspecfs.paths import StripePaths, doing
 from bootseer.kernel import finalisers
-from bootseer.ranges import merge
+from bootseer.ranges import flat, merge
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 from bootseer.stripefs.files.writer import StripeWriter
@@ -67,7 +67,7 @@ class StripeOutput(io.BufferedIOBase):
     def write(self, data: ReadableBuffer) -> int:
         if self.closed:
             raise ValueError("write to a closed file")
-        view = memoryview(data).cast("B")
+        view = flat(data)
         if self._collected or sys.is_finalizing():
             self._late.append(bytes(view))
             return len(view)
@@ -208,7 +208,7 @@ class _Raw(io.RawIOBase):
         return bytes(data)
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer).cast("B")
+        view = flat(buffer)
         view = view[: max(0, min(len(view), self.size - self._position))]
         self._read(view)
         return len(view)

@@ -19,7 +19,7 @@ from bootseer.stripefs import ChunkFile, Given, StripeFS, StripeWriter, layout, 
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.local import Load
-from bootseer.torch.output import allow_no_bytes, saved
+from bootseer.torch.output import no_bytes_allowed, saved
 from bootseer.torch.shared_read import SharedReadReport, read_shared
 
 if TYPE_CHECKING:
@@ -131,11 +131,9 @@ def load(
             beginning = os.pread(fd, 4, 0)
             if mmap and beginning.startswith(_BEGINNINGS[1]):
                 raise ConfigError(f"{url} has the format from before torch 1.6", hint="load it with mmap=False")
-            allow_no_bytes()
             try:
-                state: object = torch.load(
-                    f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap
-                )
+                with no_bytes_allowed():
+                    return torch.load(f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap)
             except pickle.UnpicklingError as exc:
                 if not beginning.startswith(_BEGINNINGS):
                     raise DataError(f"{url} is no file of torch.save: it begins like something else") from exc
@@ -145,7 +143,6 @@ def load(
                 if isinstance(exc, RuntimeError) and str(exc) and not _FORMAT_ERROR.search(str(exc)):
                     raise
                 raise DataError(f"{url} is no file of torch.save: {str(exc).strip().partition(chr(10))[0]}") from exc
-            return state
         finally:
             os.close(fd)
 

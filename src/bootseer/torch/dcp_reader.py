@@ -23,7 +23,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, Unsupported
 from bootseer.stripefs import locate
 from bootseer.torch.destination import Request
 from bootseer.torch.folder import CheckpointFolder
-from bootseer.torch.output import EDGE, allow_no_bytes
+from bootseer.torch.output import EDGE, no_bytes_allowed
 from bootseer.torch.pickles import DATA_OFFSET, TensorLayout, load_metadata, tensor_layout
 from bootseer.torch.reads import STAGING, Stored, TensorReads
 from bootseer.torch.shared_read import read_shared
@@ -279,9 +279,9 @@ class _Load:
 
     def _load(self, data: bytes | bytearray, name: str) -> object:
         """What torch.load makes of ``data``, which must hold no more than tensors, numbers, text and containers."""
-        allow_no_bytes()
         try:
-            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            with no_bytes_allowed():
+                return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as exc:
             if not data.startswith(b"PK"):
                 raise DataError(f"{name} is damaged: torch.save did not write it") from exc

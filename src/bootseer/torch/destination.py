@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from bootseer.ranges import runs
+from bootseer.ranges import flat, runs
 from bootseer.stripefs.files.reader import ChunkFile, StripedFile
 from bootseer.torch.shared_plan import FileId, Needs, Span
 
@@ -37,7 +37,7 @@ class Destination:
         self.size = 0
         self._wanted: dict[FileId, dict[int, list[tuple[int, memoryview]]]] = {}
         for file, offset, memory in requests:
-            view = memory.cast("B")
+            view = flat(memory)
             file.check_range(offset, len(view))
             if not len(view):
                 continue

@@ -12,6 +12,7 @@ from blake3 import blake3
 
 from bootseer.backends.interface import exists, join
 from bootseer.errors import DataError, NotFoundError
+from bootseer.ranges import flat
 from bootseer.stripefs import ChunkFile, Given, layout, place
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
@@ -35,7 +36,7 @@ class SmallFile(ChunkFile):
 
     def readinto_many(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
         for offset, target in ranges:
-            view = target.cast("B")
+            view = flat(target)
             self.check_range(offset, len(view))
             view[:] = self._content[offset : offset + len(view)]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import IO, cast
 
 from bootseer.errors import BootseerError
@@ -56,11 +58,31 @@ def saved(save: Callable[[IO[bytes]], object], writer: StripeWriter) -> Output:
     return out
 
 
-def allow_no_bytes() -> None:
-    """Have torch.load take ``b""``, which torch.save writes as a call of ``bytes``, also with ``weights_only``."""
+_lock, _loads = threading.Lock(), 0
+
+
+@contextlib.contextmanager
+def no_bytes_allowed() -> Iterator[None]:
+    """Have torch.load take ``b""``, which torch.save writes as a call of ``bytes``, also with ``weights_only``; in no
+    load of the process that begins later."""
+    _count(1)
+    try:
+        yield
+    finally:
+        _count(-1)
+
+
+def _count(more: int) -> None:
     import torch
 
-    torch.serialization.add_safe_globals([(_no_bytes, "builtins.bytes")])
+    global _loads
+    allowed = torch.serialization.safe_globals([(_no_bytes, "builtins.bytes")])
+    with _lock:  # one set for all threads, which torch does not guard
+        _loads += more
+        if more > 0:
+            allowed.__enter__()
+        elif not _loads:
+            allowed.__exit__(None, None, None)
 
 
 def _no_bytes(*given: object) -> bytes:

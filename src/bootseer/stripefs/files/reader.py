@@ -23,6 +23,7 @@ from crc32c import crc32c
 from bootseer.backends.interface import Backend, Piece, Source, join
 from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
+from bootseer.ranges import flat
 from bootseer.stripefs import layout
 from bootseer.stripefs.layout import Footer, Geometry, Pointer
 
@@ -112,7 +113,7 @@ class ChunkFile:
         """`readinto` of several (offset, view) in one request. A chunk that several of them touch is read once."""
         views: list[tuple[int, memoryview]] = []
         for offset, target in ranges:
-            view = target.cast("B")
+            view = flat(target)
             self.check_range(offset, len(view))
             if len(view):
                 views.append((offset, view))

@@ -30,6 +30,7 @@ from bootseer.errors import (
 )
 from bootseer.hdfs.pieces import cut, kept
 from bootseer.kernel import finalisers
+from bootseer.ranges import flat
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.publication import Publication, patiently
 from bootseer.stripefs.files.stripe import Stripe
@@ -125,7 +126,7 @@ class StripeWriter:
         `bytes`, and views of them, are not copied; anything else is, once, since it may change before it is stored.
         """
         self._check_process()
-        view = memoryview(data).cast("B")
+        view = flat(data)
         length = len(view)
         self._digest.update(view)
         while view:
