@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import fcntl
 import json
 import os
 import signal
@@ -92,6 +93,36 @@ def test_what_a_server_prints_is_no_answer(way: str, tmp_path: Path) -> None:
     with open(tmp_path / "log", "wb") as log:
         assert ask(("print", "a line"), ("say", "ready"), ("print", "more"), stderr=log.fileno()) == b"ready"
     until(lambda: (tmp_path / "log").read_text() == "a line\nmore\n", 5)
+
+
+def test_a_program_of_ours_is_copied_instead_of_loaded_anew(tmp_path: Path) -> None:
+    """And what it has opened, catches and is about to do is not done by the servers."""
+    code = (
+        "import atexit, fcntl, json, os, signal, sys, logging\nfrom bootseer.kernel import background\n"
+        "logging.basicConfig(format='of the program %(message)s')\n"
+        "lock = open(sys.argv[1], 'w'); os.set_inheritable(lock.fileno(), True); fcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); atexit.register(print, 'at the end')\n"
+        "server = background.program('support.echoserver')\n"
+        "background.lend()\n"
+        "with background.preloaded(server):\n"
+        "    (starter,) = open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
+        "    assert open(f'/proc/{starter}/cmdline').read() == open('/proc/self/cmdline').read()\n"
+        "    steps = [('tell', 'json'), ('print', 'to errors'), ('wait', sys.argv[2])]\n"
+        "    print(background.start(server, json.dumps(steps).encode(), seconds=20).decode(), flush=True)\n"
+        "assert not open(f'/proc/self/task/{os.getpid()}/children').read()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "lock"), str(tmp_path / "pid")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, cwd=tmp_path)
+    said, end = done.stdout.splitlines()
+    facts = json.loads(said)
+    assert end == b"at the end"
+    assert [fd for fd in facts["fds"] if fd > 4] == []
+    assert facts["pid"] != facts["group"] == facts["session"] != os.getsid(0)
+    until((tmp_path / "pid").exists, 5)
+    with open(tmp_path / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.kill(facts["pid"], signal.SIGTERM)
+    until(lambda: gone(facts["pid"]), 5)
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -71,7 +71,9 @@ def run(
 
     from bootseer import env
     from bootseer.errors import ConfigError
+    from bootseer.kernel import background
 
+    background.lend()
     if not target:
         raise mistake(f"name the folder that the command fills: bootseer env run --target DIR {shlex.join(command)}")
     if restore not in ("auto", "mount", "unpack"):

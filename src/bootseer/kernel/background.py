@@ -5,7 +5,7 @@ is nobody's child, and says one line (`Answer`) when it serves, or cannot. One w
 
 Most of the time until then goes to the loading of modules. So `preloaded` has one process load them for all servers
 that are about to be needed, while the caller finds out what these are to serve. That process has one thread and has
-opened nothing, and it forks each of them.
+opened nothing, and it forks each of them. It is forked itself from a caller that has said `lend`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from bootseer.errors import from_os_error
+from bootseer.kernel.child import Child, close_others
 from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,14 @@ def program(module: str) -> tuple[str, ...]:
 def _module(command: Sequence[str]) -> str | None:
     """What `program` was given, None for any other command."""
     return command[-1] if tuple(command) == program(command[-1]) else None
+
+
+def lend() -> None:
+    """Say that this process is a short program of ours, which a process that loads servers may be a copy of."""
+    _lenders.add(os.getpid())
+
+
+_lenders = set[int]()
 
 
 @contextlib.contextmanager
@@ -167,21 +176,48 @@ class _Order(msgspec.Struct):
 @contextlib.contextmanager
 def _starter(modules: Sequence[str]) -> Iterator[Starter]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours:
+    with ours, contextlib.ExitStack() as after:
         with theirs:
-            process = subprocess.Popen(
-                (*program(__name__), str(theirs.fileno()), *modules),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        try:
-            yield Starter(ours)
-        finally:
-            ours.close()
-            process.kill()  # its servers are not its children any more
-            _see_out(process)
+            if os.getpid() in _lenders and len(os.listdir("/proc/self/task")) == 1:
+                after.callback(Child("process that loads servers", lambda: _copied(theirs, modules)).end)
+            else:
+                process = subprocess.Popen(
+                    (*program(__name__), str(theirs.fileno()), *modules),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+                after.callback(_see_out, process)
+                after.callback(process.kill)
+        after.callback(ours.close)
+        yield Starter(ours)  # afterwards its servers are not its children any more
+
+
+def _copied(sock: socket.socket, modules: Sequence[str]) -> int:
+    """Be the process that forks servers, in a copy of its owner, of which nothing but modules and errors is used."""
+    os.setsid()
+    close_others(sock.fileno())
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(null, number)
+    os.close(null)
+    for caught in {one for one in signal.valid_signals() if callable(signal.getsignal(one))}:
+        signal.signal(caught, signal.SIG_DFL)
+    for handler in logging.getLogger().handlers[:]:
+        logging.getLogger().removeHandler(handler)
+    if not sys.flags.safe_path:
+        del sys.path[0]
+    _load_and_serve(sock, modules)
+    return 0
+
+
+def _load_and_serve(sock: socket.socket, modules: Sequence[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
+    gc.freeze()  # what is loaded is not looked through again, so that the servers share its memory
+    with contextlib.suppress(ConnectionError):  # the owner was killed
+        _serve(sock)
 
 
 class Starter:
@@ -315,8 +351,4 @@ class Answer:
 
 
 if __name__ == "__main__":
-    for _name in sys.argv[2:]:
-        importlib.import_module(_name)
-    gc.freeze()  # what is loaded is not looked through again, so that the servers share its memory
-    with contextlib.suppress(ConnectionError):  # the owner was killed
-        _serve(socket.socket(fileno=int(sys.argv[1])))
+    _load_and_serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
