@@ -175,15 +175,15 @@ def test_digests_of_large_files_are_remembered_while_they_are_as_they_were(
         return inputs.Digests(spec, node.config).of(str(path))
 
     first = digest()
-    assert not (Path(node.config.cache_dir) / "env-digests").exists()  # it may change in the same tick
+    assert not (Path(node.config.cache_dir) / "env-facts").exists()  # it may change in the same tick
     with monkeypatch.context() as patch:
         ahead = time.time() + 300
         patch.setattr(time, "time", lambda: ahead)
         assert digest() == first
-    assert not (Path(node.config.cache_dir) / "env-digests").exists()  # whatever this node's clock says
-    monkeypatch.setattr(inputs, "_SETTLED", -1.0)
+    assert not (Path(node.config.cache_dir) / "env-facts").exists()  # whatever this node's clock says
+    monkeypatch.setattr(remembered, "_SETTLED", -1.0)
     assert digest() == first
-    assert len(list((Path(node.config.cache_dir) / "env-digests").iterdir())) == 1
+    assert len(list((Path(node.config.cache_dir) / "env-facts").iterdir())) == 1
     with monkeypatch.context() as patch:
         patch.setattr("hashlib.file_digest", None)
         assert digest() == first

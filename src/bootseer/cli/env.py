@@ -108,7 +108,7 @@ def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:
 
     spec.check()
     place.check(spec.targets)
-    document = key.build(spec)
+    document = key.build(spec, config)
     unpacking = not capture.may_mount(spec)
     look = lookup.look(spec, document, config.store_url, config, unpacking=unpacking)
     shown = msgspec.to_builtins(document)

@@ -18,12 +18,12 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 import msgspec
 
 import bootseer
 from bootseer.config import Config
+from bootseer.env import remembered
 from bootseer.env.credentials import (
     holds_credentials,
     holds_password,
@@ -48,9 +48,6 @@ _SECONDS = 60.0
 _TEXT = 1 << 20
 _LARGE = 4 << 20
 """Digests of larger files, which are programs, are remembered on the node."""
-_SETTLED = 600.0
-"""Seconds after its last change from which on the state of a file tells its content: times are kept in ticks, and by
-the clock of the file's server, from which this node's may be off by minutes."""
 _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
 _SYSTEM += ["/var/lib", "/var/cache"]
 _SHARED_MEMORY = "/dev/shm/"
@@ -87,7 +84,7 @@ class Digests:
 
     def __init__(self, spec: EnvSpec, config: Config) -> None:
         self._spec = spec
-        self._memory = Path(config.cache_dir) / "env-digests"
+        self._config = config
         self._known: dict[str, str] = {}
         self._left = MAX_BYTES
         self._slow_left = MAX_SLOW
@@ -119,7 +116,7 @@ class Digests:
                     return self._of_text(os.path.basename(path), data) if len(data or b"") == info.st_size else "?"
                 if info.st_size <= _LARGE:
                     return hashlib.file_digest(file, "sha256").hexdigest()
-                return self._remembered(file, info)
+                return remembered.digest(self._config, fd)
             except OSError:
                 return "?"
 
@@ -129,19 +126,6 @@ class Digests:
             return hashlib.sha256(data).hexdigest()
         self._slow_left -= 1
         return slow_digest(data) if self._slow_left >= 0 else "?"
-
-    def _remembered(self, file: BinaryIO, info: os.stat_result) -> str:
-        state = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
-        note = self._memory / hashlib.sha256(repr(state).encode()).hexdigest()
-        with contextlib.suppress(OSError):
-            if re.fullmatch("[0-9a-f]{64}", text := note.read_text()):
-                return text
-        found = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-        if time.time() - max(info.st_mtime, info.st_ctime) > _SETTLED:
-            with contextlib.suppress(OSError):
-                self._memory.mkdir(parents=True, exist_ok=True)
-                note.write_text(found)
-        return found
 
     def difference(self, inputs: Observed) -> str:
         """What of ``inputs`` is here otherwise than there; empty when nothing is."""

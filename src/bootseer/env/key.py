@@ -6,7 +6,6 @@ The document (``docs/internals/snapshot.md``) travels with the snapshot, so that
 from __future__ import annotations
 
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from bootseer.config import Config
 from bootseer.env.canonical import sha256_of
 from bootseer.env.credentials import remove_from_command, remove_from_variable
 from bootseer.env.keyfile import FileInput, KeyFiles
@@ -88,15 +88,15 @@ def document_from(raw: object) -> KeyDocument:
     return document
 
 
-def build(spec: EnvSpec) -> KeyDocument:
-    """The document of ``spec`` on this node. Raises `ConfigError` for unusable key files and interpreters."""
+def build(spec: EnvSpec, config: Config | None = None) -> KeyDocument:
+    """The document of ``spec`` on this node, with what the node cache of ``config`` remembers of files. Raises `ConfigError` for unusable key files and interpreters."""
     contained = spec.contained
     return KeyDocument(
         targets=[target.path for target in spec.targets],
         command=remove_from_command(spec.command),
         cwd=spec.cwd if contained else os.path.realpath(spec.folder),
         mounts=_mounts(spec),
-        files=_files(spec),
+        files=_files(spec, config),
         env={
             name: None if (value := spec.env.get(name)) is None else remove_from_variable(name, value)
             for name in sorted(set(spec.key_env))
@@ -104,7 +104,7 @@ def build(spec: EnvSpec) -> KeyDocument:
         image=spec.image_digest,
         python=describe(find_python(spec)),
         libc="" if contained else _libc_version(),
-        machine=platform.machine(),
+        machine=os.uname().machine,
         salt=spec.salt,
     )
 
@@ -152,8 +152,8 @@ def _is_below(path: str, folder: str) -> bool:
     return (path.rstrip("/") + "/").startswith(folder.rstrip("/") + "/")
 
 
-def _files(spec: EnvSpec) -> dict[str, FileInput]:
-    files = KeyFiles(spec)
+def _files(spec: EnvSpec, config: Config | None) -> dict[str, FileInput]:
+    files = KeyFiles(spec, config)
     for given in spec.key_files:
         files.add(_document_name(given, files.found), spec.folder / given, required=True)
     # In a container the command's words name files of the container, not of this host.

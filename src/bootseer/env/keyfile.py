@@ -23,6 +23,8 @@ from typing import Any
 import msgspec
 
 from bootseer import folders
+from bootseer.config import Config
+from bootseer.env import remembered
 from bootseer.env.canonical import sha256_of
 from bootseer.env.credentials import holds_credentials, holds_password, redact, remove_credentials, slow_digest
 from bootseer.env.spec import EnvSpec, resolve_in
@@ -56,8 +58,9 @@ class FileInput(msgspec.Struct, frozen=True):
 class KeyFiles:
     """The files of ``spec`` as they come, by name: `add` for each that is named."""
 
-    def __init__(self, spec: EnvSpec) -> None:
+    def __init__(self, spec: EnvSpec, config: Config | None = None) -> None:
         self.found: dict[str, FileInput] = {}
+        self._config = config
         self._spec = spec
         self._left = _MOST
 
@@ -130,8 +133,7 @@ class KeyFiles:
         size = os.fstat(fd).st_size
         self._take(size)
         if size > _WHOLE:
-            with open(fd, "rb", closefd=False) as file:
-                return FileInput(hashlib.file_digest(file, "sha256").hexdigest(), size), ""
+            return FileInput(remembered.digest(self._config, fd), size), ""
         data = b""
         while more := os.read(fd, _WHOLE + 1 - len(data)):
             data += more
@@ -207,7 +209,7 @@ class KeyFiles:
             size = os.fstat(file.fileno()).st_size
             self._take(size)
             if size > _WHOLE:
-                return hashlib.file_digest(file, "sha256").hexdigest(), size
+                return remembered.digest(self._config, file.fileno()), size
             data = file.read(_WHOLE + 1)
         return slow_digest(data) if holds_password(name, data) else hashlib.sha256(data).hexdigest(), len(data)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import explain, key, manifest, place, quarantine, snapshots
+from bootseer.env import key, manifest, place, quarantine, snapshots
 from bootseer.env.inputs import Digests
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
@@ -154,6 +154,8 @@ def _quarantined(found: SnapshotManifest, config: Config) -> str:
 
 
 def _explained(store: Store, inputs: KeyDocument) -> str:
+    from bootseer.env import explain  # a hit needs none
+
     try:
         names = [info.key for info in store.list(manifest.index_prefix(inputs))][-_COMPARED:]
         earlier = []

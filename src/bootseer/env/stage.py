@@ -65,7 +65,7 @@ class _Stage:
             log.warning("the container's image is not known by a digest: no snapshot is used or made")
             return self.execution.run_plain("the container's image is not known by a digest", self.key)
         with self.timed("key"):
-            document = key.build(spec)
+            document = key.build(spec, self.config)
             self.key = document.key
         with contextlib.ExitStack() as stack:
             try:

@@ -32,6 +32,7 @@ _OPENAT2, _RENAME_NOREPLACE = 437, 1
 _TRIES = 1000
 _RESOLVE_IN_ROOT, _RESOLVE_BENEATH, _RESOLVE_NO_SYMLINKS, _RESOLVE_NO_MAGICLINKS = 0x10, 0x08, 0x04, 0x02
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
+_STATFS = struct.Struct("=q48xQ")
 _STATX = struct.Struct("=I24xH2xQQ32xqI4xqI4xqI4x8xII")
 
 
@@ -156,6 +157,14 @@ def statx(file: int | str) -> tuple[int, ...]:
     mask, mode, inode, size, bs, bn, cs, cn, ms, mn, major, minor = _STATX.unpack_from(data)
     born = bs * 10**9 + bn if mask & _STATX_BTIME else 0
     return mode, os.makedev(major, minor), inode, size, ms * 10**9 + mn, cs * 10**9 + cn, born
+
+
+def file_system(fd: int) -> tuple[int, int]:
+    """fstatfs(2): the kernel's numbers of the kind of file system, and of this one."""
+    data = ctypes.create_string_buffer(256)
+    _check(_libc.fstatfs64(fd, data), "fstatfs")
+    kind, number = _STATFS.unpack_from(data)
+    return kind, number
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -43,6 +42,8 @@ def merge(traces: Sequence[Trace], blocks: BlockMap) -> list[int]:
 def in_order(runs: Sequence[Mapping[int, int]], least: float) -> list[int]:
     """What at least the share ``least`` of the ``runs`` (item -> time of its first touch) touched, by the median of the
     first touches; what fewer than half of them touched comes after the rest."""
+    import statistics  # which loads fractions and random
+
     times: dict[int, list[int]] = {}
     for run in runs:
         for item, ms in run.items():
