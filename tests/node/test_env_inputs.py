@@ -19,7 +19,7 @@ import pytest
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, overlay, snapshots
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, overlay, remembered, snapshots
 from bootseer.kernel import mount as mounts
 from bootseer.kernel import opens as lib_opens
 from bootseer.kernel.opens import Opens

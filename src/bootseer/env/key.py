@@ -5,9 +5,11 @@ The document (``docs/internals/snapshot.md``) travels with the snapshot, so that
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.config import Config
+from bootseer.env import remembered
 from bootseer.env.canonical import sha256_of
 from bootseer.env.credentials import remove_from_command, remove_from_variable
 from bootseer.env.keyfile import FileInput, KeyFiles
@@ -89,7 +92,8 @@ def document_from(raw: object) -> KeyDocument:
 
 
 def build(spec: EnvSpec, config: Config | None = None) -> KeyDocument:
-    """The document of ``spec`` on this node, with what the node cache of ``config`` remembers of files. Raises `ConfigError` for unusable key files and interpreters."""
+    """The document of ``spec`` on this node, with what the node cache of ``config`` remembers of files. Raises
+    `ConfigError` for unusable key files and interpreters."""
     contained = spec.contained
     return KeyDocument(
         targets=[target.path for target in spec.targets],
@@ -102,7 +106,7 @@ def build(spec: EnvSpec, config: Config | None = None) -> KeyDocument:
             for name in sorted(set(spec.key_env))
         },
         image=spec.image_digest,
-        python=describe(find_python(spec)),
+        python=describe(find_python(spec), config),
         libc="" if contained else _libc_version(),
         machine=os.uname().machine,
         salt=spec.salt,
@@ -116,18 +120,30 @@ def find_python(spec: EnvSpec) -> str:
     return shutil.which("python3", path=spec.env.get("PATH", os.defpath)) or ""
 
 
-def describe(python: str) -> PythonInfo:
-    """Facts of the interpreter ``python``, asked from itself (10-20 ms). Raises `ConfigError` when it does not run."""
+def describe(python: str, config: Config | None = None) -> PythonInfo:
+    """Facts of the interpreter ``python``, asked from itself (10-20 ms), or remembered of the program that it is (not
+    of a script that chooses one). Raises `ConfigError` when it does not run."""
     if not python:
         return PythonInfo()
     if os.path.realpath(python) == os.path.realpath(sys.executable):
         soabi = EXTENSION_SUFFIXES[0].strip(".").rpartition(".so")[0]
         return PythonInfo(sys.implementation.name, "{}.{}.{}".format(*sys.version_info), soabi)
-    try:
+
+    def ask() -> str:
         done = subprocess.run([python, "-I", "-S", "-c", _ASK], capture_output=True, text=True, timeout=30, check=True)
-        return PythonInfo(*done.stdout.rstrip("\n").split(" "))
+        return done.stdout.rstrip("\n")
+
+    fd = -1
+    try:
+        with contextlib.suppress(OSError):
+            fd = os.open(python, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        is_program = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, 4, 0) == b"\x7fELF"
+        return PythonInfo(*(remembered.fact(config, fd, "python", ask) if is_program else ask()).split(" "))
     except (OSError, subprocess.SubprocessError, ValueError, TypeError) as exc:
         raise ConfigError(f"cannot ask the interpreter {python} for its version: {exc}") from None
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def _libc_version() -> str:

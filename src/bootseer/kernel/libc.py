@@ -162,7 +162,7 @@ def statx(file: int | str) -> tuple[int, ...]:
 def file_system(fd: int) -> tuple[int, int]:
     """fstatfs(2): the kernel's numbers of the kind of file system, and of this one."""
     data = ctypes.create_string_buffer(256)
-    _check(_libc.fstatfs64(fd, data), "fstatfs")
+    _check(_libc.fstatfs(fd, data), "fstatfs")
     kind, number = _STATFS.unpack_from(data)
     return kind, number
 

@@ -1,0 +1,114 @@
+"""Remembered facts of files: told while the file is as it was, and found out anew else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootseer.config import Config
+from bootseer.env import EnvSpec, Target, key, remembered
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(cache_dir=str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files are as they were for long."""
+    monkeypatch.setattr(remembered, "_SETTLED", -1.0)
+
+
+def digest(config: Config, path: Path) -> str:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return remembered.digest(config, fd)
+    finally:
+        os.close(fd)
+
+
+def notes(config: Config) -> list[Path]:
+    return [*Path(config.cache_dir).glob("env-facts/*")]
+
+
+@pytest.mark.usefixtures("old")
+def test_a_program_is_hashed_once(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "uv").write_bytes(b"\0" * (17 << 20))
+    spec = EnvSpec(targets=(Target(str(tmp_path / "t")),), command=(str(tmp_path / "uv"),))
+    first = key.build(spec, config).key
+    with monkeypatch.context() as patch:
+        patch.setattr(hashlib, "file_digest", None)
+        assert key.build(spec, config).key == first
+    os.utime(tmp_path / "uv")
+    (tmp_path / "uv").write_bytes(b"\1" * (17 << 20))
+    assert key.build(spec, config).key != first
+    assert key.build(spec).key == key.build(spec, config).key
+
+
+@pytest.mark.usefixtures("old")
+def test_an_interpreter_is_asked_once_and_a_script_that_chooses_one_each_time(config: Config, tmp_path: Path) -> None:
+    other = next((path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if os.path.exists(path)), "")
+    if not other or os.path.realpath(other) == os.path.realpath(sys.executable):
+        pytest.skip("there is one interpreter")
+    found = key.describe(other, config)
+    assert found == key.describe(other)
+    (note,) = notes(config)
+    note.write_text(note.read_text().replace(found.version, "9.9.9"))
+    assert key.describe(other, config).version == "9.9.9"
+    script = tmp_path / "python3"
+    script.write_text(f'#!/bin/sh\nexec {other} "$@"\n')
+    script.chmod(0o755)
+    assert key.describe(str(script), config) == found
+    assert len(notes(config)) == 1
+
+
+def test_a_file_that_may_change_in_the_same_tick_is_not_remembered(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    assert digest(config, tmp_path / "f") == hashlib.sha256(b"x").hexdigest()
+    assert notes(config) == []
+
+
+@pytest.mark.usefixtures("old")
+def test_where_others_choose_the_times_nothing_is_remembered(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_text("x")
+    for kind in (0xE0F5E1E2, 0x65735546, 0x794C7630, 0x73717368):  # EROFS, FUSE, overlayfs, squashfs
+        monkeypatch.setattr("bootseer.kernel.libc.file_system", lambda fd, kind=kind: (kind, 1))
+        digest(config, tmp_path / "f")
+    assert notes(config) == []
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize("text", ["", "x", "{name}\n", "{name}\nwrong", "\n\n", "0\nwrong\n"])
+def test_a_torn_note_says_nothing(config: Config, tmp_path: Path, text: str) -> None:
+    (tmp_path / "f").write_text("x")
+    first = digest(config, tmp_path / "f")
+    (note,) = notes(config)
+    note.write_text(text.format(name=note.read_text().split("\n")[0]))
+    assert digest(config, tmp_path / "f") == first
+
+
+@pytest.mark.usefixtures("old")
+def test_what_others_can_write_is_not_believed(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    first = digest(config, tmp_path / "f")
+    (note,) = notes(config)
+    note.write_text(note.read_text().replace(first, "0" * 64))
+    assert digest(config, tmp_path / "f") == "0" * 64
+    note.parent.chmod(0o777)
+    assert digest(config, tmp_path / "f") == first
+
+
+@pytest.mark.usefixtures("old")
+def test_the_notes_are_bounded(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remembered, "_DIGITS", 1)
+    for number in range(64):
+        (tmp_path / "f").write_text(f"{number}")
+        digest(config, tmp_path / "f")
+    assert len(notes(config)) <= 16
