@@ -148,18 +148,12 @@ class RateLimitedStore(CheckedStore):
 
     def __init__(self, inner: Store, *, rate: float, latency: float = 0.0) -> None:
         super().__init__(inner)
-        self.bytes = 0
-        """Bytes that passed the link so far."""
-        self.requests = 0
         self._rate = rate
         self._latency = latency
         self._lock = threading.Lock()
         self._free = 0.0
 
     def _pass(self, length: int) -> None:
-        with self._lock:
-            self.requests += 1
-            self.bytes += length
         time.sleep(self._latency)
         # In slices, so that a small request among large ones gets its share of the link, as with TCP.
         while length > 0:
