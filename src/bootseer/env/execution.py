@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, place, pyc
+from bootseer.env import capture, inputs, key, leads, place, pyc
 from bootseer.env.inputs import Observed
 from bootseer.env.layer import read_layer
 from bootseer.env.lookup import Lookup
@@ -108,11 +110,13 @@ class _Attempt:
         self._look, self._lead, self._catch, self._base, self._put = look, lead, catch, base, publish
         self._observer = inputs.Observer(execution.spec, execution.config)
         self._inputs = Observed(unobserved="")
+        self._began = 0
         self._result: list[str] | None = None
         """Fingerprint of each target after the command; None when there can be no snapshot."""
 
     def run(self) -> int:
         """The command's exit code; when it cannot even be run, or is interrupted, the overlays are taken down."""
+        self._began = time.clock_gettime_ns(inputs.CLOCK_REALTIME_COARSE)
         try:
             with self._timed("command"), self._observer:
                 return self._command()
@@ -185,11 +189,19 @@ class _Attempt:
                 path, what = content.secrets[0]
                 log.warning("not published: %s in %s (%d in all)", what, path, len(content.secrets))
                 return False, f"not published: {what} in {path}"
+            found = leads.added(
+                self._spec,
+                self._config,
+                self._inputs,
+                content.entries,
+                lambda name, most: _head(layers / name, most),
+                self._began,
+            )
             with self._timed("publish"):
                 done = self._put(
                     self._look.store,
                     self._look,
-                    self._inputs,
+                    found,
                     layers,
                     content.entries,
                     work=self._catch.work,
@@ -203,6 +215,11 @@ class _Attempt:
             log.warning("the snapshot was not published: %s", exc)
             return False, f"not published: {exc}"
         return done, "" if done else "not published: there is a snapshot of this key already"
+
+
+def _head(path: Path, most: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(most)
 
 
 def hit(reason: str, found: Observed) -> str:

@@ -60,7 +60,7 @@ _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap",
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
 _SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
-_CLOCK_REALTIME_COARSE = 5
+CLOCK_REALTIME_COARSE = 5
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -70,11 +70,14 @@ class Observed(msgspec.Struct, frozen=True):
     folders: dict[str, list[str]] = {}
     """The source files in each folder of a project that the command listed: another one there is another input."""
     unobserved: str = ""
+    leads: dict[str, tuple[str, str]] = {}
+    """Path -> what must be there (a digest, or a kind), and which file of the result leads to it (`leads`)."""
 
     @property
     def name(self) -> str:
         """Names the inputs in the store: 64 hex digits."""
         known = [sorted(self.files.items()), sorted(self.folders.items()), bool(self.unobserved)]
+        known += [sorted((path, wanted) for path, (wanted, _) in self.leads.items())] if self.leads else []
         return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
 
 
@@ -325,7 +328,7 @@ def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
 def _next_tick() -> int:
     """A time (ns) that no file made before has, and every file made from now on has at least: clocks of file systems
     move in ticks."""
-    before = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
-    while (now := time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)) == before:
+    before = time.clock_gettime_ns(CLOCK_REALTIME_COARSE)
+    while (now := time.clock_gettime_ns(CLOCK_REALTIME_COARSE)) == before:
         time.sleep(0.001)
     return now

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import key, manifest, place, quarantine, snapshots
+from bootseer.env import key, leads, manifest, place, quarantine, snapshots
 from bootseer.env.inputs import Digests
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
@@ -83,7 +83,7 @@ def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacki
         if found.inputs.unobserved and out.nearest:
             break  # others of this key, whose inputs are known, do not fit: this one need not either
         try:
-            reason = digests.difference(found.inputs)
+            reason = leads.difference(spec, digests, found.inputs)
             if not reason:
                 if not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
                     out.found, out.nearest, out.reason, out.absent = found, None, "", False

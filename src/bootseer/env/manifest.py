@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from bootseer.env import leads
 from bootseer.env.canonical import canonical, sha256_of
 from bootseer.env.inputs import Observed, check_names
 from bootseer.env.key import KeyDocument, document_from
@@ -131,6 +132,7 @@ def decode(data: bytes, name: str) -> SnapshotManifest:
         raise DataError(f"manifest of snapshot {key[:12]} contradicts itself", hint="it is not used")
     try:
         check_names(found.inputs)
+        leads.check(found.inputs)
     except DataError as exc:
         raise DataError(f"snapshot {key[:12]} is not used: {exc.message}") from None
     return found

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, lookup, overlay, place, quarantine, snapshots
+from bootseer.env import capture, inputs, key, leads, lookup, overlay, place, quarantine, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.execution import Execution, hit
 from bootseer.env.key import KeyDocument
@@ -132,7 +132,7 @@ class _Stage:
         for group in overlay.groups_on(hosts, Path(self.config.state_dir), spec.caller):
             record, who, untouched = group.record, group.in_use, group.untouched
             same = record.key == self.key and record.targets == list(spec.targets)
-            if same and (reason := inputs.Digests(spec, self.config).difference(record.inputs)):
+            if same and (reason := leads.difference(spec, inputs.Digests(spec, self.config), record.inputs)):
                 log.info("%s", reason)
                 same = False
             if same and group.intact and (untouched or (who and record.marks)):

@@ -1,0 +1,178 @@
+"""Leads: what a result names outside of the targets, and needs there: the other end of a link, the interpreter of a
+script or a virtual environment, the folder of a ``.pth`` file or of an editable install.
+
+A snapshot holds the name alone, so that what it leads to is an input: a file must be there with the same content. A
+folder must be there, with the programs and modules in it that the command wrote; the rest of it is the node's own, as
+with the command. In a container's image it must be there, for which the image's digest stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bootseer.config import Config
+from bootseer.env.inputs import MAX_FILES, Digests, Observed
+from bootseer.env.inventory import Entry
+from bootseer.env.spec import EnvSpec, resolve_in
+from bootseer.errors import ConfigError, DataError
+from bootseer.wiretypes import json_as
+
+FILE, FOLDER = "file", "folder"
+"""Instead of a digest: of which kind it must be."""
+_HEAD = 64 << 10
+_SHEBANG = re.compile(rb"#!/bin/sh\n'''exec' \"?(/[^\"\n]+?)\"? \"\$0\"|#![ \t]*(/\S+)")
+_SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/etc/")
+_EVERYWHERE = ("/proc/", "/sys/", "/dev/")
+_HOME = re.compile(rb"(?m)^home[ \t]*=[ \t]*(/[^\n]*?)[ \t]*$")
+_OF_TOOLS = re.compile(r"\.egg-info$|^(?:__pycache__|\.git|node_modules)$")
+_LOADED = re.compile(r"\.(?:py|pth|js|mjs|cjs|node)$|\.so\b")
+_LISTED = 10_000
+"""Entries of a folder among which those are looked for that the command wrote."""
+
+
+def added(
+    spec: EnvSpec,
+    config: Config,
+    known: Observed,
+    entries: Iterable[Entry],
+    read: Callable[[str, int], bytes],
+    since: int,
+) -> Observed:
+    """``known`` with the leads out of ``entries``, of whose files ``read`` gives the first bytes; ``since``: when the
+    command began (ns). Raises `DataError` for what another node cannot have, `OSError`."""
+    digests, found = Digests(spec, config), dict[str, tuple[str, str]]()
+    for by, path, is_link in sorted(set(_named(spec, entries, read))):
+        if path not in found or found[path][0] == FILE:
+            found.update((name, (wanted, by)) for name, wanted in _needs(spec, digests, by, path, is_link, since))
+        if len(found) > MAX_FILES:
+            raise DataError(f"its files lead to more than {MAX_FILES} outside of the targets, such as {by} to {path}")
+    return Observed(known.files, known.folders, known.unobserved, found)
+
+
+def check(inputs: Observed) -> None:
+    """Raise `DataError` for leads that are never published."""
+    for path, (wanted, by) in inputs.leads.items():
+        plain = all(os.path.isabs(one) and os.path.normpath(one) == one and one.isprintable() for one in (path, by))
+        if not plain or path.startswith(_EVERYWHERE) or not re.fullmatch(f"{FILE}|{FOLDER}|[0-9a-f]{{64}}", wanted):
+            raise DataError("its leads have bad names")
+    if len(inputs.leads) > MAX_FILES:
+        raise DataError(f"its leads are more than {MAX_FILES}")
+
+
+def difference(spec: EnvSpec, digests: Digests, inputs: Observed) -> str:
+    """What of ``inputs`` is here otherwise than there; empty when nothing is."""
+    if reason := digests.difference(inputs):
+        return reason
+    for path, (wanted, by) in sorted(inputs.leads.items()):
+        with contextlib.suppress(OSError, ValueError, ConfigError):
+            mode = os.stat(_host(spec, path)).st_mode
+            kind = FOLDER if stat.S_ISDIR(mode) else FILE
+            if wanted == kind or (kind == FILE and digests.of(path) == wanted):
+                continue
+            return f"{by} leads to {path}, which is another one here"
+        return f"{by} leads to {path}, which is not here"
+    return ""
+
+
+def _named(
+    spec: EnvSpec, entries: Iterable[Entry], read: Callable[[str, int], bytes]
+) -> Iterator[tuple[str, str, bool]]:
+    """(path of an entry, what it names, whether it is a link), as the job sees them."""
+    places = [os.path.realpath(one.host) if not spec.contained else one.path for one in spec.targets]
+    inside = tuple(f"{path.rstrip('/')}/" for path in (*places, *(target.path for target in spec.targets)))
+    for entry in entries:
+        if entry.kind == "l":
+            texts = [entry.data]
+        elif entry.kind == "f":
+            texts = [os.fsdecode(text) for text in _texts(entry, read)]
+        else:
+            continue
+        shown = os.path.join(spec.targets[entry.target].path, entry.inner)
+        for text in texts:
+            path = os.path.normpath(os.path.join(places[entry.target], os.path.dirname(entry.inner), text))
+            if not f"{path}/".startswith(inside + _EVERYWHERE) and "\0" not in path:
+                yield shown, path, entry.kind == "l"
+
+
+def _texts(entry: Entry, read: Callable[[str, int], bytes]) -> list[bytes]:
+    name = os.path.basename(entry.path)
+    if name.endswith((".pth", ".egg-link")):
+        lines = [line.strip() for line in read(entry.path, _HEAD).splitlines()]
+        return [line for line in lines if line.startswith((b"/", b".."))]
+    if name == "direct_url.json":
+        with contextlib.suppress(ValueError, AttributeError):
+            found = json_as(read(entry.path, _HEAD), dict[str, Any])
+            url = urllib.parse.urlsplit(str(found.get("url")))
+            if url.scheme == "file" and (found.get("dir_info") or {}).get("editable"):
+                return [os.fsencode(urllib.parse.unquote(url.path))]
+        return []
+    if name == "pyvenv.cfg":
+        return _HOME.findall(read(entry.path, _HEAD))
+    if entry.mode & 0o111 and (first := _SHEBANG.match(read(entry.path, 512))):
+        return [program for program in first.groups() if program]
+    return []
+
+
+def _needs(spec: EnvSpec, digests: Digests, by: str, path: str, is_link: bool, since: int) -> Iterator[tuple[str, str]]:
+    """(name, what must be there) of what ``path`` leads to. Nothing when it leads nowhere here, either."""
+    if not (by + path).isprintable():
+        raise DataError(f"{by!a} leads to {path!a}, which is no plain name")
+    host = _host(spec, path)
+    in_image = spec.contained and not spec.on_host(path)
+    try:
+        status = os.stat(host)
+    except OSError:
+        if in_image and os.geteuid() and spec.rootfs:
+            raise DataError(
+                f"{by} leads to {path}, which ends with the command: make its folder a target, too"
+            ) from None
+        return
+    if in_image and status.st_ctime_ns >= since:
+        raise DataError(f"{by} leads to {path}, which the command made: make its folder a target, too")
+    if stat.S_ISDIR(status.st_mode):
+        yield path, FOLDER
+        for inner in () if in_image else _written(spec, host, since):
+            yield (name := os.path.join(path, inner)), _digest(digests, name)
+    elif stat.S_ISREG(status.st_mode):
+        # Of the shell of a script any version of the system does.
+        any_does = path.startswith(_SYSTEM) and not is_link and not os.path.basename(path).startswith("py")
+        yield path, FILE if in_image or any_does else _digest(digests, path)
+
+
+def _digest(digests: Digests, path: str) -> str:
+    return FILE if (found := digests.of(path)) in ("", "?") else found
+
+
+def _written(spec: EnvSpec, folder: Path, since: int) -> Iterator[str]:
+    """What the command wrote below ``folder``, outside of the targets, that is run or loaded."""
+    targets = {os.path.realpath(target.host) for target in spec.targets}
+    seen, todo = 0, [""]
+    while todo and seen < _LISTED:
+        inner = todo.pop()
+        with contextlib.suppress(OSError), os.scandir(folder / inner) as items:
+            for item in items:
+                seen += 1
+                path = os.path.join(inner, item.name)
+                if item.is_dir(follow_symlinks=False):
+                    if not _OF_TOOLS.search(item.name) and os.path.realpath(item.path) not in targets:
+                        todo.append(path)
+                elif item.is_file(follow_symlinks=False):
+                    status = item.stat(follow_symlinks=False)
+                    if status.st_ctime_ns >= since and (status.st_mode & 0o111 or _LOADED.search(item.name)):
+                        yield path
+
+
+def _host(spec: EnvSpec, path: str) -> Path:
+    """Where ``path``, as the job sees it, lies on this host; links of a container are followed in what it sees."""
+    if not spec.contained:
+        return Path(path)
+    root = spec.root_of(spec.on_host(path)) if spec.on_host(path) else spec.rootfs
+    inner = os.path.relpath(spec.on_host(path), root) if spec.on_host(path) else path
+    return resolve_in(Path(root), inner) if root else Path(path)

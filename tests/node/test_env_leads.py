@@ -1,0 +1,182 @@
+"""What a result names outside of the targets: there with the same content, or a miss that names the link."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer import env
+from bootseer.config import Config
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, leads, overlay, snapshots
+from bootseer.env.inputs import Observed
+from bootseer.env.inventory import Entry
+from bootseer.errors import DataError
+from bootseer.objects.folder import FolderStore
+
+RAN, RESTORED = Outcome.RAN_AND_PUBLISHED, (Outcome.RESTORED_MOUNT, Outcome.RESTORED_UNPACK)
+
+
+class Place:
+    """The target ``env``, and the folder ``out`` that results lead to; each `run` is a node's first."""
+
+    def __init__(self, root: Path, restore: str) -> None:
+        self.root, self.restore = root, restore
+        self.out, self.target = root / "out", root / "env"
+        self.nodes = 0
+        self.out.mkdir()
+        (self.out / "program").write_text("1\n")
+
+    def run(self, script: str) -> EnvResult:
+        self.release()
+        self.nodes += 1
+        node = self.root / f"node-{self.nodes}"
+        config = Config(cache_dir=str(node / "cache"), state_dir=str(node / "state"))
+        command = ("sh", "-ec", script)
+        spec = EnvSpec(targets=(Target(str(self.target)),), command=command, cwd=str(self.root), restore=self.restore)  # type: ignore[arg-type]
+        return env.run(
+            spec,
+            lambda: subprocess.run(command, cwd=self.root, check=False).returncode,
+            store_url=str(self.root / "store"),
+            config=config,
+        )
+
+    def release(self) -> None:
+        for group in overlay.groups(self.root / f"node-{self.nodes}" / "state")[::-1]:
+            group.unmount()
+        shutil.rmtree(self.target, ignore_errors=True)
+
+    def leads(self) -> list[dict[str, tuple[str, str]]]:
+        store = FolderStore(self.root / "store")
+        return [snapshots.load(store, name).inputs.leads for name in snapshots.names(store)]
+
+
+@pytest.fixture(params=["mount", "unpack"])
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    made = Place(tmp_path, request.param)
+    yield made
+    made.release()
+
+
+FILES = {
+    "absolute link": ("link", "ln -s $PWD/out/program env/link"),
+    "relative link": ("lib/x/link", "mkdir -p env/lib/x; ln -s ../../../out/program env/lib/x/link"),
+    "chain": ("a", "ln -s b env/a; ln -s $PWD/out/link env/b; ln -sfn program out/link"),
+    "shebang": ("bin/x", "mkdir env/bin; printf '#!%s/out/program -E\\n' $PWD > env/bin/x; chmod +x env/bin/x"),
+    "long shebang": (
+        "bin/x",
+        "mkdir env/bin; cat >env/bin/x <<X; chmod +x env/bin/x"
+        "\n#!/bin/sh\n'''exec' $PWD/out/program \"\\$0\" \"\\$@\"\n' '''\nX",
+    ),
+}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_outside_must_be_there_with_the_same_content(place: Place, kind: str) -> None:
+    name, script = FILES[kind]
+    script = f"mkdir -p env; {script}"
+    assert place.run(script).outcome is RAN
+    assert place.run(script).outcome in RESTORED
+    (place.out / "program").write_text("2\n")
+    changed = place.run(script)
+    says = (f"{place.target / name} leads to", "which is another one here")
+    if kind == "chain":
+        says = (f"{place.target / 'b'} leads to", says[1])
+    assert changed.outcome is RAN
+    assert all(text in changed.reason for text in says), changed.reason
+    assert place.run(script).outcome in RESTORED  # each has its snapshot
+    (place.out / "program").rename(place.root / "gone")
+    lost = place.run(script)
+    assert lost.outcome is RAN
+    assert "which is not here" in lost.reason
+
+
+FOLDERS = {
+    "link": ("data", "ln -s $PWD/out env/data"),
+    "pth": ("x.pth", "printf 'import os\\n# no\\n%s/out\\n' $PWD > env/x.pth"),
+    "editable": (
+        "p-1.dist-info/direct_url.json",
+        'mkdir env/p-1.dist-info; printf \'{"url":"file://%s/out","dir_info":{"editable":true}}\' $PWD'
+        " > env/p-1.dist-info/direct_url.json",
+    ),
+    "venv": ("pyvenv.cfg", "printf 'home = %s/out\\nversion = 3\\n' $PWD > env/pyvenv.cfg"),
+    "egg-link": ("p.egg-link", "printf '%s/out\\n.' $PWD > env/p.egg-link"),
+}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_of_a_folder_outside_what_the_command_wrote_must_be_there(place: Place, kind: str) -> None:
+    name, script = FOLDERS[kind]
+    (place.out / "source.py").write_text("a = 1\n")
+    script = f"mkdir -p env; echo 1 > out/made.so; echo log > out/log; {script}"
+    assert place.run(script).outcome is RAN
+    (place.out / "source.py").write_text("a = 2\n")
+    (place.out / "log").unlink()
+    assert place.run(script).outcome in RESTORED
+    (place.out / "made.so").unlink()
+    lost = place.run(script)
+    assert f"{place.target / name} leads to {place.out}/made.so, which is not here" in lost.reason
+
+
+@pytest.mark.root
+def test_what_leads_nowhere_or_into_the_targets_needs_nothing(place: Place) -> None:
+    script = """mkdir -p env/lib; cd env; echo 1 > lib/a; ln -s lib lib64; ln -s ../lib64/a lib/b; ln -s $PWD/lib/a abs
+    ln -s /nonexistent/x dangling; ln -s /dev/null null; ln a hard 2>/dev/null || ln lib/a hard
+    printf '#!%s/lib/a\\n' $PWD > run; chmod +x run; printf '/nonexistent\\nlib\\n' > x.pth"""
+    assert place.run(script).outcome is RAN
+    assert place.leads() == [{}]
+    assert place.run(script).outcome in RESTORED
+
+
+@pytest.mark.root
+def test_links_into_the_system_fit_where_they_are_equal(place: Place) -> None:
+    """A venv on the system's Python, with scripts for its shell."""
+    script = f"{sys.executable} -m venv --without-pip env; printf '#!/bin/sh\\n' > env/bin/x; chmod +x env/bin/x"
+    assert place.run(script).outcome is RAN
+    (found,) = place.leads()
+    assert found["/bin/sh"] == (leads.FILE, str(place.target / "bin/x"))
+    assert all(len(wanted) == 64 for path, (wanted, _) in found.items() if "bin/python" in path)
+    assert len(found) >= 3
+    assert place.run(script).outcome in RESTORED
+    done = subprocess.run(
+        [place.target / "bin/python", "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True
+    )
+    assert done.stdout == f"{place.target}\n"
+
+
+def test_in_a_container_what_the_command_made_outside_of_the_targets_is_not_there_elsewhere(tmp_path: Path) -> None:
+    rootfs, shown = tmp_path / "rootfs", tmp_path / "shown"
+    (rootfs / "usr/bin").mkdir(parents=True)
+    (rootfs / "usr/bin/python3").write_text("x")
+    (rootfs / "bin").symlink_to("/usr/bin")
+    shown.mkdir()
+    (shown / "config").write_text("1\n")
+    began = os.stat(rootfs / "usr/bin/python3").st_ctime_ns + 1
+    spec = EnvSpec(
+        targets=(Target("/opt/env", str(rootfs / "opt/env"), str(rootfs)),), command=("x",), image_digest="sha256:1",
+        rootfs=str(rootfs), mounts=((str(shown), "/job"),),
+    )  # fmt: skip
+    config = Config(cache_dir=str(tmp_path / "cache"))
+
+    def added(*links: str) -> Observed:
+        entries = [Entry(f"0/{number}", "l", 0o777, 0, 0, 0, 0, text) for number, text in enumerate(links)]
+        return leads.added(spec, config, Observed(), entries, lambda *_: b"", began)
+
+    known = (
+        added("/bin/python3", "/job/config", "/lib", "../../nowhere") if os.geteuid() == 0 else added("/bin/python3")
+    )
+    assert set(known.leads) >= {"/bin/python3"}
+    assert known.leads["/bin/python3"] == (leads.FILE, "/opt/env/0")
+    if os.geteuid() == 0:
+        assert len(known.leads["/job/config"][0]) == 64
+        assert len(known.leads) == 2
+    os.utime(rootfs / "usr/bin/python3")
+    with pytest.raises(DataError, match="the command made"):
+        added("/bin/python3")
