@@ -162,6 +162,14 @@ def test_the_other_node_sees_exactly_what_the_command_made(one: Node, two: Node,
     ]  # fmt: skip
 
 
+def test_what_was_verified_block_by_block_is_not_read_again(
+    one: Node, two: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one.run(fill)
+    monkeypatch.setattr("bootseer.env.layer.blake3", None)
+    assert two.run(fill, restore="unpack").outcome is Outcome.RESTORED_UNPACK
+
+
 def test_a_restored_target_is_writable_and_its_base_untouched(one: Node, two: Node) -> None:
     for node in (one, two):
         base(node.host)

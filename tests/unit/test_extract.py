@@ -12,9 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -133,6 +134,20 @@ def test_everything_comes_out(site: Site) -> None:
     sparse = os.stat(site.folder / "plain" / "sparse")
     assert sparse.st_blocks * 512 < 1 << 20
     assert os.stat(site.folder / "plain" / "zeros").st_blocks * 512 < 100_000
+
+
+def test_a_small_file_is_opened_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, real = Counter[bytes](), os.open
+
+    def counted(path: Any, *args: Any, **more: Any) -> int:
+        opened[os.fsencode(path) if not isinstance(path, int) else b""] += 1
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", counted)
+    extract(site.store, site.digest, site.folder / "plain")
+    of_files = {path: count for path, count in opened.items() if b"/.bootseer-extract-" in path and path[-1:].isdigit()}
+    assert len(of_files) > 50
+    assert sum(count > 1 for count in of_files.values()) <= 3  # those of several blocks
 
 
 def test_into_a_folder_with_things_in_it(site: Site) -> None:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from blake3 import blake3
 
@@ -78,15 +78,15 @@ def check_unchanged(root: Path, entries: Sequence[Entry]) -> None:
 
     Raises `DataError` for the first difference: somebody writes there, so nothing read meanwhile can be relied upon.
     """
-    if path := first_difference(root, entries, content=False):
+    if path := first_difference(root, entries, "state"):
         raise DataError(f"{path.partition('/')[2] or 'a target'} changed while it was captured")
 
 
-def first_difference(root: Path, entries: Sequence[Entry], *, content: bool) -> str:
+def first_difference(root: Path, entries: Sequence[Entry], what: Literal["state", "shape", "content"]) -> str:
     """The path of the first entry that ``root`` does not hold as ``entries`` say; empty when it holds them all.
 
-    Compared are kinds, the names in each directory, the text of links and sizes; with ``content`` what files hold and
-    which of them are one file, without it modes, owners and times.
+    Compared are kinds, the names in each directory, the text of links and sizes. The ``state`` has modes, owners and
+    times too; the ``shape`` which files are one file; the ``content`` has, beside the shape, what files hold.
     """
     names: dict[str, set[str]] = {"": set()}
     for entry in entries:
@@ -96,30 +96,31 @@ def first_difference(root: Path, entries: Sequence[Entry], *, content: bool) -> 
         return "."
     for entry in entries:
         try:
-            if not _is_same(root, entry, names.get(entry.path, set()), content):
+            if not _is_same(root, entry, names.get(entry.path, set()), what):
                 return entry.path
         except FileNotFoundError:
             return entry.path
     return ""
 
 
-def _is_same(root: Path, entry: Entry, names: set[str], content: bool) -> bool:
-    path = root / entry.path
+def _is_same(root: Path, entry: Entry, names: set[str], what: str) -> bool:
+    path = f"{root}/{entry.path}"
     info = os.lstat(path)
     if stat.S_IFMT(info.st_mode) != _TYPES[entry.kind]:
         return False
-    attributes = (stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns)
-    if not content and attributes != (entry.mode, entry.uid, entry.gid, entry.mtime_ns):
-        return False
+    if what == "state":
+        attributes = (stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, info.st_mtime_ns)
+        if attributes != (entry.mode, entry.uid, entry.gid, entry.mtime_ns):
+            return False
     if entry.kind in ("d", "o"):
         return set(os.listdir(path)) == names
     if entry.kind == "l":
         return os.readlink(path) == entry.data
     if entry.kind == "w":
         return info.st_rdev == 0
-    if entry.kind == "h" and content:
+    if entry.kind == "h" and what != "state":
         return os.path.samestat(info, os.lstat(root / entry.data))
-    if info.st_size != entry.size or not content:
+    if info.st_size != entry.size or what != "content":
         return info.st_size == entry.size
     with open(path, "rb") as file:
         return bool(hashlib.file_digest(file, blake3).hexdigest() == entry.data)  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
 """Unpack restore: a snapshot written into the targets where mounting is not allowed.
 
-Everything is extracted beside the target, checked against the inventory (hash of each file), and only then moved in by
-rename: new inodes always, so nothing is ever written through a hard link of a package cache, and nothing of a damaged
-snapshot gets in. `bootseer.blocks.extract.attributes` decides on modes, `give_owners` on owners. The target itself
-stays whose it is.
+Everything is extracted beside the target, block by verified block, compared with the inventory, and only then moved in
+by rename: new inodes always, so nothing is ever written through a hard link of a package cache, and nothing of a
+damaged snapshot gets in. `bootseer.blocks.extract.attributes` decides on modes, `give_owners` on owners. The target
+itself stays whose it is.
 
 What is replaced is kept in a folder ``.bootseer-restore-*`` beside the target (in it, when it is a mount of its own)
 until all is in place, with a journal that is written before each step. A restore that was killed is taken back by
@@ -22,6 +22,7 @@ import stat
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from bootseer import faults, folders
 from bootseer.blocks import tree
@@ -52,7 +53,7 @@ def unpack(store: Store, found: SnapshotManifest, entries: list[Entry], targets:
         undo = [stack.enter_context(undoing(target)) for target in targets]
         stage = undo[0].folder / "tree"
         tree.extract(store, found.tree, stage)
-        verify_stage(stage, entries)
+        verify_stage(stage, entries, "shape")  # each of its blocks was verified on the way
         faults.point("env.unpack.before-place")
         own = [[entry for entry in entries if entry.target == number] for number in range(len(targets))]
         for mine, target in zip(own, targets, strict=True):
@@ -228,9 +229,10 @@ class Undo:
                 _remove(dest)
 
 
-def verify_stage(stage: Path, entries: Sequence[Entry]) -> None:
-    """Check the extracted tree entry by entry, and take the whiteouts away. Raises `DataError` for any difference."""
-    if path := first_difference(stage, entries, content=True):
+def verify_stage(stage: Path, entries: Sequence[Entry], what: Literal["shape", "content"] = "content") -> None:
+    """Check the extracted tree entry by entry, and take the whiteouts away. Raises `DataError` for any difference in
+    what is compared, see `first_difference`."""
+    if path := first_difference(stage, entries, what):
         raise DataError(f"snapshot differs from its inventory at {path}")
     for entry in reversed(entries):
         if entry.kind == "w":

@@ -7,6 +7,7 @@ and with its attributes. So whoever looks early finds a file whole or not at all
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -14,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from bootseer import faults
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 _WRITE_SECONDS = 30.0
 """What is being written when an extraction ends may take so long."""
+_FEW = 4
+"""Threads that write parts of more files take turns: beside each other they do little but wait for the interpreter."""
 _SHARED, _SHARED_FREE = 8, 16 << 20
 """Files may share data (mkfs.erofs stores equal chunks once), but what they have in all is at most so many times the
 data, and some: 300 files over the same 4 MiB wrote 1.2 GB from a store of 4 MB."""
@@ -138,6 +141,7 @@ class Extraction:
         self._folders: list[tuple[bytes, Inode]] = []
         self._shares: Shares[_File] = Shares(blocks.shift)
         self._attributes = Attributes(reader, self._dest)
+        self._turn = threading.Lock()
         self._cond = threading.Condition()
         # Guarded by it, as is `_File.missing`:
         self._taken = bytearray(blocks.count)
@@ -223,14 +227,23 @@ class Extraction:
     def _take(self, block: int, data: Buffer) -> None:
         """Write the bytes from ``block`` on to the files that have them; files that are whole now get their place."""
         start = block << self.map.shift
+        found = list(self._shares.overlaps(start, start + len(data)))
+        with self._turn if len(found) > _FEW else contextlib.nullcontext():
+            self._put(start, data, found)
+
+    def _put(self, start: int, data: Buffer, parts: Iterable[tuple[_File, int, int, int]]) -> None:
         came = []
-        for file, inner, low, high in self._shares.overlaps(start, start + len(data)):
-            fd = self._open(file)
+        for file, inner, low, high in parts:
+            whole = high - low == file.inode.size  # then no other thread has a part
+            fd = self._open(file, sized=not whole)
             try:
                 _write(fd, memoryview(data)[low - start : high - start], inner)
+                if whole:
+                    self._finish(file, fd)
+                else:
+                    came.append((file, high - low))
             finally:
                 os.close(fd)
-            came.append((file, high - low))
         for file, length in came:
             self._came(file, length)
 
@@ -246,9 +259,9 @@ class Extraction:
     def _at(self, path: bytes) -> bytes:
         return os.path.join(self._dest, path) if path else self._dest
 
-    def _open(self, file: _File) -> int:
+    def _open(self, file: _File, *, sized: bool = True) -> int:
         fd = os.open(file.work, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if not file.begun:
+        if sized and not file.begun:
             # By two threads at worst, to the same size.
             os.ftruncate(fd, file.inode.size)
             file.begun = True
@@ -258,11 +271,15 @@ class Extraction:
         """All data of ``file`` is there: the rest of it, attributes, then its names."""
         fd = self._open(file)
         try:
-            for inner, data in self._reader.inline(file.inode) if file.inline else ():
-                _write(fd, memoryview(data), inner)
-            self._attributes.put_on(fd, file.inode, file.paths[0])
+            self._finish(file, fd)
         finally:
             os.close(fd)
+
+    def _finish(self, file: _File, fd: int) -> None:
+        """As `_place`, of an open one."""
+        for inner, data in self._reader.inline(file.inode) if file.inline else ():
+            _write(fd, memoryview(data), inner)
+        self._attributes.put_on(fd, file.inode, file.paths[0])
         faults.point("blocks.extract.place")
         path = self._at(file.paths[0])
         os.rename(file.work, path)
