@@ -25,7 +25,7 @@ def compute(report: Report, say: Say) -> Figures:
     # by rounds, as both are of one node
     for suffix, variant in (("", "capped:torch-mount"), ("_mmap", "capped:torch-mount-mmap")):
         found.rounds(f"second_resume_vs_first{suffix}", ">= 10", variant, f"{variant}-second")
-    found.ratio("second_resume_vs_local_file", "<= 1.2", "capped:torch-mount-second", "capped:torch-local")
+    found.ratio("second_resume_vs_local_file", "<= 1.1", "capped:torch-mount-second", "capped:torch-local")
     for how in ("torch", "mount", "dcp"):
         faster(f"save_{how}_vs_vanilla", ">= 2.5", f"capped:save-{how}", "capped:save-hdfs-native")
     found.ratio("frozen_write_vs_healthy", "<= 2", "capped:save-frozen", "capped:save-replicated")

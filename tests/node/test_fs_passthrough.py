@@ -121,13 +121,15 @@ def test_a_damaged_chunk_is_fetched_again_and_the_file_is_served(mounts, config)
     assert settled(made, 1).opened_passthrough == 1
 
 
-def test_an_open_does_not_wait_for_a_long_comparison(mounts, monkeypatch):
+def test_an_open_does_not_wait_for_a_long_comparison(mounts, config, monkeypatch):
     """It goes on behind it: the file is served until then, and others are opened."""
     with mounts.fs.create("small", unit=UNIT, striped=True) as out:
         out.write(DATA[:UNIT])
     made = mounts.start()
     assert [(made.mountpoint / name).read_bytes() for name in ("f", "small")] == [DATA, DATA[:UNIT]]
     made.unmount()
+    for compared in Path(config.cache_dir).glob("blocks/*/compared"):
+        compared.unlink()
     monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.cache.compare=sleep:1")  # 12 s for all of f
     made = mounts.start()
     with open(made.mountpoint / "f", "rb") as first, open(made.mountpoint / "f", "rb") as second:

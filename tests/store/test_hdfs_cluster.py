@@ -12,6 +12,7 @@ from bootseer.backends.engine import engine
 from bootseer.backends.engine.model import Tuning
 from bootseer.errors import NotFoundError, NotWritableError, UnavailableError
 from bootseer.hdfs import client as hdfs
+from bootseer.hdfs.namenode import NameNode
 from bootseer.stripefs import open_fs
 from support.hadoop import HadoopCluster
 
@@ -59,6 +60,8 @@ def test_operations_and_their_errors(cluster, folder):
         client.create(f"{folder}/b/f/g")
     with pytest.raises(NotFoundError, match="a part of it is a file"):
         client.list(f"{folder}/b/f/g")
+    with pytest.raises(NotFoundError, match="a part of it is a file"):
+        NameNode.connect(cluster.url).blocks(f"{folder}/b/f/g")
     with pytest.raises(NotWritableError, match="non empty"):
         client.delete(folder)
     assert client.delete(folder, recursive=True)

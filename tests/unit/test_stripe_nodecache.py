@@ -204,6 +204,33 @@ def test_damage_on_the_nodes_disk_is_fetched_again(fs, folder, ask, caplog):
         assert two.fetched == []
 
 
+@pytest.mark.parametrize("since", ["nothing", "start of the machine", "check", "kill"])
+def test_what_was_compared_since_the_machine_started_is_not_compared_again(fs, folder, since, monkeypatch):
+    """A disk that lies changes no time of the file: `check` reads it past the page cache, and finds that."""
+    if since == "kill":
+        with reader(fs, folder) as one:
+            one.ahead.prefetch(one.file, 0, one.file.geometry.chunks)
+            one.cache.sync()
+            assert data_of(folder).with_name("compared").exists(), "at once: it may be killed now"
+    warm(fs, folder)
+    if since == "check":
+        damage(folder, 9)
+        monkeypatch.setattr(NodeFile, "_state", lambda file: "the same")
+        data_of(folder).with_name("compared").write_text("the same")
+        assert check.check(folder, part(folder)).bad == [9]
+    if since == "start of the machine":
+        monkeypatch.setattr(nodecache, "boot_id", lambda: "another")
+    compared: list[int] = []
+    matches = ChunkList.matches
+    monkeypatch.setattr(ChunkList, "matches", lambda *args: compared.append(args[1]) or matches(*args))  # type: ignore[func-returns-value]
+    with reader(fs, folder) as two, reader(fs, folder) as beside:
+        whole = [one.cached and one.cached.fd_of_all(60) is not None for one in (two, beside)]
+        assert whole == [since != "check"] * 2
+        assert two.read() == beside.read() == DATA
+    beside_a_hole = {40}  # behind it the data file ends
+    assert set(compared) <= beside_a_hole if since in ("nothing", "kill") else set(compared) == set(range(41))
+
+
 def test_a_page_that_is_lost_before_the_disk_confirmed_it_is_never_read(fs, folder):
     with reader(fs, folder) as one:
         one.ahead.prefetch(one.file, 0, 4)

@@ -20,7 +20,7 @@ import msgspec
 from bootseer.chunks import bitmap, eviction, hashing
 from bootseer.chunks.blockmap import BlockMap, Blocks
 from bootseer.chunks.cachefile import CacheFile
-from bootseer.chunks.inventory import Part, manifest_of, map_of, mount_points
+from bootseer.chunks.inventory import COMPARED, Part, manifest_of, map_of, mount_points
 from bootseer.chunks.locks import DATA, maintain
 from bootseer.errors import FullError
 
@@ -82,6 +82,8 @@ def check(
         found.in_use = False
         folder = cache_dir / "blocks" / part.map
         _check_blocks(found, folder, blocks, [tree / "meta" for tree in folders], progress)
+        if found.bad:
+            (folder / COMPARED).unlink(missing_ok=True)
         if repair and found.bad:
             _repair(found, folder, blocks, fetch)
     elif part.map:

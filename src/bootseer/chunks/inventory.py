@@ -24,8 +24,9 @@ from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
 
-CHUNKS, ORIGIN = "chunks", "origin"
-"""In the cache folder of a striped file: its chunk list, whose BLAKE3 names the folder; where it came from (advice)."""
+CHUNKS, ORIGIN, COMPARED = "chunks", "origin", "compared"
+"""In the cache folder of a striped file: its chunk list, whose BLAKE3 names the folder; where it came from (advice);
+in which state of the data file every chunk had its checksum."""
 _Owners = Mapping[tuple[int, int], int]
 
 

@@ -206,7 +206,12 @@ class NameNode:
         """The blocks of a file that touch ``length`` bytes from ``offset``, and the DataNodes that have them."""
         request = wire.GetBlockLocationsRequest(src=_text(path), offset=offset, length=length)
         answer = wire.GetBlockLocationsResponse
-        found = self._call("getBlockLocations", request, answer, f"locate {path}")
+        try:
+            found = self._call("getBlockLocations", request, answer, f"locate {path}")
+        except BootseerError as exc:
+            if is_below_a_file(exc):
+                raise NotFoundError(f"cannot locate {path} on {self.url}: a part of it is a file") from None
+            raise
         if not found.HasField("locations"):
             raise NotFoundError(f"cannot locate {path} on {self.url}: no such file or folder")
         return FileBlocks.of(found.locations)

@@ -2,8 +2,9 @@
 
 A file is a cache folder, named after its chunk list, in which is also where the file lies: a checksum tells damage, and
 not what somebody made to have it. docs/internals/nodecache.md says what is kept and believed. A chunk is *sound* when
-this process fetched it or compared it with its checksum, once, and its bytes are on the disk for sure; only then may
-the kernel read it from the file. Until then each read checks it again.
+this process fetched it or compared it with its checksum, once, or an earlier one did since the machine started, and
+its bytes are on the disk for sure; only then may the kernel read it from the file. Until then each read checks it
+again.
 
 Concurrency: any thread may call anything. Who opened a `NodeFile` may use it until `NodeFile.close`; one thread
 syncs, and closes those that nobody uses.
@@ -30,10 +31,11 @@ from bootseer.chunks import bitmap, eviction
 from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
 from bootseer.chunks.chunklist import ChunkList
 from bootseer.chunks.eviction import Limits
-from bootseer.chunks.inventory import CHUNKS, ORIGIN
+from bootseer.chunks.inventory import CHUNKS, COMPARED, ORIGIN
 from bootseer.chunks.keeping import STEP, Room, keep_synced, make_room
 from bootseer.chunks.locks import DATA
 from bootseer.errors import BootseerError, NotWritableError, UnavailableError
+from bootseer.kernel.mount import boot_id
 from bootseer.stripefs.files.reader import ChunkFile, Local, StripedFile
 
 _log = logging.getLogger(__name__)
@@ -65,10 +67,33 @@ class NodeFile(Local):
         self._own = blocks if isinstance(blocks, CacheFile) else None
         self.path, self._map = file.path, blocks.map
         self.users = 0
-        self._good = bytearray(blocks.map.count)  # compared with its checksum by this process
+        self._compared = blocks.folder / COMPARED
+        self._noted = self._is_compared()
+        self._good = bytearray([self._noted]) * blocks.map.count  # compared with its checksum
         self._room = Room(partial(make_room, blocks.folder))
         self._broken = False
         self.comparison: _Comparison | None = None
+
+    def _state(self) -> str:
+        """Another one after each write to the data file, and each start of the machine."""
+        data = os.fstat(self.fd)
+        return f"{boot_id()} {data.st_dev} {data.st_ino} {data.st_ctime_ns}"
+
+    def _is_compared(self) -> bool:
+        """Whether a process that this one believes has compared all chunks of the data file as it is."""
+        with contextlib.suppress(OSError):
+            return self._compared.read_text() == self._state()
+        return False
+
+    def _note(self) -> None:
+        """Spare those after this process the comparison, when it has been made of all chunks, and the disk has them."""
+        if self._own is None or self._noted or 0 in self._good or 0 in self._own.durable:
+            return
+        self._noted = True
+        with contextlib.suppress(OSError):  # then they compare
+            bitmap.replace(self._compared, self._state().encode(), f"stripefs.cache.{COMPARED}")
+            if 0 in self._good:  # found damaged meanwhile
+                self._compared.unlink()
 
     def fd_of(self, first: int, last: int) -> int | None:
         if self._blocks.ready.find(b"\0", first, last) >= 0:
@@ -126,7 +151,9 @@ class NodeFile(Local):
                 return True
         except OSError as exc:
             _log.warning("%s: cannot read chunk %d from the node cache: %s", self.path, chunk, exc.strerror)
-        self._good[chunk] = 0
+        self._good[chunk], self._noted = 0, False
+        with contextlib.suppress(OSError):
+            self._compared.unlink()
         _log.warning("%s: chunk %d in the node cache is damaged; it is fetched again", self.path, chunk)
         if self._own:
             self._own.drop(chunk)
@@ -168,6 +195,7 @@ class NodeFile(Local):
                     self._blocks.ready[:] = found
             return
         self._own.persist()
+        self._note()
 
     def close(self) -> None:
         """One user less, of those who have it open."""
@@ -175,6 +203,8 @@ class NodeFile(Local):
 
     def end(self) -> None:
         """Nobody uses it."""
+        if self._own is not None:
+            self.sync()
         self._blocks.close()
 
     def leave(self) -> None:
