@@ -85,6 +85,7 @@ def starts(root: Path, uid: int, seconds: float) -> tuple[list[str], list[str]]:
                 targets=(target,),
                 command=("make-env",),
                 image_digest="sha256:1",
+                background=False,
                 mounts=((str(shown), "/shown"),),
                 key_files=(str(shown / "reqs.txt"),),
                 salt=str(number % 3),

@@ -105,6 +105,7 @@ def _environment(here: Path) -> str:
         targets=(Target("/opt/env", str(empty)), Target("/opt/full", str(full))),
         command=("fill",),
         image_digest="sha256:1",
+        background=False,
         restore="unpack",
     )
     config = Config(cache_dir=str(here / "maker/cache"), state_dir=str(here / "maker/state"))

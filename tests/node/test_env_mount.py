@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,9 +18,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from bootseer import env, faults
+from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, manifest, overlay, quarantine, scan, snapshots
+from bootseer.env import (
+    EnvResult,
+    EnvSpec,
+    Outcome,
+    Target,
+    inputs,
+    manifest,
+    overlay,
+    publication,
+    quarantine,
+    scan,
+    snapshots,
+)
 from bootseer.env.inventory import Entry
 from bootseer.env.unpack import check_mounts
 from bootseer.errors import BootseerError, DataError, FullError, NotWritableError, UnsupportedError
@@ -52,6 +63,7 @@ class Node:
             command=("make-env",),
             image_digest="sha256:1",
             restore="mount",
+            background=False,
         )
         spec = msgspec.structs.replace(base, **changed)
         return env.run(spec, runner, store_url=str(self.store), config=self.config)
@@ -165,8 +177,6 @@ def test_the_other_node_sees_exactly_what_the_command_made(one: Node, two: Node,
 def test_what_was_verified_block_by_block_is_not_read_again(
     one: Node, two: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for node in (one, two):
-        base(node.host)
     one.run(fill)
     monkeypatch.setattr("bootseer.env.layer.blake3", None)
     assert two.run(fill, restore="unpack").outcome is Outcome.RESTORED_UNPACK
@@ -511,7 +521,7 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
     node.host.parent.mkdir(parents=True)
     script = node.host.parent / "setup.sh"
     script.write_text("echo working; echo made > env/made\n")
-    run = ("--target", "env", "--key-env", "HOME")
+    run = ("--target", "env", "--key-env", "HOME", "--no-background")
     first = cli(node, "env run", *run, "--", "sh", "setup.sh")
     assert first.stdout == "working\n"
     assert "env: ran-and-published (missed because no snapshot of these targets exists yet)" in first.stderr
@@ -541,6 +551,25 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
     rows = [line for line in shown if line.strip()[:12] in (old[:12], new[:12])]
     assert len(rows) == 2
     assert all(str(node.host) in row for row in rows)
+
+
+def test_a_step_of_a_script_ends_with_its_command_and_the_snapshot_follows(node: Node) -> None:
+    """The process that publishes outlives the step; the script ends before it, and it holds nothing of the script's."""
+    command = "mkdir -p env/pkg; head -c 3000000 /dev/urandom > env/pkg/data"
+    script = f"bootseer env run --target env --json -- sh -c '{command}'; echo train"
+    node.host.parent.mkdir(parents=True)
+    environ = {**node.environ, "BOOTSEER_FAULTS": "env.publish.before-build=sleep:3"}
+    done = subprocess.run(
+        ["sh", "-c", script], env=environ, cwd=node.host.parent, capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout.endswith("train\n"), done.stderr
+    assert msgspec.json.decode(done.stdout.removesuffix("train\n"))["outcome"] == "ran-and-publishing"
+    (group,) = overlay.groups(Path(node.config.state_dir))
+    assert publication.users.alive([group.record.publisher])
+    assert not list(node.store.glob("env/snapshots/*/*.json"))
+    until(lambda: bool(list(node.store.glob("env/snapshots/*/*.json"))), 30)
+    until(lambda: not publication.users.alive([group.record.publisher]), 30)
+    assert "published" in Path(node.config.state_dir, "env/publications.log").read_text()
 
 
 @pytest.mark.parametrize(
@@ -698,46 +727,53 @@ def test_what_the_job_changed_is_not_handed_on(node: Node, two: Node, how: str) 
     assert (node.host / "pkg" / "data").read_bytes() == b"d" * 100_000
 
 
-def test_a_cancelled_publication_publishes_nothing_and_is_waited_for(
-    nodes: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node, reached, go_on = nodes("one"), threading.Event(), threading.Event()
-
-    def point(name: str) -> None:
-        if name == "env.publish.before-manifest":
-            reached.set()
-            go_on.wait(20)
-
-    monkeypatch.setattr(faults, "point", point)
+def test_a_publication_ends_with_the_overlays_that_it_reads(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-build=sleep:60")
     result = node.run(fill_plain, background=True)
-    assert result.publication is not None
-    assert reached.wait(20)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHING
     (group,) = overlay.groups(Path(node.config.state_dir))
-    (mount,) = result.mounts
-    releasing = threading.Thread(target=mount.unmount)
-    releasing.start()
-    releasing.join(0.5)
-    assert releasing.is_alive()
     assert (group.upper / "0" / "pkg" / "data").exists()
-    go_on.set()
-    releasing.join(20)
-    assert result.publication.wait(0) == (False, "not published: the publication was cancelled")
+    assert publication.users.alive([group.record.publisher])
+    group.unmount()  # as another process does
+    assert not publication.users.alive([group.record.publisher])
+    assert result.publication
+    assert "cancelled" in result.publication.wait(0)[1]
     assert not list(node.store.glob("env/snapshots/*/*.json"))
     assert not group.area.exists()
 
 
-def test_an_area_that_is_still_read_is_left(nodes: Callable[[str], Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    node, go_on = nodes("one"), threading.Event()
-    monkeypatch.setattr(overlay, "_JOIN_SECONDS", 0.2)
-    node.run(fill_plain)
-    (group,) = overlay.groups(Path(node.config.state_dir))
-    group.publication = env.Publication(lambda cancelled: (go_on.wait(20), ""))
-    for _ in range(2):
-        group.unmount()
-        assert (group.upper / "0" / "pkg" / "data").exists()
-    assert not mounts.is_mounted(node.host)
-    go_on.set()
-    assert group.publication.ended(20)
+def test_what_the_job_writes_beside_the_publication_is_not_in_it(
+    node: Node, two: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-capture=sleep:1")
+    result = node.run(fill_plain, background=True)
+    (node.host / "pkg" / "data").write_bytes(b"the job's")
+    (node.host / "pkg" / "new").write_bytes(b"the job's")
+    assert result.publication
+    assert result.publication.wait(30) == (True, "")
+    assert two.run(fill_plain).outcome is Outcome.RESTORED_MOUNT
+    assert (two.host / "pkg" / "data").read_bytes() == b"d" * 100_000
+    assert not (two.host / "pkg" / "new").exists()
+
+
+def test_what_settles_while_the_command_runs_is_stored_before_it_ends(
+    node: Node, two: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = os.urandom(5_000_000)
+
+    def act(host: Path) -> None:
+        (host / "pkg").mkdir(parents=True)
+        (host / "pkg" / "early").write_bytes(noise)
+        until(lambda: any(path.stat().st_size > 4_000_000 for path in node.store.rglob("*")), 30)
+        (host / "pkg" / "late").write_bytes(b"late" * 1000)
+
+    result = node.run(act, background=True)
+    assert result.publication
+    assert result.publication.wait(30) == (True, "")
+    assert sum(path.stat().st_size for path in node.store.rglob("*") if path.is_file()) < 2 * len(noise)
+    assert two.run(act).outcome is Outcome.RESTORED_MOUNT
+    assert (two.host / "pkg" / "early").read_bytes() == noise
+    assert (two.host / "pkg" / "late").read_bytes() == b"late" * 1000
 
 
 def test_a_target_that_is_a_link_is_unmounted_before_its_area_goes(tmp_path: Path) -> None:

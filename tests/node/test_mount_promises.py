@@ -169,7 +169,7 @@ class Environment(Kind):
     def door(self, what: str) -> None:
         if what == "mount":
             command = f"echo >> {self.here}/runs; cp {self.here}/noise {self.target}"
-            self.bootseer("env", "run", "--target", self.target, "--", "sh", "-c", command)
+            self.bootseer("env", "run", "--no-background", "--target", self.target, "--", "sh", "-c", command)
         else:
             self.bootseer("unmount", self.target)
 
@@ -207,7 +207,11 @@ class Volume(Kind):
             return 0
 
         spec = EnvSpec(
-            targets=(Target("/opt/env", str(made)),), command=("fill",), image_digest="sha256:1", restore="unpack"
+            targets=(Target("/opt/env", str(made)),),
+            command=("fill",),
+            image_digest="sha256:1",
+            restore="unpack",
+            background=False,
         )
         config = Config(cache_dir=f"{self.here}/maker/cache", state_dir=f"{self.here}/maker/state")
         assert env.run(spec, fill, store_url=str(self.store), config=config).outcome is Outcome.RAN_AND_PUBLISHED

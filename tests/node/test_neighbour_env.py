@@ -40,7 +40,9 @@ class Site:
         self.store = root / "store"
 
     def spec(self, host: Path, **changed: object) -> EnvSpec:
-        base = EnvSpec(targets=(Target("/alice/env", str(host)),), command=("make-env",), image_digest="sha256:1")
+        base = EnvSpec(
+            targets=(Target("/alice/env", str(host)),), command=("make-env",), image_digest="sha256:1", background=False
+        )
         return msgspec.structs.replace(base, **changed)
 
     def run(self, spec: EnvSpec, command: Callable[[], int] | None = None) -> EnvResult:
@@ -177,7 +179,18 @@ def test_from_the_command_line(site: Site, restore: str) -> None:
         "BOOTSEER_STATE_DIR": site.config.state_dir,
     }
     target.symlink_to(site.etc)
-    command = ["bootseer", "env", "run", "--target", target, "--restore", restore, "--store", site.store]
+    command = [
+        "bootseer",
+        "env",
+        "run",
+        "--no-background",
+        "--target",
+        target,
+        "--restore",
+        restore,
+        "--store",
+        site.store,
+    ]
     done = subprocess.run([*command, "true"], env=environ, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0
     assert f"others can replace {target}" in done.stderr

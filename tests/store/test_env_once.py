@@ -59,6 +59,7 @@ def test_sixteen_nodes_run_the_command_once(
             targets=(Target("/opt/env", str(home / "target")),),
             command=("make-env",),
             image_digest="sha256:1",
+            background=False,
             restore="unpack",
         )
         config = Config(cache_dir=str(home / "cache"), state_dir=str(home / "state"))

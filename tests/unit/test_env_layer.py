@@ -14,8 +14,8 @@ import pytest
 
 from bootseer.env import scan
 from bootseer.env import unpack as unpacking
-from bootseer.env.layer import check_unchanged, read_layer, stage_layer
-from bootseer.env.pyc import compile_missing, missing
+from bootseer.env.contents import Contents, LayerContent, read_layers
+from bootseer.env.layer import check_unchanged, merged, stage_layer
 from bootseer.env.spec import Target
 from bootseer.env.unpack import Undo, place_entries, verify_stage
 from bootseer.errors import DataError, UnsupportedError
@@ -73,6 +73,14 @@ def change(root: Path) -> None:
     shutil.rmtree(root / "turns")
     (root / "turns").write_text("now a file")
     os.utime(root / "lib" / "new", ns=(1, 1_500_000_000_000_000_001))
+
+
+class Nowhere:
+    def write(self, data: object, /) -> None: ...
+
+
+def read_layer(layers: Path, targets: int) -> LayerContent:
+    return read_layers(Contents(Nowhere()), targets, layers)
 
 
 def capture(root: Path, work: Path, act: Callable[[Path], object]) -> Path:
@@ -212,33 +220,39 @@ def test_a_stage_that_differs_from_its_inventory_is_refused(tmp_path: Path, dama
 
 def test_fingerprints(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    assert scan.fingerprint(one) == ""
+    assert scan.fingerprint(scan.rows(one)) == ""
     one.mkdir()
-    assert scan.fingerprint(one) == ""
+    assert scan.fingerprint(scan.rows(one)) == ""
     base(one / "x")
     base(two / "x")
-    assert scan.fingerprint(one) == scan.fingerprint(two) != ""
+    assert scan.fingerprint(scan.rows(one)) == scan.fingerprint(scan.rows(two)) != ""
     (two / "x/lib/__pycache__").mkdir()
     (two / "x/lib/__pycache__/a.pyc").touch()
-    assert scan.fingerprint(one) == scan.fingerprint(two)
+    assert scan.fingerprint(scan.rows(one)) == scan.fingerprint(scan.rows(two))
     (two / "x/lib/kept.py").write_text("longer")
-    assert scan.fingerprint(one) != scan.fingerprint(two)
+    assert scan.fingerprint(scan.rows(one)) != scan.fingerprint(scan.rows(two))
 
 
-def test_missing_pycs_are_compiled(tmp_path: Path) -> None:
-    import platform
-    import sys
+@pytest.mark.parametrize("layered", ["base", "deletion", "replaced folder", "opaque"])
+def test_the_result_of_a_layer_over_a_base_is_known_without_a_look_at_it(tmp_path: Path, layered: str) -> None:
+    def act(root: Path) -> None:
+        if layered == "base":
+            change(root)
+        elif layered == "deletion":
+            shutil.rmtree(root / "lib/old-1.dist-info")
+        else:
+            shutil.rmtree(root / "lib")
+            if layered == "opaque":
+                (root / "lib").mkdir()
+                (root / "lib/kept.py").write_text("other")
+            else:
+                (root / "lib").write_text("a file")
 
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "a.py").write_text("x = 1\n")
-    (tmp_path / "pkg" / "bad.py").write_text("print 'two'\n")
-    version = platform.python_version()
-    assert missing(tmp_path, version) == ["pkg/a.py", "pkg/bad.py"]
-    compile_missing(sys.executable, version, tmp_path, tmp_path, "/opt/env")
-    assert missing(tmp_path, version) == ["pkg/bad.py"]
-    (made,) = (tmp_path / "pkg" / "__pycache__").glob("a.*.pyc")
-    assert b"/opt/env/pkg/a.py" in made.read_bytes()
-    compile_missing("/no/such/python", version, tmp_path, tmp_path, "")
+    root = tmp_path / "root"
+    base(root)
+    rows = scan.rows(root)
+    entries = read_layer(capture(root, tmp_path / "work", act), 1).entries
+    assert merged(rows, entries, 0) == scan.rows(root)
 
 
 @pytest.mark.parametrize(

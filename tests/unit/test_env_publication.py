@@ -1,17 +1,224 @@
-"""Publications in the background: cancelled ones stop, and a start's end waits for what still reads the layers."""
+"""Publications in the background: the stage ends with the command, what the job does afterwards is not published, and a
+start's end waits for what still reads the layers."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
+import os
+import platform
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from bootseer.env import Publication
+from bootseer import env
+from bootseer.config import Config
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, pyc, scan
+from bootseer.env.contents import Contents, File, read_layers
+from bootseer.env.publication import Publication
 from bootseer.launch import node
 from bootseer.launch.node import Start, seen_out
+from support.waits import until
+
+
+class Site:
+    """A node without mounts; the command makes 20 files."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.store, self.target = root, root / "store", root / "target"
+        self.config = Config(cache_dir=str(root / "cache"), state_dir=str(root / "state"))
+
+    def run(self, act: Callable[[Path], object] = lambda root: None, **changed: object) -> EnvResult:
+        def runner() -> int:
+            (self.target / "pkg").mkdir(parents=True, exist_ok=True)
+            for number in range(20):
+                (self.target / f"pkg/{number}").write_text(f"{number} made by the command")
+            act(self.target)
+            return 0
+
+        spec = EnvSpec(
+            targets=(Target("/opt/env", str(self.target)),), command=("x",), image_digest="sha256:1", restore="unpack"
+        )
+        return env.run(spec, runner, store_url=str(self.store), config=self.config)
+
+    @property
+    def manifests(self) -> list[Path]:
+        return list(self.store.glob("env/snapshots/*/*.json"))
+
+    @property
+    def leases(self) -> list[Path]:
+        return list(self.store.glob("leases/env/*/*"))
+
+    @property
+    def left(self) -> list[Path]:
+        return list(self.root.glob(".bootseer-*"))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_the_stage_ends_with_the_command_and_the_publication_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-build=sleep:2")
+    result = site.run()
+    assert (result.outcome, result.exit_code) == (Outcome.RAN_AND_PUBLISHING, 0)
+    assert result.publication
+    assert str(result.publication.log) in result.reason
+    assert not site.manifests
+    assert result.publication.wait(30) == (True, "")
+    assert site.manifests
+    assert not site.leases
+    assert not site.left
+    subprocess.run(["rm", "-r", str(site.target)], check=True)
+    assert site.run().outcome is Outcome.RESTORED_UNPACK
+    assert (site.target / "pkg/7").read_text() == "7 made by the command"
+
+
+@pytest.mark.parametrize("how", ["written", "in place", "gone", "added"])
+def test_what_the_job_changes_afterwards_is_not_published(
+    site: Site, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-capture=sleep:1")
+    result = site.run()
+    file = site.target / "pkg/7"
+    before = file.stat()
+    match how:
+        case "written":
+            file.write_text("by the job")
+        case "in place":
+            with open(file, "r+") as text:
+                text.write("8")
+            os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        case "gone":
+            file.unlink()
+        case "added":
+            (site.target / "pkg/__pycache__").mkdir()
+            (site.target / "pkg/__pycache__/a.pyc").touch()
+    assert result.publication
+    published, why = result.publication.wait(30)
+    assert published is (how == "added"), why
+    assert bool(site.manifests) is published
+    assert not site.left
+    if published:
+        subprocess.run(["rm", "-r", str(site.target)], check=True)
+        assert site.run().outcome is Outcome.RESTORED_UNPACK
+        assert not (site.target / "pkg/__pycache__").exists()
+    else:
+        assert "pkg/7" in why
+
+
+def test_it_ends_with_who_ran_the_command(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-build=sleep:60")
+    folder = str(Path(__file__).parent)
+    code = (
+        f"import sys; sys.path.insert(0, {folder!r}); import test_env_publication as t\n"
+        f"result = t.Site(t.Path({str(site.root)!r})).run()\n"
+        "print(result.publication.named, flush=True); t.os.kill(t.os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    publisher = done.stdout.strip()
+    assert publisher
+    until(lambda: not env.publication.users.alive([publisher]), 20)
+    assert not site.manifests
+    assert not site.leases
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    result = site.run()
+    assert result.publication
+    assert result.publication.wait(30)[0]
+
+
+def test_it_runs_when_nobody_else_does(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-capture=sleep:5")
+    result = site.run()
+    assert result.publication
+    pid = int(result.publication.named.partition(":")[0])
+    assert (os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, pid)) == (os.SCHED_IDLE, 19)
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    result.publication.cancel()
+    assert result.publication.wait(10)[0] is False
+
+
+def test_what_settled_early_is_not_read_again(tmp_path: Path) -> None:
+    written: list[bytes] = []
+
+    class Sink:
+        def write(self, data: object, /) -> None:
+            written.append(bytes(data))  # type: ignore[call-overload]
+
+    (tmp_path / "0/pkg").mkdir(parents=True)
+    (tmp_path / "0/pkg/large").write_bytes(os.urandom(100_000))
+    (tmp_path / "0/pkg/changed").write_text("early")
+    (tmp_path / "0/pkg/gone").write_text("https://user:hunter2hunter2@example.com/x")
+    contents, root = Contents(Sink()), os.open(tmp_path, os.O_RDONLY)
+    found = [File(root, path, status) for path, status in scan.walk(tmp_path) if path.count("/") == 2]
+    assert len([*contents.early(found)]) == 1
+    early = b"".join(written)
+    assert (tmp_path / "0/pkg/large").read_bytes() in early
+    assert b"hunter2" not in early, "what may be a secret is not stored"
+    (tmp_path / "0/pkg/changed").write_text("in the end")
+    (tmp_path / "0/pkg/gone").unlink()
+    content = read_layers(contents, 1, tmp_path)
+    assert not content.secrets
+    late = b"".join(written)[len(early) :]
+    assert late.rstrip(b"\0") == b"in the end"
+    assert contents.seal(content.items, content.entries)
+    assert sum(length for _, length in contents.dead()) >= 4096
+    os.close(root)
+
+
+def test_byte_code_is_that_of_the_environment(tmp_path: Path) -> None:
+    version = platform.python_version_tuple()
+    layer, out, place = tmp_path / "upper", tmp_path / "out", f"lib/python3.{version[1]}/site-packages"
+    for folder in (place, "lib/python3.4/site-packages", "node_modules/x"):
+        (layer / "venv" / folder / "pkg").mkdir(parents=True)
+        (layer / "venv" / folder / "pkg/a.py").write_text("x = 1\n")
+        (layer / "venv" / folder / "pkg/bad.py").write_text("print 'two'\n")
+    (layer / "venv/bin").mkdir()
+    (layer / "venv/bin/python").symlink_to(sys.executable)
+    target = Target(str(layer))
+    spec = EnvSpec(targets=(target,), command=("sh", "-c", "uv venv"), environ={"PATH": "/nowhere"})
+    pyc.compile_missing(spec, target, layer, out)
+    (made,) = [path for path in out.rglob("*") if path.is_file()]
+    assert made.relative_to(out) == Path("venv", place, f"pkg/__pycache__/a.cpython-3{version[1]}.pyc")
+    assert f"{layer}/venv/{place}/pkg/a.py".encode() in made.read_bytes()
+    assert not list(layer.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["{bin}/python3.99", "-m", "pip"], "python3.99"),
+        (["pip", "install"], "python3.98"),
+        (["uv", "pip", "install", "-p", "3.99"], "python3.99"),
+        (["uv", "pip", "install", "--python=3.98"], "python3.98"),
+        (["sh", "s.sh"], "python3"),
+    ],
+)
+def test_packages_in_a_flat_folder_are_for_the_interpreter_of_the_command(
+    tmp_path: Path, command: list[str], found: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("python3.99", "python3.98", "python3", "uv"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin/pip").write_text(f"#!{tmp_path}/bin/python3.98\n")
+    (tmp_path / "bin/pip").chmod(0o755)
+    (tmp_path / "layer/six-1.dist-info").mkdir(parents=True)
+    words = tuple(word.format(bin=tmp_path / "bin") for word in command)
+    target = Target(str(tmp_path / "layer"))
+    spec = EnvSpec(targets=(target,), command=words, environ={"PATH": str(tmp_path / "bin")})
+    assert [*pyc.homes(spec, target, tmp_path / "layer")] == [pyc.Home(str(tmp_path / "bin" / found), "")]
+
+
+# -- the end of a start ---------------------------------------------------------------------------------------------
 
 
 def record() -> Start:
@@ -20,30 +227,28 @@ def record() -> Start:
     return start
 
 
-def until_cancelled(cancelled: Callable[[], bool]) -> tuple[bool, str]:
-    end = time.monotonic() + 20
-    while not cancelled() and time.monotonic() < end:
-        time.sleep(0.01)
-    return False, "stopped"
-
-
 @pytest.mark.parametrize("kind", [None, KeyboardInterrupt])
 def test_the_end_of_a_start_cancels_what_is_not_done(
-    monkeypatch: pytest.MonkeyPatch, kind: type[BaseException] | None
+    site: Site, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException] | None
 ) -> None:
     monkeypatch.setattr(node, "_PUBLICATION_DEADLINE", 0.1)
-    publication, start = Publication(until_cancelled), record()
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-capture=sleep:20")
+    publication, start = site.run().publication, record()
+    assert isinstance(publication, Publication)
+    began = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt), seen_out(publication, start):
         if kind:
             raise kind
     assert publication.ended(0)
-    assert start.env == {"how": "ran", "reason": "miss; stopped"}
+    assert time.monotonic() - began < 15
+    assert start.env["how"] == "ran"
+    assert "cancelled" in str(start.env["reason"])
+    assert not site.manifests
 
 
-def test_a_publication_that_ends_in_time_counts() -> None:
-    done = threading.Event()
-    publication, start = Publication(lambda cancelled: (done.wait(20) and not cancelled(), "")), record()
-    threading.Timer(0.1, done.set).start()
+def test_a_publication_that_ends_in_time_counts(site: Site) -> None:
+    publication, start = site.run().publication, record()
+    assert publication
     with seen_out(publication, start):
         pass
     assert start.env["how"] == "ran-and-published"

@@ -34,6 +34,9 @@ app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"
 )
 
+_ENDS_ALL = {"slurmstepd", "systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon"}
+"""Programs that end what their child has left behind when that ends."""
+
 Key = Annotated[str, typer.Argument(help="Key, or its first digits; `bootseer store ls` prints them")]
 
 
@@ -54,6 +57,10 @@ def run(
     wait: Annotated[
         float, typer.Option(min=0, help="Most seconds to wait for another node that runs the command")
     ] = 1800.0,
+    beside: Annotated[
+        bool,
+        typer.Option("--background/--no-background", help="Publish beside what follows the command, or before it ends"),
+    ] = True,
     snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Use and make snapshots")] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only say whether there is a snapshot of it, and why not")
@@ -62,6 +69,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Restore the command's result, or run it and publish what it made. The exit code is the command's.
+
+    It ends with the command: a process of idle priority publishes, and ends with the job. Where nothing would outlive
+    the command, as in a step of Slurm of its own, it ends when that is done, as with --no-background.
 
     With --dry-run nothing is changed: it prints what the key is made of, and whether it is a hit here and now.
 
@@ -89,6 +99,7 @@ def run(
         restore=restore,  # type: ignore[arg-type]
         caller=os.getppid(),
         snapshot=snapshot,
+        background=beside and _outlived(),
         wait=wait,
     )
     config = settings(store)
@@ -221,6 +232,20 @@ def rm(
 def removed_snapshots(names: list[str], dry_run: bool, as_json: bool) -> None:
     lines = [f"{'would remove' if dry_run else 'removed'} snapshot {name[:12]}" for name in names]
     answer({"dry_run": dry_run, "removed": [{"key": name} for name in names]}, as_json, *lines)
+
+
+def _outlived() -> bool:
+    """Whether processes that this one leaves go on: not those of a container that it is the first of, or of a step or a
+    service."""
+    import os
+    from pathlib import Path
+
+    if os.getpid() == 1 or not os.getppid():
+        return False
+    try:
+        return Path(f"/proc/{os.getppid()}/comm").read_text().strip() not in _ENDS_ALL
+    except OSError:
+        return True
 
 
 def _execute(command: list[str], *, quiet: bool) -> int:

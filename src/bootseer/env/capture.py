@@ -1,72 +1,44 @@
 """Capture: what a command changed in the targets, as overlayfs layers.
 
 Two techniques. An overlay over each target (root, exact: its upper directory is the difference; changes outside the
-targets are not seen), or a stat-scan before and after (anywhere; the difference is staged with hard links).
+targets are not seen), or a stat-scan before and after (anywhere).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import tempfile
-from pathlib import Path
 
 from bootseer.config import Config
 from bootseer.env import overlay, place, scan
-from bootseer.env.layer import stage_layer
+from bootseer.env.scan import Changes, Mark
 from bootseer.env.spec import EnvSpec, Target
-from bootseer.errors import BootseerError, ConfigError, UnsupportedError
-from bootseer.folders import settled
-from bootseer.kernel.removal import discard_tree
+from bootseer.errors import BootseerError, UnsupportedError
 
 log = logging.getLogger(__name__)
 
 
-class OverlayCapture:
-    """The command writes into the upper directories of ``group``, which stay mounted: its result is in place."""
-
-    def __init__(self, group: overlay.Group) -> None:
-        self.group: overlay.Group | None = group
-        self.work = group.area
-
-    def layers(self) -> Path:
-        """The folder that holds the layers ``0``, ``1``, ...; to be read only while nobody writes to the targets."""
-        assert self.group is not None
-        return self.group.upper
-
-    def close(self) -> None:
-        """The overlays stay; only what publishing left goes."""
-        for name in ("meta", "data"):
-            (self.work / name).unlink(missing_ok=True)
-
-
 class ScanCapture:
-    """The command writes into the targets themselves; the difference is staged beside the first of them."""
+    """The command writes into the targets themselves; what it changed is read there afterwards, if it is still so."""
 
-    def __init__(self, targets: tuple[Target, ...], cache_dir: Path) -> None:
-        self.group: overlay.Group | None = None
+    def __init__(self, targets: tuple[Target, ...]) -> None:
         self._targets = targets
         self._before = [place.marks(target) for target in targets]
-        self.work = _work_folder(targets[0].host, cache_dir)
 
-    def layers(self) -> Path:
-        base = self.work / "layers"
-        for number, target in enumerate(self._targets):
-            with place.opened(target, make=True) as host:
-                changed, deleted = scan.difference(self._before[number], scan.snapshot_marks(host))
-                stage_layer(host, base / str(number), changed, deleted)
-        return base
+    def changes(self) -> list[Changes]:
+        """What the command changed, as it is now."""
+        return [self._change(*each) for each in zip(self._targets, self._before, strict=True)]
 
-    def close(self) -> None:
-        discard_tree(self.work)
+    def _change(self, target: Target, before: dict[str, Mark]) -> Changes:
+        after = place.marks(target)
+        changed, deleted = scan.difference(before, after)
+        folders = {path for each in (*changed, *deleted) for path in scan.above(each) if path in after}
+        return Changes({path: after[path] for path in (*changed, *folders)}, changed, deleted)
 
 
-Capture = OverlayCapture | ScanCapture
-
-
-def begin(spec: EnvSpec, key: str, config: Config) -> Capture:
-    """Get ready for the command: overlays where they are allowed and wanted, a scan elsewhere (with a log line).
+def begin(spec: EnvSpec, key: str, config: Config) -> overlay.Group | ScanCapture:
+    """Get ready for the command: overlays where they are allowed and wanted, in whose upper directories it writes then;
+    a scan elsewhere (with a log line).
 
     Raises `BootseerError` or `OSError` when neither is possible; nothing is left mounted then.
     """
@@ -74,7 +46,7 @@ def begin(spec: EnvSpec, key: str, config: Config) -> Capture:
         group = overlay.new_group(key, spec.targets, config, caller=spec.caller)
         try:
             group.mount_targets()
-            return OverlayCapture(group)
+            return group
         except BaseException as exc:
             group.take_down()
             if not isinstance(exc, BootseerError):
@@ -82,7 +54,7 @@ def begin(spec: EnvSpec, key: str, config: Config) -> Capture:
             log.warning("%s; capturing by a scan of the targets", exc)
     if os.geteuid() == 0 and spec.shared:
         raise UnsupportedError(f"other containers may change {spec.shared} while root reads it")
-    return ScanCapture(spec.targets, Path(config.cache_dir))
+    return ScanCapture(spec.targets)
 
 
 def may_mount(spec: EnvSpec) -> bool:
@@ -94,15 +66,3 @@ def may_mount(spec: EnvSpec) -> bool:
             log.warning("%s has mounts below it (%s): not mounting over it", target.host, min(below))
             return False
     return True
-
-
-def _work_folder(host: Path, cache_dir: Path) -> Path:
-    # Beside the target it is most likely on its file system, where hard links stage gigabytes in a moment.
-    parent = next(folder for folder in host.parents if folder.is_dir())
-    for base in (parent, cache_dir / "env"):
-        with contextlib.suppress(PermissionError, ConfigError):
-            if os.geteuid() == 0:
-                settled(base / "work")
-            base.mkdir(parents=True, exist_ok=True)
-            return Path(tempfile.mkdtemp(prefix=".bootseer-", dir=base))
-    return Path(tempfile.mkdtemp(prefix="bootseer-"))

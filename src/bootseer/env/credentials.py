@@ -89,7 +89,6 @@ _URL_TOKEN = re.compile(rb"://([A-Za-z0-9_.~%=+-]{20,256})@[A-Za-z0-9\[]")
 _AWS = re.compile(rb"(?i)aws_secret_access_key[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+=]{16,128})(?![\w(.])")
 _KUBE = re.compile(rb"client-key-data:\s*[A-Za-z0-9+/=]{64}")
 _NPM = re.compile(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=\s*(?!\$\{)\S+")
-_NPM_LOGIN = re.compile(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=[^\n]*\n?|^\s*(?:\S*:)?username\s*=[^\n]*\n?")
 _NETRC = re.compile(rb"(?m)^\s*(?:machine\s+\S+|default)\b(?s:.){0,200}?\bpassword\s+\S+")
 _INI_PASSWORD = re.compile(rb"(?mi)^\s*(?:password|secret_key|gs_oauth2_refresh_token)\s*[=:]\s*\S+")
 _PGPASS = re.compile(rb"(?m)^[^#\s:]+:[^:\n]*:[^:\n]*:[^:\n]*:\S+")
@@ -179,11 +178,6 @@ def holds_credentials(name: str) -> bool:
     return only_credentials(name) or _is_dotenv(name) or name.endswith((".pem", ".key"))
 
 
-def without_logins(name: str, data: bytes) -> bytes:
-    """The settings of npm without its logins; any other file as it is."""
-    return _NPM_LOGIN.sub(b"", data) if name == ".npmrc" else data
-
-
 def holds_password(name: str, data: bytes) -> bool:
     """Whether the file may hold a secret of no known shape, so that its digest is to be a slow one."""
     if holds_credentials(name) or _SECRET_FILE.search(name):
@@ -245,11 +239,13 @@ class SecretScan:
         self._records: dict[str, bytes] = {}
         self._private: set[str] = set()
 
-    def look(self, path: str, windows: Iterable[bytes]) -> None:
-        """``path`` is relative to the root of its tree, ``windows`` its content in pieces, all of which are taken.
+    def look(self, path: str, windows: Iterable[bytes]) -> bool:
+        """Whether it is a suspect. ``path`` is relative to the root of its tree, ``windows`` its content in pieces, all
+        of which are taken.
 
-        A file whose first 8 KiB hold a NUL is binary, and not scanned.
+        A file whose first 8 KiB hold a NUL is binary, and not scanned. What was seen by this name before is forgotten.
         """
+        self.forget(path)
         folder, name = os.path.split(path)
         installed = folder.endswith(".dist-info")
         whole = hashlib.sha256()
@@ -272,6 +268,16 @@ class SecretScan:
             self._records[folder] = record
         elif what:
             self._suspects[path] = (what, base64.urlsafe_b64encode(whole.digest()).rstrip(b"=").decode())
+        return path in self._suspects
+
+    def forget(self, path: str) -> None:
+        """There is no such file any more."""
+        folder, name = os.path.split(path)
+        self._suspects.pop(path, None)
+        if name == "RECORD":
+            self._records.pop(folder, None)
+        elif name == "direct_url.json":
+            self._private.discard(folder)
 
     def findings(self) -> Iterator[tuple[str, str]]:
         """Suspects, in path order, that no wheel lists with the same content, unless it was built from a folder or a

@@ -8,14 +8,13 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from blake3 import blake3
 
-from bootseer.env.credentials import WINDOW, SecretScan
+from bootseer.env import scan
 from bootseer.env.inventory import Entry, Kind, sort_key
 from bootseer.errors import DataError, UnsupportedError
 from bootseer.kernel import beneath
@@ -31,50 +30,58 @@ _TYPES = {
     "l": stat.S_IFLNK,
     "w": stat.S_IFCHR,
 }
+Digest = Callable[[os.stat_result], str]
+"""BLAKE3 (hex) of the regular file that has this status."""
 
 
-class LayerContent(NamedTuple):
-    """Entries in inventory order, and (path, what) of secrets found in them."""
+class Item(NamedTuple):
+    """An entry as it was listed: ``path`` lies below ``base``."""
 
-    entries: list[Entry]
-    secrets: list[tuple[str, str]]
+    path: str
+    base: Path
+    status: os.stat_result
+    xattrs: dict[str, bytes]
+
+    @property
+    def full(self) -> Path:
+        return self.base / self.path
 
 
-def read_layer(root: Path, targets: int) -> LayerContent:
-    """Read the layer directories ``root/0`` ... as an inventory; every file is hashed and scanned for secrets.
+def list_layers(targets: int, *roots: Path) -> tuple[list[Item], list[Item]]:
+    """What the layer directories ``0``, ``1``, ... of all ``roots`` hold, in inventory order; a name that several have
+    is that of the first, but that a directory takes the place of a whiteout. Then the whiteouts that gave way. Raises
+    `OSError` when something cannot be read."""
+    found: dict[str, Item] = {}
+    gone: list[Item] = []
+    for root in roots:
+        there = [str(number) for number in range(targets) if (root / str(number)).is_dir() or root == roots[0]]
+        for path, status, known in _walk(root, there):
+            other = found.get(path)
+            if other and stat.S_ISCHR(other.status.st_mode) and stat.S_ISDIR(status.st_mode):
+                gone.append(found.pop(path))
+            found.setdefault(path, Item(path, root, status, known))
+    return sorted(found.values(), key=lambda item: sort_key(item.path)), gone
 
-    Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can read;
-    `OSError` when something cannot be read.
+
+def firsts(items: Iterable[Item]) -> dict[tuple[int, int], Item]:
+    """The regular files, each by the first of its names."""
+    out: dict[tuple[int, int], Item] = {}
+    for item in items:
+        if stat.S_ISREG(item.status.st_mode):
+            out.setdefault((item.status.st_dev, item.status.st_ino), item)
+    return out
+
+
+def entries_of(items: Iterable[Item], first: Mapping[tuple[int, int], Item], digest: Digest) -> list[Entry]:
+    """The inventory of ``items``, of which ``first`` are the `firsts`.
+
+    Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can read.
     """
-    found = sorted(_walk(root, [str(number) for number in range(targets)]), key=lambda item: sort_key(item[0]))
-    first: dict[tuple[int, int], str] = {}
-    plain: list[str] = []
-    for path, info, _ in found:
-        if stat.S_ISREG(info.st_mode) and first.setdefault((info.st_dev, info.st_ino), path) == path:
-            plain.append(path)
-    scan = SecretScan()
-
-    def digest(path: str) -> str:
-        hasher = blake3()
-
-        def windows() -> Iterator[bytes]:
-            with open(root / path, "rb") as file:
-                while window := file.read(WINDOW):
-                    hasher.update(window)
-                    yield window
-
-        scan.look(path.partition("/")[2], windows())
-        return str(hasher.hexdigest())
-
-    # Two threads keep both the disk and BLAKE3 busy; more only compete for the interpreter.
-    with ThreadPoolExecutor(2, thread_name_prefix="layer") as pool:
-        digests = dict(zip(plain, pool.map(digest, plain, chunksize=256), strict=True))
-    entries = [_entry(root, path, info, xattrs, first, digests) for path, info, xattrs in found]
-    return LayerContent(entries, list(scan.findings()))
+    return [_entry(item, first, digest) for item in items]
 
 
 def check_unchanged(root: Path, entries: Sequence[Entry]) -> None:
-    """Compare the layers with what `read_layer` found in them, by stat alone.
+    """Compare the layers with what `list_layers` found in them, by stat alone.
 
     Raises `DataError` for the first difference: somebody writes there, so nothing read meanwhile can be relied upon.
     """
@@ -147,21 +154,15 @@ def xattrs(path: str | Path) -> dict[str, bytes]:
         raise
 
 
-def _entry(
-    root: Path,
-    path: str,
-    info: os.stat_result,
-    xattrs: dict[str, bytes],
-    first: dict[tuple[int, int], str],
-    digests: dict[str, str],
-) -> Entry:
-    kind, size, data = _kind(path, info, xattrs), 0, ""
+def _entry(item: Item, first: Mapping[tuple[int, int], Item], digest: Digest) -> Entry:
+    path, info = item.path, item.status
+    kind, size, data = _kind(path, info, item.xattrs), 0, ""
     if kind == "f":
-        origin = first[info.st_dev, info.st_ino]
-        kind, data, size = ("f", digests[path], info.st_size) if origin == path else ("h", origin, info.st_size)
+        origin, size = first[info.st_dev, info.st_ino], info.st_size
+        kind, data = ("f", digest(info)) if origin.path == path else ("h", origin.path)
     elif kind == "l":
-        data = os.readlink(root / path)
-    kept = {} if kind == "w" else {n: v for n, v in xattrs.items() if not n.startswith("trusted.overlay.")}
+        data = os.readlink(item.full)
+    kept = {} if kind == "w" else {n: v for n, v in item.xattrs.items() if not n.startswith("trusted.overlay.")}
     return Entry(path, kind, stat.S_IMODE(info.st_mode), info.st_uid, info.st_gid, size, info.st_mtime_ns, data, kept)
 
 
@@ -180,29 +181,55 @@ def _kind(path: str, info: os.stat_result, xattrs: dict[str, bytes]) -> Kind:
     raise UnsupportedError(f"cannot capture {path.partition('/')[2]}: it is a device, a socket or a FIFO")
 
 
-def stage_layer(host: Path, layer: Path, changed: Sequence[str], deleted: Sequence[str]) -> None:
+def merged(base: Mapping[str, str], entries: Iterable[Entry], target: int) -> dict[str, str]:
+    """The `scan.rows` of a target that had the rows ``base``, with the layer ``entries`` over it."""
+    new: dict[str, str] = {}
+    hidden: set[str] = set()
+    """Below these, nothing of the base is left."""
+    for entry in entries:
+        if entry.target != target:
+            continue
+        if entry.kind != "d":
+            hidden.add(entry.inner)
+        if entry.inner and entry.kind != "w" and scan.counts(entry.inner):
+            text = entry.data if entry.kind == "l" else ""
+            new[entry.inner] = scan.row(_TYPES[entry.kind] | entry.mode, entry.size, text)
+    gone = {path for path in hidden if path not in new}
+    kept = {path: text for path, text in base.items() if path not in gone and hidden.isdisjoint(scan.above(path))}
+    return kept | new
+
+
+def stage_layer(
+    host: Path,
+    layer: Path,
+    changed: Sequence[str],
+    deleted: Sequence[str],
+    marks: Mapping[str, scan.Mark] | None = None,
+) -> None:
     """Make ``layer`` an overlayfs layer of the difference of ``host``: files as hard links (copies on another file
     system), deletions as whiteouts, directories anew with mode, owner, xattrs and times.
 
-    Raises `DataError` when ``host`` changes meanwhile, `OSError`.
+    With ``marks`` files must be as these say, and directories become so, whatever they are by now. Raises `DataError`
+    when ``host`` changes meanwhile, `OSError`.
     """
+    marks = marks or {}
     folders = {""}
     for path in (*changed, *deleted):
         while path := path.rpartition("/")[0]:
             folders.add(path)
     with beneath.folder(host) as root:
-        changed_folders = {path for path in changed if _is_dir(root, path)}
-        for path in sorted(folders | changed_folders, key=sort_key):
+        folders |= {path for path in changed if _is_dir(root, path)}
+        for path in sorted(folders, key=sort_key):
             (layer / path).mkdir(parents=True, exist_ok=True)
         links: dict[tuple[int, int], Path] = {}
         for path in changed:
-            if path not in changed_folders:
-                _stage_file(root, path, layer / path, links)
+            if path not in folders:
+                _stage_file(root, path, layer / path, links, marks.get(path))
         for path in deleted:
             os.mknod(layer / path, stat.S_IFCHR, 0)
-        for path in sorted(folders | changed_folders, key=sort_key, reverse=True):
+        for path in sorted(folders, key=sort_key, reverse=True):
             with _named(root, path) as source:
-                _copy_attributes(source, layer / path)
+                _copy_attributes(source, layer / path, marks.get(path))
 
 
 @contextlib.contextmanager
@@ -230,16 +257,19 @@ def _is_dir(root: int, path: str) -> bool:
         return stat.S_ISDIR(os.lstat(source).st_mode)
 
 
-def _stage_file(root: int, path: str, dest: Path, links: dict[tuple[int, int], Path]) -> None:
+def _stage_file(root: int, path: str, dest: Path, links: dict[tuple[int, int], Path], mark: scan.Mark | None) -> None:
     with _named(root, path) as source:
+        info = os.lstat(source)
+        earlier = links.setdefault((info.st_dev, info.st_ino), dest)
+        found = scan.mark_of(info)
+        if mark and found != mark and (earlier == dest or found[:4] != mark[:4]):  # a link to it is a change of it
+            raise DataError(f"{path} changed before it was captured")
         try:
             os.link(source, dest, follow_symlinks=False)
             return
         except OSError as exc:
             if exc.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EACCES):
                 raise
-        info = os.lstat(source)
-        earlier = links.setdefault((info.st_dev, info.st_ino), dest)
         if earlier != dest:
             os.link(earlier, dest, follow_symlinks=False)
         elif stat.S_ISLNK(info.st_mode):
@@ -253,14 +283,16 @@ def _stage_file(root: int, path: str, dest: Path, links: dict[tuple[int, int], P
             raise UnsupportedError(f"cannot capture {path}: it is a device, a socket or a FIFO")
 
 
-def _copy_attributes(source: str, dest: Path) -> None:
-    """Owner (as root), mode, extended attributes and times of ``source``, links not followed."""
+def _copy_attributes(source: str, dest: Path, mark: scan.Mark | None = None) -> None:
+    """Owner (as root), mode, extended attributes and times of ``source``, links not followed; but for the attributes
+    those of ``mark``, if there is one."""
     info = os.lstat(source)
+    mark = mark or scan.mark_of(info)
     if os.geteuid() == 0:
-        os.chown(dest, info.st_uid, info.st_gid, follow_symlinks=False)
+        os.chown(dest, *mark.owner, follow_symlinks=False)
     if not stat.S_ISLNK(info.st_mode):
-        os.chmod(dest, stat.S_IMODE(info.st_mode))
+        os.chmod(dest, stat.S_IMODE(mark.mode))
     for name, value in xattrs(source).items():
         if not name.startswith("trusted.overlay."):
             os.setxattr(dest, name, value, follow_symlinks=False)
-    os.utime(dest, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+    os.utime(dest, ns=(info.st_atime_ns, mark.mtime_ns), follow_symlinks=False)

@@ -22,10 +22,9 @@ import msgspec
 from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.env import lock as locks
-from bootseer.env import place, quarantine, scan, users
+from bootseer.env import place, publication, quarantine, scan, users
 from bootseer.env.inputs import Observed
 from bootseer.env.manifest import SnapshotManifest
-from bootseer.env.publication import Publication
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotWritableError, doing
 from bootseer.folders import private_folder, trusted
@@ -38,8 +37,6 @@ log = logging.getLogger(__name__)
 # What the upper directory means must not depend on the kernel's build options: no entry that another overlay
 # cannot read by itself.
 _OPTIONS = "redirect_dir=off,metacopy=off,index=off"
-_JOIN_SECONDS = 20.0
-"""How long `Group.unmount` waits for a cancelled publication, which still reads what is to be deleted."""
 _LOCK_SECONDS = 60.0
 """How long it waits for a stage that may just be joining the group."""
 _MAKING_SECONDS = 86400.0
@@ -68,6 +65,8 @@ class GroupRecord(Record, kw_only=True):
     """Names the snapshot for the quarantine."""
     frozen: bool = False
     """Nothing changes ``upper`` any more: the job writes to ``top``."""
+    publisher: str = ""
+    """The process (`users.named`) that publishes what is in ``upper``."""
     inputs: Observed = Observed()
     """What the command read besides what its key states."""
     marks: str = ""
@@ -82,8 +81,6 @@ class Group:
         self.record = record
         self.mine = mine
         """The processes (`users.users`) that this one speaks for."""
-        self.publication: Publication | None = None
-        """Reads ``upper`` in this process."""
         self._state_dir = state_dir
 
     @property
@@ -301,9 +298,8 @@ class Group:
             why = f"{status.bad_blocks} blocks of it are damaged in the store"
             log.warning("snapshot %s: %s; quarantined on this node", self.record.key[:12], why)
             quarantine.put(self.area.parent.parent, self.record.mark, why)
-        if self.publication:
-            self.publication.cancel()
-        published = not self.publication or self.publication.ended(_JOIN_SECONDS)
+        if self.record.publisher:
+            publication.end(self.record.publisher)
         for target in reversed(self._showing()):
             try:
                 self._unmount(target)
@@ -312,9 +308,7 @@ class Group:
                 self._unmount(target, lazy=True)
         if self.record.tree:
             self._tree().unmount()
-        if not published:
-            log.warning("%s is left for now: a publication still reads it", self.area)
-        elif not self._free():
+        if not self._free():
             log.warning("%s is left for now: files in it are in use", self.area)
             self.record.users = []  # only what is in use counts any more
             with contextlib.suppress(BootseerError):

@@ -65,13 +65,18 @@ def check(targets: Iterable[Target], sources: Container[str] = ()) -> None:
             folders.settled(target.host)
 
 
-def fingerprint(target: Target) -> str:
-    """`scan.fingerprint` of the folder."""
+def rows(target: Target) -> dict[str, str]:
+    """`scan.rows` of the folder."""
     try:
         with opened(target) as host:
-            return scan.fingerprint(host)
+            return scan.rows(host)
     except FileNotFoundError:
-        return ""
+        return {}
+
+
+def fingerprint(target: Target) -> str:
+    """`scan.fingerprint` of the folder."""
+    return scan.fingerprint(rows(target))
 
 
 def marks(target: Target) -> dict[str, Mark]:

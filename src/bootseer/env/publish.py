@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from bootseer import erofs, faults
-from bootseer.blocks import tree
+from bootseer import faults
+from bootseer.chunks.manifest import TreeRef
 from bootseer.env import inventory
 from bootseer.env.canonical import canonical
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
-from bootseer.env.layer import check_unchanged
-from bootseer.env.lookup import Lookup
+from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import MAX_STORED, SnapshotManifest, index_key, inventory_key, manifest_key
 from bootseer.errors import BootseerError, DataError
 from bootseer.objects import Store, lease, signature
@@ -24,65 +24,57 @@ from bootseer.objects import Store, lease, signature
 log = logging.getLogger(__name__)
 
 
+class Made(NamedTuple):
+    """What the command made: its tree is in the store. ``base`` and ``result``: fingerprints of the targets;
+    ``seconds``: how long it ran."""
+
+    inputs: Observed
+    tree: TreeRef
+    entries: list[Entry]
+    base: list[str]
+    result: list[str]
+    seconds: float
+
+
 def publish(
     store: Store,
-    look: Lookup,
-    inputs: Observed,
-    layers: Path,
-    entries: list[Entry],
-    *,
-    work: Path,
-    base: list[str],
-    result: list[str],
-    seconds: float,
+    document: KeyDocument,
+    made: Made,
+    replaces: Mapping[str, bytes] | None,
+    check: Callable[[], None],
     sign_key: str,
-    cancelled: Callable[[], bool],
 ) -> bool:
-    """Publish the layers in ``layers`` as the snapshot of ``look.document`` and ``inputs``. False: another was first.
+    """Publish the snapshot of ``document`` and ``made.inputs``. False: another was first.
 
-    ``work`` gets the EROFS files (as large as the layers). With ``look.replace`` the snapshot of this name that
-    ``look`` saw, expired or damaged, is replaced if it is still that one, and what is damaged of the objects of both.
-    Raises `FullError`, `NotWritableError`, `UnavailableError`, `OSError`, `DataError` when the layers have changed
-    since ``entries`` were read, `BootseerError` once ``cancelled`` says so; nothing half-published is visible then.
+    With ``replaces`` (manifests by name) the one of this name, expired or damaged, is replaced if it is still that one,
+    and what is damaged of its objects. ``check``: raises when what was read has changed meanwhile. Raises `FullError`,
+    `NotWritableError`, `UnavailableError`, `OSError`, and what ``check`` does; nothing half-published is visible then.
     """
-    document, snapshot = look.document, f"{look.key}/{inputs.name}"
-    name = manifest_key(snapshot)
-    old = look.seen.get(snapshot) if look.replace else None
+    snapshot = f"{document.key}/{made.inputs.name}"
+    name, old = manifest_key(snapshot), (replaces or {}).get(snapshot)
     if old is None and store.exists(name):
         return False
-    meta, data = work / "meta", work / "data"
-    try:
-        faults.point("env.publish.before-build")
-        _go_on(cancelled)
-        erofs.build(layers, meta, data)
-        faults.point("env.publish.before-tree")
-        _go_on(cancelled)
-        ref = tree.publish(store, meta, data)
-    finally:
-        for path in (meta, data):
-            path.unlink(missing_ok=True)
     faults.point("env.publish.before-inventory")
-    stored = inventory.encode(entries)
+    stored = inventory.encode(made.entries)
     digest = inventory.digest(stored)
-    store.put(inventory_key(digest), stored, overwrite=look.replace)
+    store.put(inventory_key(digest), stored, overwrite=replaces is not None)
     manifest = SnapshotManifest(
         key=document.key,
         document=document,
-        inputs=inputs,
-        tree=ref.digest,
-        size=ref.size,
-        stored=ref.stored + len(stored),
+        inputs=made.inputs,
+        tree=made.tree.digest,
+        size=made.tree.size,
+        stored=made.tree.stored + len(stored),
         inventory=digest,
-        entries=len(entries),
-        base=base,
-        result=result,
+        entries=len(made.entries),
+        base=made.base,
+        result=made.result,
         created=int(time.time()),
         node=lease.this_node(),
-        seconds=round(seconds, 3),
+        seconds=round(made.seconds, 3),
     )
     faults.point("env.publish.before-manifest")
-    check_unchanged(layers, entries)
-    _go_on(cancelled)
+    check()
     if sign_key:
         key = signature.signing_key(Path(sign_key))
         signed = signature.sign(key, manifest.content).decode()
@@ -98,8 +90,3 @@ def publish(
     except BootseerError as exc:
         log.warning("%s; later misses will be explained less well", exc)
     return True
-
-
-def _go_on(cancelled: Callable[[], bool]) -> None:
-    if cancelled():
-        raise BootseerError("the publication was cancelled")

@@ -23,7 +23,7 @@ class EnvResult(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     mounts: list[overlay.Group] = []
     publication: Publication | None = None
-    """Still going on, with ``EnvSpec.background``: wait for it, or cancel it, before the mounts are unmounted."""
+    """Still going on: wait for it or cancel it before the mounts are unmounted, or it is ended then."""
     timings: dict[str, float] = {}
 
 

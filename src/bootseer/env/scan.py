@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,14 @@ class Mark(NamedTuple):
     mtime_ns: int
     ctime_ns: int
     owner: tuple[int, int]
+
+
+class Changes(NamedTuple):
+    """What a scan found in a target: the marks of what is new or changed, and of the folders above; what is deleted."""
+
+    marks: dict[str, Mark]
+    changed: list[str]
+    deleted: list[str]
 
 
 def mount_points_below(root: Path) -> set[str]:
@@ -79,21 +87,34 @@ def _listing(root: int, folder: str) -> list[tuple[str, os.stat_result]]:
     return sorted(rows)
 
 
-def fingerprint(root: Path) -> str:
-    """SHA-256 over names, kinds, modes, sizes and link targets of what lies below ``root``; `""` for nothing.
+def rows(root: Path) -> dict[str, str]:
+    """Path -> kind, mode, size and link target of what lies below ``root``.
 
     ``__pycache__`` is left out, because any import changes it; times are, because they differ from node to node, and
     set-id bits, which are not unpacked.
     """
-    rows: list[bytes] = []
+    out: dict[str, str] = {}
     for path, found in walk(root):
-        if "__pycache__" in path and "__pycache__" in path.split("/"):
-            continue
-        kind = stat.S_IFMT(found.st_mode)
-        size = found.st_size if kind == stat.S_IFREG else 0
-        text = os.readlink(root / path) if kind == stat.S_IFLNK else ""  # of whichever link is there by now
-        rows.append(os.fsencode(f"{path}\0{found.st_mode & ~0o6000:o} {size} {text}"))
-    return hashlib.sha256(b"\n".join(sorted(rows))).hexdigest() if rows else ""
+        if counts(path):
+            size = found.st_size if stat.S_ISREG(found.st_mode) else 0
+            text = os.readlink(root / path) if stat.S_ISLNK(found.st_mode) else ""  # of whichever link is there by now
+            out[path] = row(found.st_mode, size, text)
+    return out
+
+
+def counts(path: str) -> bool:
+    """Whether ``path`` is among the `rows`."""
+    return "__pycache__" not in path or "__pycache__" not in path.split("/")
+
+
+def row(mode: int, size: int, text: str) -> str:
+    return f"{mode & ~0o6000:o} {size} {text}"
+
+
+def fingerprint(found: Mapping[str, str]) -> str:
+    """SHA-256 (hex) of the `rows` of a folder; empty for none."""
+    lines = sorted(os.fsencode(f"{path}\0{text}") for path, text in found.items())
+    return hashlib.sha256(b"\n".join(lines)).hexdigest() if lines else ""
 
 
 def is_empty(root: Path) -> bool:
@@ -107,10 +128,10 @@ def is_empty(root: Path) -> bool:
 
 def snapshot_marks(root: Path) -> dict[str, Mark]:
     """The mark of every entry below ``root``; 30,000 entries take about 0.2 s."""
-    return {path: _mark(found) for path, found in walk(root)}
+    return {path: mark_of(found) for path, found in walk(root)}
 
 
-def _mark(found: os.stat_result) -> Mark:
+def mark_of(found: os.stat_result) -> Mark:
     ino, size, ctime = found.st_ino, found.st_size, found.st_ctime_ns
     if stat.S_ISDIR(found.st_mode):  # its size and ctime follow from its content, which has marks of its own
         ino = size = ctime = 0
@@ -124,3 +145,10 @@ def difference(before: dict[str, Mark], after: dict[str, Mark]) -> tuple[list[st
     folders = {"", *(path for path, mark in after.items() if stat.S_ISDIR(mark.mode))}
     deleted = [path for path in before if path not in after and path.rpartition("/")[0] in folders]
     return changed, sorted(deleted)
+
+
+def above(path: str) -> Iterator[str]:
+    """The folders that ``path`` lies in, `""` last."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bootseer.blocks import tree
 from bootseer.env import inventory, manifest
 from bootseer.env.inventory import Entry
+from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest, inventory_key
 from bootseer.env.unpack import verify_stage
-from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.objects import Store
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +61,21 @@ def everything(store: Store) -> list[SnapshotManifest]:
         except (ConfigError, DataError, NotFoundError) as exc:
             log.warning("%s", exc)
     return sorted(found, key=lambda item: -item.created)
+
+
+def newest_trees(store: Store, document: KeyDocument, keys: Sequence[Ed25519PublicKey], most: int = 4) -> list[str]:
+    """Digests of the trees of the newest snapshots of these targets, as far as they can be had and one of ``keys`` has
+    signed them."""
+    trees = []
+    try:
+        for info in reversed([*store.list(manifest.index_prefix(document))][-most:]):
+            name = "/".join(info.key.split("-")[-2:])
+            found = manifest.decode(store.get(manifest.manifest_key(name), most=manifest.MAX_STORED), name)
+            manifest.check_signed(found, keys)
+            trees.append(found.tree)
+    except BootseerError as exc:
+        log.info("blocks of other snapshots are not shared: %s", exc)
+    return trees
 
 
 def summary(found: SnapshotManifest) -> dict[str, object]:

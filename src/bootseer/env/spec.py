@@ -62,8 +62,8 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     restore: Technique = "auto"
     snapshot: bool = True
     """False: only run the command."""
-    background: bool = False
-    """Publish while the caller goes on (see ``EnvResult.publication``); only where overlays capture."""
+    background: bool = True
+    """Publish while the caller goes on (see ``EnvResult.publication``)."""
     wait: float = 1800.0
     """Longest wait, in seconds, for another node that runs the same command; it ends when that node is seen no more."""
     caller: int = 0
@@ -129,6 +129,8 @@ class Outcome(enum.StrEnum):
     RESTORED_MOUNT = "restored-mount"
     RESTORED_UNPACK = "restored-unpack"
     RAN_AND_PUBLISHED = "ran-and-published"
+    RAN_AND_PUBLISHING = "ran-and-publishing"
+    """It goes on in the background."""
     RAN = "ran"
 
 

@@ -54,7 +54,7 @@ class _Stage:
     def __init__(self, spec: EnvSpec, runner: Callable[[], int], store_url: str, config: Config) -> None:
         self.spec, self.store_url, self.config = spec, store_url, config
         self.timed = Timer()
-        self.execution = Execution(spec, runner, config, self.timed)
+        self.execution = Execution(spec, runner, store_url, config, self.timed)
         self.key = ""
 
     def run(self) -> EnvResult:

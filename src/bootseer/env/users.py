@@ -13,12 +13,17 @@ from bootseer.kernel.child import born
 def users(caller: int = 0) -> list[str]:
     """This process and ``caller``, which goes on when this one has ended (0, and init, are nobody)."""
     pids = [os.getpid(), caller] if caller > 1 else [os.getpid()]
+    return named(pids)
+
+
+def named(pids: Iterable[int]) -> list[str]:
+    """Those of these processes that run, as a record names them."""
     return [name for pid in pids if (name := _named(pid))]
 
 
-def alive(named: Iterable[str]) -> list[str]:
-    """Those of ``named`` that still run."""
-    return [user for user in named if _named(int(user.partition(":")[0])) == user]
+def alive(users: Iterable[str]) -> list[str]:
+    """Those of ``users`` that still run."""
+    return [user for user in users if _named(int(user.partition(":")[0])) == user]
 
 
 def shown(user: str) -> str:

@@ -1,7 +1,7 @@
 """EROFS images in two devices: ``meta`` (all but file contents) and ``data`` (contents), written in pure Python."""
 
-from bootseer.erofs.build import build
-from bootseer.erofs.data import Buffer, Hole
+from bootseer.erofs.build import attributes, build, contents
+from bootseer.erofs.data import Buffer, DataSink, Hole
 from bootseer.erofs.extents import ExtentIndex
 from bootseer.erofs.node import Attrs, Node
 from bootseer.erofs.reader import Reader
@@ -12,6 +12,7 @@ from bootseer.erofs.writer import Writer
 __all__ = [
     "Attrs",
     "Buffer",
+    "DataSink",
     "ExtentIndex",
     "Hole",
     "Inode",
@@ -19,5 +20,7 @@ __all__ = [
     "Reader",
     "Tree",
     "Writer",
+    "attributes",
     "build",
+    "contents",
 ]

@@ -78,12 +78,12 @@ class _Walk:
         self._writer = writer
         self._top = top
         self._links: dict[tuple[int, int], bytes] = {}
-        self._left_out: set[bytes] = set()
+        self._left_out: set[str] = set()
 
     def run(self) -> None:
         fd = os.open(self._top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._writer.add_dir(b"", self._attrs(os.fstat(fd), self._top))
+            self._writer.add_dir(b"", attributes(os.fstat(fd), self._top, self._left_out, self._top))
         finally:
             os.close(fd)
         stack = [b""]
@@ -106,7 +106,7 @@ class _Walk:
             if first != path:
                 self._writer.add_hardlink(path, first)
                 return False
-        attrs = self._attrs(status, full)
+        attrs = attributes(status, full, self._left_out, full)
         if kind == stat.S_IFDIR:
             self._writer.add_dir(path, attrs)
         elif kind == stat.S_IFREG:
@@ -117,23 +117,6 @@ class _Walk:
             self._writer.add_device(path, attrs, kind, status.st_rdev)
         return kind == stat.S_IFDIR
 
-    def _attrs(self, status: os.stat_result, full: bytes) -> Attrs:
-        xattrs: dict[bytes, bytes] = {}
-        try:
-            names = os.listxattr(full, follow_symlinks=False)
-        except OSError as exc:
-            if exc.errno != errno.EOPNOTSUPP:
-                raise
-            names = []
-        for text in names:
-            name = os.fsencode(text)
-            if xattr.representable(name):
-                xattrs[name] = os.getxattr(full, name, follow_symlinks=False)
-            elif name not in self._left_out:
-                self._left_out.add(name)
-                _log.warning("EROFS cannot hold the attribute %s, left out (first at %s)", text, show(full))
-        return Attrs(status.st_mode & 0o7777, status.st_uid, status.st_gid, status.st_mtime_ns, xattrs)
-
     def _file(self, path: bytes, full: bytes, attrs: Attrs, status: os.stat_result) -> None:
         if not status.st_size:
             self._writer.add_file(path, attrs, 0, ())
@@ -143,15 +126,45 @@ class _Walk:
             now = os.fstat(fd)
             if not os.path.samestat(now, status) or not stat.S_ISREG(now.st_mode):
                 raise DataError(f"{show(full)} was replaced while an image was made of it")
-            # fewer blocks than bytes: it has holes
-            sparse = now.st_blocks * 512 < now.st_size
-            pieces = _sparse(fd, status.st_size) if sparse else _pieces(fd, 0, status.st_size)
+            pieces = contents(fd, now)
             self._writer.add_file(path, attrs, status.st_size, pieces)
             then = os.fstat(fd)
             if (then.st_size, then.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
                 raise DataError(f"{show(full)} changed while an image was made of it")
         finally:
             os.close(fd)
+
+
+def attributes(status: os.stat_result, entry: bytes | int, left_out: set[str], shown: bytes = b"") -> Attrs:
+    """Those of ``entry`` (a path, of which a link is not followed, or a descriptor), which has this ``status``. What
+    EROFS cannot hold is named once in the log, and put into ``left_out``."""
+    xattrs: dict[bytes, bytes] = {}
+    links = isinstance(entry, int)
+    try:
+        names = os.listxattr(entry, follow_symlinks=links)
+    except OSError as exc:
+        if exc.errno != errno.EOPNOTSUPP:
+            raise
+        names = []
+    for text in names:
+        name = os.fsencode(text)
+        if xattr.representable(name):
+            xattrs[name] = os.getxattr(entry, name, follow_symlinks=links)
+        elif text not in left_out:
+            left_out.add(text)
+            _log.warning(
+                "EROFS cannot hold the attribute %s, left out (first at %s)",
+                text,
+                show(shown or os.fsencode(str(entry))),
+            )
+    return Attrs(status.st_mode & 0o7777, status.st_uid, status.st_gid, status.st_mtime_ns, xattrs)
+
+
+def contents(fd: int, status: os.stat_result) -> Iterator[Buffer | Hole]:
+    """What the regular file ``fd`` of this ``status`` holds, for `Writer.add_file`."""
+    if status.st_blocks * 512 < status.st_size:  # fewer blocks than bytes: it has holes
+        return _sparse(fd, status.st_size)
+    return _pieces(fd, 0, status.st_size)
 
 
 def _pieces(fd: int, at: int, end: int) -> Iterator[bytes]:

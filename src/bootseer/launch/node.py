@@ -224,7 +224,6 @@ class _Node:
             snapshot=table.enabled,
             wait=table.wait,
             job=self.job.job.name,
-            background=True,
         )
 
         with self._watched():

@@ -68,6 +68,20 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """Of a failure, or why the result was not published; without secrets."""
 
 
+class Handed(NamedTuple):
+    """A lead on its way to another process of this node: see `Lead.hand_on`."""
+
+    folder: str
+    number: int
+    lease: Lease
+
+    def resumed(self, store: Store) -> Lead:
+        """The lead, held by this process now."""
+        lead = Lead(store, self.folder, self.number, self.lease.node, self.lease.failures)
+        lead.resume(self.lease)
+        return lead
+
+
 class Lead:
     """This node does the work. A context manager; at its end the others look for the result, and one of them does the
     work if there is none.
@@ -79,6 +93,7 @@ class Lead:
         self._store, self._folder, self._number = store, folder, number
         self._lease = Lease(node=node, run=uuid.uuid4().hex, failures=failures)
         self._end: Lease | None = None
+        self._handed = False
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
@@ -99,10 +114,23 @@ class Lead:
         faults.point("lease.taken")
         return True
 
+    def hand_on(self) -> Handed:
+        """Give it to who gets what this returns, and has a while to resume it; here it is renewed no more."""
+        self._handed = True
+        self._ended.set()
+        return Handed(self._folder, self._number, self._lease)
+
+    def resume(self, lease: Lease) -> None:
+        """Renew ``lease`` from now on."""
+        self._lease = lease
+        self._thread.start()
+
     def __enter__(self) -> Lead:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if self._handed:
+            return
         self._ended.set()
         self._thread.join(_JOIN)
         if self._thread.is_alive():
@@ -130,11 +158,10 @@ class Lead:
         return self._store.put(_key(self._folder, self._number), msgspec.json.encode(lease), overwrite=overwrite)
 
     def _renew(self) -> None:
-        count = 0
         while not self._ended.wait(RENEWAL):
-            count += 1
+            self._lease = msgspec.structs.replace(self._lease, count=self._lease.count + 1)
             try:
-                self._put(msgspec.structs.replace(self._lease, count=count), overwrite=True)
+                self._put(self._lease, overwrite=True)
             except (BootseerError, OSError) as exc:
                 log.warning("cannot renew the lease; another node may do the same work: %s", exc)
 

@@ -119,6 +119,12 @@ class PackWriter(Closing):
         self._submit()
         self._queue.append(None)
 
+    def put_now(self) -> None:
+        """Have what was written so far put, as far as it is whole batches."""
+        while self._queue:
+            self._take()
+        self._spool.end_pack()
+
     def finish(self, dead: Iterable[tuple[int, int]] = ()) -> Packed:
         """The map, when every pack is put. Blocks wholly inside a ``dead`` (offset, length) become zero blocks."""
         self._submit()

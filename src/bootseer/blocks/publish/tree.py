@@ -13,6 +13,7 @@ from pathlib import Path
 from bootseer import faults
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import LEVEL, PackWriter, Progress
+from bootseer.blocks.publish.spool import PACK_LIMIT
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
 from bootseer.chunks.manifest import MAX_META, TreeManifest, TreeRef, meta_bound, tree_key
@@ -41,13 +42,14 @@ class TreeWriter:
         block_size: int = DEFAULT_BLOCK,
         known: KnownBlocks | None = None,
         progress: Progress | None = None,
+        pack_limit: int = PACK_LIMIT,
     ) -> None:
         """``progress(done, total)``, from any thread, counts bytes put and bytes that are ready to be put."""
         self._progress = progress
         self._lock = threading.Lock()
         self._put_bytes = self._ready_bytes = 0
         self._store = store
-        self.packs = PackWriter(folder, self._keep, block_size=block_size, known=known)
+        self.packs = PackWriter(folder, self._keep, block_size=block_size, known=known, pack_limit=pack_limit)
 
     def __enter__(self) -> TreeWriter:
         return self

@@ -1,0 +1,213 @@
+"""Contents of captured files on their way into a tree: each file is read once, hashed, searched for secrets and placed.
+
+This may begin while the command still runs. What a file held then counts only if the file is the same at the end
+(device, inode, size, times); what was placed in vain is of no file then, and nobody reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from blake3 import blake3
+
+from bootseer import erofs
+from bootseer.env import layer
+from bootseer.env.credentials import WINDOW, SecretScan
+from bootseer.env.inventory import Entry
+from bootseer.env.layer import Item
+from bootseer.erofs import Attrs, Node
+from bootseer.errors import DataError
+from bootseer.kernel import beneath
+
+ALIGN = 64 << 10
+"""Folders whose files have at least so many bytes, and such files, begin and end at a multiple of it: equal ones give
+equal blocks, whatever is beside them."""
+_AT_ONCE = 4 << 20
+_PROBED = 8192
+"""Bytes among which a NUL says that a file is binary; such are not searched, see `SecretScan.look`."""
+
+State = tuple[int, int, int, int, int]
+
+
+class File(NamedTuple):
+    """A regular file to be placed: ``path`` below the descriptor ``root``, as it was listed."""
+
+    root: int
+    path: str
+    status: os.stat_result
+
+
+class LayerContent(NamedTuple):
+    """What layers hold: ``items`` as they were listed, ``entries`` in inventory order, ``own`` those of the first root
+    alone, and (path, what) of the secrets in them; then there are no entries."""
+
+    items: list[Item]
+    entries: list[Entry]
+    own: list[Entry]
+    secrets: list[tuple[str, str]]
+
+
+def read_layers(contents: Contents, targets: int, *roots: Path) -> LayerContent:
+    """Place all that the layer directories ``0``, ``1``, ... of ``roots`` hold; a name that several have is that of the
+    first.
+
+    Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can read;
+    `DataError` when something changes meanwhile, `OSError` when it cannot be read.
+    """
+    items, gone = layer.list_layers(targets, *roots)
+    first = layer.firsts(items)
+    with contextlib.ExitStack() as stack:
+        opened = {root: stack.enter_context(beneath.folder(root)) for root in roots if root.exists()}
+        secrets = contents.finish([File(opened[item.base], item.path, item.status) for item in first.values()])
+    if secrets:
+        return LayerContent(items, [], [], secrets)
+    entries = layer.entries_of(items, first, contents.digest)
+    own = [entry for item, entry in zip(items, entries, strict=True) if item.base == roots[0]]
+    return LayerContent(items, entries, own + layer.entries_of(gone, first, contents.digest), [])
+
+
+def state_of(status: os.stat_result) -> State:
+    """What is equal while nobody changes the file."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class Contents:
+    """Writes the data of a tree to ``sink``, file by file, and then says what its metadata are. One thread."""
+
+    def __init__(self, sink: erofs.DataSink) -> None:
+        self._writer = erofs.Writer(sink, align=ALIGN)
+        self._scan = SecretScan()
+        self._placed: dict[State, tuple[Node, str]] = {}
+        self._aside = Node(stat.S_IFDIR, Attrs(0o700))
+        self._suspects: list[File] = []
+        self._early: set[str] = set()
+        self._left_out: set[str] = set()
+        self.placed_bytes = 0
+
+    def early(self, files: Iterable[File]) -> Iterator[None]:
+        """Place ``files`` while the command still runs, folder by folder, with a pause after each. Of a path that has
+        changed since it was placed nothing is placed early again."""
+        for folder in _by_folder(file for file in files if file.path not in self._early):
+            self._early.update(file.path for file in folder)
+            self._folder(folder, early=True)
+            yield
+
+    def finish(self, files: Sequence[File]) -> list[tuple[str, str]]:
+        """Place what is left of ``files``, all there are at the end; (path, what) of secrets among them, and then not
+        all is placed. Raises `DataError` when one changes meanwhile, `OSError`."""
+        for path in self._early - {file.path for file in files}:
+            self._scan.forget(_below_target(path))
+        for folder in _by_folder(files):
+            self._folder(folder)
+        if found := list(self._scan.findings()):
+            return found
+        for file in self._suspects:  # a wheel from an index brought them
+            self._place(file, believed=True)
+        return []
+
+    def digest(self, status: os.stat_result) -> str:
+        """BLAKE3 (hex) of a file that was placed."""
+        return self._placed[state_of(status)][1]
+
+    def seal(self, items: Sequence[Item], entries: Sequence[Entry]) -> bytes:
+        """The metadata of the tree of ``entries``, those of ``items``."""
+        for item, entry in zip(items, entries, strict=True):
+            name, status, full = os.fsencode(item.path), item.status, os.fsencode(item.full)
+            if entry.kind == "f":
+                self._writer.add_hardlink(name, self._placed[state_of(status)][0])
+            elif entry.kind == "h":
+                self._writer.add_hardlink(name, os.fsencode(entry.data))
+            else:
+                attrs = erofs.attributes(status, full, self._left_out, name)
+                if entry.kind in ("d", "o"):
+                    self._writer.add_dir(name, attrs)
+                elif entry.kind == "l":
+                    self._writer.add_symlink(name, attrs, os.fsencode(entry.data))
+                else:
+                    self._writer.add_device(name, attrs, stat.S_IFCHR, 0)
+        return self._writer.finish()
+
+    def dead(self) -> list[tuple[int, int]]:
+        """What was placed in vain, as of now."""
+        return self._writer.dead_ranges()
+
+    def _folder(self, files: list[File], *, early: bool = False) -> None:
+        files = [file for file in files if state_of(file.status) not in self._placed]
+        aligned = sum(file.status.st_size for file in files) >= ALIGN
+        if aligned:
+            self._writer.begin_layer()
+        for file in files:
+            try:
+                self._place(file)
+            except (DataError, OSError):
+                if not early:
+                    raise
+        if aligned:
+            self._writer.begin_layer()
+        if early:
+            self._suspects.clear()  # looked at again in the end
+
+    def _place(self, file: File, *, believed: bool = False) -> None:
+        state, size = state_of(file.status), file.status.st_size
+        if state in self._placed:
+            return  # another name of it
+        fd = beneath.open_regular(file.path, root=file.root)
+        try:
+            _check(fd, file)
+            hasher = blake3()
+            data = os.read(fd, size) if size <= _AT_ONCE else b""
+            binary = b"\0" in (data[:_PROBED] or os.pread(fd, _PROBED, 0))
+            path = _below_target(file.path)
+            if not binary and not believed and self._scan.look(path, [data] if data else _windows(fd)):
+                self._suspects.append(file)
+                return
+            pieces: Iterable[erofs.Buffer | erofs.Hole] = [data]
+            if len(data) < size or file.status.st_blocks * 512 < size:
+                pieces = erofs.contents(fd, file.status)
+            attrs = erofs.attributes(file.status, fd, self._left_out, os.fsencode(path))
+            node = self._writer.add_file(b"file", attrs, size, _hashed(pieces, hasher) if size else (), at=self._aside)
+            _check(fd, file)
+        finally:
+            os.close(fd)
+        self._placed[state] = node, str(hasher.hexdigest())
+        self.placed_bytes += size
+
+
+def _check(fd: int, file: File) -> None:
+    if state_of(os.fstat(fd)) != state_of(file.status):
+        raise DataError(f"{_below_target(file.path)} changed while it was captured")
+
+
+def _below_target(path: str) -> str:
+    return path.partition("/")[2]
+
+
+def _by_folder(files: Iterable[File]) -> Iterator[list[File]]:
+    def folder(file: File) -> str:
+        return os.path.dirname(file.path)
+
+    for _, group in itertools.groupby(sorted(files, key=lambda file: os.path.split(file.path)), folder):
+        yield list(group)
+
+
+def _windows(fd: int) -> Iterator[bytes]:
+    at = 0
+    while window := os.pread(fd, WINDOW, at):
+        at += len(window)
+        yield window
+
+
+def _hashed(pieces: Iterable[erofs.Buffer | erofs.Hole], hasher: blake3) -> Iterator[erofs.Buffer | erofs.Hole]:
+    for piece in pieces:
+        if isinstance(piece, erofs.Hole):
+            for at in range(0, piece.length, WINDOW):
+                hasher.update(bytes(min(WINDOW, piece.length - at)))
+        else:
+            hasher.update(piece)
+        yield piece

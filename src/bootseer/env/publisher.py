@@ -1,0 +1,231 @@
+"""The publisher: what a set-up command makes, on its way to being a snapshot.
+
+``python -m bootseer.env.publisher FD`` is the process of a `Publication`; who waits for it anyway uses `Work` itself.
+The process takes two messages from FD: one that the command begins, and, when something can be read from its standard
+input, another that it has succeeded. Meanwhile it stores files that have settled in the upper layers. It says at the
+end that the snapshot is published, or why not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import pickle
+import select
+import signal
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bootseer import faults
+from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.tree import TreeWriter
+from bootseer.chunks.blockmap import DEFAULT_BLOCK
+from bootseer.env import layer, leads, place, pyc, scan, snapshots
+from bootseer.env.contents import Contents, File, read_layers
+from bootseer.env.publication import Begin, End
+from bootseer.env.publish import Made, publish
+from bootseer.env.unpack import undoing
+from bootseer.errors import BootseerError, ConfigError, DataError
+from bootseer.folders import private_folder
+from bootseer.kernel import background, beneath
+from bootseer.kernel.removal import discard_tree
+from bootseer.objects import open_store, signature
+
+log = logging.getLogger(__name__)
+
+_SETTLED = 2.0
+"""Seconds without a change after which a file counts as finished."""
+_ROUND, _SHARE = 1.0, 10.0
+"""Seconds between two looks for such files; at least so many times what the look took."""
+_PACK = 16 << 20
+"""Bytes of a stored object: while one is sent the next is made."""
+
+
+class Work:
+    """Context manager; `settled` may be called while the command runs, then `publish` once."""
+
+    def __init__(self, begin: Begin) -> None:
+        self._begin, self._spec = begin, begin.spec
+        self._stack = contextlib.ExitStack()
+        config = begin.config
+        self._may_publish = bool(config.sign_key) or not (config.verify_key or config.require_signature)
+
+    def __enter__(self) -> Work:
+        with self._stack as stack:
+            self._work = self._folder(stack)
+            self.store = open_store(self._begin.store_url)
+            self._tree = stack.enter_context(TreeWriter(self.store, self._work, known=self._known(), pack_limit=_PACK))
+            self._contents = Contents(self._tree.packs)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _folder(self, stack: contextlib.ExitStack) -> Path:
+        """In the area of the overlays; else beside the first target: there it is most likely on its file system, where
+        hard links stage gigabytes in a moment, and the next start removes what is left of it."""
+        if not self._begin.area:
+            with contextlib.suppress(PermissionError, ConfigError):
+                return stack.enter_context(undoing(self._spec.targets[0])).folder
+        base = Path(self._begin.area or private_folder(Path(self._begin.config.cache_dir), sub="env"))
+        folder = Path(tempfile.mkdtemp(prefix="publication-", dir=base))
+        stack.callback(discard_tree, folder)
+        return folder
+
+    def _known(self) -> KnownBlocks | None:
+        """The blocks of the newest snapshots of these targets: of one that was damaged none, which would stay so."""
+        if self._begin.replaces is not None:
+            return None
+        keys = signature.trusted_keys(self._begin.config)
+        trees = snapshots.newest_trees(self.store, self._begin.document, keys)
+        return KnownBlocks.of_trees(self.store, trees, DEFAULT_BLOCK)
+
+    def settled(self, stop: Callable[[], bool]) -> None:
+        """Store the files of the upper layers that nobody has changed for a while, until it is to ``stop``."""
+        upper = Path(self._begin.area, "upper")
+        now = time.time()
+        if not self._may_publish:
+            return
+        with beneath.folder(upper) as root:
+            files = [
+                File(root, path, status)
+                for path, status in scan.walk(upper)
+                if stat.S_ISREG(status.st_mode) and now - status.st_ctime > _SETTLED
+            ]
+            for _ in self._contents.early(files):
+                faults.point("env.publish.early")
+                if stop():
+                    return
+        self._tree.packs.put_now()
+
+    def publish(self, end: End) -> tuple[bool, str]:
+        """(published, why not). Raises `BootseerError`, `OSError` when it could not be."""
+        begin, targets = self._begin, range(len(self._spec.targets))
+        if not self._may_publish:
+            return False, "not published: snapshots must be signed here, and no sign_key is set"
+        faults.point("env.publish.before-capture")
+        layers = self._staged(end) if end.changes else Path(begin.area, "upper")
+        compiled = self._work / "compiled"
+        for number, target in enumerate(self._spec.targets):
+            pyc.compile_missing(self._spec, target, layers / str(number), compiled / str(number))
+        faults.point("env.publish.before-build")
+        found = read_layers(self._contents, len(targets), layers, compiled)
+        if found.secrets:
+            path, what = found.secrets[0]
+            log.warning("not published: %s in %s (%d in all)", what, path, len(found.secrets))
+            return False, f"not published: {what} in {path}"
+        faults.point("env.publish.before-tree")
+        ref = self._tree.seal(self._contents.seal(found.items, found.entries), self._contents.dead())
+        rows = [layer.merged(begin.base[number], found.own, number) for number in targets]
+        read = lambda name, most: _head(layers / name, most)  # noqa: E731
+        seen = leads.added(self._spec, begin.config, end.inputs, found.own, read, end.began)
+        made = Made(
+            inputs=seen,
+            tree=ref,
+            entries=found.entries,
+            base=[scan.fingerprint(base) for base in begin.base],
+            result=[scan.fingerprint(found) for found in rows],
+            seconds=end.seconds,
+        )
+        unchanged = lambda: layer.check_unchanged(layers, found.own)  # noqa: E731
+        done = publish(self.store, begin.document, made, begin.replaces, unchanged, begin.config.sign_key)
+        return done, "" if done else "not published: there is a snapshot of this key already"
+
+    def _staged(self, end: End) -> Path:
+        """The layers of what a scan found, as hard links: read beside a job, which may change its own files."""
+        base = self._work / "layers"
+        for number, (target, changes) in enumerate(zip(self._spec.targets, end.changes, strict=True)):
+            with place.opened(target, make=True) as host:
+                layer.stage_layer(host, base / str(number), changes.changed, changes.deleted, changes.marks)
+            for path, status in scan.walk(base / str(number)):
+                mark = changes.marks.get(path)
+                if (
+                    mark
+                    and (status.st_size, status.st_mtime_ns) != (mark.size, mark.mtime_ns)
+                    and not stat.S_ISDIR(status.st_mode)
+                ):
+                    raise DataError(f"{path} changed before it was captured")
+        return base
+
+
+def _head(path: Path, most: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(most)
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+    )
+    background.call_it("bootseer-env")
+    fd, answer = int(sys.argv[1]), os.dup(1)
+    os.dup2(2, 1)
+    messages = io.BytesIO(os.pread(fd, os.fstat(fd).st_size, 0))
+    begin: Begin = pickle.load(messages)
+    signal.signal(signal.SIGTERM, _cancelled)
+    try:
+        with contextlib.ExitStack() as stack:
+            work = Work(begin)
+            if begin.area:
+                stack.enter_context(work)
+            if not _await_end(work if begin.area else None):
+                log.info("the command did not succeed, or who ran it has ended: nothing is published")
+                return 0
+            end: End = pickle.loads(os.pread(fd, os.fstat(fd).st_size, messages.tell()))
+            lead = end.lead and stack.enter_context(end.lead.resumed(open_store(begin.store_url)))
+            if not end.alone:
+                threading.Thread(target=_end_with_caller, name="caller", daemon=True).start()
+            if not begin.area:
+                stack.enter_context(work)
+            try:
+                done, why = work.publish(end)
+            except (BootseerError, OSError) as exc:
+                done, why = False, f"not published: {exc}"
+            if lead and not done:
+                lead.unshared(why)
+    except (BootseerError, OSError) as exc:
+        log.warning("the snapshot was not published: %s", exc)
+        done, why = False, f"not published: {exc}"
+    log.info("snapshot %s: %s", begin.document.key[:12], "published" if done else why)
+    with contextlib.suppress(OSError):  # nobody waits for it
+        os.write(answer, (b"published" if done else why.encode(errors="replace")))
+    return 0
+
+
+def _await_end(work: Work | None) -> bool:
+    """Whether the command has succeeded. Until then what has settled is stored."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    pause = _ROUND
+    while not poll.poll(int(pause * 1000) if work else None):
+        assert work
+        looked = time.monotonic()
+        try:
+            work.settled(lambda: bool(poll.poll(0)))
+        except OSError as exc:  # of the store, too: then the end says so
+            log.info("nothing is stored for now: %s", exc)
+        pause = max(_ROUND, _SHARE * (time.monotonic() - looked))
+    return bool(os.read(0, 1))
+
+
+def _end_with_caller() -> None:
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _cancelled(number: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
