@@ -197,7 +197,7 @@ class _Load:
             info = self._storage.get(item.storage_index)
             if info is None:
                 raise DataError(f"{self._folder.url} does not say where {item.storage_index.fqn} is")
-            if info.transform_descriptors:
+            if getattr(info, "transform_descriptors", None):  # torch 2.6 has none
                 raise UnsupportedError(
                     f"{self._folder.url} was written with extensions of DCP: {', '.join(info.transform_descriptors)}",
                     hint="load it with torch's own reader, from `bootseer fs mount`",
