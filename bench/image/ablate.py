@@ -53,7 +53,7 @@ class Ablation(rounds.Bench):
     def _with(self, part: Part, how: str, number: int) -> Run:
         with self.place() as place:
             order = self.ours(place, "bench")
-            order.environ = {**part.both, **(part.settings if how == WITHOUT else {})}
+            order.environ = dict(part.settings) if how == WITHOUT else {}
             order.server = [*SERVER, part.name, how]
             return self.outcome(f"{part.name}:{how}", number, order)
 

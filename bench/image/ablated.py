@@ -52,20 +52,14 @@ class Part(NamedTuple):
     """Of the percentage of a start's time that the part saves."""
     patch: Patch | None = None
     settings: Mapping[str, str] = NONE
-    both: Mapping[str, str] = NONE
-    """Settings of the starts with the part, too."""
     frozen: bool = False
     """Whether all starts of this comparison read from a store that leaves one range unanswered for a while."""
 
 
-NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 PARTS = [
     Part("hotpack", "the hot list comes in ranges of the packs", ">= 5",
          patch=Patch("bootseer.blocks.fetch.prefetch", "newest_pack", lambda *args: None)),
     Part("readahead", "nothing is read ahead of the job", ">= 5", settings={"BOOTSEER_READAHEAD": "false"}),
-    # The end of the recording begins the background fill, which is no part of this comparison.
-    Part("recording", "nothing is recorded", ">= -2", settings={"BOOTSEER_RECORD_SECONDS": "0.001"}, both=NO_FILL),
-    Part("background-fill", "the rest of the image stays in the store", ">= -2", settings=NO_FILL),
     Part("sync-rest", "the cache is synced from the start on", ">= 5",
          patch=Patch("bootseer.blocks.serving.fetcher_process", "_REST_SECONDS", 0.0)),
     Part("hung-range", "the hot stream waits for a range that hangs", ">= 5", frozen=True,

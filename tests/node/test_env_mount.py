@@ -177,6 +177,8 @@ def test_the_other_node_sees_exactly_what_the_command_made(one: Node, two: Node,
 def test_what_was_verified_block_by_block_is_not_read_again(
     one: Node, two: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for node in (one, two):
+        base(node.host)
     one.run(fill)
     monkeypatch.setattr("bootseer.env.layer.blake3", None)
     assert two.run(fill, restore="unpack").outcome is Outcome.RESTORED_UNPACK

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer.env import EnvSpec, Target, key, keyfile, resolve_in
+from bootseer.env import EnvSpec, Target, key, keyfile, resolve_in, variables
 from bootseer.env.canonical import canonical
 from bootseer.env.explain import changes, explain
 from bootseer.env.key import KeyDocument, document_from
@@ -36,7 +37,8 @@ def spec(folder: Path, **changed: object) -> EnvSpec:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(variables.SETTINGS, "pip", variables.SETTINGS["pip"][1:])  # not those of this machine
     (tmp_path / "requirements.txt").write_text("torch==2.5.0\n-r more.txt\n")
     (tmp_path / "more.txt").write_text("numpy==2.0\n")
     return tmp_path
@@ -348,3 +350,109 @@ def test_links_of_a_container_stay_inside_it(tmp_path: Path) -> None:
     assert resolve_in(root, "/../../x") == root / "x"
     with pytest.raises(ConfigError, match="too many symbolic links"):
         resolve_in(root, "/loop/x")
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (["sh", "-c", "pip install -r ${REQ}/r.txt"], ""),
+        (["sh", "-c", "echo $REQ"], ""),
+        (["bash", "setup.sh"], "pip install -r $REQ/r.txt\n"),
+        (["bash", "setup.sh"], ". ./inner.sh\n"),
+        (["bash", "setup.sh"], 'source "$(dirname "$0")/inner.sh"\n'),
+        (["bash", "setup.sh"], '. "$(cd "$(dirname "$0")" && pwd)/inner.sh"\n'),
+        (["bash", "setup.sh"], "if true; then\nREQ=1\nfi\necho $REQ\n"),
+        (["bash", "setup.sh"], "echo ${REQ:-default}\nREQ=1\n"),
+        (["python3", "setup.sh"], "import os\nprint(os.environ['REQ'])\n"),
+        (["python3", "setup.sh"], "import os\nprint(os.environ.get('REQ'), os.getenv('X'))\n"),
+        (["pip", "install", "-r", "setup.sh"], "https://${REQ}@host/x.whl\n"),
+    ],
+)
+def test_a_variable_in_the_text_counts(folder: Path, command: list[str], script: str) -> None:
+    """Its value decides what is read or done; it is kept as a digest alone."""
+    (folder / "setup.sh").write_text(script)
+    (folder / "inner.sh").write_text("echo $REQ")
+    documents = [
+        key.build(spec(folder, command=tuple(command), environ=environ))
+        for environ in ({"REQ": "/data/first"}, {"REQ": "/data/second"}, {"REQ": "/data/first", "OTHER": "1"}, {})
+    ]
+    assert len({document.key for document in documents}) == 3
+    assert documents[0].key == documents[2].key
+    assert "/data" not in str([document.env for document in documents])
+    assert changes(documents[0], documents[1])[0].startswith("variable REQ changed: <digest ")
+    assert changes(documents[0], documents[3])[0].endswith("-> unset")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "REQ=1; echo $REQ",
+        "set -e\nexport REQ=/x\nif true; then echo $REQ; fi",
+        "for REQ in a b; do echo $REQ; done",
+        "echo REQ $HOME $SLURM_JOB_ID $RANK $PATH $TMPDIR ${SLURM_NODELIST%%,*} $HOSTNAME $RANDOM",
+    ],
+)
+def test_what_a_script_sets_and_what_is_of_one_start_does_not_count(folder: Path, text: str) -> None:
+    names = ("REQ", "HOME", "SLURM_JOB_ID", "RANK", "PATH", "TMPDIR", "SLURM_NODELIST", "HOSTNAME", "RANDOM")
+    found = [
+        key.build(spec(folder, command=("sh", "-c", text), python=sys.executable, environ=dict.fromkeys(names, value)))
+        for value in ("1", "2")
+    ]
+    assert found[0] == found[1]
+
+
+def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
+    home = folder / "home"
+    (home / ".config/pip").mkdir(parents=True)
+
+    def build(command: str, **environ: str) -> str:
+        asked = spec(folder, command=("sh", "-c", command), environ={"HOME": str(home), **environ})
+        return key.build(asked).key
+
+    for tool, name in (
+        ("pip install x", "PIP_INDEX_URL"),
+        ("python3 -m pip install x", "PIP_CONSTRAINT"),
+        ("/opt/uv pip sync r.txt", "UV_LINK_MODE"),
+        ("npm ci", "npm_config_registry"),
+        ("cargo install x", "RUSTFLAGS"),
+        ("micromamba create", "CONDA_CHANNELS"),
+    ):
+        assert build(tool) == build(tool, PIP_CACHE_DIR="/x", UV_CACHE_DIR="/x", CARGO_HOME="/x", PIP_TIMEOUT="9")
+        assert build(tool) != build(tool, **{name: "https://index/one"})
+        assert build("make") == build("make", **{name: "https://index/one"})
+        first, second = (build(tool, **{name: f"https://user:{word}@index/one"}) for word in ("a", "b"))
+        assert first == second
+    for tool, path, lines in (
+        (
+            "pip install x",
+            ".config/pip/pip.conf",
+            ("[global]", "index-url = https://u:{}@one", "index-url = https://two"),
+        ),
+        ("npm ci", ".npmrc", ("x=1", "//host/:_authToken={}", "registry=https://two")),
+        ("uv sync", ".config/uv/uv.toml", ("", "index-url = 'https://u:{}@one'", "index-url = 'https://two'")),
+    ):
+        keys = []
+        for text in (
+            f"{lines[0]}\n",
+            *(f"{lines[0]}\n{lines[1].format(word)}\n" for word in "ab"),
+            f"{lines[0]}\n{lines[2]}\n",
+        ):
+            (home / path).parent.mkdir(parents=True, exist_ok=True)
+            (home / path).write_text(text)
+            keys.append(build(tool))
+        assert keys[1] == keys[2] != keys[3]
+        assert build("make") == build("make")
+        assert tool == "npm ci" or keys[0] != keys[1]
+
+
+def test_a_private_file_that_a_script_names_is_not_read_by_root(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("for root")
+    secret = tmp_path_factory.mktemp("other") / "login.sh"
+    secret.write_text("export A=correct-horse")
+    secret.chmod(0o600)
+    (folder / "setup.sh").write_text(f". {secret}\n")
+    document = key.build(spec(folder, command=("bash", "setup.sh")))
+    assert list(document.files) == ["setup.sh"]

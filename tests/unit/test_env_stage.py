@@ -160,16 +160,10 @@ def test_a_container_without_a_digest_gets_no_snapshot(site: Site) -> None:
     assert "not known by a digest" in result.reason
 
 
-def test_reads_that_cannot_be_observed_are_said_at_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    seen: list[str] = []
-
-    def runner() -> int:
-        seen.append(caplog.text)
-        return site.command("a")()
-
-    spec = site.spec("a", mounts=((str(site.root / "nothing"), "/data"),))
-    result = env.run(spec, runner, store_url=str(site.store), config=site.config("a"))
-    assert "what the command reads is not observed" in seen[0]
+def test_reads_that_cannot_be_observed_are_said(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """As by root, whose runtime tells nobody of its container, and by others."""
+    result = site.run("a", mounts=((str(site.root / "nothing"), "/data"),))
+    assert "only its stated inputs count" in caplog.text
     assert result.outcome is Outcome.RAN_AND_PUBLISHED
     assert "only its stated inputs count" in result.reason
     assert "only its stated inputs count" in site.run("b", mounts=((str(site.root / "nothing"), "/data"),)).reason
@@ -798,7 +792,7 @@ HOSTILE = {
     "a name of the kernel's": {"files": {"/sys/kernel/tracing/trace_pipe": "0" * 64}},
     "an alias": {"files": {"/etc/./passwd": "0" * 64}},
     "a name in a folder that leads out": {"folders": {"/etc": ["../x.py"]}},
-    "names without end": {"folders": {"/etc": [f"{number}.py" for number in range(20_000)]}},
+    "names without end": {"folders": {"/etc": [f"{number}.py" for number in range(40_000)]}},
 }
 
 

@@ -147,7 +147,7 @@ def test_a_small_file_is_opened_once(site: Site, monkeypatch: pytest.MonkeyPatch
     extract(site.store, site.digest, site.folder / "plain")
     of_files = {path: count for path, count in opened.items() if b"/.bootseer-extract-" in path and path[-1:].isdigit()}
     assert len(of_files) > 50
-    assert sum(count > 1 for count in of_files.values()) <= 3  # those of several blocks
+    assert sum(count > 1 for count in of_files.values()) <= 5  # those of several blocks: a-big, again, middle, ...
 
 
 def test_into_a_folder_with_things_in_it(site: Site) -> None:

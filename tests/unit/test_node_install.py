@@ -67,11 +67,6 @@ def test_the_unit_of_something_else_stays(unit: Path) -> None:
     assert unit.read_text() == text
 
 
-def test_units_of_what_is_now_a_part(unit: Path) -> None:
-    (old := unit.with_name("bootseer-csi.service")).touch()
-    assert f"systemctl disable --now bootseer-csi && rm {old}" in node("install", unit, "--csi").output
-
-
 def test_two_at_once_do_not_drop_each_others_part(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bootseer.cli.node_install._LOCK_SECONDS", 0.1)
     node("install", unit)

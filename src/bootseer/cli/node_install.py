@@ -117,9 +117,6 @@ def install(
             wrong += site.check(site.settings(), slurm_dir, seconds)
         except BootseerError as exc:
             wrong.append(f"Slurm's settings were not looked at: {exc}")
-    for old in (unit.with_name(f"bootseer-{part}.service") for part in ("containerd", "csi")):
-        if old.exists():
-            wrong.append(f"{unit.name} does what {old} did: systemctl disable --now {old.stem} && rm {old}")
     lines = [f"wrote {path}" for path in wrote]
     if not check:
         lines += [f"the unit keeps what it had: {shlex.join(kept)}"] if kept else []

@@ -89,6 +89,7 @@ _URL_TOKEN = re.compile(rb"://([A-Za-z0-9_.~%=+-]{20,256})@[A-Za-z0-9\[]")
 _AWS = re.compile(rb"(?i)aws_secret_access_key[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+=]{16,128})(?![\w(.])")
 _KUBE = re.compile(rb"client-key-data:\s*[A-Za-z0-9+/=]{64}")
 _NPM = re.compile(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=\s*(?!\$\{)\S+")
+_NPM_LOGIN = re.compile(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=[^\n]*\n?|^\s*(?:\S*:)?username\s*=[^\n]*\n?")
 _NETRC = re.compile(rb"(?m)^\s*(?:machine\s+\S+|default)\b(?s:.){0,200}?\bpassword\s+\S+")
 _INI_PASSWORD = re.compile(rb"(?mi)^\s*(?:password|secret_key|gs_oauth2_refresh_token)\s*[=:]\s*\S+")
 _PGPASS = re.compile(rb"(?m)^[^#\s:]+:[^:\n]*:[^:\n]*:[^:\n]*:\S+")
@@ -176,6 +177,11 @@ def only_credentials(name: str) -> bool:
 def holds_credentials(name: str) -> bool:
     """Whether a file called ``name`` is one of those of which no text is shown."""
     return only_credentials(name) or _is_dotenv(name) or name.endswith((".pem", ".key"))
+
+
+def without_logins(name: str, data: bytes) -> bytes:
+    """The settings of npm without its logins; any other file as it is."""
+    return _NPM_LOGIN.sub(b"", data) if name == ".npmrc" else data
 
 
 def holds_password(name: str, data: bytes) -> bool:

@@ -8,6 +8,7 @@ Of byte code its source counts.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import logging
@@ -18,8 +19,10 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import msgspec
+from blake3 import blake3
 
 import bootseer
 from bootseer.config import Config
@@ -38,16 +41,15 @@ from bootseer.kernel.opens import FileState, Opens, state_of
 
 log = logging.getLogger(__name__)
 
-MAX_FILES = 10_000
+MAX_FILES = 30_000
 MAX_SLOW = 64
 """Files of which the digest is a slow one: about 10 ms each."""
-MAX_BYTES = 1 << 30
-"""More than that is not hashed at each start: then the inputs count as not observed."""
-_SECONDS = 60.0
+SECONDS = 60.0
 """For the digests that a lookup compares."""
+_PUBLISHING_SECONDS = 1800.0
 _TEXT = 1 << 20
 _LARGE = 4 << 20
-"""Digests of larger files, which are programs, are remembered on the node."""
+"""Digests of larger files, which are programs and libraries, are BLAKE3, and remembered on the node."""
 _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
 _SYSTEM += ["/var/lib", "/var/cache"]
 _SHARED_MEMORY = "/dev/shm/"
@@ -60,6 +62,8 @@ _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap",
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
 _SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
+_NEVER = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL}
+"""A kernel or a container that lets nobody observe; other errors pass."""
 CLOCK_REALTIME_COARSE = 5
 
 
@@ -82,16 +86,15 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Digests:
-    """Digests of files on this node, named as the job of ``spec`` sees them, each computed once. Bounded in bytes, and
-    in slow digests and seconds, as others choose the names that are looked up: what comes later counts as unknown."""
+    """Digests of files on this node, named as the job of ``spec`` sees them, each computed once. Bounded in seconds and
+    in slow digests, as others choose the names that are looked up: what comes later counts as unknown."""
 
-    def __init__(self, spec: EnvSpec, config: Config) -> None:
+    def __init__(self, spec: EnvSpec, config: Config, seconds: float = SECONDS) -> None:
         self._spec = spec
         self._config = config
         self._known: dict[str, str] = {}
-        self._left = MAX_BYTES
         self._slow_left = MAX_SLOW
-        self._until = time.monotonic() + _SECONDS
+        self._until = time.monotonic() + seconds
 
     def of(self, path: str) -> str:
         """Empty when there is no such regular file, ``"?"`` when it cannot be read or is too much."""
@@ -110,16 +113,13 @@ class Digests:
             return ""
         with open(fd, "rb") as file:
             info = os.fstat(fd)
-            self._left -= info.st_size
-            if self._left < 0:
-                return "?"
             try:
                 if info.st_size <= _TEXT:
                     data = file.read(info.st_size + 1)  # in /proc there are files without an end, and without a size
                     return self._of_text(os.path.basename(path), data) if len(data or b"") == info.st_size else "?"
                 if info.st_size <= _LARGE:
                     return hashlib.file_digest(file, "sha256").hexdigest()
-                return remembered.digest(self._config, fd)
+                return remembered.fact(self._config, fd, "blake3", lambda: self._of_large(file))
             except OSError:
                 return "?"
 
@@ -129,6 +129,14 @@ class Digests:
             return hashlib.sha256(data).hexdigest()
         self._slow_left -= 1
         return slow_digest(data) if self._slow_left >= 0 else "?"
+
+    def _of_large(self, file: BinaryIO) -> str:
+        hasher = blake3()
+        while block := file.read(_TEXT):
+            if time.monotonic() > self._until:
+                raise TimeoutError
+            hasher.update(block)
+        return str(hasher.hexdigest())
 
     def difference(self, inputs: Observed) -> str:
         """What of ``inputs`` is here otherwise than there; empty when nothing is."""
@@ -218,8 +226,11 @@ class Observer:
 
     def __init__(self, spec: EnvSpec, config: Config) -> None:
         self.unobserved = ""
-        """Why it cannot; `result` has what went wrong while the command ran, too."""
+        """Why it cannot be observed by nature: another start of it will not be, either."""
+        self._failure = ""
+        """By which accident nothing is to be published."""
         self._opens: Opens | None = None
+        self._found: dict[str, FileState] = {}
         self._spec, self._config, self._began = spec, config, 0
         self._excluded = _excluded(spec, config)
         if spec.contained and not spec.mounts:
@@ -227,7 +238,7 @@ class Observer:
         if os.geteuid() != 0:
             self.unobserved = "that needs root"
         else:
-            self._opens = Opens(spec.mounts if spec.contained else (), self._excluded)
+            self._opens = Opens([inside for _, inside in spec.mounts] if spec.contained else (), self._excluded)
 
     def __enter__(self) -> Observer:
         if self._opens:
@@ -235,7 +246,11 @@ class Observer:
             try:
                 self._opens.begin()
             except OSError as exc:
-                self._opens, self.unobserved = None, f"the kernel refused it: {exc.strerror}"
+                self._opens = None
+                if exc.errno in _NEVER:
+                    self.unobserved = f"the kernel refused it: {exc.strerror}"
+                else:
+                    self._failure = f"what the command reads cannot be observed now: {exc.strerror}"
         if self.unobserved:
             log.warning("what the command reads is not observed: %s; only its stated inputs count", self.unobserved)
         return self
@@ -243,35 +258,43 @@ class Observer:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if self._opens:
             self._opens.end()
+            if kind is None:
+                self._settle(self._opens)
+
+    def _settle(self, opens: Opens) -> None:
+        """What counts of what was opened, and whether it is still as it was, before the job may write."""
+        programs = opens.started & _ELSEWHERE
+        self.unobserved = opens.beyond or (f"it started {min(programs)}" if programs else "")
+        self._failure = opens.failure and f"what the command read is not known: {opens.failure}"
+        if not self.unobserved and not self._failure:
+            try:
+                self._found = self._inputs(opens)
+            except DataError as exc:
+                self._failure = exc.message
 
     def result(self) -> Observed:
-        """Raises `DataError` when a file changed after the command had opened it: what it read is not known then."""
-        if self._opens is None:
+        """Raises `DataError` when it is not known what the command read: by an accident, or because a file changed
+        after the command had opened it. Also to be called while the job runs: files are hashed now, and count only if
+        they are still as they were when the command ended."""
+        if self._failure:
+            raise DataError(self._failure)
+        if self._opens is None or self.unobserved:
+            if self._opens:
+                log.warning("what the command read is not known: %s; only its stated inputs count", self.unobserved)
             return Observed(unobserved=self.unobserved)
-        seen = self._opens.seen
-        programs = {os.path.basename(path) for path in seen} & _ELSEWHERE
-        why = self._opens.failure or (f"it started {min(programs)}" if programs else "")
-        found = {} if why else self._inputs(self._opens)
-        folders = {} if why else self._folders(self._opens, found)
-        names = itertools.chain(found, folders, *folders.values())
-        if self.unobserved:
-            why = self.unobserved
-        elif any("\udc80" <= char <= "\udcff" for char in "".join(names)):
-            why = "it read a file whose name is not UTF-8"
-        elif max(len(found), sum(map(len, folders.values()))) > MAX_FILES:
-            why = f"it read more than {MAX_FILES} files"
-        elif sum(state.size for state in found.values()) > MAX_BYTES:
-            why = f"it read more than {MAX_BYTES >> 20} MiB"
-        if why:
-            log.warning("what the command read is not known: %s; only its stated inputs count", why)
-            return Observed(unobserved=why)
-        digests = Digests(self._spec, self._config)
-        files = {path: digests.of(path) for path in found}
-        for path, state in found.items():
+        folders = self._folders(self._opens, self._found)
+        names = itertools.chain(self._found, folders, *folders.values())
+        if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
+            return Observed(unobserved="it read a file whose name is not UTF-8")
+        if max(len(self._found), sum(map(len, folders.values()))) > MAX_FILES:
+            raise DataError(f"the command read more than {MAX_FILES} files that count")
+        digests = Digests(self._spec, self._config, _PUBLISHING_SECONDS)
+        files = {path: digests.of(path) for path in self._found}
+        for path, state in self._found.items():
             if self._state(path) != state:
                 raise DataError(f"{path} changed while the command ran")
             if files[path] == "?":
-                return Observed(unobserved=f"{path} cannot be read")
+                raise DataError(f"{path}, which the command read, cannot be read")
         return Observed(files, folders)
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:
@@ -281,6 +304,7 @@ class Observer:
                 continue
             is_written = state.file in opens.written
             changed = self._state(path) != state or (is_written and state.ctime >= self._began)
+            changed = changed or state.mtime >= self._began > state.born  # by others, before or after it was opened
             if changed and (state.born >= self._began or (is_written and state.file not in opens.read)):
                 continue  # the command made it, or only wrote to it, as to a log
             if is_written and not state.born:  # NFS, ramfs, tmpfs of old kernels

@@ -19,10 +19,10 @@ from pathlib import Path
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import remembered
+from bootseer.env import remembered, variables
 from bootseer.env.canonical import sha256_of
 from bootseer.env.credentials import remove_from_command, remove_from_variable
-from bootseer.env.keyfile import FileInput, KeyFiles
+from bootseer.env.keyfile import MOST, FileInput, KeyFiles
 from bootseer.env.scan import mount_points_below
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import ConfigError, DataError
@@ -95,15 +95,17 @@ def build(spec: EnvSpec, config: Config | None = None) -> KeyDocument:
     """The document of ``spec`` on this node, with what the node cache of ``config`` remembers of files. Raises
     `ConfigError` for unusable key files and interpreters."""
     contained = spec.contained
+    files = _files(spec, config)
+    texts = [*spec.command, *files.texts.values()]
     return KeyDocument(
         targets=[target.path for target in spec.targets],
         command=remove_from_command(spec.command),
         cwd=spec.cwd if contained else os.path.realpath(spec.folder),
         mounts=_mounts(spec),
-        files=_files(spec, config),
+        files=dict(sorted(files.found.items())),
         env={
             name: None if (value := spec.env.get(name)) is None else remove_from_variable(name, value)
-            for name in sorted(set(spec.key_env))
+            for name in sorted({*spec.key_env, *variables.counted(texts, spec.env, all_tools=contained)})
         },
         image=spec.image_digest,
         python=describe(find_python(spec), config),
@@ -168,7 +170,7 @@ def _is_below(path: str, folder: str) -> bool:
     return (path.rstrip("/") + "/").startswith(folder.rstrip("/") + "/")
 
 
-def _files(spec: EnvSpec, config: Config | None) -> dict[str, FileInput]:
+def _files(spec: EnvSpec, config: Config | None) -> KeyFiles:
     files = KeyFiles(spec, config)
     for given in spec.key_files:
         files.add(_document_name(given, files.found), spec.folder / given, required=True)
@@ -177,7 +179,29 @@ def _files(spec: EnvSpec, config: Config | None) -> dict[str, FileInput]:
         path = spec.folder / word
         if word not in files.found and path.is_file() and not _inside_target(spec, path):
             files.add(word, path, required=False)
-    return dict(sorted(files.found.items()))
+    if not spec.contained:
+        _add_named(spec, files)
+    return files
+
+
+def _add_named(spec: EnvSpec, files: KeyFiles) -> None:
+    """What the command's text and its scripts name, and the settings of the installers in them."""
+    todo = [("", text) for text in spec.command if " " in text] + list(files.texts.items())
+    while todo:
+        by, text = todo.pop(0)
+        for name, path in variables.files_named(text, by, spec.env):
+            whole = spec.folder / path
+            if (
+                name not in files.found
+                and len(files.found) < MOST
+                and whole.is_file()
+                and not _inside_target(spec, whole)
+            ):
+                files.add(name, whole, required=False, named=False)
+                todo += [(path, files.texts[name])] if name in files.texts else []
+    for name, path in variables.settings_of([*spec.command, *files.texts.values()], spec.env):
+        if name not in files.found and (spec.folder / path).is_file():
+            files.add(name, spec.folder / path, required=False, named=False)
 
 
 def _document_name(given: str, taken: dict[str, FileInput]) -> str:

@@ -26,7 +26,14 @@ from bootseer import folders
 from bootseer.config import Config
 from bootseer.env import remembered
 from bootseer.env.canonical import sha256_of
-from bootseer.env.credentials import holds_credentials, holds_password, redact, remove_credentials, slow_digest
+from bootseer.env.credentials import (
+    holds_credentials,
+    holds_password,
+    redact,
+    remove_credentials,
+    slow_digest,
+    without_logins,
+)
 from bootseer.env.spec import EnvSpec, resolve_in
 from bootseer.errors import ConfigError
 from bootseer.kernel import beneath
@@ -40,7 +47,8 @@ _SHORT = 64
 """Bytes of a file that may be nothing but a password."""
 _MOST = 8 << 30
 """Bytes of all key files together."""
-_FILES = 1000
+MOST = 1000
+_SEARCHED = 1 << 20
 _FOLDER_LIMIT = 10_000
 _INCLUDE = re.compile(r"(?m)^[^\S\n]*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 
@@ -60,18 +68,20 @@ class KeyFiles:
 
     def __init__(self, spec: EnvSpec, config: Config | None = None) -> None:
         self.found: dict[str, FileInput] = {}
+        self.texts: dict[str, str] = {}
+        """As they were read, for what they name; not of credentials."""
         self._config = config
         self._spec = spec
         self._left = _MOST
 
-    def add(self, name: str, path: Path, *, required: bool) -> None:
-        """Also what the file includes, and what that includes. Raises `ConfigError` when a ``required`` one cannot be
-        read; another is left out then."""
+    def add(self, name: str, path: Path, *, required: bool, named: bool = True) -> None:
+        """Also what the file includes, and what that includes. ``named``: by the caller, not by another file. Raises
+        `ConfigError` when a ``required`` one cannot be read; another is left out then."""
         try:
             if required and path.is_dir():
                 self.found[name] = self._folder(path)
             else:
-                self._file(name, path, self._places(path))
+                self._file(name, path, self._places(path if named else self._spec.folder / "x"))
         except OSError as exc:
             if required:
                 raise ConfigError(f"cannot read key file {path}: {exc.strerror}") from None
@@ -85,11 +95,13 @@ class KeyFiles:
         with self._opened(path, places) as (fd, shown):
             content, text = self._content(path.name, fd, shown)
         self.found[name] = content
+        if not holds_credentials(path.name):
+            self.texts[name] = text[:_SEARCHED]
         if path.suffix not in (".txt", ".in"):
             return
-        for include in itertools.islice(dict.fromkeys(_INCLUDE.findall(text)), _FILES):
+        for include in itertools.islice(dict.fromkeys(_INCLUDE.findall(text)), MOST):
             inner = os.path.normpath(os.path.join(os.path.dirname(name), include))
-            if inner in self.found or "://" in include or "\0" in include or len(self.found) >= _FILES:
+            if inner in self.found or "://" in include or "\0" in include or len(self.found) >= MOST:
                 continue
             try:
                 self._file(inner, Path(os.path.normpath(path.parent / include)), places)
@@ -138,6 +150,7 @@ class KeyFiles:
         while more := os.read(fd, _WHOLE + 1 - len(data)):
             data += more
         if holds_credentials(name):
+            data = without_logins(name, data)
             return FileInput(slow_digest(data), len(data)), ""
         try:
             text = remove_credentials(data.decode()) if b"\0" not in data[:8192] else None

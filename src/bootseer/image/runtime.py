@@ -24,6 +24,7 @@ from bootseer.image import container
 from bootseer.image.bundle import Bundle
 from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
+from bootseer.kernel import opens
 from bootseer.kernel.mount import boot_id
 from bootseer.wiretypes import json_as
 
@@ -81,6 +82,8 @@ def run(
     document = container.spec(
         rootfs.absolute(), config, args, env=env or {}, mounts=mounts, cwd=cwd, network=network, chosen=devices
     )
+    if hook := opens.hook():
+        document["hooks"] = {"createRuntime": [{"path": hook[0], "args": hook}]}
     if not found.seccomp:
         log.warning("%s has no seccomp here, the container may use all system calls: %s", found.name, found.reason)
         del document["linux"]["seccomp"]

@@ -44,6 +44,10 @@ class MountEntry(NamedTuple):
     source: str
     options: tuple[str, ...] = ()
     """Those of the file system."""
+    ident: int = 0
+    parent: int = 0
+    follows: bool = False
+    """It came from, and goes with, a mount of another namespace."""
 
 
 def mount(source: str | Path, target: str | Path, fstype: str, *, flags: int = 0, data: str = "") -> None:
@@ -158,25 +162,26 @@ def _fusermount_unmount(target: str, *, lazy: bool) -> None:
         raise BootseerError(f"cannot unmount {target}: {lines[-1]}")
 
 
-def entries() -> Iterator[MountEntry]:
-    """The mounts this thread sees, in mount order: of two on one target, the later one is on top."""
-    with open("/proc/thread-self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+def entries(process: int | str = "thread-self") -> Iterator[MountEntry]:
+    """The mounts this thread, or a process, sees, in mount order: of two on one target, the later one is on top."""
+    with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             left, _, right = line.partition(" - ")
             fields, tail = left.split(" "), right.split(" ")
             yield MountEntry(
-                fields[2], _unescape(fields[4]), tail[0], _unescape(tail[1]), tuple(tail[2].strip().split(","))
+                fields[2],
+                _unescape(fields[4]),
+                tail[0],
+                _unescape(tail[1]),
+                tuple(tail[2].strip().split(",")),
+                int(fields[0]),
+                int(fields[1]),
+                any(field.startswith("master:") for field in fields[6:]),
             )
 
 
 def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
-
-
-def identifiers() -> set[str]:
-    """The ids of the mounts this thread sees, as in ``/proc/<pid>/fdinfo``."""
-    with open("/proc/thread-self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        return {line.partition(" ")[0] for line in lines}
 
 
 def real(target: str | Path) -> str:

@@ -1,39 +1,47 @@
-"""Which files are opened, by fanotify: all that a thread and its children open, or what a container opens of the host.
+"""Which files are opened in the mounts of a command, by fanotify.
 
-The first get a mount namespace of their own, whose mounts are marked. A container has one already, made by its runtime
-from host folders: the file systems of these are marked, and what is opened in mounts of the caller is left out. Needs
-CAP_SYS_ADMIN. Concurrency: one thread reads events from `Opens.begin` to `Opens.end`.
+Only mounts of the command's own namespace are marked, so that nobody else's opens are seen: a thread and its children
+get a namespace here; a container has its runtime's, which tells of it before the command starts (`hook`). What is
+mounted later is marked as soon as it is there. Needs CAP_SYS_ADMIN. Concurrency: one thread reads events from
+`Opens.begin` to `Opens.end`.
 """
 
 from __future__ import annotations
 
 import array
+import collections
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import select
 import stat
 import struct
 import termios
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
+from bootseer.wiretypes import loaded
 
 EVENT = struct.Struct("=IBBHQii")
-_OPEN, _CLOSE_WRITE, _CLOSE_NOWRITE, _OVERFLOW = 0x20, 0x08, 0x10, 0x4000
-_MASK = _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE | 0x40000000  # of folders, too
-_CLASS, _UNLIMITED = 0x01 | 0x02, 0x10  # close on exec, do not block; no limit of the queue
-_ADD_MOUNT, _ADD_FILE_SYSTEM = 0x01 | 0x10, 0x01 | 0x100
+_OPEN, _CLOSE_WRITE, _CLOSE_NOWRITE, _OVERFLOW, _EXEC = 0x20, 0x08, 0x10, 0x4000, 0x1000
+_MASK = _OPEN | _CLOSE_WRITE | _CLOSE_NOWRITE | _EXEC | 0x40000000  # of folders, too
+_CLASS = 0x01 | 0x02 | 0x10  # close on exec, do not block; no limit of the queue, which is of one command
+_ADD_MOUNT = 0x01 | 0x10
 _VIRTUAL = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tracefs", "debugfs", "autofs"}
 _VIRTUAL |= {"securityfs", "pstore", "bpf", "hugetlbfs", "configfs", "fusectl", "binfmt_misc", "efivarfs", "nsfs"}
+_MEMORY = {"tmpfs", "ramfs"}
+_REFUSED = {errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.ENOSPC, errno.ENOMEM, errno.EBADF}
+"""Errors of a mark that say nothing of its place; with another one nobody can open a file there either."""
 _JOIN_SECONDS = 60.0
 _MARK_SECONDS = 5.0
 _READ = 4 << 10  # 170 events, each with a descriptor
+_TELL = "cat >/proc/{0}/fd/{1} && read -r x </proc/{0}/fd/{2}; :"
+_observing = threading.local()
 
 
 class FileState(NamedTuple):
@@ -57,83 +65,93 @@ def state_of(file: int | str) -> FileState | None:
     return FileState(*found) if stat.S_ISREG(mode) else None
 
 
+def hook() -> list[str]:
+    """The program that the runtime of a container which the calling thread starts has to run (``createRuntime``) when
+    the container has its mounts, and before its command; none when nobody observes it."""
+    return list(getattr(_observing, "hook", ()))
+
+
 class Opens:
     """Notes what is opened between `begin` and `end`: ``seen`` has the state in which each path was first met,
     ``written`` and ``read`` (device, inode) of what was open for writing, and only for reading, ``folders`` the paths
-    of folders.
+    of folders, ``started`` the names of programs.
 
-    ``shown``: (host folder, path in the container); without it the calling thread and its children are observed. What
-    is mounted in the folders ``ignored`` (each with a ``/`` at its end) need not be seen.
+    ``inside``: paths in the container that the calling thread starts, of what is observed there; without them the
+    thread and its children are observed. What is mounted in the folders ``ignored`` (each with a ``/`` at its end)
+    need not be seen.
     """
 
-    def __init__(self, shown: Sequence[tuple[str, str]] = (), ignored: tuple[str, ...] = ()) -> None:
+    def __init__(self, inside: Sequence[str] = (), ignored: tuple[str, ...] = ()) -> None:
+        self._inside = tuple(path.rstrip("/") + "/" for path in inside)
         self._ignored = ignored
-        self._away = False
-        self._shown = shown
-        self._inside = tuple(path.rstrip("/") + "/" for _, path in shown)
-        self._ours: set[str] = set()
-        self._known: set[str] = set()
-        self._wake = self._inner = -1
         self.seen: dict[str, FileState] = {}
         self.written: set[tuple[int, int]] = set()
         self.read: set[tuple[int, int]] = set()
         self.folders: set[str] = set()
+        self.started: set[str] = set()
         self.failure = ""
-        """Why ``seen`` is not whole; empty when it is."""
-        self._events = -1
+        """By which accident ``seen`` is not whole; empty when by none."""
+        self.beyond = ""
+        """What the command itself did so that ``seen`` is not whole."""
+        self._away = False
+        self._known: set[tuple[int, str, str]] = set()
+        self._devices: set[str] = set()
+        self._mute: list[tuple[str, threading.Thread]] = []
+        self._fds: dict[str, int] = {}
         self._kept: list[int] = []
+        self._told = b""
         self._thread: threading.Thread | None = None
-        self._mounts: set[tuple[str, str]] = set()
 
     def begin(self) -> None:
         """Raises `OSError` when it is not allowed; nothing has changed then."""
-        # The queue of a namespace of its own grows with what its command does; that of a host has a limit.
-        kind = _CLASS if self._shown else _CLASS | _UNLIMITED
         # Without waiting: for who holds a lease on the file, for the other end of a FIFO.
-        self._events = libc.fanotify_init(kind, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_LARGEFILE)
-        self._wake = os.eventfd(0)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_LARGEFILE
+        self._fds["events"] = libc.fanotify_init(_CLASS, flags)
+        self._fds["wake"] = os.eventfd(0)
         try:
-            if self._shown:
-                self._ours = mounts.identifiers()
-                _in_time(self._mark)
-            self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in ("/proc/thread-self/ns/mnt", "/", ".")]
-            # Before the namespace is: a thread shares its root and working directory with who starts it.
-            thread = threading.Thread(target=self.watch, name="env-opens", daemon=True)
-            _start(thread)
-            self._thread = thread
-            if not self._shown:
+            if self._inside:
+                self._fds["told"], self._fds["tell"] = os.pipe()
+                self._fds["gone on"], self._fds["go on"] = os.pipe()
+                tell = _TELL.format(os.getpid(), self._fds["tell"], self._fds["gone on"])
+                _observing.hook = ["/bin/sh", "-c", tell]
+            else:
+                places = ("/proc/thread-self/ns/mnt", "/", ".")
+                self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in places]
                 self._return()  # whether it will be possible
                 self._away = True
                 mounts.unshare()
-                self._mounts = _mounts()
-                _in_time(self._mark)
+                self._look(first=True)
+                self._add_input()
+            thread = threading.Thread(target=self.watch, name="env-opens", daemon=True)  # sees the mounts of this one
+            _start(thread)
+            self._thread = thread
         except BaseException:
             self.end()
             raise
 
     def end(self) -> None:
         """Back to the mounts of before. May be called twice."""
+        _observing.hook = ()
         stuck = not self.drained()  # before the mounts are gone, by which paths are named
         if self._away:
-            if others := [target for _, target in _mounts() ^ self._mounts if not self._is_ignored(target)]:
-                self.failure = f"{min(others)} was mounted or unmounted meanwhile"
             self._return()
             self._away = False
         for fd in self._kept:
             os.close(fd)
         self._kept = []
+        if answered := [path for path, thread in self._mute if not thread.is_alive()]:
+            self.failure = f"{answered[0]} did not answer at first"
         if stuck:
             self.failure = "a file system did not answer"
             return  # the thread still uses the descriptors, which are closed with the process
-        for fd in (self._events, self._wake, self._inner):
-            if fd >= 0:
-                os.close(fd)
-        self._events = self._wake = self._inner = -1
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
 
     def drained(self) -> bool:
         if self._thread is None:
             return True
-        os.eventfd_write(self._wake, 1)
+        os.eventfd_write(self._fds["wake"], 1)
         self._thread.join(_JOIN_SECONDS)
         if self._thread.is_alive():
             return False
@@ -148,116 +166,145 @@ class Opens:
         os.chroot(".")
         os.fchdir(folder)
 
-    def _mark(self) -> None:
-        for source in (os.path.realpath(folder) for folder, _ in self._shown):
-            for place in (source, *(entry.target for entry in mounts.below(source))):
-                libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _MASK, place)
-        for _, target in self._mounts:
-            try:
-                libc.fanotify_mark(self._events, _ADD_MOUNT, _MASK, target)
-            except OSError:
-                if not self._is_ignored(target) and os.path.lexists(target):
-                    raise
+    def _add_input(self) -> None:
+        """What the command may read without opening it."""
+        with contextlib.suppress(OSError):
+            state = state_of(0)
+            if state and fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
+                self.seen[os.readlink("/proc/self/fd/0")] = state
+                self.read.add(state.file)
+
+    # -- mounts -----------------------------------------------------------------------------------------------------
+
+    def _look(self, *, first: bool = False) -> None:
+        """Mark all mounts that are there: a new one may look just as one that is gone."""
+        found = list(mounts.entries())
+        automatic = {entry.ident for entry in found if entry.fstype == "autofs"}
+        real = [entry for entry in found if entry.fstype not in _VIRTUAL and not self._is_ignored(entry.target)]
+        for entry in real:
+            name = (entry.ident, entry.device, entry.target)
+            if not first and name not in self._known:
+                if entry.parent in automatic:  # mounted for who opens a file in it, before the mark
+                    self.failure = self.failure or f"{entry.target} was mounted as the command came there"
+                elif not entry.follows and (entry.fstype not in _MEMORY or entry.device in self._devices):
+                    self.beyond = self.beyond or f"it mounted {entry.target}"
+            self._known.add(name)
+            self._devices.add(entry.device)
+        self._mark(entry.target for entry in real)
+
+    def _follow(self) -> None:
+        """Mark the mounts of the container whose state its runtime tells; then its command may start."""
+        self._told += os.read(self._fds["told"], 1 << 16)
+        try:
+            pid = int(loaded(json.loads, self._told)["pid"])
+        except ValueError:
+            return  # half of it
+        self._told = b""
+        if "inner" not in self._fds:  # while it is open, the container's mounts have their names
+            self._fds["inner"] = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        places = [entry.target for entry in mounts.entries(pid) if entry.fstype not in _VIRTUAL]
+        self._mark(f"/proc/{pid}/root{path}" for path in places if any(one in path + "/" for one in self._inside))
+        os.write(self._fds["go on"], b"\n")
+
+    def _mark(self, paths: Iterable[str]) -> None:
+        """Where no server answers nobody can open a file either; `end` looks whether it did later."""
+        mute = {path for path, thread in self._mute if thread.is_alive()}
+        left, failed = collections.deque(path for path in paths if path not in mute), list[OSError]()
+        while left and not failed:
+            events, now = os.dup(self._fds["events"]), [""]
+            arguments = (events, left, now, failed)
+            thread = threading.Thread(target=_mark_each, args=arguments, name="env-marks", daemon=True)
+            _start(thread)
+            count = -1
+            while thread.is_alive() and len(left) != count:
+                count = len(left)
+                thread.join(_MARK_SECONDS)
+            if thread.is_alive():
+                self._mute.append((now[0], thread))
+        if failed:
+            raise failed[0]
 
     def _is_ignored(self, target: str) -> bool:
         return (target + "/").startswith(self._ignored)
 
+    # -- events -----------------------------------------------------------------------------------------------------
+
     def watch(self) -> None:
+        events, wake, told = self._fds["events"], self._fds["wake"], self._fds.get("told", -1)
         poll = select.poll()
-        poll.register(self._events, select.POLLIN)
-        poll.register(self._wake, select.POLLIN)
+        poll.register(events, select.POLLIN)
+        poll.register(wake, select.POLLIN)
         try:
             with open("/proc/thread-self/mountinfo") as table:
-                if self._shown:
+                if self._inside:
+                    poll.register(told, select.POLLIN)
+                else:
                     poll.register(table, select.POLLPRI)
+                    self._look()
                 left: int | None = None  # bytes of events at the end; others may open files for ever
                 while left is None or left > 0:
                     ready = {fd for fd, _ in poll.poll()}
-                    if table.fileno() in ready:  # the number of a mount that is gone is soon another's
-                        self._ours = mounts.identifiers()
-                    if left is None and self._wake in ready:
-                        left = waiting(self._events)
-                    if self._events in ready:
-                        data = os.read(self._events, _READ)
+                    if table.fileno() in ready:
+                        self._look()
+                    if told in ready:
+                        self._follow()
+                    if left is None and wake in ready:
+                        left = waiting(events)
+                    if events in ready:
+                        data = os.read(events, _READ)
                         self.take(data)
                         left = None if left is None else left - len(data)
                     elif left is not None:
-                        return  # the rest was counted, but the kernel drops what it cannot open for us
+                        break  # the rest was counted, but the kernel drops what it cannot open for us
+            if self._inside and "inner" not in self._fds:
+                self.beyond = "the container's runtime did not tell of its mounts"
         except Exception as exc:  # whatever it is, ``seen`` is not whole
             self.failure = f"an event was lost: {exc}"
-            os.dup2(self._wake, self._events, inheritable=False)  # else the queue grows as long as the command runs
+            os.dup2(wake, events, inheritable=False)  # else the queue grows as long as the command runs
+            if self._inside:
+                os.write(self._fds["go on"], b"\n" * 1000)  # no container waits for us
 
     def take(self, data: bytes) -> None:
         at = 0
         while at < len(data):
-            length, _, _, _, mask, fd, pid = EVENT.unpack_from(data, at)
+            length, _, _, _, mask, fd, _ = EVENT.unpack_from(data, at)
             at += length
             if mask & _OVERFLOW:
                 self.failure = "too many files were opened at once"
             if fd < 0:
                 continue
             try:
-                path = self._path(fd, pid)
-                if not path:
+                path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
+                if self._inside and not (path + "/").startswith(self._inside):
                     continue
                 if (found := state_of(fd)) is None:
                     self.folders.add(path)
-                else:
-                    if mask & _CLOSE_WRITE:
-                        self.written.add(found.file)
-                    if mask & _CLOSE_NOWRITE:
-                        self.read.add(found.file)
-                    self.seen.setdefault(path, found)
+                    continue
+                if mask & _CLOSE_WRITE:
+                    self.written.add(found.file)
+                if mask & _CLOSE_NOWRITE:
+                    self.read.add(found.file)
+                if mask & _EXEC:
+                    self.started.add(os.path.basename(path))
+                self.seen.setdefault(path, found)
             finally:
                 os.close(fd)
 
-    def _path(self, fd: int, pid: int) -> str:
-        """Of what is open as ``fd``, by the process ``pid``; empty when it is not to be noted."""
-        ident = ""
-        if self._shown:
-            ident = Path(f"/proc/self/fdinfo/{fd}").read_text().partition("mnt_id:")[2].split(maxsplit=1)[0]
-            if ident in self._ours:
-                return ""
-        try:
-            path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
-        except OSError:  # longer than any path may be
-            if self._shown and ident not in self._known:
-                return ""
-            raise
-        return self._inner_path(fd, pid, path, ident) if self._shown else path
 
-    def _inner_path(self, fd: int, pid: int, path: str, ident: str) -> str:
-        """The path in the container of what is open as ``fd``, in the mount ``ident``; empty when it is another's."""
-        if (path + "/").startswith(self._inside):
-            if not self._is_shown(ident, pid, path, os.fstat(fd)):
-                return ""
-            if self._inner < 0:  # while it is open, the container's mounts have their names
-                with contextlib.suppress(OSError):
-                    self._inner = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            return path
-        info = os.fstat(fd)
-        for source, target in self._shown:  # the mount of a container that has ended: the path begins there
-            if _is(source + path.rstrip("/"), info):
-                return target.rstrip("/") + path.rstrip("/")
-        if not os.path.exists(f"/proc/{pid}") and any(os.path.isfile(source + path) for source, _ in self._shown):
-            self.failure = f"{path} was replaced, and who had opened it is gone"
-        return ""
-
-    def _is_shown(self, ident: str, pid: int, path: str, info: os.stat_result) -> bool:
-        """Whether the mount ``ident`` is of ``shown``: another job's container may have its own at the same path."""
-        if ident in self._known:
-            return True
-        below = [item for item in self._shown if (path + "/").startswith(item[1].rstrip("/") + "/")]
-        source, target = max(below, key=lambda item: len(item[1]))
-        is_shown = _is(source + path[len(target.rstrip("/")) :], info)
-        if not is_shown:  # another's, or replaced since; which is not kept: the next mount may have this number
-            if holder := _who_sees(ident, pid):
-                is_shown = _is(f"/proc/{holder}/root{target}", os.stat(source))
-            else:
-                self.failure = f"{path} was replaced, and who had opened it is gone"
-        if is_shown:
-            self._known.add(ident)
-        return is_shown
+def _mark_each(events: int, left: collections.deque[str], now: list[str], failed: list[OSError]) -> None:
+    """Mark ``left``, each of which another thread may take, too, while this one waits for a server."""
+    try:
+        while left and not failed:
+            now[0] = left.popleft()
+            try:
+                libc.fanotify_mark(events, _ADD_MOUNT, _MASK, now[0])
+            except OSError as exc:
+                if exc.errno in _REFUSED:
+                    failed.append(exc)
+    except IndexError:
+        pass
+    finally:
+        os.close(events)
 
 
 def _start(thread: threading.Thread) -> None:
@@ -272,42 +319,3 @@ def waiting(fd: int) -> int:
     count = array.array("i", [0])
     fcntl.ioctl(fd, termios.FIONREAD, count)
     return count[0]
-
-
-def _in_time(work: Callable[[], object]) -> None:
-    """``work`` in a thread with the mounts of this one: whoever serves one of them may never answer."""
-
-    def run() -> None:
-        try:
-            work()
-        except OSError as exc:
-            failed.append(exc)
-
-    failed: list[OSError] = []
-    thread = threading.Thread(target=run, name="env-marks", daemon=True)
-    _start(thread)
-    thread.join(_MARK_SECONDS)
-    if thread.is_alive():
-        raise OSError(errno.ETIMEDOUT, "a file system did not answer")
-    if failed:
-        raise failed[0]
-
-
-def _who_sees(ident: str, pid: int) -> str:
-    """A process in whose namespace the mount ``ident`` is, ``pid`` before others; empty when there is none."""
-    for name in (str(pid), *filter(str.isdigit, os.listdir("/proc"))):
-        with contextlib.suppress(OSError), open(f"/proc/{name}/mountinfo", "rb") as lines:
-            if any(line.startswith(f"{ident} ".encode()) for line in lines):
-                return name
-    return ""
-
-
-def _is(path: str, info: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), info)
-    except OSError:
-        return False
-
-
-def _mounts() -> set[tuple[str, str]]:
-    return {(entry.device, entry.target) for entry in mounts.entries() if entry.fstype not in _VIRTUAL}

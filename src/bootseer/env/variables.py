@@ -1,0 +1,113 @@
+"""Variables that decide what a set-up command does: those in its text and in that of its scripts, and the settings of
+the installers that it names.
+
+What differs from start to start (of a shell, a job of Slurm, a rank) does not count, else no start would ever hit.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+_USED = re.compile(
+    r"\$\{?[!#]?([A-Za-z_]\w*)|\b(?:environ(?:\.get)?\s*[\[(]|getenv\s*\(|process\.env[.\[])\s*[\"']?([A-Za-z_]\w*)"
+)
+_SET = r"(?m)(?:^|;[ \t]*)(?:export[ \t]+|readonly[ \t]+)?{name}=|\bfor[ \t]+{name}[ \t]+in\b"
+_BLOCKS = (("if", "fi"), ("case", "esac"), ("do", "done"))
+_OF_ONE_START = re.compile(
+    r"HOME|PWD|OLDPWD|USER|LOGNAME|E?UID|GROUPS|HOST(?:NAME)?|PATH|SHELL|TERM|IFS|PS\d|REPLY|_|TE?MP(?:DIR)?|TMPDIR|S?RANDOM"
+    r"|SECONDS|LINENO|PPID|SHLVL|EPOCH\w+|OPTARG|OPTIND|FUNCNAME|PIPESTATUS|BASH\w*|DISPLAY|XDG_(?:RUNTIME|SESSION)\w*"
+    r"|(?:SLURM|SBATCH|SRUN|PMIX?|OMPI|PBS|LSB|SSH|DBUS|KUBERNETES|TORCHELASTIC|BOOTSEER|RAY)_\w+|SLURMD?\w*|POD_\w+|JOB_ID"
+    r"|(?:\w+_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|NODE_NAME|CUDA_VISIBLE_DEVICES|JOB_COMPLETION_INDEX|\w*_PID"
+)
+_TOOLS = {
+    "pip": ("PIP_",),
+    "uv": ("UV_",),
+    "npm": ("NPM_CONFIG_", "npm_config_"),
+    "cargo": ("CARGO_", "RUSTFLAGS", "RUSTUP_TOOLCHAIN"),
+    "conda": ("CONDA_", "MAMBA_"),
+    "poetry": ("POETRY_",),
+    "pdm": ("PDM_",),
+    "pixi": ("PIXI_",),
+}
+_SAME_AS = {"uvx": "uv", "npx": "npm", "mamba": "conda", "micromamba": "conda", "pip3": "pip"}
+_NO_MATTER = re.compile(
+    r"(?i)(?:CACHE|TIMEOUT|RETRIES|PROGRESS|QUIET|VERBOSE|COLOR|CONCURREN|VERSION_CHECK|_INPUT$|_LOG(?:_|$|LEVEL)|_CERT$|CAFILE|PROXY"
+    r"|SHLVL|PROMPT|_EXE$|CARGO_HOME|NPM_CONFIG_(?:PREFIX|USERCONFIG|UPDATE_NOTIFIER|FUND|AUDIT)|_AUTH|AUTHTOKEN|USERNAME|HTTP_BASIC|PYPI_TOKEN)"
+)
+"""Of installers: where they keep and how they show things, and their logins."""
+SETTINGS = {
+    "pip": ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf", "$PIP_CONFIG_FILE", "$VIRTUAL_ENV/pip.conf"),
+    "uv": ("/etc/uv/uv.toml", "~/.config/uv/uv.toml", "$UV_CONFIG_FILE", "uv.toml"),
+    "npm": ("/etc/npmrc", "~/.npmrc", "$NPM_CONFIG_USERCONFIG", ".npmrc"),
+    "cargo": ("~/.cargo/config.toml", "$CARGO_HOME/config.toml", ".cargo/config.toml"),
+    "conda": ("/etc/conda/.condarc", "~/.condarc", "~/.mambarc", "$CONDARC"),
+    "poetry": ("~/.config/pypoetry/config.toml", "poetry.toml"),
+    "pdm": ("~/.config/pdm/config.toml", "pdm.toml"),
+}
+"""Where they have settings."""
+_BEGINS = r"(?:(?:^|[;&|({`])[ \t]*|\b(?:then|do|else|exec)[ \t]+)"
+_READS = r"(?:\.|source|(?:ba|da|z)?sh|python[\d.]*)[ \t]+(?:-[a-z]+[ \t]+)*"
+_OPTION = r"(?:[ \t](?:-r|-c)[ \t]*|--(?:requirements?|constraints?)[ =])"
+_NAME = r"((?:\"[^\"\n]+\"|'[^'\n]+'|\$\([^)\n]*\)|[^\s\"';&|<>()])+)"
+_READ = re.compile(f"(?m)(?:{_BEGINS}{_READS}|{_OPTION})(?!-){_NAME}")
+_OWN_FOLDER = re.compile(
+    r"\$\(cd (\$\(dirname [^)]*\))[^)]*\)|\$\(dirname [^)]*\)|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}"
+)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+
+
+def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) -> set[str]:
+    """The names of variables in ``env`` that decide what the ``texts`` (of a command and its scripts) do; with
+    ``all_tools`` the settings of all installers, as there are scripts that cannot be read."""
+    found, tools = set[str](), set(_TOOLS) if all_tools else set[str]()
+    for text in texts:
+        tools |= tools_in(text)
+        for use in _USED.finditer(text):
+            name = use[1] or use[2]
+            if (
+                name in env
+                and name not in found
+                and not (_OF_ONE_START.fullmatch(name) or _is_set(text, name, use.start()))
+            ):
+                found.add(name)
+    prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
+    return found | {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
+
+
+def tools_in(text: str) -> set[str]:
+    """The installers that a text names."""
+    words = set(re.findall(r"[a-z]+3?", text))
+    return {_SAME_AS.get(word, word) for word in words} & set(_TOOLS)
+
+
+def _is_set(text: str, name: str, end: int) -> bool:
+    """Whether the script surely sets it before the place ``end``: outside of all blocks."""
+    for found in re.compile(_SET.format(name=name)).finditer(text, 0, end):
+        before = re.sub(r"\$\{[^}\n]*\}|#.*", "", text[: found.start()])
+        blocks = all(len(re.findall(rf"\b{a}\b", before)) == len(re.findall(rf"\b{b}\b", before)) for a, b in _BLOCKS)
+        if blocks and before.count("{") == before.count("}") and before.count("(") == before.count(")"):
+            return True
+    return False
+
+
+def files_named(text: str, by: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(as it is written, path) of the scripts and requirement files that the shell text of the file ``by`` names."""
+    for found in _READ.finditer(text):
+        written = re.sub(r"[\"']", "", found[1])
+        path = _OWN_FOLDER.sub(lambda _: posixpath.dirname(by) or ".", written)
+        path = _VARIABLE.sub(lambda one: env.get(one[1] or one[2], one[0]), path)
+        if not re.search(r"[$`*?\0]", path) and "://" not in path:
+            yield written, path
+
+
+def settings_of(texts: Iterable[str], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(as it is called, path) of the settings files that the installers in ``texts`` read."""
+    for tool in sorted(set().union(*map(tools_in, texts))):
+        for name in SETTINGS.get(tool, ()):
+            if name.startswith("~") and not env.get("HOME"):
+                continue
+            path = _VARIABLE.sub(lambda one: env.get(one[2], one[0]), name.replace("~", env.get("HOME", ""), 1))
+            if "$" not in path:
+                yield name, path
