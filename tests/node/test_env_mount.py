@@ -519,6 +519,41 @@ def cli(node: Node, verb: str, *args: str, check: bool = True) -> subprocess.Com
     return done
 
 
+def test_a_hit_loads_nothing_of_what_a_miss_needs(node: Node) -> None:
+    node.host.parent.mkdir(parents=True)
+    (node.host.parent / "setup.sh").write_text("echo made > env/made\n")
+    run = ("env", "run", "--target", "env", "--", "sh", "setup.sh")
+    cli(node, "env run", *run[2:])
+    cli(node, "unmount", "env")
+    code = (
+        "import atexit, sys, re._compiler\nreal, compiled = re._compiler.compile, []\n"
+        "re._compiler.compile = lambda text, flags=0: (compiled.append(sys._getframe(2).f_globals['__name__']),"
+        " real(text, flags))[1]\n"
+        "from bootseer.cli import main\n"
+        "atexit.register(lambda: print(compiled.count('bootseer.patterns'), *sys.modules))\nmain.main()"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, *run], env=node.environ, cwd=node.host.parent, capture_output=True, check=True
+    )
+    assert b"restored-mount (hit)" in told.stderr
+    compiled, *loaded = told.stdout.decode().split()
+    heavy = [
+        "fractions",
+        "rich",
+        "asyncio",
+        "httpx",
+        "email",
+        "argparse",
+        "cryptography",
+        "google.protobuf",
+        "grpc",
+        "http.client",
+    ]
+    heavy += [f"bootseer.{name}" for name in ("env.explain", "env.publish", "erofs", "blocks.publish", "blocks.fetch")]
+    assert not set(heavy) & set(loaded)
+    assert int(compiled) < 20
+
+
 def test_the_command_line(node: Node, tmp_path: Path) -> None:
     node.host.parent.mkdir(parents=True)
     script = node.host.parent / "setup.sh"

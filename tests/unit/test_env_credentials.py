@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
+from bootseer import patterns
 from bootseer.config import Config
 from bootseer.env import EnvSpec, Target, inputs
 from bootseer.env.credentials import (
@@ -210,3 +213,11 @@ def test_generated_files_are_no_part_of_a_wheel() -> None:
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     record = f"a.dist-info/direct_url.json,sha256={digest},9\n".encode()
     assert find(**{"a.dist-info/direct_url.json": data, "a.dist-info/RECORD": record}) != {}
+
+
+def test_every_pattern_compiles() -> None:
+    found = gc.get_objects()
+    shapes = [one for one in found if type(one) is type(patterns.pattern("x"))]
+    assert len(shapes) > 40
+    for shape in shapes:
+        assert re.compile(shape.pattern).pattern == shape.pattern

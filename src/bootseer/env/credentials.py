@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from bootseer.patterns import pattern
+
 REMOVED = "<credential>"
 HIDDEN = "<hidden>"
 WINDOW = 1 << 20
@@ -29,23 +31,21 @@ HARMLESS = _TOOLS | {"LANG", "LC_ALL", "PYTHONHASHSEED", "PYTHON_VERSION", "TZ"}
 """Variables whose values a key document shows."""
 
 _SECRET_NAME = r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|secret|private|account)[_-]?key)"
-_URL = re.compile(
-    r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://)(?P<user>[^\s/@:\"'<>]*)(?::(?P<word>[^\s/@\"'<>]*))?@"
-)
-_NAMED = re.compile(rf"(?i){_SECRET_NAME}$")
-_OPTION = re.compile(rf"(?i)^--?[a-z-]*{_SECRET_NAME}$")
-_OPTION_VALUE = re.compile(rf"(?is)^(--?[a-z-]*{_SECRET_NAME}=).+$")
+_URL = pattern(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://)(?P<user>[^\s/@:\"'<>]*)(?::(?P<word>[^\s/@\"'<>]*))?@")
+_NAMED = pattern(rf"(?i){_SECRET_NAME}$")
+_OPTION = pattern(rf"(?i)^--?[a-z-]*{_SECRET_NAME}$")
+_OPTION_VALUE = pattern(rf"(?is)^(--?[a-z-]*{_SECRET_NAME}=).+$")
 _VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"
 _SHOWN_SECRETS = (
-    re.compile(rf"(?i)((?:\b|_|--?)[\w.-]{{0,60}}{_SECRET_NAME}[\"']?(?:[ \t]*+[=:][ \t]*|[ \t]++)){_VALUE}"),
-    re.compile(rf"(?i)((?:\b|_)(?:pass|pwd|auth)[\"']?[ \t]*[=:][ \t]*){_VALUE}"),
-    re.compile(rf"(\bsshpass\s+-p[ ]?|\bmysql\w*\s[^\n;&|]{{0,1000}}?\s-p){_VALUE}"),
-    re.compile(r"(?i)(\b(?:authorization\s*:|bearer|basic)\s+)([^\"'\n]+)"),
-    re.compile(r"(?m)((?:^|\s)(?:-u|--user|--proxy-user)[ =]?)(\S+:\S+)"),
+    pattern(rf"(?i)((?:\b|_|--?)[\w.-]{{0,60}}{_SECRET_NAME}[\"']?(?:[ \t]*+[=:][ \t]*|[ \t]++)){_VALUE}"),
+    pattern(rf"(?i)((?:\b|_)(?:pass|pwd|auth)[\"']?[ \t]*[=:][ \t]*){_VALUE}"),
+    pattern(rf"(\bsshpass\s+-p[ ]?|\bmysql\w*\s[^\n;&|]{{0,1000}}?\s-p){_VALUE}"),
+    pattern(r"(?i)(\b(?:authorization\s*:|bearer|basic)\s+)([^\"'\n]+)"),
+    pattern(r"(?m)((?:^|\s)(?:-u|--user|--proxy-user)[ =]?)(\S+:\S+)"),
 )
 """What is hidden in texts, though the digest covers it: the name of a secret, then its value."""
-_LONG_WORD = re.compile(r"[A-Za-z0-9_+=-]{20,}")
-_HEX = re.compile(r"(?i)[0-9a-f]{32,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_LONG_WORD = pattern(r"[A-Za-z0-9_+=-]{20,}")
+_HEX = pattern(r"(?i)[0-9a-f]{32,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 _BODY = r"[A-Za-z0-9](?:_?[A-Za-z0-9]|-[A-Za-z0-9]){19,255}"
 _TOKENS = (  # (what every match contains, the published shape)
@@ -76,25 +76,25 @@ _TOKENS = (  # (what every match contains, the published shape)
 )
 _EDGES = r"(?<![A-Za-z0-9]){}(?![\w(.])"
 _TOKEN_BYTES = [
-    ([mark.encode() for mark in marks], re.compile(_EDGES.format(f"({shape})").encode())) for marks, shape in _TOKENS
+    ([mark.encode() for mark in marks], pattern(_EDGES.format(f"({shape})").encode())) for marks, shape in _TOKENS
 ]
-_TOKEN_TEXT = re.compile(_EDGES.format("(?:" + "|".join(shape for _, shape in _TOKENS) + ")"))
-_PEM_TEXT = re.compile(r"(?s)-----BEGIN (?:[A-Z0-9]+ ){0,2}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*KEY-----|$)")
+_TOKEN_TEXT = pattern(_EDGES.format("(?:" + "|".join(shape for _, shape in _TOKENS) + ")"))
+_PEM_TEXT = pattern(r"(?s)-----BEGIN (?:[A-Z0-9]+ ){0,2}PRIVATE KEY-----.*?(?:-----END [A-Z0-9 ]*KEY-----|$)")
 
-_PEM = re.compile(
+_PEM = pattern(
     rb"-----BEGIN (?:[A-Z0-9]+ ){0,2}PRIVATE KEY-----(?:\\[nr]|\s)+(?:[A-Za-z-]+: [^\n]*\n|\s)*[A-Za-z0-9+/=]{48}"
 )
-_URL_BYTES = re.compile(rb"\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://([^\s/@:\"'<>]{1,128}):([^\s/@\"'<>]{1,256})@[A-Za-z0-9\[]")
-_URL_TOKEN = re.compile(rb"://([A-Za-z0-9_.~%=+-]{20,256})@[A-Za-z0-9\[]")
-_AWS = re.compile(rb"(?i)aws_secret_access_key[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+=]{16,128})(?![\w(.])")
-_KUBE = re.compile(rb"client-key-data:\s*[A-Za-z0-9+/=]{64}")
-_NPM = re.compile(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=\s*(?!\$\{)\S+")
-_NPM_LOGIN = re.compile(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=[^\n]*\n?|^\s*(?:\S*:)?username\s*=[^\n]*\n?")
-_NETRC = re.compile(rb"(?m)^\s*(?:machine\s+\S+|default)\b(?s:.){0,200}?\bpassword\s+\S+")
-_INI_PASSWORD = re.compile(rb"(?mi)^\s*(?:password|secret_key|gs_oauth2_refresh_token)\s*[=:]\s*\S+")
-_PGPASS = re.compile(rb"(?m)^[^#\s:]+:[^:\n]*:[^:\n]*:[^:\n]*:\S+")
-_AUTH = re.compile(rb'"(?:auth|identitytoken)"\s*:\s*"[^"]+"')
-_REFRESH = re.compile(rb'"refresh_token"\s*:\s*"[^"]+"')
+_URL_BYTES = pattern(rb"\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://([^\s/@:\"'<>]{1,128}):([^\s/@\"'<>]{1,256})@[A-Za-z0-9\[]")
+_URL_TOKEN = pattern(rb"://([A-Za-z0-9_.~%=+-]{20,256})@[A-Za-z0-9\[]")
+_AWS = pattern(rb"(?i)aws_secret_access_key[\"']?\s*[=:]\s*[\"']?([A-Za-z0-9/+=]{16,128})(?![\w(.])")
+_KUBE = pattern(rb"client-key-data:\s*[A-Za-z0-9+/=]{64}")
+_NPM = pattern(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=\s*(?!\$\{)\S+")
+_NPM_LOGIN = pattern(rb"(?m)^\s*\S*_(?:authToken|auth|password)\s*=[^\n]*\n?|^\s*(?:\S*:)?username\s*=[^\n]*\n?")
+_NETRC = pattern(rb"(?m)^\s*(?:machine\s+\S+|default)\b(?s:.){0,200}?\bpassword\s+\S+")
+_INI_PASSWORD = pattern(rb"(?mi)^\s*(?:password|secret_key|gs_oauth2_refresh_token)\s*[=:]\s*\S+")
+_PGPASS = pattern(rb"(?m)^[^#\s:]+:[^:\n]*:[^:\n]*:[^:\n]*:\S+")
+_AUTH = pattern(rb'"(?:auth|identitytoken)"\s*:\s*"[^"]+"')
+_REFRESH = pattern(rb'"refresh_token"\s*:\s*"[^"]+"')
 _BY_NAME: dict[str, tuple[re.Pattern[bytes], str]] = {
     ".netrc": (_NETRC, "netrc password"),
     "_netrc": (_NETRC, "netrc password"),
@@ -109,13 +109,13 @@ _BY_NAME: dict[str, tuple[re.Pattern[bytes], str]] = {
     ".npmrc": (_NPM, "package registry token"),
     "config.json": (_AUTH, "registry credentials"),
 }
-_DOTENV = re.compile(rb"(?mi)^\s*(?:export\s+)?\w*" + _SECRET_NAME.encode() + rb"\s*=\s*[\"']?([^\s\"'#]+)")
-_ASSIGNED = re.compile(
+_DOTENV = pattern(rb"(?mi)^\s*(?:export\s+)?\w*" + _SECRET_NAME.encode() + rb"\s*=\s*[\"']?([^\s\"'#]+)")
+_ASSIGNED = pattern(
     rb"(?mi)^[ \t]*(?:export[ \t]+)?[\"']?[\w.-]{0,60}" + _SECRET_NAME.encode() + rb"[\"']?[ \t]*[=:][ \t]*([^\s#])"
 )
 _CODE = (".py", ".pyi", ".pyx", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".rs", ".js", ".ts", ".go")
-_SECRET_FILE = re.compile(rf"(?i)(?:^|[_.-]){_SECRET_NAME}s?(?:\.[a-z]{{1,5}})?$")
-_PLACEHOLDER = re.compile(
+_SECRET_FILE = pattern(rf"(?i)(?:^|[_.-]){_SECRET_NAME}s?(?:\.[a-z]{{1,5}})?$")
+_PLACEHOLDER = pattern(
     rb"(?i)^(?:p|pw|pass|passw(?:or)?d|pwd|user|token|secret|x+|\*+|\.\.\.|redacted|changeme|your[-_]\S*"
     rb"|(?:[#$]?\{[^{}]*\}|\$\w+|\$\([^()]*\)|%\(\w+\)[a-z]|%[a-z]|%\w+%|<[^<>]*>|\[[^\[\]]*\][+*?]?|\([^()]*\)[+*?]?|\\.*)+)$"
 )
@@ -125,15 +125,20 @@ _GENERATED = {"direct_url.json", "uv_cache.json", "REQUESTED", "INSTALLER"}
 def remove_credentials(text: str) -> str:
     """``text`` with user names and passwords of URLs, tokens of known shapes and private keys replaced by `REMOVED`:
     what may change without another result of the command."""
-    text = _PEM_TEXT.sub(REMOVED, _URL.sub(lambda found: f"{found['scheme']}{REMOVED}@", text))
+    if "://" in text and "@" in text:
+        text = _URL.sub(lambda found: f"{found['scheme']}{REMOVED}@", text)
+    if "PRIVATE KEY-----" in text:
+        text = _PEM_TEXT.sub(REMOVED, text)
+    if not any(mark in text for marks, _ in _TOKENS for mark in marks):
+        return text
     return _TOKEN_TEXT.sub(lambda found: REMOVED if _is_random(found[0].encode()) else found[0], text)
 
 
 def redact(text: str) -> str:
     """``text`` for people: also what is assigned to names of secrets, and every long random word, is hidden."""
     text = remove_credentials(text)
-    for pattern in _SHOWN_SECRETS:
-        text = pattern.sub(lambda found: found[0] if found[2] in (REMOVED, HIDDEN) else f"{found[1]}{HIDDEN}", text)
+    for shape in _SHOWN_SECRETS:
+        text = shape.sub(lambda found: found[0] if found[2] in (REMOVED, HIDDEN) else f"{found[1]}{HIDDEN}", text)
     return _LONG_WORD.sub(lambda found: HIDDEN if _HEX.search(found[0]) or _is_mixed(found[0]) else found[0], text)
 
 
@@ -199,8 +204,8 @@ def _is_dotenv(name: str) -> bool:
 
 def _suspicion(name: str, data: bytes) -> str:
     if named := _BY_NAME.get(name):
-        pattern, what = named
-        if pattern.search(data):
+        shape, what = named
+        if shape.search(data):
             return what
     if _is_dotenv(name) and any(not _PLACEHOLDER.match(found[1]) for found in _DOTENV.finditer(data)):
         return "secret variable"

@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import logging
 import os
-import re
 import stat
 import time
 from collections.abc import Iterable, Mapping
@@ -38,6 +37,7 @@ from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
 from bootseer.kernel import beneath
 from bootseer.kernel.opens import FileState, Opens, state_of
+from bootseer.patterns import pattern
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,11 @@ _LARGE = 4 << 20
 _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
 _SYSTEM += ["/var/lib", "/var/cache"]
 _SHARED_MEMORY = "/dev/shm/"
-_STANDARD_LIBRARY = re.compile(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
-_BYTE_CODE = re.compile(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
-_OF_TOOLS = re.compile(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
+_STANDARD_LIBRARY = pattern(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
+_BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
+_OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
 """What git and builds keep in a source tree for themselves, and change when they only look."""
-_BUILT = re.compile(r"/build/(?:lib|temp|bdist)\b[^/]*/")
+_BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/")
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}

@@ -1,0 +1,20 @@
+"""Patterns: regular expressions that are compiled when they are first used, for a start uses few of many."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, AnyStr, cast
+
+
+def pattern(text: AnyStr) -> re.Pattern[AnyStr]:
+    """As `re.compile`; a mistake in ``text`` is found at the first use."""
+    return cast("re.Pattern[AnyStr]", _Pattern(text))
+
+
+class _Pattern:
+    def __init__(self, text: str | bytes) -> None:
+        self.pattern = text
+
+    def __getattr__(self, name: str) -> Any:
+        found = self.__dict__[name] = getattr(re.compile(self.pattern), name)
+        return found
