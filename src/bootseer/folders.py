@@ -19,6 +19,7 @@ from pathlib import Path
 from bootseer.errors import ConfigError, doing, from_os_error
 from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.links import believed
 from bootseer.kernel.removal import discard_tree
 
 log = logging.getLogger(__name__)
@@ -139,11 +140,6 @@ def _check_folder(path: Path) -> None:
         )
     if _others_write(found):
         raise ConfigError(f"others can write to {path}", hint=f"look at what is in it, then chmod go-w {path}")
-
-
-def believed(uid: int) -> bool:
-    """Root, this user, or who became root by sudo to run this."""
-    return uid in (0, os.geteuid()) or (os.geteuid() == 0 and str(uid) == os.environ.get("SUDO_UID"))
 
 
 def _others_write(found: os.stat_result) -> bool:

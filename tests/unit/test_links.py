@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import os
@@ -184,6 +185,41 @@ def test_on_the_way_to_a_store_a_user_follows_what_the_kernel_lets_all_follow(pl
     place.base = ways / "home/store"
     assert place.opens("d/file") is (mode != 0o1777)
     assert place.opens("d", writing=True) is (mode != 0o1777)
+
+
+def test_who_ran_sudo_follows_own_links(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.link("link", place.theirs(ROOT), ALICE)
+    place.link("bobs", place.other / "secret", BOB)
+    monkeypatch.setenv("SUDO_UID", str(ALICE))
+    assert place.opens("link")
+    assert not place.opens("link", shown=True)
+    assert not place.opens("bobs")
+
+
+def test_root_of_a_user_namespace_follows_what_its_user_follows(place: Place) -> None:
+    place.link("mine", place.theirs(ROOT), ALICE)
+    place.link("moved", "d", ALICE)
+    place.link("bobs", place.base / "d/file", BOB)
+    for path in (place.home, *place.home.parents):
+        path.chmod(path.stat().st_mode | 0o001)
+    end, told = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            os.setgroups([])
+            os.setresgid(ALICE, ALICE, ALICE)
+            os.setresuid(ALICE, ALICE, ALICE)
+            ctypes.CDLL(None).prctl(4, 1)  # dumpable again, so that its files in /proc are its own
+            libc.unshare(libc.CLONE_NEWUSER)
+            Path("/proc/self/uid_map").write_text(f"0 {ALICE} 1")
+            found = [place.opens("mine"), place.opens("moved", writing=True), place.opens("bobs"), os.geteuid()]
+            os.write(told, str(found).encode())
+        finally:
+            os._exit(0)
+    os.close(told)
+    os.waitpid(pid, 0)
+    with open(end) as file:
+        assert file.read() == "[True, True, True, 0]"
 
 
 def test_loops_and_chains_end(place: Place) -> None:

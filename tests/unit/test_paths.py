@@ -36,6 +36,7 @@ ALLOWED = {
     ("kernel/beneath.py", "folder", "os.open"): "a folder that is trusted, and the way to it",
     ("objects/signature.py", "_read", "path.read_bytes"): "a key that the settings name; who writes them is believed",
     ("kernel/links.py", "open_followed", "os.open"): "the descriptor that was looked at, by /proc",
+    ("kernel/links.py", "_numbers", "Path('/proc/self/uid_map').read_text"): "the kernel's",
     ("env/keyfile.py", "_open_plainly", "os.open"): "no more than held, then looked at, then opened by /proc",
     ("env/place.py", "_open", "real.mkdir"): "where `folders.settled` says that nobody else changes names",
     ("env/unpack.py", "undoing", "base.mkdir"): "below a folder of which the same is known",

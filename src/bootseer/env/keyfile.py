@@ -36,7 +36,7 @@ from bootseer.env.credentials import (
 )
 from bootseer.env.spec import EnvSpec, resolve_in
 from bootseer.errors import ConfigError
-from bootseer.kernel import beneath
+from bootseer.kernel import beneath, links
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class KeyFiles:
             public = os.geteuid() != 0 or bool(mode & 0o004)
             if os.geteuid() == 0 and not inside and not (public and folders.enterable(Path(real))):
                 raise OSError(errno.EACCES, "it is private, and lies outside of the job's folder", str(path))
-            yield fd, inside and public and (os.geteuid() != 0 or folders.believed(owner))
+            yield fd, inside and public and (os.geteuid() != 0 or links.believed(owner))
         finally:
             os.close(fd)
 
@@ -182,7 +182,7 @@ class KeyFiles:
             top = stack.enter_context(beneath.folder(real, root=base))
             if base is None:
                 self._refuse_private(path, top)
-            shown = os.geteuid() != 0 or folders.believed(os.fstat(top).st_uid)
+            shown = os.geteuid() != 0 or links.believed(os.fstat(top).st_uid)
             todo, folders_seen = [""], 0
             while todo:  # os.fwalk opens a name that was a folder a moment ago, and waits for a pipe
                 folder = todo.pop()

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from bootseer.env.spec import EnvSpec, Target
 from bootseer.errors import ConfigError
-from bootseer.folders import believed, settled
+from bootseer.folders import settled
+from bootseer.kernel.links import believed
 
 log = logging.getLogger(__name__)
 

@@ -4,16 +4,17 @@
 and a folder to a larger disk. So a link is followed where who made it gains nothing by that. ``base`` is the folder
 that a user named; paths lie below it, or on the way to it.
 
-- Links of this process's user and of root are followed. By root, and by others to write below ``base``, only where
-  nobody else can write to the folders above them: elsewhere others move these links about, and root in a container
-  makes them.
+- Links of this process's user and of root (`believed`) are followed. By root, and by others to write below ``base``,
+  only where nobody else can write to the folders above them: elsewhere others move these links about, and root in a
+  container makes them.
 - On the way to ``base`` users other than root follow what the kernel lets them (``fs.protected_symlinks``): no link of
   somebody else in a folder that all may write to.
 - For reading, links below ``base`` that never leave it.
 - Links that lead to what belongs to who made them; users other than root also follow them to what belongs to root. For
   writing, those on the way to ``base`` only.
 
-What is opened is what was looked at: all of it is done by descriptors.
+Root of a user namespace has the rights of a user, and is one here. What is opened is what was looked at: all of it is
+done by descriptors.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from bootseer.kernel import beneath, libc
@@ -33,6 +35,8 @@ _MOST = 40
 """Links on one way, as the kernel has it."""
 _PARTS = 1000
 """Parts of one way, those of its links and ``..`` counted: the folders among them are held open together."""
+_UNKNOWN = 65534
+"""The number that everybody has who has none in this user namespace."""
 _LEASE_SECONDS = 45.0
 """What the kernel gives who has a lease on a file, as a server that exports it, before others may open it."""
 
@@ -108,13 +112,31 @@ _BASE = None
 """Where the way to the base ends."""
 
 
+def believed(uid: int) -> bool:
+    """Root, this user, or who became root by sudo to run this. In a user namespace also all who have no number there:
+    root is one of them, and this process has no rights over what is theirs."""
+    me = os.geteuid()
+    if uid in (0, me) or (me == 0 and str(uid) == os.environ.get("SUDO_UID")):
+        return True
+    return uid == _UNKNOWN and bool(known := _numbers()) and not any(uid in some for some in known)
+
+
+def _numbers() -> list[range]:
+    """Those of the users of a user namespace; of the machine's own, none."""
+    try:
+        lines = [[int(word) for word in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    except OSError:
+        return []
+    return [range(first, first + count) for first, _, count in lines if count < (1 << 32) - 1]
+
+
 def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
     """``path``, held (``O_PATH``), when each link on its way is followed."""
-    me = os.geteuid()
+    user = os.geteuid() != 0 or bool(_numbers())
     below = path == base or path.startswith(base.rstrip("/") + "/")
     todo: list[str | _End | None] = [*_parts(path[len(base) :]), _BASE, *_parts(base)] if below else [*_parts(path)]
     root = os.open("/", _HELD)
-    way = [_Part(root, _ours(os.fstat(root), me))]
+    way = [_Part(root, _ours(os.fstat(root)))]
     try:
         depth = links = parts = 0  # ``depth``: parts up to the base, 0 before it, and when a link has led out of it
         reached = False
@@ -127,7 +149,8 @@ def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
                 depth, reached = len(way), True
             elif isinstance(part, _End):
                 owner = os.fstat(here.fd).st_uid
-                theirs = part.maker and (owner == part.maker or (me and not owner)) and not (writing and reached)
+                roots = user and believed(owner) and owner != os.geteuid()
+                theirs = part.maker and (owner == part.maker or roots) and not (writing and reached)
                 if not (part.enough or theirs or (depth and not writing)):
                     told = f"the link {part.name}, which user {part.maker} made, is not followed"
                     raise PermissionError(errno.EACCES, told, path)
@@ -139,16 +162,16 @@ def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
                 except NotADirectoryError:
                     fd = os.open(part, _HELD, dir_fd=here.fd)
                 info = os.fstat(fd)
-                way.append(_Part(fd, here.safe and _ours(info, me)))
+                way.append(_Part(fd, here.safe and _ours(info)))
                 if stat.S_ISLNK(info.st_mode):
                     links += 1
                     if links > _MOST:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                    if me:
-                        enough = info.st_uid in (0, me) and (here.safe or not (writing and reached))
+                    if user:
+                        enough = believed(info.st_uid) and (here.safe or not (writing and reached))
                         enough = enough or (not reached and not _planted(info, os.fstat(here.fd)))
                     else:
-                        enough = info.st_uid == 0 and here.safe and not (shown and reached)
+                        enough = believed(info.st_uid) and here.safe and not (shown and reached)
                     text = os.readlink("", dir_fd=fd)
                     todo += [_End(part, info.st_uid, enough), *_parts(text)]
                     _leave(way, 1 if text.startswith("/") else len(way) - 1)
@@ -170,10 +193,10 @@ def _parts(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
-def _ours(info: os.stat_result, me: int) -> bool:
-    """Whether nobody but root and the user ``me`` can put something into the folder, or replace what these have in
+def _ours(info: os.stat_result) -> bool:
+    """Whether nobody but those who are `believed` can put something into the folder, or replace what these have in
     it."""
-    return info.st_uid in (0, me) and (not info.st_mode & 0o022 or bool(info.st_mode & stat.S_ISVTX))
+    return believed(info.st_uid) and (not info.st_mode & 0o022 or bool(info.st_mode & stat.S_ISVTX))
 
 
 def _planted(link: os.stat_result, folder: os.stat_result) -> bool:
