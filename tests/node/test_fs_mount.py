@@ -288,6 +288,19 @@ def test_a_replaced_file_is_seen_and_never_mixed(mounted, fs):
         assert old.read() == DATA  # from the page cache: whole, and the old version
 
 
+def test_root_mounts_nothing_where_somebody_else_leads_the_name(fs, tmp_path, config):
+    """The mount would lie on any folder of the machine."""
+    home, outside = tmp_path / "home", tmp_path / "etc"
+    home.mkdir()
+    outside.mkdir()
+    (home / "mnt").symlink_to(outside)
+    for path in (home, home / "mnt"):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(ConfigError, match="others can replace"):
+        fsmount.start(fs.url, home / "mnt", config=config)
+    assert mounts.below(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["state", "cache"])
 def test_folders_that_others_can_write_to_are_refused(fs, tmp_path, config, name):
     """The state names processes to end and logs to write; the cache has the bytes that are served."""

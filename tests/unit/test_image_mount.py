@@ -13,7 +13,7 @@ import pytest
 from bootseer import image, oci
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.errors import NotFoundError, PrivilegeError
+from bootseer.errors import ConfigError, NotFoundError, PrivilegeError
 from bootseer.image import inventory
 from bootseer.image.mount import MountRecord
 from support.waits import until
@@ -26,9 +26,9 @@ def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
-def start(tmp_path: Path) -> None:
+def start(tmp_path: Path, target: str = "mnt") -> None:
     config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-    image.mount(_REF, tmp_path / "mnt", store_url=str(tmp_path / "store"), config=config, server=("true",))
+    image.mount(_REF, tmp_path / target, store_url=str(tmp_path / "store"), config=config, server=("true",))
 
 
 def test_who_may_not_read_the_image_gets_no_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +49,20 @@ def test_an_image_that_is_not_converted_waits_for_no_registry(tmp_path: Path, mo
     monkeypatch.setattr(sys.modules[image.mount.__module__], "resolve", resolve)
     with pytest.raises(NotFoundError, match="not converted"):
         start(tmp_path)
+
+
+@pytest.mark.root
+def test_where_somebody_else_leads_the_name_nothing_is_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mount would lie on any folder of the machine."""
+    monkeypatch.setattr(oci, "preflight", lambda *_, **__: None)
+    monkeypatch.setattr(sys.modules[image.mount.__module__], "resolve", lambda *_, **__: None)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "mnt").symlink_to(tmp_path / "etc")
+    for path in (home / "mnt", home):
+        os.chown(path, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(ConfigError, match=r"others can replace .*/home/mnt"):
+        start(tmp_path, "home/mnt")
 
 
 def left(state: Path, name: str) -> Path:

@@ -26,7 +26,7 @@ from bootseer.errors import (
     UnsupportedError,
     from_os_error,
 )
-from bootseer.folders import enterable, private_folder, trusted
+from bootseer.folders import enterable, private_folder, settled, trusted
 from bootseer.fsmount.record import SERVER, SILENCE, SPOOLS, FsStatus, MountRecord, ServerSpec, recorded, state_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
@@ -138,11 +138,13 @@ def start(
 
     Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
     without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, `ConfigError` for cache and
-    state folders that others can write to, and for a bad shape, `UnsupportedError` for writing to a store that cannot
-    rename, errors of `kernel.mount`.
+    state folders that others can write to, for a mount point of root's that they can replace, and for a bad shape,
+    `UnsupportedError` for writing to a store that cannot rename, errors of `kernel.mount`.
     """
     config = config or settings.load()
     mountpoint = Path(locate(mountpoint).path)
+    if os.geteuid() == 0:  # where nobody else leads the name to another folder of the machine
+        settled(mountpoint)
     fs = open_fs(url)
     if writable:
         layout.check_shape(width, unit)

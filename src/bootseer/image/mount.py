@@ -21,7 +21,7 @@ from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.blocks.profiles.library import owner_of
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
-from bootseer.folders import clear, enterable, is_owned, owned_folder, private_folder, release, trusted
+from bootseer.folders import clear, enterable, is_owned, owned_folder, private_folder, release, settled, trusted
 from bootseer.image import bundle
 from bootseer.image.lookup import resolve
 from bootseer.image.record import ImageRecord
@@ -113,9 +113,9 @@ def mount(
     sure that it may be read. ``server`` is the command that serves blocks (see `tree.mount`). On any failure nothing
     stays mounted.
 
-    Raises `ConfigError` when other users can reach a ``target`` that is to be privileged, `NotFoundError` (no such
-    image, or not converted), `UnsignedError` (not signed as ``config`` wants), `UnavailableError`, `PrivilegeError`,
-    `FullError`, `UnsupportedError` (no FUSE, EROFS or overlayfs).
+    Raises `ConfigError` when others can put something else in the place of ``target``, or reach one that is to be
+    privileged, `NotFoundError` (no such image, or not converted), `UnsignedError` (not signed as ``config`` wants),
+    `UnavailableError`, `PrivilegeError`, `FullError`, `UnsupportedError` (no FUSE, EROFS or overlayfs).
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo, or leave DIR to the node daemon")
@@ -125,7 +125,7 @@ def mount(
             record = resolve(ref, store, plain_http=plain_http, config=config)
             oci.preflight(ref, plain_http=plain_http)
         lookup_seconds = round(time.monotonic() - began, 3)
-        target = Path(mounts.real(target))
+        target = settled(target)  # where nobody else leads the name to another folder of the machine
         state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))
         if mounts.is_mounted(target):
             raise BootseerError(f"cannot mount {ref} on {target}: something is mounted there", hint="unmount it first")
