@@ -123,6 +123,18 @@ def test_what_is_not_understood_is_not_half_applied(tmp_path: Path, text: str, s
         cdi.select(None, ["v.com/net=1"], folders=[tmp_path])
 
 
+@pytest.mark.parametrize("text", ["[" * 50_000 + "]" * 50_000, "- " * 50_000, "{", "a: b"])
+def test_yaml_that_is_none_ends_no_process(tmp_path: Path, text: str) -> None:
+    pytest.importorskip("yaml")
+    (tmp_path / "v.yaml").write_text(text)
+    with pytest.raises(NotFoundError, match="no description of devices that is understood"):
+        cdi.select(None, ["v.com/net=1"], folders=[tmp_path])
+    (tmp_path / "v.yaml").write_text(
+        "cdiVersion: 1.0.0\nkind: v.com/net\ndevices: [{name: '1', containerEdits: {env: [A=b]}}]"
+    )
+    assert cdi.select(None, ["v.com/net=1"], folders=[tmp_path])
+
+
 def test_what_others_can_change_is_not_believed(tmp_path: Path) -> None:
     describe(tmp_path / "v.json", "v.com/net", {"1": {}})
     for change in (lambda path: os.chmod(path, 0o666), lambda path: (os.chmod(path, 0o644), os.chown(path, 1234, 0))):

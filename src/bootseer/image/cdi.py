@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
 """What a later one says of a device goes before what an earlier one says."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_DEEPEST = 100
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -264,11 +265,27 @@ def _read(path: Path) -> Spec:
     try:
         if path.suffix == ".json":
             return json_as(text, Spec)
-        return msgspec.yaml.decode(text, type=known(Spec))
+        return _of_yaml(text)
     except ImportError:
         raise ConfigError(f"{path} is YAML, for which PyYAML is missing", hint="pip install pyyaml") from None
     except ValueError as exc:
         raise ConfigError(f"{path} is no description of devices that is understood: {exc}") from None
+
+
+def _of_yaml(text: bytes) -> Spec:
+    """Raises `ImportError` without PyYAML, and `ValueError`, also for what is nested so deeply that PyYAML would end
+    this process."""
+    import yaml  # type: ignore[import-untyped]
+
+    deep = 0
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            deep += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if deep > _DEEPEST:
+                raise ValueError("it is nested too deeply")
+    except yaml.YAMLError as exc:
+        raise ValueError(str(exc)) from None
+    return msgspec.yaml.decode(text, type=known(Spec))
 
 
 def _usable(node: DeviceNode) -> bool:
