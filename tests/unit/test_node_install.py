@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from bootseer.kernel import flock
 def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("BOOTSEER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("SUDO_UID", str(os.getuid()))
     return tmp_path / "bootseer-node.service"
 
 
@@ -65,6 +67,27 @@ def test_the_unit_of_something_else_stays(unit: Path) -> None:
         with pytest.raises(ConfigError, match="something else than bootseer node serve"):
             node(verb, unit, "--csi")
     assert unit.read_text() == text
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["settings", "prefix", "program"])
+def test_the_service_runs_nothing_that_others_can_change(
+    unit: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    theirs = unit.parent / "theirs"
+    theirs.mkdir()
+    (theirs / "bootseer").write_text("#!/bin/sh\n")
+    (theirs / "bootseer").chmod(0o755)
+    os.chown(theirs, 65534, 65534)
+    if what == "settings":
+        monkeypatch.setenv("BOOTSEER_CONFIG", str(theirs / "bootseer"))
+    elif what == "prefix":
+        monkeypatch.setattr(sys, "prefix", str(theirs))
+    else:
+        monkeypatch.setattr(sys, "argv", [str(theirs / "bootseer")])
+    with pytest.raises(ConfigError, match=r"others can replace|belongs to user 65534"):
+        node("install", unit)
+    assert not unit.exists()
 
 
 def test_two_at_once_do_not_drop_each_others_part(unit: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from bootseer.errors import (
     doing,
     extra,
 )
+from bootseer.folders import settled
 from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
 from bootseer.node import unit as units
@@ -98,12 +99,15 @@ def install(
     words += [f"{name}={path.absolute()}" for name, (path, usual) in paths.items() if path != usual]
     kept = [] if str(unit) == "-" else _without(units.served(unit)[1], {word for word in words if word in _OF_PART})
     kept = [word for word in kept if word.partition("=")[0] not in {other.partition("=")[0] for other in words}]
-    text = _text([*_program(), "node", "serve"], [*words, *kept])
+    program = _program()
+    text = _text([*program, "node", "serve"], [*words, *kept])
     if str(unit) == "-":
         typer.echo(text, nl=False)
         return
     wrote: list[Path] = []
     if not check:
+        site.check_program()
+        settled(Path(program[0]))
         with doing(f"write {unit}"):
             jobfolder.write(unit, text.encode(), 0o644)
         wrote = [unit, *(site.install(slurm_dir, seconds) if slurm else [])]

@@ -61,11 +61,8 @@ def install(prefix: Path, seconds: int) -> list[Path]:
     Raises `ConfigError` when others could change what root is to run, when it would not run, when users could not run
     the TaskProlog, or when files of others are there.
     """
-    for path in (Path(sys.prefix), Path(bootseer.__file__).parent):
-        trusted(path.resolve())
-    if named := os.environ.get("BOOTSEER_CONFIG"):
-        _check_settings(Path(named))
-    _try(named)
+    check_program()
+    _try(os.environ.get("BOOTSEER_CONFIG"))
     made = not prefix.exists()
     with doing(f"write {prefix}"):
         prefix = private_folder(prefix)
@@ -192,6 +189,14 @@ def _try(named: str | None) -> None:
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise ConfigError(f"the hooks cannot run here: {why}", hint="install bootseer for root on this node")
+
+
+def check_program() -> None:
+    """Raises `ConfigError` when others could change this program, or the settings named, with which root is to run."""
+    for path in (Path(sys.prefix), Path(bootseer.__file__).parent):
+        trusted(path.resolve())
+    if named := os.environ.get("BOOTSEER_CONFIG"):
+        _check_settings(Path(named))
 
 
 def _check_settings(path: Path) -> None:
