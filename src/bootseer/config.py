@@ -93,8 +93,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     plain_http: tuple[Host, ...] = ()
     """Registries that are asked without TLS, logins and all: ``host[:port]`` as in the names of images. Those at
-    loopback addresses always are, but for pods (`bootseer node serve --csi`) only when they are named here. As
-    environment variable: ``10.1.2.3:5000,registry.site``."""
+    loopback addresses always are, but for pods (`bootseer node serve --csi`) only when they are named here. Also where
+    `profile export` may send a token so. As environment variable: ``10.1.2.3:5000,registry.site``."""
 
     @property
     def store_url(self) -> str:

@@ -331,18 +331,21 @@ def test_event_files_are_sent_whole_and_in_parts(tmp_path: Path, monkeypatch: py
         assert sent(file, "--to", url + "x", "--token-file", tmp_path / "token")[0] == 78
 
 
-def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(tmp_path: Path) -> None:
+def test_a_server_that_is_away_is_waited_for_so_long_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = start_up().write(tmp_path / "a.jsonl")
     code, said = sent(file, "--to", "http://127.0.0.1:9/events", "--timeout", "1")
     assert code == 69
     assert said.count("\n") <= 2
     assert "send them again later" in said
     (tmp_path / "token").write_text(TOKEN)
-    for host, warned in (("127.0.0.1", False), ("[::1]", False), ("192.0.2.1", True)):
+    for url, refused in (("127.0.0.1", False), ("[::1]", False), ("192.0.2.1", True), ("192.0.2.2", False)):
         known = ("--timeout", "0.2", "--token-file", tmp_path / "token")
-        said = sent(file, "--to", f"http://{host}:9/events", *known)[1]
+        monkeypatch.setenv("BOOTSEER_PLAIN_HTTP", "192.0.2.2:9")
+        code, said = sent(file, "--to", f"http://{url}:9/events", *known)
         assert "Traceback" not in said
-        assert ("without TLS" in said) == warned
+        assert (code, "would go to" in said) == ((78, True) if refused else (69, False))
     assert sent(file, "--to", "nonsense")[0] == 78
     assert sent(tmp_path / "none", "--to", "http://127.0.0.1:9/events")[0] != 0
 

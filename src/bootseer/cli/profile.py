@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, Group, Limit, add_verbs, mistake, print_json, understood, write_out
+from bootseer.cli._shared import AsJson, Group, Limit, add_verbs, mistake, print_json, settings, understood, write_out
 from bootseer.cli.profile_fleet import check, fleet, given_paths
 from bootseer.cli.profile_import import import_
 from bootseer.cli.profile_serve import serve, side_by_side, token_in
@@ -156,7 +156,7 @@ def export(
 
     Example: bootseer profile export /shared/jobs --format parquet -o /shared/starts/2026-11.parquet
 
-    Example: bootseer profile export events.jsonl --to http://monitor:8742/events --token-file token
+    Example: bootseer profile export events.jsonl --to https://monitor/events --token-file token
     """
     import msgspec
 
@@ -165,7 +165,10 @@ def export(
     if to:
         token = token_in(token_file)
         if token and _plain(to):
-            log.warning("the token goes to %s without TLS, where whoever is on the way can read it", one_line(to))
+            raise ConfigError(
+                f"the token would go to {one_line(to)} without TLS: whoever is on the way can read it",
+                hint="use https://, or name HOST:PORT as plain_http in the settings",
+            )
         count = send.send(given_paths(events), to, token, timeout=timeout)
         typer.echo(f"{to}: {size_text(count)}", err=True)
         return
@@ -191,14 +194,15 @@ def export(
 
 
 def _plain(url: str) -> bool:
-    """Whether what is sent there leaves this machine without TLS."""
+    """Whether what is sent there leaves this machine without TLS, to where the settings do not say so."""
     from urllib.parse import urlsplit
 
     from bootseer.oci.reference import is_loopback
 
     try:
         parts = urlsplit(url)
-        return parts.scheme == "http" and not is_loopback(parts.hostname or "")
+        there = is_loopback(parts.hostname or "") or parts.netloc in settings().plain_http
+        return parts.scheme == "http" and not there
     except ValueError:
         return False
 
