@@ -135,6 +135,16 @@ def taken(fs, end):
         fs.rename("other", "b")
 
 
+@pytest.mark.parametrize("epoch", [0, 2**64 - 2, 2**64 - 1, 2**64])
+def test_a_forged_pointer_can_be_replaced_whatever_its_number(fs, epoch):
+    write(fs, "a")
+    forged = msgspec.structs.replace(read_pointer(fs.backend, "a"), epoch=epoch)
+    Path(fs.url, "a").write_bytes(layout.encode_pointer(forged))
+    for data in (NEW, OLD):
+        write(fs, "a", data)
+        assert content(fs, "a") == data
+
+
 @pytest.mark.parametrize("size", ["same", "other"])
 @pytest.mark.parametrize("end", ["removed", "replaced", "renamed over", "moved"])
 def test_a_forged_pointer_takes_no_stripes_of_another_file_along(fs, end, size):

@@ -30,6 +30,7 @@ FOLDER = ".bsx"
 TEMPORARY = interface.TEMPORARY
 ENDED = ".ended"
 """Suffix of the temporary file of a writer that a later save ended."""
+MAX_EPOCH = (1 << 64) - 1
 CLAIM = re.compile(r"save\.([1-9][0-9]{0,17})")
 """In `FOLDER`: the claim of a save, with its number (`bootseer.stripefs.checkpoint.claim`)."""
 HEADER_SIZE = 4096
@@ -293,7 +294,7 @@ def decode_pointer(data: bytes, name: str) -> Pointer:
         len(uuid) != 16
         or pointer.uuid != uuid.hex()
         or pointer.size < 0
-        or pointer.epoch < 0
+        or not 0 <= pointer.epoch <= MAX_EPOCH
         or len(pointer.footers) != pointer.width
         or pointer.dir != FOLDER  # any other may be somebody's
     ):

@@ -43,6 +43,8 @@ OUTAGE = 3 * DEADLINE
 UNKNOWN = 30 * DEADLINE
 """The same of the rename that publishes: when its answer is lost it may have happened, or may happen when a storage
 that stood still goes on. Whoever is told of an error must not find the file published."""
+_UUIDS = 8
+"""Of what a damaged pointer says: it has one."""
 _STEP, _POLL = 10.0, 0.02
 """Seconds of waiting, while the storage answers, after which who has claimed a name is taken for dead; and a pause."""
 
@@ -166,6 +168,7 @@ class Publication:
             self._backend.open(self._path).close()  # what may not be read, or is a device, is not replaced
         if self._old is not None:
             self.epoch = self._old.epoch + 1
+        self.epoch = min(self.epoch, layout.MAX_EPOCH)  # that of a forged one
         return content_of(entry.version, self._old.uuid if self._old else "")
 
     def _uuid_now(self) -> str:
@@ -185,7 +188,7 @@ class Publication:
         try:
             text = read_all(self._backend, self._path, limit=layout.MAX_TEXT)
             said += [int(found) for found in re.findall(rb'"epoch":([0-9]{1,18})\b', text)]
-            for name in re.findall(rb'"uuid":"([0-9a-f]{32})"', text):
+            for name in re.findall(rb'"uuid":"([0-9a-f]{32})"', text)[:_UUIDS]:
                 path = join(self._parent, layout.FOLDER, f"{name.decode()}.0")
                 header = read_all(self._backend, path, limit=layout.HEADER_SIZE)
                 said.append(layout.decode_header(header, path).epoch)
