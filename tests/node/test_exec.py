@@ -86,7 +86,7 @@ def test_a_pipe_in_place_of_its_users_is_not_waited_for(root: Path) -> None:
 def test_of_the_images_users_so_much_is_read_and_never_this_hosts(place: Path, root: Path) -> None:
     for name in ("passwd", "group"):
         with open(root / "etc" / name, "w") as file:
-            file.truncate(3 << 30)
+            file.truncate(1 << 41)
     limited = ["prlimit", f"--as={2 << 30}", "--", *argv("--image", root, "id")]
     done = subprocess.run(limited, cwd="/", capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, f"uid={USER}" in done.stdout) == (0, True), done.stderr
