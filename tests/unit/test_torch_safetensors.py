@@ -213,6 +213,7 @@ HOSTILE = {
     "negative": ({"a": entry("F32", [-2, -2], 0, 16)}, bytes(16), None),
     "backwards": ({"a": entry("F32", [4], 16, 0)}, bytes(16), None),
     "huge shape": ({"a": entry("F32", [1 << 62, 1 << 62], 0, 16)}, bytes(16), None),
+    "many dimensions": ({"a": entry("F32", [1 << 62] * 200_000, 0, 16)}, bytes(16), None),
     "unknown dtype": ({"a": entry("F31", [4], 0, 16)}, bytes(16), None),
     "odd bits": ({"a": entry("F4", [3], 0, 1)}, bytes(1), None),
     "text for a number": ({"a": entry("F32", ["4"], 0, 16)}, bytes(16), None),

@@ -25,6 +25,7 @@ from bootseer.torch.reads import Stored, TensorReads
 from bootseer.wiretypes import json_as
 
 MAX_HEADER = 100_000_000
+_MAX_DIMENSIONS = 64
 """Bytes; the format's own limit."""
 _INDEX = ".safetensors.index.json"
 _FILE = ".safetensors"
@@ -81,8 +82,8 @@ def _header(file: ChunkFile) -> _Header:
         raise DataError(f"{bad}: {exc}") from None
     end = 0
     for name, entry in sorted(found.items(), key=lambda item: item[1].data_offsets):
-        if entry.dtype not in _BITS or any(size < 0 for size in entry.shape):
-            raise DataError(f"{bad}: tensor {name!r} has dtype {entry.dtype} and shape {entry.shape}")
+        if entry.dtype not in _BITS or len(entry.shape) > _MAX_DIMENSIONS or any(size < 0 for size in entry.shape):
+            raise DataError(f"{bad}: tensor {name!r} has dtype {entry.dtype} and shape {entry.shape[:9]}")
         bits = math.prod(entry.shape) * _BITS[entry.dtype]
         if entry.data_offsets != (end, end + bits // 8) or bits % 8:
             raise DataError(f"{bad}: tensor {name!r} cannot be at the bytes {entry.data_offsets}")
