@@ -163,6 +163,53 @@ def test_where_files_have_no_time_of_birth_what_is_made_stops_no_publication(nod
     assert result.reason.endswith(f"the file system of {node.work}/tmp/made does not tell what the command made")
 
 
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [
+        ("", "home/.cargo/registry/index"),
+        ("", "home/.npm/_cacache"),
+        ("", "home/go/pkg/mod/cache"),
+        ("", "home/.rustup/downloads"),
+        ("", "home/.conda/pkgs"),
+        ("", "elsewhere/_cacache"),
+        ("CARGO_HOME", "moved/git"),
+        ("UV_CACHE_DIR", "moved"),
+        ("npm_config_cache", "moved"),
+        ("POETRY_CACHE_DIR", "moved"),
+        ("CONDA_PKGS_DIRS", "moved"),
+        ("GOMODCACHE", "moved"),
+        ("CCACHE_DIR", "moved"),
+    ],
+)
+def test_caches_of_package_managers_are_no_inputs(node: Node, variable: str, folder: str) -> None:
+    """Also when they change while the command runs."""
+    cached = node.work / folder / "index.json"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("a")
+    node.write("s.sh", f"cat r.txt > env/made; cat {cached} > seen; echo b >> {cached}\n")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(node.work / "home")}
+    if variable:
+        environ[variable] = str(node.work / folder.split("/")[0])
+    result = node.run(environ=environ)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
+    assert {os.path.basename(path) for path in node.observed().files} == {"s.sh", "r.txt"}
+
+
+def test_a_project_in_a_cache_counts(node: Node) -> None:
+    environ = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(node.work.parent)}
+    assert node.run(environ=environ).outcome is Outcome.RAN_AND_PUBLISHED
+    assert {os.path.basename(path) for path in node.observed().files} == {"s.sh", "r.txt"}
+
+
+@pytest.mark.parametrize("left", ["build/lib/r", "target/release/.fingerprint/r"])
+def test_what_an_earlier_build_left_is_refused(node: Node, left: str) -> None:
+    place = node.work / left
+    place.parent.mkdir(parents=True)
+    place.write_text("x")
+    node.write("s.sh", f"cat r.txt {left} > env/made\n")
+    assert f"not published: {place} is left from an earlier build" in node.run().reason
+
+
 def test_a_file_without_an_end_is_not_read(node: Node) -> None:
     digests = inputs.Digests(EnvSpec(targets=(Target(str(node.target)),), command=("x",)), node.config)
     assert digests.of("/proc/kallsyms") == "?"

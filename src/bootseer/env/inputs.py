@@ -25,7 +25,7 @@ from blake3 import blake3
 
 import bootseer
 from bootseer.config import Config
-from bootseer.env import remembered
+from bootseer.env import caches, remembered
 from bootseer.env.credentials import (
     holds_credentials,
     holds_password,
@@ -57,7 +57,8 @@ _STANDARD_LIBRARY = pattern(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
 _BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
 _OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
 """What git and builds keep in a source tree for themselves, and change when they only look."""
-_BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/")
+_BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/|/(?:debug|release)/(?:deps|incremental|\.fingerprint)/")
+"""What builds of Python packages and of cargo leave."""
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
@@ -313,7 +314,7 @@ class Observer:
             if changed:
                 raise DataError(f"{path} changed while the command ran")
             if _BUILT.search(path):  # instead of its source, of which only the time was compared
-                raise DataError(f"{path} is left from an earlier build; remove the folder build")
+                raise DataError(f"{path} is left from an earlier build; remove the results of that")
             source = _BYTE_CODE.sub(r"\1.py", path)
             if source != path and (origin := self._state(source)):
                 out.setdefault(source, opens.seen.get(source, origin))
@@ -335,16 +336,13 @@ class Observer:
     def _counts(self, path: str) -> bool:
         if path.startswith(self._excluded) and not path.startswith(_SHARED_MEMORY):
             return False
-        own = _STANDARD_LIBRARY.search(path) or _OF_TOOLS.search(path)
+        own = _STANDARD_LIBRARY.search(path) or _OF_TOOLS.search(path) or caches.CONTENT in path
         return not own and not only_credentials(os.path.basename(path))
 
 
 def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
-    environ = spec.env
-    caches = [environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", "/root"), ".cache")]
-    caches += [environ.get(name, "") for name in ("PIP_CACHE_DIR", "UV_CACHE_DIR")]
     own = [config.cache_dir, config.state_dir, str(Path(bootseer.__file__).parent)]
-    folders = [*_SYSTEM, *caches, *own, *(target.path for target in spec.targets)]
+    folders = [*_SYSTEM, *caches.folders(spec.env, str(spec.folder)), *own, *(target.path for target in spec.targets)]
     named = [folder for folder in folders if folder.startswith("/")]
     return tuple({folder.rstrip("/") + "/" for folder in (*named, *map(os.path.realpath, named))})
 

@@ -13,7 +13,6 @@ import collections
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import select
 import stat
@@ -23,9 +22,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
-from bootseer.wiretypes import loaded
+from bootseer.wiretypes import json_as
 
 EVENT = struct.Struct("=IBBHQii")
 _OPEN, _CLOSE_WRITE, _CLOSE_NOWRITE, _OVERFLOW, _EXEC = 0x20, 0x08, 0x10, 0x4000, 0x1000
@@ -57,6 +58,12 @@ class FileState(NamedTuple):
     @property
     def file(self) -> tuple[int, int]:
         return self.device, self.inode
+
+
+class _State(msgspec.Struct):
+    """Of a container, as its runtime tells it to a hook."""
+
+    pid: int
 
 
 def state_of(file: int | str) -> FileState | None:
@@ -196,7 +203,7 @@ class Opens:
         """Mark the mounts of the container whose state its runtime tells; then its command may start."""
         self._told += os.read(self._fds["told"], 1 << 16)
         try:
-            pid = int(loaded(json.loads, self._told)["pid"])
+            pid = json_as(self._told, _State).pid
         except ValueError:
             return  # half of it
         self._told = b""

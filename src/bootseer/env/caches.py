@@ -1,0 +1,62 @@
+"""Caches of package managers: what is in them changes with every start, and is no input of the command that uses them.
+
+Each holds what its manager fetched and checks by itself. What it was told to fetch is in files of the project.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+# Variable that moves it (or ""), the folder without that variable, and what in it is a cache when not all is. A name
+# without "/" at its begin lies below HOME.
+_CACHES = """
+XDG_CACHE_HOME          .cache
+PIP_CACHE_DIR           .cache/pip
+UV_CACHE_DIR            .cache/uv
+POETRY_CACHE_DIR        .cache/pypoetry
+PDM_CACHE_DIR           .cache/pdm
+PIPENV_CACHE_DIR        .cache/pipenv
+PIXI_CACHE_DIR          .cache/rattler
+RATTLER_CACHE_DIR       .cache/rattler
+CONDA_PKGS_DIRS         .conda/pkgs
+MAMBA_ROOT_PREFIX       micromamba              pkgs
+MAMBA_ROOT_PREFIX       .local/share/mamba      pkgs
+CONDA_ROOT              miniconda3              pkgs
+CONDA_ROOT              anaconda3               pkgs
+CONDA_ROOT              miniforge3              pkgs
+CONDA_ROOT              /opt/conda              pkgs
+CARGO_HOME              .cargo                  registry git .global-cache .package-cache .package-cache-mutate
+RUSTUP_HOME             .rustup                 downloads tmp
+GOPATH                  go                      pkg/mod pkg/sumdb
+GOMODCACHE              go/pkg/mod
+GOCACHE                 .cache/go-build
+npm_config_cache        .npm
+NPM_CONFIG_CACHE        .npm
+YARN_CACHE_FOLDER       .cache/yarn
+npm_config_store_dir    .local/share/pnpm/store
+BUN_INSTALL_CACHE_DIR   .bun/install/cache
+DENO_DIR                .cache/deno
+CCACHE_DIR              .ccache
+SCCACHE_DIR             .cache/sccache
+GRADLE_USER_HOME        .gradle                 caches
+MAVEN_REPOSITORY        .m2/repository
+"""
+
+CONTENT = "/_cacache/"
+"""In the path of what npm has, wherever its settings put it."""
+
+
+def folders(environ: Mapping[str, str], work: str) -> Iterator[str]:
+    """The caches of a command with these variables: absolute paths, of which not all are there. One with the working
+    folder ``work`` in it is none."""
+    home = environ.get("HOME") or "/root"
+    conda = environ.get("CONDA_EXE", "")  # PREFIX/bin/conda
+    named = {**environ, "CONDA_ROOT": os.path.dirname(os.path.dirname(conda))}
+    for line in _CACHES.strip().splitlines():
+        variable, default, *parts = line.split()
+        moved = [place for place in named.get(variable, "").replace(",", ":").split(":") if place.startswith("/")]
+        for place in moved or [os.path.join(home, default)]:
+            for folder in (os.path.join(place, part).rstrip("/") for part in parts or [""]):
+                if folder and not (work + "/").startswith(folder + "/"):
+                    yield folder
