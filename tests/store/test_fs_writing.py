@@ -215,7 +215,8 @@ def fsync(site: Site) -> None:
         assert site.stored("f") == b"abc"
         file.write(b"def")
         assert site.stored("f") == b"abc"
-    assert site.stored("f") == b"abcdef" == (site.dir / "f").read_bytes()
+        os.pwrite(file.fileno(), b"A", 0)
+    assert site.stored("f") == b"Abcdef" == (site.dir / "f").read_bytes()
     fd = os.open(site.dir, os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
@@ -478,6 +479,20 @@ def mapped_writes(site: Site) -> None:
         with mmap.mmap(file.fileno(), len(BIG)) as pages:
             pages[:] = BIG
     assert site.stored("f") == BIG
+    for flushed in (True, False):
+        with open(site.dir / "g", "w+b", buffering=0) as file:
+            file.write(bytes(len(BIG)))
+            pages = mmap.mmap(file.fileno(), len(BIG))
+        assert site.stored("g") == bytes(len(BIG))
+        pages[:] = BIG
+        if flushed:
+            pages.flush()
+        pages.close()
+        until(lambda: site.stored("g") == BIG)
+    with open(site.dir / "g", "r+b", buffering=0) as file, mmap.mmap(file.fileno(), len(BIG)) as pages:
+        pages[:5] = b"other"
+        refused(errno.EOPNOTSUPP, pages.flush)
+    assert site.stored("g") == BIG
 
 
 @row

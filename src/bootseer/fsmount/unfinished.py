@@ -4,7 +4,8 @@ They lie in a `Spool` as long as the spools of the mount have room: there they c
 `STREAM_FROM` bytes on they are also sent to the store as they come, so that little is left to do at the close. When
 the spool must go, the file goes on without: its bytes come in order then, and are not read back.
 
-What was published once does not change: the next version has the same bytes, and more behind them.
+What was published before does not change: the next version has the same bytes, and more behind them. What is in the
+spool can, also when it was published: a mapping is written when its descriptor is closed already.
 """
 
 from __future__ import annotations
@@ -157,10 +158,13 @@ class Unfinished:
         return refusal(errno.EOPNOTSUPP, self.path)
 
     def _begin(self, offset: int) -> None:
-        """Before bytes from ``offset`` on change: refuse what is fixed, have in the spool what comes before them."""
+        """Before bytes from ``offset`` on change: refuse what is only in the store, have what comes before them in the
+        spool."""
         self._check()
         if offset < self._fixed:
-            raise self._refuse(f"byte {offset} was published already, a striped file can only be added to")
+            if not self._spool.used:
+                raise self._refuse(f"byte {offset} was published already, a striped file can only be added to")
+            self._hold = True
         if self.size and not self._spool.used and self._writer is None:
             base = self._base or self._reopen()
             refuse_unfinished(base)
