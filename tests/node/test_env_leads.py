@@ -38,7 +38,13 @@ class Place:
         node = self.root / f"node-{self.nodes}"
         config = Config(cache_dir=str(node / "cache"), state_dir=str(node / "state"))
         command = ("sh", "-ec", script)
-        spec = EnvSpec(targets=(Target(str(self.target)),), command=command, cwd=str(self.root), restore=self.restore)  # type: ignore[arg-type]
+        spec = EnvSpec(
+            targets=(Target(str(self.target)),),
+            command=command,
+            cwd=str(self.root),
+            restore=self.restore,
+            background=False,
+        )  # type: ignore[arg-type]
         return env.run(
             spec,
             lambda: subprocess.run(command, cwd=self.root, check=False).returncode,

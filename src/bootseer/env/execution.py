@@ -119,6 +119,8 @@ class _Attempt:
                 self._lead.failed(failure)
             result.reason += f"; {failure}, nothing is published"
             return result
+        if self._group:
+            self._group.unfold()
         end, why = self._end(observer, began)
         if self._group:
             try:

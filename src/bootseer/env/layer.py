@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import stat
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,7 +21,8 @@ from bootseer.errors import DataError, UnsupportedError
 from bootseer.kernel import beneath
 
 _OPAQUE = "trusted.overlay.opaque"
-_FOREIGN = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
+_REDIRECT = "trusted.overlay.redirect"
+_FOREIGN = (_REDIRECT, "trusted.overlay.metacopy")
 _NO_XATTRS = {errno.ENOTSUP, errno.EPERM, errno.EACCES}
 _TYPES = {
     "d": stat.S_IFDIR,
@@ -179,6 +181,23 @@ def _kind(path: str, info: os.stat_result, xattrs: dict[str, bytes]) -> Kind:
     if stat.S_ISCHR(mode) and info.st_rdev == 0:
         return "w"
     raise UnsupportedError(f"cannot capture {path.partition('/')[2]}: it is a device, a socket or a FIFO")
+
+
+def unfold(layer: Path, shown: Path) -> None:
+    """Make copies of the folders that were renamed in ``shown``, the overlay whose upper directory is ``layer``, where
+    they only refer to those beneath. Raises `OSError`, `subprocess.SubprocessError`; what is shown is whole then."""
+    shown = Path(str(shown).replace("/proc/self/", f"/proc/{os.getpid()}/", 1))  # for another process
+    for folder, _, _ in os.walk(layer):
+        if _REDIRECT not in xattrs(folder):
+            continue
+        here = shown / os.path.relpath(folder, layer)
+        copy, old = (here.with_name(f".bootseer-{kind}-{here.name[:200]}") for kind in ("copy", "old"))
+        times = os.stat(here.parent)
+        subprocess.run(["cp", "-a", "--", here, copy], check=True, stdout=subprocess.DEVNULL)
+        os.rename(here, old)
+        os.rename(copy, here)
+        shutil.rmtree(old)
+        os.utime(here.parent, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def merged(base: Mapping[str, str], entries: Iterable[Entry], target: int) -> dict[str, str]:

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import subprocess
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,8 @@ import msgspec
 
 from bootseer.blocks import tree
 from bootseer.config import Config
+from bootseer.env import layer, place, publication, quarantine, scan, users
 from bootseer.env import lock as locks
-from bootseer.env import place, publication, quarantine, scan, users
 from bootseer.env.inputs import Observed
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
@@ -34,9 +35,9 @@ from bootseer.mountrecords import Record, Records
 
 log = logging.getLogger(__name__)
 
-# What the upper directory means must not depend on the kernel's build options: no entry that another overlay
-# cannot read by itself.
-_OPTIONS = "redirect_dir=off,metacopy=off,index=off"
+# What the upper directory means must not depend on the kernel's build options. Without redirects a folder of what the
+# target held could not be renamed.
+_OPTIONS = "redirect_dir=on,metacopy=off,index=off"
 _LOCK_SECONDS = 60.0
 """How long it waits for a stage that may just be joining the group."""
 _MAKING_SECONDS = 86400.0
@@ -82,6 +83,8 @@ class Group:
         self.mine = mine
         """The processes (`users.users`) that this one speaks for."""
         self._state_dir = state_dir
+        self._over: set[int] = set()
+        """The targets that held something before."""
 
     @property
     def area(self) -> Path:
@@ -218,6 +221,7 @@ class Group:
             # one).
             if not scan.is_empty(host):
                 lower.append(host)
+                self._over.add(number)
             mounts.mount_overlay(
                 lower or [self.area / "empty"], host, upper=upper, work=work, options=_OPTIONS, source=self._source
             )
@@ -232,6 +236,15 @@ class Group:
         if frozen:
             return [self.upper / str(number)]
         return [self.tree_point / str(number)] if self.record.tree else []
+
+    def unfold(self) -> None:
+        """Have the upper directories hold all of what the command left, also of folders that it only renamed."""
+        for number in sorted(self._over):
+            try:
+                with place.opened(self.record.targets[number]) as host:
+                    layer.unfold(self.upper / str(number), host)
+            except (BootseerError, OSError, subprocess.SubprocessError) as exc:
+                log.warning("cannot capture a renamed folder of %s: %s", self.record.targets[number].path, exc)
 
     def freeze(self) -> bool:
         """Put a new upper directory on each target and the captured one, which nothing changes any more, beneath it.
