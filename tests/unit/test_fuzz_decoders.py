@@ -33,16 +33,18 @@ from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.chunks.chunklist import ChunkList
 from bootseer.chunks.manifest import TreeManifest
-from bootseer.env import inventory, manifest
+from bootseer.env import inventory, key, manifest
 from bootseer.env.canonical import sha256_of
 from bootseer.errors import BootseerError
 from bootseer.image import record
+from bootseer.node import protocol
 from bootseer.objects import lease, open_store
 from bootseer.oci import spec, tar
 from bootseer.profile import analysis, events, hostlist, kubernetes, logs, page, sacct, starts
+from bootseer.slurm import comment
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import access, commit
-from bootseer.wiretypes import known
+from bootseer.wiretypes import json_as, known
 from support.images import Member, tar_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -118,6 +120,13 @@ def header(raw: bytes) -> object:
     return layout.decode_header(raw, "x")
 
 
+def key_document(raw: bytes) -> object:
+    try:
+        return key.document_from(json_as(raw, object))
+    except ValueError:  # those who compare with it pass it over, too
+        return None
+
+
 def image_record(raw: bytes) -> object:
     return record.read(raw, "sha256:" + "ab" * 32, "linux/amd64", (), where="x")
 
@@ -190,6 +199,8 @@ TREE_MANIFEST = TreeManifest(
 )
 CONFIG = b'{"architecture":"amd64","os":"linux","config":{"Env":["A=b"],"User":"1:1","Cmd":["sh"]},"rootfs":{"type":"layers","diff_ids":["sha256:00"]}}'  # noqa: E501
 INDEX = b'{"schemaVersion":2,"manifests":[{"mediaType":"x","digest":"sha256:00","size":1,"platform":{"os":"linux","architecture":"amd64"},"annotations":{"a":"b"}}]}'  # noqa: E501
+REQUEST = b'{"do":"mount","version":1,"ref":"r.example/x:1","job":"4711","logins":{"HOME":"/home/a"}}'
+COMMENT = b"site=1 bootseer=r.example/x:1,bootseer.job=train; x"
 NODES = [b"n[01-04,7],m3", b"a[1-9]b[1-9]"]
 LOG = [b"[pod/a/b] 2026-01-02T03:04:05.5Z [rank3]: starting worker group\nI0102 03:04:05.123456 3: training\n"]
 
@@ -205,6 +216,7 @@ FORMATS: dict[str, Format] = {
             lambda raw: inventory.decode(raw, targets=1),
         ),
     ),
+    "key-document": Format(golden("env/document.json"), key_document),
     "block-map": Format(golden("blocks/blockmap-v2.bin"), lambda raw: BlockMap.decode(hashed(raw))),
     "hot-pack": Format(golden("blocks/hotpack-v2.bin"), hot_pack),
     "trace": Format(golden("blocks/trace-v2.bin"), lambda raw: Trace.decode(hashed(raw))),
@@ -224,6 +236,8 @@ FORMATS: dict[str, Format] = {
     "image-record": Format(golden("image/record-v2.json"), image_record),
     "image-config": Format(lambda: [CONFIG], lambda raw: spec.decode(raw, oci.ImageConfig, "x")),
     "image-index": Format(lambda: [INDEX], lambda raw: spec.decode(raw, spec.Index, "x")),
+    "node-request": Format(lambda: [REQUEST], lambda raw: protocol.decode_request(raw, True)),
+    "job-comment": Format(lambda: [COMMENT], lambda raw: comment.parse(raw.decode("utf-8", "replace"))),
     "layer": Format(archives, archive),
     "lease": Format(lambda: [b'{"state":"held","node":"n","failures":1,"code":3,"message":"m","at":1.5}'], take_turn),
     "events": Format(golden("events/v2.jsonl"), start_ups),
