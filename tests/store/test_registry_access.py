@@ -12,6 +12,7 @@ import stat
 import subprocess
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -473,6 +474,11 @@ class TestMirrors:
             blobs = [one for one in origin.seen if "/blobs/" in one.line]
             assert [one.headers["range"] for one in blobs] == ["bytes=0-1048575"]
             assert {one.headers["host"] for one in origin.seen} == {origin.address}
+            mine = {"Authorization": "Bearer mine", "Range": "bytes=2000000-2000009"}
+            url = f"http://{cache.address}{blobs[0].line.split()[1]}"
+            urllib.request.urlopen(urllib.request.Request(url, headers=mine), timeout=60).close()
+            assert "bytes=1048576-2097151" in [one.headers.get("range") for one in origin.seen]
+            assert not any("authorization" in one.headers for one in origin.seen), "what a login gets is everybody's"
             assert len(origin.requests("manifests")) == 8  # tags may move
             with client(origin.address, mirrors=(f"http://{cache.address}",)) as registry:
                 assert b"".join(registry.blob(ITEM)) == DATA
