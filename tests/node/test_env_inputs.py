@@ -376,6 +376,19 @@ def test_what_the_command_leaves_and_never_stops_opening_files_delays_nobody(
             other.wait()
 
 
+def test_a_command_that_opens_files_without_end_takes_no_memory_without_end(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lib_opens, "_MOST", 100)
+    opens = Opens()
+    opens.begin()
+    for number in range(300):
+        node.write(f"many/{number}", "")
+    opens.end()
+    assert len(opens.seen) + len(opens.folders) <= 101
+    assert opens.failure == "an event was lost: more than 100 files were opened"
+
+
 def test_an_event_that_the_kernel_drops_delays_nobody(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one whose file the observer may not open: it is counted, and never comes."""
     waiting = lib_opens.waiting

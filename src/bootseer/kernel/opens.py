@@ -36,6 +36,8 @@ _ADD_MOUNT = 0x01 | 0x10
 _VIRTUAL = {"proc", "sysfs", "devtmpfs", "devpts", "mqueue", "cgroup", "cgroup2", "tracefs", "debugfs", "autofs"}
 _VIRTUAL |= {"securityfs", "pstore", "bpf", "hugetlbfs", "configfs", "fusectl", "binfmt_misc", "efivarfs", "nsfs"}
 _MEMORY = {"tmpfs", "ramfs"}
+_MOST = 1_000_000
+"""Files and folders that are noted: half a GB of memory, which the command could fill."""
 _REFUSED = {errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.ENOSPC, errno.ENOMEM, errno.EBADF}
 """Errors of a mark that say nothing of its place; with another one nobody can open a file there either."""
 _JOIN_SECONDS = 60.0
@@ -284,6 +286,8 @@ class Opens:
                 path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")
                 if self._inside and not (path + "/").startswith(self._inside):
                     continue
+                if len(self.seen) + len(self.folders) > _MOST:
+                    raise OverflowError(f"more than {_MOST} files were opened")
                 if (found := state_of(fd)) is None:
                     self.folders.add(path)
                     continue
