@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -72,6 +73,11 @@ def test_the_stage_ends_with_the_command_and_the_publication_goes_on(
     assert result.publication
     assert str(result.publication.log) in result.reason
     assert not site.manifests
+    publisher = int(result.publication.named.partition(":")[0])
+    until(
+        lambda: Path(f"/proc/{publisher}/oom_score_adj").read_text() == "1000\n", 10, "that it is ended before the job"
+    )
+    until(lambda: resource.prlimit(publisher, resource.RLIMIT_DATA)[0] > 0, 10, "its limit of memory")
     assert result.publication.wait(30) == (True, "")
     assert site.manifests
     assert not site.leases

@@ -34,7 +34,7 @@ from bootseer.env.publish import Made, publish
 from bootseer.env.unpack import undoing
 from bootseer.errors import BootseerError, ConfigError, DataError
 from bootseer.folders import private_folder
-from bootseer.kernel import background, beneath
+from bootseer.kernel import background, beneath, bounds
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import open_store, signature
 
@@ -44,6 +44,8 @@ _SETTLED = 2.0
 """Seconds without a change after which a file counts as finished."""
 _ROUND, _SHARE = 1.0, 10.0
 """Seconds between two looks for such files; at least so many times what the look took."""
+_SCORE = 1000
+"""Of the kernel's killer of processes: nobody loses anything by the end of this one, and the job is beside it."""
 _PACK = 16 << 20
 """Bytes of a stored object: while one is sent the next is made."""
 
@@ -166,6 +168,8 @@ def main() -> int:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     )
     background.call_it("bootseer-env")
+    bounds.be_ended_early(_SCORE)
+    bounds.limit_memory()
     fd, answer = int(sys.argv[1]), os.dup(1)
     os.dup2(2, 1)
     messages = io.BytesIO(os.pread(fd, os.fstat(fd).st_size, 0))
