@@ -1,5 +1,6 @@
 """A write whose storage fails under it: what is tried again, what is left, and writers that wake up late."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -425,6 +426,23 @@ class TestClaims:
         self.replace(fs, b"new")
         assert content(fs, "a") == b"new"
         assert list(tmp_path.glob(".tmp-*")) == []
+
+    @pytest.mark.timeout(60)
+    @pytest.mark.parametrize("maker", [os.geteuid(), pytest.param(65534, marks=pytest.mark.root)])
+    def test_a_link_to_nothing_in_its_place_is_not_waited_for_without_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maker: int
+    ) -> None:
+        fs = open_fs(str(tmp_path))
+        with fs.create("a") as out:
+            out.write(b"old")
+        with publication.alone(fs.backend, "a"):
+            (left,) = tmp_path.glob(".tmp-*")
+        left.symlink_to(tmp_path / "nothing")
+        os.chown(left, maker, maker, follow_symlinks=False)
+        monkeypatch.setattr(publication, "OUTAGE", 1.0)
+        with contextlib.suppress(NotWritableError):  # one that nobody can see is one of others, or was taken away
+            self.replace(fs, b"new")
+        assert content(fs, "a") in (b"old", b"new")
 
     def test_who_was_taken_for_dead_replaces_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """As after an outage in which both waited."""

@@ -92,11 +92,12 @@ def alone(backend: Backend, path: str, version: str | None = None) -> Iterator[C
                 patiently(lambda: backend.create(claim).close())
                 claimed, began = True, time.monotonic()
             check()
-            if claimed or (other := patiently(lambda: entry_at(backend, claim))) is None:
+            if claimed:
                 continue
-            if other.version != holder:
+            other = patiently(lambda: entry_at(backend, claim))
+            if other is not None and other.version != holder:
                 holder, waited = other.version, 0.0
-            if waited >= _STEP:
+            if other is not None and waited >= _STEP:
                 _log.warning("%s was to be replaced by another writer, which seems to be dead", path)
                 backend.delete(claim)
             elif time.monotonic() >= until:
