@@ -92,6 +92,23 @@ def test_a_file_whose_last_handle_goes_while_another_is_opened(ops, monkeypatch)
     assert stored(ops, "f") == b"oldnew"
 
 
+def test_a_checkpoint_above_is_looked_for_once_for_a_small_file(ops, monkeypatch):
+    """On HDFS each look is a call of the NameNode, in every folder up to the root."""
+    looked: list[str] = []
+    real = type(ops._fs.backend).stat
+    monkeypatch.setattr(type(ops._fs.backend), "stat", lambda *args: looked.append(args[1]) or real(*args))  # type: ignore[func-returns-value]
+    for name in ("first", "second"):
+        looked.clear()
+        _, handle = put(ops, name, b"bytes")
+        ops.flush(handle, asks())
+        ops.release(handle, asks())
+    manifests = [path for path in looked if path.rpartition("/")[2] == "COMMIT"]
+    assert len(manifests) <= len(set(manifests)) + 2, "in its own folder also when it is opened"
+    ops._fs.commit("")
+    with pytest.raises(OSError, match="Operation not permitted"):
+        put(ops, "third", b"bytes")
+
+
 def test_a_handle_of_a_server_before_this_one_does_not_empty_the_file(ops):
     node, handle = put(ops, "f", b"old")
     ops.flush(handle, asks())

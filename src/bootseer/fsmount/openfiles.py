@@ -19,12 +19,12 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from bootseer.backends.interface import Entry, join
+from bootseer.backends.interface import Entry, exists, join
 from bootseer.errors import ConfigError, ReplacedError
 from bootseer.fsmount.callers import caller
 from bootseer.fsmount.memory import Journal
 from bootseer.fsmount.newversion import Versions, Writing
-from bootseer.fsmount.operations import StripeOperations
+from bootseer.fsmount.operations import FRESH, StripeOperations
 from bootseer.fsmount.refusals import numbered, refusal
 from bootseer.fsmount.spool import Spools
 from bootseer.fsmount.unfinished import Unfinished
@@ -63,6 +63,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         super().__init__(fs, ahead, shared=shared, journal=journal, generation=generation)
         self._spools, self._shape = spools, (width, unit)
         self._versions = Versions()
+        self._free: dict[str, float] = {}
+        """Folders that are in no finished checkpoint, and until when that is believed of those above them."""
         self._changing = threading.RLock()  # one change of names at a time
 
     @property
@@ -133,7 +135,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
             return super().open(node, flags, ctx)
         opener = self._opener(ctx)
         path = self._path(node)
-        self._protect(path)
+        self._protect_soon(path)
         found: int | None = None
         made: Writing | None = None
         while found is None:
@@ -161,7 +163,7 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         opener = self._opener(ctx)
         path = self._new(parent, name)
         with self._changing:
-            self._protect(path)
+            self._protect_soon(path)
             try:
                 entry = self.lookup(parent, name, ctx)
             except OSError as exc:
@@ -299,6 +301,15 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
                     self._fs.refuse_committed(path)
         except PermissionError:  # which numbered has logged
             raise refusal(errno.EPERM, path) from None
+
+    def _protect_soon(self, path: str) -> None:
+        """`_protect`, which `_publish` does once more; of the folders above that of ``path`` as a moment ago."""
+        folder, now = path.rpartition("/")[0], time.monotonic()
+        with numbered(path):
+            if now < self._free.get(folder, 0.0) and not exists(self._fs.backend, join(folder, commit.NAME)):
+                return
+        self._protect(path)
+        self._free = {other: until for other, until in self._free.items() if now < until} | {folder: now + FRESH}
 
     def _begin(self, path: str, base: ChunkFile | None = None, replaces: str = "") -> Writing:
         width, unit = self._shape
