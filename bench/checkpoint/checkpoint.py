@@ -23,7 +23,7 @@ from bootseer.demo.report import Report
 from bootseer.errors import FullError
 
 GiB = 1 << 30
-PARTS = ("local", "small", *capped.PARTS, "free", "many")
+PARTS = ("local", "small", *capped.PARTS, "free", *many.PARTS)
 CLIENT = "bench.checkpoint.client"
 _DISK = 7
 """Free disk that is needed, as a multiple of the checkpoint: HDFS has it twice with 2 replicas, a node cache once."""
@@ -32,9 +32,9 @@ _DISK = 7
 def _run(options: Options, report: Report) -> None:
     size, work = GiB // 4 if options.quick else 2 * GiB, options.work
     parts = chosen(options.parts, PARTS)
-    if "many" in parts:
-        many.run(work, report, count=2_000 if options.quick else 10_000, rounds=options.runs)
-    if parts == ["many"]:
+    if set(parts) & set(many.PARTS):
+        many.run(work, report, parts, count=2_000 if options.quick else 10_000, rounds=options.runs)
+    if set(parts) <= set(many.PARTS):
         return
     if (spare := shutil.disk_usage(work).free) < _DISK * size:
         raise FullError(f"only {spare / GiB:.0f} GiB free at {work}, {_DISK * size / GiB:.0f} are needed")

@@ -33,6 +33,9 @@ def compute(report: Report, say: Say) -> Figures:
     faster("read_vs_hdfs_native_4_streams", ">= 1", "free:striped", "free:hdfs-native-4-stripes")
     found.ratio("many_put_vs_hadoop", "<= 0.5", "many:put", "many:hadoop-put")
     found.ratio("many_get_vs_hadoop", "<= 0.5", "many:get", "many:hadoop-get")
+    found.median("names_listed_s", "<= 10", "many:ls", unit="s")
+    for suffix in ("plain", "striped", "striped-64KiB"):
+        found.median(f"random_fetched_{suffix}", "<= 20", f"many:random-{suffix}", "fetched_of_asked")
     for suffix in ("", "_shuffled", "_some"):  # of the bytes that are wanted
         way = f"capped:tensors{suffix.replace('_', '-')}"
         found.ratio(f"mapped_load{suffix}_vs_sequential", "<= 1.3", "capped:tensors-in-order", way, field=SPEED)

@@ -31,7 +31,7 @@ def ours(url: str, place: Path, *, options: Sequence[str] = (), keep: bool = Fal
         if option.startswith("--") and option not in _options():
             raise UnsupportedError(f"could not run: `bootseer fs mount` has no {option}")
     target = place / "mount"
-    environ = {"BOOTSEER_CACHE_DIR": str(place / "cache"), "BOOTSEER_STATE_DIR": str(place / "state")}
+    environ = _environ(place)
     try:
         run([*BOOTSEER, "fs", "mount", url, str(target), *options], env=environ)
         try:
@@ -50,6 +50,16 @@ def ours(url: str, place: Path, *, options: Sequence[str] = (), keep: bool = Fal
 @cache
 def _options() -> str:
     return run([*BOOTSEER, "fs", "mount", "--help"], env={"COLUMNS": "120"})
+
+
+def fetched(target: Path, place: Path) -> int:
+    """Bytes that the mount of `ours` at ``target`` took from the store."""
+    status = json.loads(run([*BOOTSEER, "fs", "inspect", str(target), "--json"], env=_environ(place)))
+    return int(status["fetched_demand"] + status["fetched_ahead"])
+
+
+def _environ(place: Path) -> dict[str, str]:
+    return {"BOOTSEER_CACHE_DIR": str(place / "cache"), "BOOTSEER_STATE_DIR": str(place / "state")}
 
 
 def _await_prefetch(target: Path, environ: dict[str, str]) -> None:
