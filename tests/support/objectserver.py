@@ -34,16 +34,16 @@ class ObjectServer:
     While ``silent`` is set none is answered. ``terse``: a refusal does not say which condition was not met.
     """
 
-    def __init__(self, *, ignoring: bool = False, terse: bool = False) -> None:
+    def __init__(self, *, ignoring: bool = False, terse: bool = False, host: str = "127.0.0.1") -> None:
         self.ignoring, self.terse = ignoring, terse
         self.objects: dict[str, _Object] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.log: list[tuple[str, str]] = []
         self.silent = threading.Event()
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": self}))
+        self._server = http.server.ThreadingHTTPServer((host, 0), type("Handler", (_Handler,), {"store": self}))
         self._server.daemon_threads = True
         self.lock = threading.Lock()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.url = f"http://{host}:{self._server.server_address[1]}"
 
     @property
     def options(self) -> dict[str, object]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer import env
@@ -44,6 +45,7 @@ class Site:
         spec = EnvSpec(
             targets=(Target("/opt/env", str(self.target)),), command=("x",), image_digest="sha256:1", restore="unpack"
         )
+        spec = msgspec.structs.replace(spec, **changed)
         return env.run(spec, runner, store_url=str(self.store), config=self.config)
 
     @property
@@ -150,6 +152,31 @@ def test_it_runs_when_nobody_else_does(site: Site, monkeypatch: pytest.MonkeyPat
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
     result.publication.cancel()
     assert result.publication.wait(10)[0] is False
+
+
+def test_what_another_snapshot_of_these_targets_has_is_not_stored_again(site: Site) -> None:
+    noise = {name: os.urandom(300_000) for name in "abcdefghij"}
+
+    def fill(root: Path) -> None:
+        for name, data in noise.items():
+            (root / name).mkdir(exist_ok=True)
+            (root / name / "large").write_bytes(data)
+            for number in range(30):
+                (root / name / f"small{number}").write_bytes(data[number * 5000 :][:5000])
+
+    def stored() -> int:
+        return sum(path.stat().st_size for path in site.store.rglob("*") if path.is_file())
+
+    assert site.run(fill, salt="1", background=False).outcome is Outcome.RAN_AND_PUBLISHED
+    whole = stored()
+    subprocess.run(["rm", "-r", str(site.target)], check=True)
+    noise["d"] = os.urandom(300_000)
+    assert site.run(fill, salt="2", background=False).outcome is Outcome.RAN_AND_PUBLISHED
+    assert stored() - whole < 0.2 * whole
+    subprocess.run(["rm", "-r", str(site.target)], check=True)
+    assert site.run(fill, salt="2").outcome is Outcome.RESTORED_UNPACK
+    assert (site.target / "d/large").read_bytes() == noise["d"]
+    assert (site.target / "e/small3").read_bytes() == noise["e"][15000:20000]
 
 
 def test_what_settled_early_is_not_read_again(tmp_path: Path) -> None:
