@@ -40,9 +40,9 @@ from bootseer.objects import open_store, signature
 
 log = logging.getLogger(__name__)
 
-_SETTLED = 2.0
+_SETTLED = 1.0
 """Seconds without a change after which a file counts as finished."""
-_ROUND, _SHARE = 1.0, 10.0
+_ROUND, _SHARE = 0.5, 10.0
 """Seconds between two looks for such files; at least so many times what the look took."""
 _SCORE = 1000
 """Of the kernel's killer of processes: nobody loses anything by the end of this one, and the job is beside it."""
