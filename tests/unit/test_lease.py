@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,6 +58,22 @@ def test_one_leads_and_what_was_known_before_the_wait_is_looked_at_again(store: 
     late = turn(store, lambda: bool(made))  # it looked before the result was there and takes its turn after
     assert late == Turn()
     assert leases(store) == []
+
+
+def test_a_link_to_nothing_in_the_place_of_a_lease_is_waited_for_as_long_as_a_dead_node(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "DEAD", 0.3)
+    folder = store.root / "leases" / NAME
+    folder.mkdir(parents=True)
+    for number in ("0", "2"):
+        (folder / number).symlink_to("/nonexistent/lease")
+    began = time.monotonic()
+    lead = turn(store).lead
+    assert lead
+    with lead:
+        assert "1" in leases(store)
+    assert 0.3 <= time.monotonic() - began < 20
 
 
 def test_a_node_that_leaves_is_followed_by_one_other(store: FolderStore, caplog: pytest.LogCaptureFixture) -> None:

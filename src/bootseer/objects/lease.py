@@ -198,18 +198,24 @@ class _Contest:
     def run(self) -> Turn:
         # ``old``: what there was before this node came; when it has ended, it may be of an earlier start
         number, failures, old = self._newest(), 0, True
+        missing = -1, 0.0  # a number that can neither be read nor taken, and since when
         while True:
             if number >= 0:
+                began = time.monotonic()
                 end = self._watch(number, old)
                 if end == "late":
                     return Turn()
                 if end == "gone":
                     if self._settled() or time.monotonic() >= self._until:
                         return Turn()
+                    if missing[0] != number or time.monotonic() - began > POLL:
+                        missing = number, time.monotonic()
                     time.sleep(POLL)  # a store may say for long that there is one, and that there is none
                     gone, number = number, self._newest()
-                    old = number < gone  # else somebody has led meanwhile, and perhaps ended already
-                    if number >= 0:
+                    if time.monotonic() - missing[1] >= DEAD:
+                        number = max(number, gone)  # somebody's link to nothing has its place
+                    elif number >= 0:
+                        old = number < gone  # else somebody has led meanwhile, and perhaps ended already
                         continue
                 elif isinstance(end, Lease):
                     log.warning("%s reports: %s", end.node, end.message)
