@@ -226,7 +226,8 @@ def test_one_node_makes_it(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
         rig.blob.store.put(claim, stale, overwrite=True)
         assert rig.renew() in ("published", "not needed")
     assert "taking over" in caplog.text
-    rig.blob.store.delete(claim)
+    (rig.folder / "blob/store" / claim).symlink_to("/nonexistent/claim")
+    assert rig.renew() == "not needed"
     (pack,) = rig.packs()
     rig.blob.store.delete(pack)
     assert rig.renew() == "published"

@@ -303,7 +303,7 @@ def _claimed(store: Store, key: str) -> Iterator[bool]:
     if not mine:
         try:
             age = now - float(store.get(key, most=_MAX_CLAIM))
-        except (ValueError, DataError):
+        except (ValueError, DataError, NotFoundError):  # a link to nothing is there, and is not
             age = _CLAIM_SECONDS
         if mine := not abs(age) < _CLAIM_SECONDS:  # clocks differ a little; NaN is no age
             log.warning("taking over the making of a hot pack from a node that did not end it: %s", key)
