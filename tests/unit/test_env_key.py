@@ -51,6 +51,31 @@ def test_the_golden_document_keeps_its_key() -> None:
     assert canonical(msgspec.to_builtins(document)) == raw.rstrip(b"\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        (["venv/bin/python", "-m", "pip"], "venv/bin/python"),
+        (["venv/bin/pip", "install"], "venv/bin/python3"),
+        (["python3.9", "setup.py"], "bin/python3.9"),
+        (["uv", "pip", "install", "-p", "3.9"], "bin/python3.9"),
+        (["uv", "pip", "install", "--python=venv"], "venv/bin/python3"),
+        (["uv", "pip", "install", "-p", "target/bin/python3"], "bin/python3"),
+        (["mkdir", "-p", "venv/bin/pip"], "bin/python3"),
+        (["sh", "s.sh"], "bin/python3"),
+    ],
+)
+def test_the_python_that_the_command_names_counts(tmp_path: Path, command: list[str], found: str) -> None:
+    for name in ("venv/bin/python", "venv/bin/python3", "bin/python3.9", "bin/python3", "bin/uv", "target/bin/python3"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\necho cpython 3.9.1 {name}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "venv/bin/pip").write_text(f"#!{tmp_path}/venv/bin/python3\n")
+    (tmp_path / "venv/bin/pip").chmod(0o755)
+    environ = {"PATH": str(tmp_path / "bin")}
+    one = spec(tmp_path, command=tuple(command), environ=environ, targets=(Target(str(tmp_path / "target")),))
+    assert key.build(one).python.soabi == found
+
+
 def test_same_inputs_same_key(folder: Path) -> None:
     assert key.build(spec(folder)).key == key.build(spec(folder)).key
 

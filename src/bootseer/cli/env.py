@@ -53,7 +53,9 @@ def run(
         ),
     ] = None,
     restore: Annotated[str, typer.Option(help="auto, mount or unpack")] = "auto",
-    python: Annotated[str, typer.Option(help="Interpreter the environment is for; else python3 on PATH")] = "",
+    python: Annotated[
+        str, typer.Option(help="Interpreter the environment is for; else the command's, or python3 on PATH")
+    ] = "",
     wait: Annotated[
         float, typer.Option(min=0, help="Most seconds to wait for another node that runs the command")
     ] = 1800.0,

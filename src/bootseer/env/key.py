@@ -6,6 +6,7 @@ The document (``docs/internals/snapshot.md``) travels with the snapshot, so that
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shutil
@@ -26,9 +27,12 @@ from bootseer.env.keyfile import MOST, FileInput, KeyFiles
 from bootseer.env.scan import mount_points_below
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import ConfigError, DataError
+from bootseer.kernel import beneath
 from bootseer.wiretypes import known
 
 VERSION = 2
+_PYTHON = re.compile(r"(?:python|pypy)(?:3(?:\.\d+)?t?)?")
+_OPTION = re.compile(r"(?:-p|--python)(?:=(.+))?")
 _ATTACHED = re.compile(r"^(?:--[a-z-]+=|-[rc])(?=[^-])(.+)$", re.S)
 
 # Without the modules platform and sysconfig, which cost more than the start of the interpreter.
@@ -116,10 +120,37 @@ def build(spec: EnvSpec, config: Config | None = None) -> KeyDocument:
 
 
 def find_python(spec: EnvSpec) -> str:
-    """The interpreter asked for, else ``python3`` on PATH unless the command runs in a container, else empty."""
+    """The interpreter asked for, else that which the command names (as a program, with ``-p``, in the first line of its
+    script, or uv's in its variables), else ``python3`` on PATH; empty in a container. None in a target: there it is
+    only after the command."""
     if spec.python or spec.contained:
         return spec.python
-    return shutil.which("python3", path=spec.env.get("PATH", os.defpath)) or ""
+    path = spec.env.get("PATH", os.defpath)
+    for named in _named_pythons(spec, path):
+        named = f"python{named}" if re.fullmatch(r"3(\.\d+)?", named) else named
+        whole = os.path.join(spec.folder, named)
+        within = os.path.join(whole, "bin/python3")
+        named = within if os.path.isfile(within) else whole if "/" in named else named
+        found = shutil.which(named, path=path) if _PYTHON.fullmatch(os.path.basename(named)) else None
+        if found and not _inside_target(spec, Path(found)):
+            return found
+    return shutil.which("python3", path=path) or ""
+
+
+def _named_pythons(spec: EnvSpec, path: str) -> Iterator[str]:
+    words = spec.command
+    yield words[0]
+    for word, following in itertools.pairwise([*words, ""]):
+        if option := _OPTION.fullmatch(word):
+            yield option[1] or following
+    if os.path.basename(words[0]) == "uv":
+        yield from (spec.env.get(name, "") for name in ("UV_PYTHON", "VIRTUAL_ENV"))
+    with contextlib.suppress(OSError):
+        program = shutil.which(os.path.join(spec.folder, words[0]) if "/" in words[0] else words[0], path=path)
+        with open(beneath.open_regular(os.path.realpath(program or "")), "rb") as file:
+            first = os.fsdecode(file.readline(4096)).split()
+        if first and first[0].startswith("#!"):
+            yield first[-1].removeprefix("#!")
 
 
 def describe(python: str, config: Config | None = None) -> PythonInfo:

@@ -11,13 +11,13 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bootseer.env import key
 from bootseer.env.spec import EnvSpec, Target
 from bootseer.errors import ConfigError
 from bootseer.folders import settled
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 _DEADLINE = 300.0
 _PROCESSES = 2
-_OPTION = re.compile(r"(?:-p|--python)(?:=(.+))?$")
 _TAG = "import sys; print(sys.implementation.cache_tag)"
 _COMPILE = """
 import os, py_compile, sys
@@ -58,29 +57,8 @@ def homes(spec: EnvSpec, target: Target, layer: Path) -> Iterator[Home]:
         python = spec.python if spec.contained else _program(target.host / base / "bin/python")
         for found in sorted((layer / base).glob("lib/python3*/site-packages")) if python else ():
             yield Home(python, os.path.relpath(found, layer))
-    if any(layer.glob("*.dist-info")) and (python := _of_command(spec)):
+    if any(layer.glob("*.dist-info")) and (python := key.find_python(spec)):
         yield Home(python, "")
-
-
-def _of_command(spec: EnvSpec) -> str:
-    if spec.python or spec.contained:
-        return spec.python
-    path = spec.env.get("PATH", os.defpath)
-    words = [*spec.command]
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if option := _OPTION.match(word):
-            named = option[1] or following
-            named = f"python{named}" if re.fullmatch(r"3(\.\d+)?", named) else named
-            if found := shutil.which(named, path=path):
-                return found
-    program = shutil.which(words[0], path=path) or ""
-    if re.fullmatch(r"python3?(\.\d+)?", os.path.basename(program)):
-        return program
-    with contextlib.suppress(OSError), open(program, "rb") as file:
-        first = os.fsdecode(file.readline(4096).strip())
-        if first.startswith("#!") and re.search(r"python3?(\.\d+)?$", first.split()[-1]):
-            return shutil.which(first[2:].split()[-1], path=path) or ""
-    return shutil.which("python3", path=path) or ""
 
 
 def _program(path: Path) -> str:
