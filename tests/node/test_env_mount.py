@@ -519,6 +519,27 @@ def cli(node: Node, verb: str, *args: str, check: bool = True) -> subprocess.Com
     return done
 
 
+def test_what_is_in_place_is_made_anew_when_that_is_asked_for(node: Node) -> None:
+    node.host.parent.mkdir(parents=True)
+    (node.host.parent / "setup.sh").write_text("date +%N > env/made\n")
+    run = ("--target", "env", "--no-background")
+    cli(node, "env run", *run, "--", "sh", "setup.sh")
+    first = (node.host / "made").read_text()
+    time.sleep(1.1)  # the age of a snapshot is told in seconds
+    told = cli(node, "env run", *run, "--refresh", "--", "sh", "setup.sh").stderr
+    assert "ran-and-published (missed because a new snapshot was asked for)" in told
+    assert (second := (node.host / "made").read_text()) != first
+    assert "already in place" in cli(node, "env run", *run, "--frozen", "--", "sh", "setup.sh").stderr
+    cli(node, "unmount", "env")
+    assert "hit" in cli(node, "env run", *run, "--frozen", "--", "sh", "setup.sh").stderr
+    assert (node.host / "made").read_text() == second
+    failed = cli(node, "env run", "--target", "env", "--frozen", "--", "sh", "setup.sh", "more", check=False)
+    assert failed.returncode == 66
+    assert failed.stderr.splitlines()[-1].startswith("bootseer: no environment to restore, and the command is not to")
+    both = cli(node, "env run", "--target", "env", "--frozen", "--refresh", "--", "true", check=False)
+    assert both.returncode == 2
+
+
 def test_a_hit_loads_nothing_of_what_a_miss_needs(node: Node) -> None:
     node.host.parent.mkdir(parents=True)
     (node.host.parent / "setup.sh").write_text("echo made > env/made\n")

@@ -25,7 +25,7 @@ from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory,
 from bootseer.env.canonical import canonical, sha256_of
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.unpack import beside, recover
-from bootseer.errors import ConfigError, NotWritableError, UnavailableError
+from bootseer.errors import ConfigError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.objects import lease
 from bootseer.objects.folder import FolderStore
 from support.stores import CheckedStore
@@ -208,6 +208,37 @@ def test_old_snapshots_are_replaced(site: Site) -> None:
     assert result.outcome is Outcome.RAN_AND_PUBLISHED
     assert result.reason == "missed because the snapshot is 8 d old, the maximum is 7 d"
     assert site.run("d", max_age=7 * 86400.0).outcome is Outcome.RESTORED_UNPACK
+
+
+def test_a_new_snapshot_is_made_when_it_is_asked_for(site: Site) -> None:
+    site.run("a")
+    found = site.manifest()
+    site.manifest_file().write_bytes(msgspec.structs.replace(found, created=found.created - 60).encode())
+    asked = time.time()
+    result = site.run("b", since=asked)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED
+    assert result.reason == "missed because a new snapshot was asked for"
+    assert site.manifest().created >= int(asked)
+    for node in "cd":  # others that ask for it in the same moment, and those that do not
+        assert site.run(node, since=asked if node == "c" else 0.0).outcome is Outcome.RESTORED_UNPACK
+    assert site.runs == ["a", "b"]
+
+
+def test_a_frozen_stage_restores_or_fails_in_one_line(site: Site) -> None:
+    with pytest.raises(NotFoundError, match="not to be run: missed because no snapshot of these targets") as told:
+        site.run("a", frozen=True)
+    assert told.value.exit_code == 66
+    with pytest.raises(NotFoundError, match="snapshots are off"):
+        site.run("a", frozen=True, snapshot=False)
+    assert site.runs == []
+    assert not [*site.store.glob("leases/**/*")]
+    site.run("a")
+    assert site.run("b", frozen=True).outcome is Outcome.RESTORED_UNPACK
+    for blob in site.store.glob("blobs/*/*"):
+        blob.write_bytes(bytes(blob.stat().st_size))
+    with pytest.raises(NotFoundError, match="damaged"):
+        site.run("c", frozen=True)
+    assert site.runs == ["a"]
 
 
 def test_another_base_is_a_miss(site: Site, tmp_path: Path) -> None:

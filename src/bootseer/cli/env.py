@@ -63,6 +63,12 @@ def run(
         bool,
         typer.Option("--background/--no-background", help="Publish beside what follows the command, or before it ends"),
     ] = True,
+    frozen: Annotated[
+        bool, typer.Option("--frozen", help="Never run the command: without a snapshot that fits, exit with 66")
+    ] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Use no snapshot made before now: run the command, and replace it")
+    ] = False,
     snapshot: Annotated[bool, typer.Option("--snapshot/--no-snapshot", help="Use and make snapshots")] = True,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only say whether there is a snapshot of it, and why not")
@@ -80,6 +86,7 @@ def run(
     Example: bootseer env run --target /opt/env pip install --target /opt/env -r requirements.txt
     """
     import os
+    import time
 
     from bootseer import env
     from bootseer.errors import ConfigError
@@ -88,6 +95,8 @@ def run(
     background.lend()
     if not target:
         raise mistake(f"name the folder that the command fills: bootseer env run --target DIR {shlex.join(command)}")
+    if frozen and (refresh or not snapshot):
+        raise mistake("--frozen wants a snapshot, and --refresh and --no-snapshot use none")
     if restore not in ("auto", "mount", "unpack"):
         raise ConfigError(f"--restore {restore} is unknown", hint="use auto, mount or unpack")
     spec = env.EnvSpec(
@@ -100,6 +109,8 @@ def run(
         python=python,
         restore=restore,  # type: ignore[arg-type]
         caller=os.getppid(),
+        since=time.time() if refresh else 0.0,
+        frozen=frozen,
         snapshot=snapshot,
         background=beside and _outlived(),
         wait=wait,

@@ -20,7 +20,7 @@ from bootseer.env.lookup import Lookup
 from bootseer.env.publication import Begin, End, Publication
 from bootseer.env.result import EnvResult, Timer
 from bootseer.env.spec import EnvSpec, Outcome
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotFoundError
 from bootseer.objects import lease
 
 log = logging.getLogger(__name__)
@@ -34,12 +34,14 @@ class Execution:
 
     def run_plain(self, reason: str, key: str) -> EnvResult:
         """Without a snapshot, for ``reason``."""
+        self._refuse(reason)
         with self.timed("command"):
             code = self.command()
         return EnvResult(outcome=Outcome.RAN, reason=reason, exit_code=code, key=key)
 
     def run(self, look: Lookup, lead: lease.Lead | None) -> EnvResult:
         """Run the command after the miss ``look`` and publish what it made; ``lead`` is given up when that is done."""
+        self._refuse(look.reason)
         if look.store is None:
             return self.run_plain(look.reason, look.key)
         attempt = _Attempt(self, look, lead)
@@ -56,6 +58,11 @@ class Execution:
             return attempt.run()
         with lead:
             return attempt.run()
+
+    def _refuse(self, reason: str) -> None:
+        if self.spec.frozen:
+            hint = "run it without --frozen first (in a job file: without `frozen`)"
+            raise NotFoundError(f"no environment to restore, and the command is not to be run: {reason}", hint=hint)
 
 
 class _Attempt:

@@ -128,6 +128,8 @@ def _candidates(out: Lookup, store: Store, keys: Sequence[Ed25519PublicKey]) -> 
 
 def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unpacking: bool) -> str:
     """Why the snapshot cannot be used on this node; empty when it can. Costly checks come last."""
+    if found.created < int(spec.since):
+        return "a new snapshot was asked for"
     if _expired(spec, found):
         age = age_text(time.time() - found.created)
         return f"the snapshot is {age} old, the maximum is {age_text(spec.max_age or 0)}"
@@ -146,7 +148,8 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
 
 
 def _expired(spec: EnvSpec, found: SnapshotManifest) -> bool:
-    return spec.max_age is not None and time.time() - found.created > spec.max_age
+    too_old = spec.max_age is not None and time.time() - found.created > spec.max_age
+    return too_old or found.created < int(spec.since)
 
 
 def _quarantined(found: SnapshotManifest, config: Config) -> str:

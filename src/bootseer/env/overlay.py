@@ -105,6 +105,14 @@ class Group:
         return self.record.namespace == mounts.namespace() and self.record.boot == mounts.boot_id()
 
     @property
+    def made(self) -> float:
+        """When it was made, in seconds since 1970; 0 when that is not known."""
+        try:
+            return (self.area / "boot").stat().st_mtime
+        except OSError:
+            return 0.0
+
+    @property
     def mounted(self) -> list[Path]:
         """The targets that show this group, here."""
         return [target.host for target in self._showing()]
@@ -350,11 +358,8 @@ class Group:
             return True
         if self.here:
             return not self.mounted and not users.alive(self.record.users)
-        try:
-            age = time.time() - (self.area / "boot").stat().st_mtime
-        except FileNotFoundError:  # of a pod with another cache
-            return False
-        return age >= _MAKING_SECONDS and self._free()
+        # 0: of a pod with another cache
+        return bool(self.made) and time.time() - self.made >= _MAKING_SECONDS and self._free()
 
     def clear(self) -> None:
         """Delete it if it is left."""

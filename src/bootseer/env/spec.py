@@ -47,6 +47,10 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     salt: str = ""
     max_age: float | None = None
     """Seconds after which a snapshot is a miss; for commands whose requirements are not pinned."""
+    since: float = 0.0
+    """What was made before this time (seconds since 1970) is not used either."""
+    frozen: bool = False
+    """Never run the command: without a snapshot that fits the stage fails."""
     image_digest: str = ""
     """Digest of the container image the command runs in; it stands for that image's Python and libc."""
     cwd: str = ""

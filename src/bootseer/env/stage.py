@@ -38,8 +38,9 @@ def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Con
 
     With mounts, the targets' overlays are there before ``runner`` is called and stay after it, until the result's
     ``mounts`` are unmounted or ``bootseer unmount`` is called. Raises `ConfigError` for a wrong ``spec``,
-    `NotWritableError` when other processes use another environment on the targets, and what ``runner`` raises (nothing
-    stays mounted then); snapshot trouble is only logged.
+    `NotWritableError` when other processes use another environment on the targets, `NotFoundError` when ``spec`` is
+    frozen and no snapshot fits, and what ``runner`` raises (nothing stays mounted then); snapshot trouble is only
+    logged.
     """
     spec.check()
     began = time.monotonic()
@@ -94,7 +95,7 @@ class _Stage:
             if result := self._restored(look, unpacking):
                 return result
             turn = lease.Turn()
-            if look.store is not None and (look.absent or look.replace):
+            if look.store is not None and (look.absent or look.replace) and not spec.frozen:
 
                 def settled() -> bool:
                     nonlocal look
@@ -132,6 +133,7 @@ class _Stage:
         for group in overlay.groups_on(hosts, Path(self.config.state_dir), spec.caller):
             record, who, untouched = group.record, group.in_use, group.untouched
             same = record.key == self.key and record.targets == list(spec.targets)
+            same = same and group.made >= spec.since
             if same and (reason := leads.difference(spec, inputs.Digests(spec, self.config), record.inputs)):
                 log.info("%s", reason)
                 same = False

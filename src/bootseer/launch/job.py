@@ -75,6 +75,8 @@ class EnvTable(_Table, frozen=True, kw_only=True):
     """Oldest snapshot to accept, such as ``7d``; for set-up commands that do not pin versions."""
     wait: Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)] = 1800.0
     """Most seconds to wait for another node that runs the command; 0: do not."""
+    frozen: bool = False
+    """True: never run the command; without a snapshot that fits the start fails."""
     enabled: bool = True
     """False: run the command on this node, as today."""
 

@@ -221,6 +221,7 @@ class _Node:
             salt=table.salt,
             max_age=parse_age(table.max_age) if table.max_age else None,
             image_digest=self.image_digest,
+            frozen=table.frozen,
             snapshot=table.enabled,
             wait=table.wait,
             job=self.job.job.name,
