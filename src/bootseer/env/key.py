@@ -208,7 +208,7 @@ def _files(spec: EnvSpec, config: Config | None) -> KeyFiles:
     # In a container the command's words name files of the container, not of this host.
     for word in () if spec.contained else _words(spec):
         path = spec.folder / word
-        if word not in files.found and path.is_file() and not _inside_target(spec, path):
+        if word not in files.found and os.path.isfile(path) and not _inside_target(spec, path):
             files.add(word, path, required=False)
     if not spec.contained:
         _add_named(spec, files)
@@ -225,13 +225,13 @@ def _add_named(spec: EnvSpec, files: KeyFiles) -> None:
             if (
                 name not in files.found
                 and len(files.found) < MOST
-                and whole.is_file()
+                and os.path.isfile(whole)
                 and not _inside_target(spec, whole)
             ):
                 files.add(name, whole, required=False, named=False)
                 todo += [(path, files.texts[name])] if name in files.texts else []
     for name, path in variables.settings_of([*spec.command, *files.texts.values()], spec.env):
-        if name not in files.found and (spec.folder / path).is_file():
+        if name not in files.found and os.path.isfile(spec.folder / path):
             files.add(name, spec.folder / path, required=False, named=False)
 
 

@@ -70,7 +70,7 @@ def difference(spec: EnvSpec, digests: Digests, inputs: Observed) -> str:
     """What of ``inputs`` is here otherwise than there; empty when nothing is."""
     if reason := digests.difference(inputs):
         return reason
-    for path, (wanted, by) in sorted(inputs.leads.items()):
+    for path, (wanted, by) in sorted(inputs.leads.items(), key=lambda item: (item[1][0] == FOLDER, item)):
         with contextlib.suppress(OSError, ValueError, ConfigError):
             mode = os.stat(_host(spec, path)).st_mode
             kind = FOLDER if stat.S_ISDIR(mode) else FILE
