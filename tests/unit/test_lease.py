@@ -384,3 +384,26 @@ def test_what_others_say_of_a_failure_ends_nobodys_work(store: FolderStore, capl
     store.put(f"leases/{NAME}/0", msgspec.json.encode({**forged, **more}), overwrite=True)
     assert victim.result(60) == Turn()
     assert max(map(len, caplog.messages)) < 1000
+
+
+def test_who_waits_is_told_how_the_result_comes_and_may_wait_no_longer(
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "RENEWAL", 0.05)
+    monkeypatch.setattr(lease, "POLL", 0.05)
+    told: list[lease.Progress] = []
+    lead = turn(store).lead
+    assert lead
+    progress = lease.Progress(elapsed=3.0, since=1.0, left=5e6, rate=1e6)
+    with lead.hand_on().resumed(store, lambda: progress):
+
+        def waits(seen: lease.Progress) -> bool:
+            told.append(seen)
+            return len(told) < 3
+
+        other = take_turn(store, NAME, work="makes it", seconds=60, settled=lambda: False, waits=waits)
+    assert other == Turn()
+    assert told == [progress] * 3
+    with lead:  # it was handed on: this changes nothing
+        pass
+    assert not list(store.list("leases"))

@@ -36,7 +36,7 @@ from bootseer.errors import BootseerError, ConfigError, DataError
 from bootseer.folders import private_folder
 from bootseer.kernel import background, beneath, bounds
 from bootseer.kernel.removal import discard_tree
-from bootseer.objects import open_store, signature
+from bootseer.objects import lease, open_store, signature
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class Work:
     def __init__(self, begin: Begin) -> None:
         self._begin, self._spec = begin, begin.spec
         self._stack = contextlib.ExitStack()
+        self._put = self._ready = self._total = 0
         config = begin.config
         self._may_publish = bool(config.sign_key) or not (config.verify_key or config.require_signature)
 
@@ -63,7 +64,9 @@ class Work:
         with self._stack as stack:
             self._work = self._folder(stack)
             self.store = open_store(self._begin.store_url)
-            self._tree = stack.enter_context(TreeWriter(self.store, self._work, known=self._known(), pack_limit=_PACK))
+            self._tree = stack.enter_context(
+                TreeWriter(self.store, self._work, known=self._known(), progress=self._count, pack_limit=_PACK)
+            )
             self._contents = Contents(self._tree.packs)
             self._stack = stack.pop_all()
         return self
@@ -89,6 +92,25 @@ class Work:
         keys = signature.trusted_keys(self._begin.config)
         trees = snapshots.newest_trees(self.store, self._begin.document, keys)
         return KnownBlocks.of_trees(self.store, trees, DEFAULT_BLOCK)
+
+    def _placed(self) -> int:
+        return self._contents.placed_bytes if hasattr(self, "_contents") else 0
+
+    def _count(self, put: int, ready: int) -> None:
+        self._put, self._ready = put, ready
+
+    def progress(self, seconds: float) -> Callable[[], lease.Progress]:
+        """What other nodes are told from now on, after a command that took so long. What was not read yet is taken for
+        as well compressible as what was."""
+        began, before = time.monotonic(), self._put
+
+        def told() -> lease.Progress:
+            since, placed = time.monotonic() - began, self._placed()
+            share = self._ready / placed if placed and self._ready else 1.0
+            left = max(0, self._total - placed) * share + self._ready - self._put
+            return lease.Progress(seconds, since, left, (self._put - before) / since if since else 0.0)
+
+        return told
 
     def settled(self, stop: Callable[[], bool]) -> None:
         """Store the files of the upper layers that nobody has changed for a while, until it is to ``stop``."""
@@ -119,6 +141,7 @@ class Work:
         for number, target in enumerate(self._spec.targets):
             pyc.compile_missing(self._spec, target, layers / str(number), compiled / str(number))
         faults.point("env.publish.before-build")
+        self._total = sum(status.st_size for _, status in scan.walk(layers) if stat.S_ISREG(status.st_mode))
         found = read_layers(self._contents, len(targets), layers, compiled)
         if found.secrets:
             path, what = found.secrets[0]
@@ -184,7 +207,9 @@ def main() -> int:
                 log.info("the command did not succeed, or who ran it has ended: nothing is published")
                 return 0
             end: End = pickle.loads(os.pread(fd, os.fstat(fd).st_size, messages.tell()))
-            lead = end.lead and stack.enter_context(end.lead.resumed(open_store(begin.store_url)))
+            lead = end.lead and stack.enter_context(
+                end.lead.resumed(open_store(begin.store_url), work.progress(end.seconds))
+            )
             if not end.alone:
                 threading.Thread(target=_end_with_caller, name="caller", daemon=True).start()
             if not begin.area:

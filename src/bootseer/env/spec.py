@@ -70,6 +70,9 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Publish while the caller goes on (see ``EnvResult.publication``)."""
     wait: float = 1800.0
     """Longest wait, in seconds, for another node that runs the same command; it ends when that node is seen no more."""
+    nodes: int = 0
+    """How many nodes start together; 0: nobody said. Among few a node runs the command when another one's result would
+    come later."""
     caller: int = 0
     """Process that uses the targets when this one has ended, such as the script that ran `bootseer env run`."""
     job: str = ""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, leads, lookup, overlay, place, quarantine, snapshots
+from bootseer.env import capture, inputs, key, leads, lookup, overlay, place, quarantine, snapshots, wager
 from bootseer.env import lock as locks
 from bootseer.env.execution import Execution, hit
 from bootseer.env.key import KeyDocument
@@ -108,7 +108,14 @@ class _Stage:
                 with self.timed("wait"):
                     name, work = f"env/{self.key}", "runs the set-up command"
                     wait = min(spec.wait, self._patience(look))
-                    turn = lease.take_turn(look.store, name, work=work, seconds=wait, settled=settled)
+                    turn = lease.take_turn(
+                        look.store,
+                        name,
+                        work=work,
+                        seconds=wait,
+                        settled=settled,
+                        waits=lambda told: wager.waits(told, spec.nodes),
+                    )
                 if result := self._restored(look, unpacking):
                     return result
             return self.execution.run(look, turn.lead)

@@ -224,6 +224,7 @@ class _Node:
             frozen=table.frozen,
             snapshot=table.enabled,
             wait=table.wait,
+            nodes=self.identity.nodes,
             job=self.job.job.name,
         )
 

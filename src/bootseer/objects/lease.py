@@ -52,6 +52,19 @@ _MAX_BYTES = 16 << 10
 _Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z", max_length=_LONGEST)]
 
 
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+
+
+class Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of a node whose work is done and whose result is on its way: seconds that the work took and since then, bytes
+    that are left and bytes a second (0: not known yet)."""
+
+    elapsed: _Amount
+    since: _Amount
+    left: _Amount
+    rate: _Amount
+
+
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The object. ``run`` is another one for each, ``count`` grows with each renewal."""
 
@@ -66,6 +79,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """In a row, this one included."""
     message: _Line = ""
     """Of a failure, or why the result was not published; without secrets."""
+    progress: Progress | None = None
+    """None while the work goes on."""
 
 
 class Handed(NamedTuple):
@@ -75,10 +90,10 @@ class Handed(NamedTuple):
     number: int
     lease: Lease
 
-    def resumed(self, store: Store) -> Lead:
-        """The lead, held by this process now."""
+    def resumed(self, store: Store, progress: Callable[[], Progress]) -> Lead:
+        """The lead, held by this process now, which makes known its ``progress``."""
         lead = Lead(store, self.folder, self.number, self.lease.node, self.lease.failures)
-        lead.resume(self.lease)
+        lead.resume(self.lease, progress)
         return lead
 
 
@@ -94,6 +109,7 @@ class Lead:
         self._lease = Lease(node=node, run=uuid.uuid4().hex, failures=failures)
         self._end: Lease | None = None
         self._handed = False
+        self._progress: Callable[[], Progress] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
@@ -120,9 +136,9 @@ class Lead:
         self._ended.set()
         return Handed(self._folder, self._number, self._lease)
 
-    def resume(self, lease: Lease) -> None:
+    def resume(self, lease: Lease, progress: Callable[[], Progress]) -> None:
         """Renew ``lease`` from now on."""
-        self._lease = lease
+        self._lease, self._progress = lease, progress
         self._thread.start()
 
     def __enter__(self) -> Lead:
@@ -159,7 +175,8 @@ class Lead:
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEWAL):
-            self._lease = msgspec.structs.replace(self._lease, count=self._lease.count + 1)
+            told = self._progress() if self._progress else None
+            self._lease = msgspec.structs.replace(self._lease, count=self._lease.count + 1, progress=told)
             try:
                 self._put(self._lease, overwrite=True)
             except (BootseerError, OSError) as exc:
@@ -173,26 +190,43 @@ class Turn(NamedTuple):
     lead: Lead | None = None
 
 
-def take_turn(store: Store, name: str, *, work: str, seconds: float, settled: Callable[[], bool]) -> Turn:
+def take_turn(
+    store: Store,
+    name: str,
+    *,
+    work: str,
+    seconds: float,
+    settled: Callable[[], bool],
+    waits: Callable[[Progress], bool] = lambda told: True,
+) -> Turn:
     """Become the one node that does a piece of work, or wait for the one that does, at most ``seconds``.
 
     ``name`` is that of the work, a relative path of the store; ``work`` says it in log lines: ``converts IMAGE``.
     ``settled`` looks whether there is a result, or another reason to go on without taking turns. It is called after
     each wait and each time that this node could lead: what the caller knows from before may be old by then.
+    ``waits`` says whether to wait on for a result on its way.
     """
     try:
         if not store.exclusive:
             log.info("store %s cannot make one of two writers lose: each node %s by itself", store.shown, work)
             return Turn()
-        return _Contest(store, f"{FOLDER}/{name}", work, time.monotonic() + seconds, settled).run()
+        return _Contest(store, f"{FOLDER}/{name}", work, time.monotonic() + seconds, settled, waits).run()
     except (BootseerError, OSError) as exc:
         log.warning("cannot agree with other nodes on the one that %s: %s; this node does", work, exc)
         return Turn()
 
 
 class _Contest:
-    def __init__(self, store: Store, folder: str, work: str, until: float, settled: Callable[[], bool]) -> None:
-        self._store, self._folder, self._work = store, folder, work
+    def __init__(
+        self,
+        store: Store,
+        folder: str,
+        work: str,
+        until: float,
+        settled: Callable[[], bool],
+        waits: Callable[[Progress], bool],
+    ) -> None:
+        self._store, self._folder, self._work, self._waits = store, folder, work, waits
         self._until, self._settled, self._node = until, settled, _line(this_node())
 
     def run(self) -> Turn:
@@ -270,6 +304,9 @@ class _Contest:
                     if now - since >= DEAD:
                         log.warning("%s %s and renews its lease no more", _who(lease), self._work)
                         return "dead"
+                if lease and lease.progress and not self._waits(lease.progress):
+                    log.warning("what %s made is still on its way; this node %s by itself", _who(lease), self._work)
+                    return "late"
                 if now >= self._until:
                     log.warning("%s still %s; waiting no longer", _who(lease), self._work)
                     return "late"
