@@ -563,6 +563,52 @@ def test_mounts_that_come_and_go_blind_nobody(node: Node, tmp_path: Path, how: s
     assert found == {"s.sh", "r.txt", *(["../shared/new/x.h"] if how == "new" else [])}
 
 
+def test_many_environments_at_once_know_their_inputs_while_mounts_come_and_go(node: Node, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    mounts.mount(shared, shared, "", flags=mounts.MS_BIND)
+    libc.mount("none", str(shared), "", 1 << 20, "")  # MS_SHARED
+    script = (
+        "mkdir {1..50}; until [ -e end ]; do for i in {1..50}; do mount -t tmpfs none $i; done; umount {1..50}; done"
+    )
+    other = subprocess.Popen(["bash", "-c", script], cwd=shared)
+    results: dict[int, EnvResult] = {}
+
+    def start(number: int) -> None:
+        work = tmp_path / f"job{number}"
+        work.mkdir()
+        (work / "r.txt").write_text("x")
+        commands = "for i in $(seq 60); do cat r.txt > env/made; sleep 0.1; done"
+        spec = EnvSpec(
+            targets=(Target(str(work / "env")),), command=("sh", "-c", commands), cwd=str(work), background=False
+        )
+
+        def runner() -> int:
+            return subprocess.run(spec.command, cwd=work, check=False).returncode
+
+        results[number] = env.run(spec, runner, store_url=str(tmp_path / f"store{number}"), config=node.config)
+
+    try:
+        threads = [threading.Thread(target=start, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    finally:
+        (shared / "end").touch()
+        other.wait(30)
+        for entry in mounts.below(shared)[::-1]:
+            mounts.unmount(entry.target, lazy=True)
+        mounts.unmount(shared, lazy=True)
+    assert len(results) == 8
+    for number, result in results.items():
+        assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
+        store = FolderStore(tmp_path / f"store{number}")
+        (name,) = snapshots.names(store)
+        found = snapshots.load(store, name).inputs
+        assert (set(found.files), found.unobserved) == ({f"{tmp_path}/job{number}/r.txt"}, "")
+
+
 def test_files_of_any_size_count(node: Node) -> None:
     """As the libraries of torch with CUDA."""
     large = node.write("large", "")

@@ -60,6 +60,7 @@ _OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
 _BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/|/(?:debug|release)/(?:deps|incremental|\.fingerprint)/")
 """What builds of Python packages and of cargo leave."""
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
+_ELSEWHERE |= {"nerdctl", "ctr", "buildah", "systemd-run", "systemd-nspawn", "nsjail", "firejail", "srun"}
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
 _SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
