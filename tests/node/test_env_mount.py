@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -517,6 +519,54 @@ def cli(node: Node, verb: str, *args: str, check: bool = True) -> subprocess.Com
     if check:
         assert done.returncode == 0, done.stderr
     return done
+
+
+def test_a_snapshot_as_a_layer(one: Node, two: Node, tmp_path: Path) -> None:
+    for node in (one, two):
+        base(node.host)
+    first = one.run(fill)
+    out = tmp_path / "layer.tar"
+    for name in ("layer.tar", "again.tar"):
+        cli(one, "env export", first.key[:12], "--store", str(one.store), "-o", str(tmp_path / name))
+    assert out.read_bytes() == (tmp_path / "again.tar").read_bytes()
+    cli(one, "env export", first.key[:12], "--store", str(one.store), "-o", str(tmp_path / "p.tar"), "--format", "tar")
+    top = "opt/env"
+    with tarfile.open(out) as layer, tarfile.open(tmp_path / "p.tar") as plain:
+        names = [item.name for item in layer]
+        assert f"{top}/.wh.old-1.dist-info" in names
+        assert f"{top}/emptied/.wh..wh..opq" in names
+        assert plain.getnames() == [name for name in names if "/.wh." not in name]
+        small = layer.getmember(f"{top}/pkg/small")
+        same = layer.getmember(f"{top}/pkg/same")
+        assert sorted([small.islnk(), same.islnk()]) == [False, True]
+        assert layer.getmember(f"{top}/pkg/big").mode == 0o4711
+        assert layer.getmember(f"{top}/pkg/big").uid == 1234
+        whole = small if small.isreg() else same
+        assert whole.pax_headers["mtime"] == "1500000000.123456789"
+        assert whole.pax_headers["SCHILY.xattr.user.note"] == "n"
+        for item in layer:  # as tools apply one
+            path = Path("/", two.host, os.path.relpath(item.name, top))
+            if item.name.endswith("/.wh..wh..opq"):
+                shutil.rmtree(path.parent, ignore_errors=True)  # new folders are opaque, too
+                path.parent.mkdir(mode=layer.getmember(os.path.dirname(item.name)).mode)
+            elif "/.wh." in item.name:
+                shutil.rmtree(path.with_name(path.name.removeprefix(".wh.")))
+    command = ["tar", "-x", "-C", two.host, f"--strip-components={top.count('/') + 1}", "--exclude=.wh.*", "--xattrs"]
+    subprocess.run([*command, "--numeric-owner", "-p", "-f", out], check=True)
+    assert listing(two.host) == listing(one.host)
+
+
+def test_what_a_layer_cannot_hold_is_refused(node: Node, tmp_path: Path) -> None:
+    def act(host: Path) -> None:
+        (host / ".wh.odd").write_text("no whiteout")
+
+    made = node.run(act)
+    args = (made.key[:12], "--store", str(node.store), "-o", str(tmp_path / "out"))
+    refused = cli(node, "env export", *args, check=False)
+    assert (refused.returncode, (tmp_path / "out").exists()) == (71, False)
+    cli(node, "env export", *args, "--format", "tar")
+    with tarfile.open(tmp_path / "out") as made_of:
+        assert "opt/env/.wh.odd" in made_of.getnames()
 
 
 def test_what_is_in_place_is_made_anew_when_that_is_asked_for(node: Node) -> None:

@@ -223,6 +223,48 @@ def _verify(shared: Store, found: SnapshotManifest) -> int:
     return count
 
 
+def export(
+    key: Key,
+    form: Annotated[
+        str, typer.Option("--format", help="oci-layer (says also what the command deleted), or tar")
+    ] = "oci-layer",
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout")] = "-",
+    store: StoreUrl = "",
+) -> None:
+    """Write a snapshot as a tar file, such as a layer to add to the image. The same snapshot gives the same bytes.
+
+    All of it is verified before the first byte is written. An image and this layer are the image with its environment.
+    """
+    import sys
+    import tempfile
+    from pathlib import Path
+
+    from bootseer.env import export, manifest, snapshots
+    from bootseer.errors import doing
+    from bootseer.objects import signature
+
+    if form not in ("oci-layer", "tar"):
+        raise mistake(f"--format {form} is unknown: use oci-layer or tar")
+    shared, config = open_shared(store), settings(store)
+    found = snapshots.load(shared, key)
+    manifest.check_signed(found, signature.trusted_keys(config))
+    base = Path(config.cache_dir)
+    base.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=base) as work, doing(f"write {output}"):
+        if output == "-":
+            export.export(shared, found, form, Path(work), sys.stdout.buffer)  # type: ignore[arg-type]
+            sys.stdout.buffer.flush()
+            return
+        part = Path(f"{output}.part")
+        try:
+            with part.open("wb") as file:
+                export.export(shared, found, form, Path(work), file)  # type: ignore[arg-type]
+            part.replace(output)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
 def rm(
     keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys, or their first digits")],
     dry_run: DryRun = False,
@@ -297,4 +339,4 @@ def _seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
 
 
-add_verbs(app, {"Run": (run,), "Snapshots of a store": (inspect, rm)})
+add_verbs(app, {"Run": (run,), "Snapshots of a store": (inspect, export, rm)})
