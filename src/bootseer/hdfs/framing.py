@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import struct
 
-from google.protobuf import proto
 from google.protobuf.message import Message
 
 VERSION = 28
@@ -19,9 +17,13 @@ _STATUS = {1: "error", 2: "checksum error", 3: "invalid", 4: "exists already", 5
 
 def delimited(message: Message) -> bytes:
     """The message behind its length."""
-    out = io.BytesIO()
-    proto.serialize_length_prefixed(message, out)
-    return out.getvalue()
+    raw = message.SerializeToString()
+    length, head = len(raw), bytearray()
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head + raw)
 
 
 def locate(raw: bytes | bytearray | memoryview, start: int = 0) -> tuple[int, int] | None:

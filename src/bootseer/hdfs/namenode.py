@@ -18,6 +18,7 @@ leases.
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import pwd
 import socket
@@ -57,7 +58,7 @@ def login_user() -> tuple[str, str]:
     user = os.environ.get("HADOOP_USER_NAME", "")
     if not user:
         try:
-            user = pwd.getpwuid(os.geteuid()).pw_name
+            user = _name(os.geteuid())
         except KeyError:
             raise ConfigError(
                 f"user id {os.geteuid()} has no name here, which HDFS wants to know", hint="set HADOOP_USER_NAME"
@@ -73,6 +74,12 @@ def _text(path: str) -> str:
     except UnicodeEncodeError:
         raise ConfigError(f"{path!r} is not UTF-8, as names in HDFS must be") from None
     return path
+
+
+@functools.cache
+def _name(uid: int) -> str:
+    """Asked for once: it is wanted for each operation, and a directory service may have it."""
+    return pwd.getpwuid(uid).pw_name
 
 
 class NameNode:
