@@ -902,7 +902,13 @@ def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         path.write_bytes(BIG)
         (made.mountpoint / "d").mkdir()
         shutil.move(path, made.mountpoint / "d/g")
-        os.chmod(made.mountpoint / "d/g", 0o600)
+        for mode in (0o755, 0o600):
+            run(["chmod", f"{mode:o}", made.mountpoint / "d/g"])
+            if access == "direct":  # hdfs-native tells no owners
+                assert stat.S_IMODE((made.mountpoint / "d/g").stat().st_mode) == mode
+            told = fs.backend.stat("d/g").permissions
+            assert told is not None
+            assert told.kept == mode
         with open(made.mountpoint / "d/g", "ab") as file:
             file.write(b"more")
         (made.mountpoint / "gone").write_bytes(b"x")
@@ -1009,6 +1015,9 @@ def test_owners_on_a_mount_that_others_may_use() -> None:
         told = fs.backend.stat("d/f").permissions
         assert told is not None
         assert told.owner == ("alice", "staff")
+        os.chmod(made.mountpoint / "d/f", 0o755)
+        assert fs.stat("d/f").permissions.kept == 0o755  # type: ignore[union-attr]
+        until(lambda: stat.S_IMODE((made.mountpoint / "d/f").stat().st_mode) == 0o055)  # a group of that name is here
     finally:
         made.unmount()
         shutil.rmtree(place)
