@@ -4,13 +4,19 @@ On each Python that `scripts/setup` prepared; one that is not there is skipped.
 """
 
 import ast
+import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from bootseer.fsspecfs.filesystem import StripeFileSystem
+from support import hadoop
+from support.objectserver import BUCKET, ObjectServer
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "bootseer"
@@ -115,20 +121,20 @@ def interpreter(request):
     return python(request.param)
 
 
-def end(interpreter: str, code: str, path: Path, mode: str) -> str:
+def end(interpreter: str, code: str, path: Path | str, mode: str) -> str:
     """What the program said; it has ended."""
-    command = [interpreter, "-c", BEGIN + code, f"bsx+file://{path}", mode]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=path.parent)
+    command = [interpreter, "-c", BEGIN + code, f"bsx+{path}" if isinstance(path, str) else f"bsx+file://{path}", mode]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
     said = done.stderr
     assert not any(word in said for word in ("Fatal", "ImportError", "SyntaxError")), said
     return said
 
 
-def whole(path: Path, size: int) -> bytes:
+def whole(path: Path | str, size: int) -> bytes:
     import fsspec
 
     data = os.urandom(size)
-    with fsspec.open(f"bsx+file://{path}", "wb") as out:
+    with fsspec.open(f"bsx+{path}" if isinstance(path, str) else f"bsx+file://{path}", "wb") as out:
         out.write(data)
     return data
 
@@ -164,6 +170,37 @@ def test_what_its_owner_closes_is_published(interpreter, way, tmp_path):
     said = end(interpreter, OWNED[way], path, "w")
     assert path.read_bytes() == b"half", said
     assert not said
+
+
+@pytest.fixture(params=[pytest.param("hdfs", marks=pytest.mark.hdfs), "s3"])
+def elsewhere(request, monkeypatch) -> Iterator[str]:
+    """A folder of another store."""
+    import fsspec
+
+    if request.param == "hdfs":
+        yield f"{hadoop.shared().url}/{uuid.uuid4().hex}"
+        return
+    with ObjectServer() as server:
+        monkeypatch.setitem(fsspec.config.conf, "s3", server.options)
+        monkeypatch.setenv("FSSPEC_S3", json.dumps(server.options))
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        yield f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_programs_end_in_other_stores(elsewhere):
+    import fsspec
+
+    StripeFileSystem.clear_instance_cache()
+    url = f"{elsewhere}/x"
+    for way, code in (WAYS | OWNED).items():
+        data = whole(url, 8 << 20)
+        if way in WAYS:
+            end(sys.executable, code, url, "rb")
+        said = end(sys.executable, code, url, "w")
+        with fsspec.open(f"bsx+{url}") as file:
+            assert file.read() == (data if way in WAYS else b"half"), (way, said)
 
 
 LATE = {
