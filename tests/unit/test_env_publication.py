@@ -4,6 +4,7 @@ start's end waits for what still reads the layers."""
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import platform
 import resource
@@ -22,6 +23,7 @@ from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, pyc, scan
 from bootseer.env.contents import Contents, File, read_layers
 from bootseer.env.publication import Publication
+from bootseer.kernel import beneath
 from bootseer.launch import node
 from bootseer.launch.node import Start, seen_out
 from support.waits import until
@@ -205,6 +207,30 @@ def test_what_settled_early_is_not_read_again(tmp_path: Path) -> None:
     assert contents.seal(content.items, content.entries)
     assert sum(length for _, length in contents.dead()) >= 4096
     os.close(root)
+
+
+def test_what_somebody_may_write_through_a_mapping_is_not_read_early(tmp_path: Path) -> None:
+    """The kernel changes the times of a file at the first write to a page, and for half a minute not at the next."""
+    written: list[bytes] = []
+
+    class Sink:
+        def write(self, data: object, /) -> None:
+            written.append(bytes(data))  # type: ignore[call-overload]
+
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0/index").write_bytes(bytes(4096))
+    contents = Contents(Sink())
+    with (
+        beneath.folder(tmp_path) as root,
+        open(tmp_path / "0/index", "r+b") as file,
+        mmap.mmap(file.fileno(), 4096) as mapped,
+    ):
+        mapped[:4] = b"half"
+        [*contents.early([File(root, "0/index", os.stat(tmp_path / "0/index"))])]
+        mapped[:4] = b"done"
+    read_layers(contents, 1, tmp_path)
+    assert b"done" in b"".join(written)
+    assert b"half" not in b"".join(written)
 
 
 def test_byte_code_is_that_of_the_environment(tmp_path: Path) -> None:

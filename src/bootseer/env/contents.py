@@ -1,12 +1,14 @@
 """Contents of captured files on their way into a tree: each file is read once, hashed, searched for secrets and placed.
 
-This may begin while the command still runs. What a file held then counts only if the file is the same at the end
-(device, inode, size, times); what was placed in vain is of no file then, and nobody reads it.
+This may begin while the command still runs. What a file held then counts only if nobody had it open for writing (what
+is written through a mapping that exists changes no times), and the file is the same at the end (device, inode, size,
+times); what was placed in vain is of no file then, and nobody reads it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import stat
@@ -144,7 +146,7 @@ class Contents:
             self._writer.begin_layer()
         for file in files:
             try:
-                self._place(file)
+                self._place(file, early=early)
             except (DataError, OSError):
                 if not early:
                     raise
@@ -153,13 +155,15 @@ class Contents:
         if early:
             self._suspects.clear()  # looked at again in the end
 
-    def _place(self, file: File, *, believed: bool = False) -> None:
+    def _place(self, file: File, *, believed: bool = False, early: bool = False) -> None:
         state, size = state_of(file.status), file.status.st_size
         if state in self._placed:
             return  # another name of it
         fd = beneath.open_regular(file.path, root=file.root)
         try:
             _check(fd, file)
+            if early:
+                _check_done_with(fd)
             hasher = blake3()
             data = os.read(fd, size) if size <= _AT_ONCE else b""
             binary = b"\0" in (data[:_PROBED] or os.pread(fd, _PROBED, 0))
@@ -182,6 +186,13 @@ class Contents:
 def _check(fd: int, file: File) -> None:
     if state_of(os.fstat(fd)) != state_of(file.status):
         raise DataError(f"{_below_target(file.path)} changed while it was captured")
+
+
+def _check_done_with(fd: int) -> None:
+    """Raise `OSError` when somebody has the file open for writing, or mapped so, or nobody can tell: a lease, given back
+    at once, is for who is alone with it."""
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def _below_target(path: str) -> str:

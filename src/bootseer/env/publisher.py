@@ -198,6 +198,7 @@ def main() -> int:
     messages = io.BytesIO(os.pread(fd, os.fstat(fd).st_size, 0))
     begin: Begin = pickle.load(messages)
     signal.signal(signal.SIGTERM, _cancelled)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)  # of who opens a file while we look whether somebody has
     try:
         with contextlib.ExitStack() as stack:
             work = Work(begin)
