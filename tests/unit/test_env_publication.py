@@ -277,6 +277,13 @@ def test_packages_in_a_flat_folder_are_for_the_interpreter_of_the_command(
     assert [*pyc.homes(spec, target, tmp_path / "layer")] == [pyc.Home(str(tmp_path / "bin" / found), "")]
 
 
+def test_a_start_without_standard_descriptors_publishes_too(site: Site) -> None:
+    command = f"bootseer env run --restore unpack --target {site.target} --store {site.store} mkdir {site.target}"
+    environ = {"BOOTSEER_CACHE_DIR": site.config.cache_dir, "BOOTSEER_STATE_DIR": site.config.state_dir}
+    subprocess.run(["bash", "-c", f"exec {command} <&- >&- 2>&-"], env=os.environ | environ, check=True)
+    until(lambda: bool(site.manifests))
+
+
 # -- the end of a start ---------------------------------------------------------------------------------------------
 
 

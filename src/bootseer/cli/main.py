@@ -86,6 +86,9 @@ Group.whole = staticmethod(assemble)
 
 def main() -> None:
     """Entry point. Exit codes: ``docs/reference/exit-codes.md``."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # else a file of ours would take a closed one's number
+        pass
+    os.close(fd)
     carry_out(functools.partial(assemble(_verb(sys.argv[1:])), prog_name="bootseer"))
 
 
