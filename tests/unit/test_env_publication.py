@@ -20,9 +20,12 @@ import pytest
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, pyc, scan
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, publisher, pyc, scan
 from bootseer.env.contents import Contents, File, read_layers
-from bootseer.env.publication import Publication
+from bootseer.env.inputs import Observed
+from bootseer.env.key import KeyDocument
+from bootseer.env.publication import Begin, End, Publication
+from bootseer.errors import BootseerError
 from bootseer.kernel import beneath
 from bootseer.launch import node
 from bootseer.launch.node import Start, seen_out
@@ -231,6 +234,31 @@ def test_what_somebody_may_write_through_a_mapping_is_not_read_early(tmp_path: P
     read_layers(contents, 1, tmp_path)
     assert b"done" in b"".join(written)
     assert b"half" not in b"".join(written)
+
+
+def test_a_store_that_was_away_while_the_command_ran_gets_the_snapshot(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process stores files early with one writer, and begins anew after an error of it."""
+    upper = site.root / "area/upper/0"
+    upper.mkdir(parents=True)
+    (upper / "early").write_bytes(os.urandom(3 << 20))
+    document = KeyDocument(targets=["/opt/env"], command=["x"])
+    spec = EnvSpec(targets=(Target("/opt/env", str(site.target)),), command=("x",))
+    begin = Begin(spec, document, None, [{}], str(site.root / "area"), str(site.store), site.config)
+    monkeypatch.setattr(publisher, "_SETTLED", -1.0)
+    with publisher.Work(begin) as work:
+        (site.store / "blobs").parent.mkdir(exist_ok=True)
+        (site.store / "blobs").write_text("in the way")
+        work.settled(lambda: False)
+        assert work.failed
+        (site.store / "blobs").unlink()
+        work.settled(lambda: False)
+        with pytest.raises(BootseerError):  # what it has taken is not whole
+            work.publish(End(Observed(), 0, 1.0, [], None, alone=True))
+    assert not site.manifests
+    with publisher.Work(begin) as work:
+        assert work.publish(End(Observed(), 0, 1.0, [], None, alone=True)) == (True, "")
 
 
 def test_byte_code_is_that_of_the_environment(tmp_path: Path) -> None:

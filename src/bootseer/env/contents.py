@@ -189,8 +189,8 @@ def _check(fd: int, file: File) -> None:
 
 
 def _check_done_with(fd: int) -> None:
-    """Raise `OSError` when somebody has the file open for writing, or mapped so, or nobody can tell: a lease, given back
-    at once, is for who is alone with it."""
+    """Raise `OSError` when somebody has the file open for writing, or mapped so, or nobody can tell: there is no lease
+    on it then. It is given back at once."""
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 

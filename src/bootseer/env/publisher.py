@@ -58,6 +58,8 @@ class Work:
         self._stack = contextlib.ExitStack()
         self._put = self._ready = self._total = 0
         config = begin.config
+        self.failed = False
+        """While the command ran: what is stored of its result is of no use."""
         self._may_publish = bool(config.sign_key) or not (config.verify_key or config.require_signature)
 
     def __enter__(self) -> Work:
@@ -114,10 +116,17 @@ class Work:
 
     def settled(self, stop: Callable[[], bool]) -> None:
         """Store the files of the upper layers that nobody has changed for a while, until it is to ``stop``."""
+        if not self._may_publish or self.failed:
+            return
+        try:
+            self._settled(stop)
+        except (BootseerError, OSError) as exc:
+            log.info("nothing is stored before the command has ended: %s", exc)
+            self.failed = True
+
+    def _settled(self, stop: Callable[[], bool]) -> None:
         upper = Path(self._begin.area, "upper")
         now = time.time()
-        if not self._may_publish:
-            return
         with beneath.folder(upper) as root:
             files = [
                 File(root, path, status)
@@ -208,12 +217,15 @@ def main() -> int:
                 log.info("the command did not succeed, or who ran it has ended: nothing is published")
                 return 0
             end: End = pickle.loads(os.pread(fd, os.fstat(fd).st_size, messages.tell()))
+            begun = bool(begin.area) and not work.failed
+            if not begun:
+                work = Work(begin)
             lead = end.lead and stack.enter_context(
                 end.lead.resumed(open_store(begin.store_url), work.progress(end.seconds))
             )
             if not end.alone:
                 threading.Thread(target=_end_with_caller, name="caller", daemon=True).start()
-            if not begin.area:
+            if not begun:
                 stack.enter_context(work)
             try:
                 done, why = work.publish(end)
@@ -238,10 +250,7 @@ def _await_end(work: Work | None) -> bool:
     while not poll.poll(int(pause * 1000) if work else None):
         assert work
         looked = time.monotonic()
-        try:
-            work.settled(lambda: bool(poll.poll(0)))
-        except OSError as exc:  # of the store, too: then the end says so
-            log.info("nothing is stored for now: %s", exc)
+        work.settled(lambda: bool(poll.poll(0)))
         pause = max(_ROUND, _SHARE * (time.monotonic() - looked))
     return bool(os.read(0, 1))
 

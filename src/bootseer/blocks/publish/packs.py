@@ -6,11 +6,12 @@ of `PackSpool` hand finished packs to the store. Bytes depend on the input only,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -58,7 +59,7 @@ class PackWriter(Closing):
     thread.
 
     Raises `FullError` and kin for ``folder``, `DataError` for more data than a block map has room for; what ``put``
-    raises comes out of a later call, `finish` at the latest.
+    raises comes out of a later call, `finish` at the latest. After an error each call raises it: some data is lost.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class PackWriter(Closing):
         self._pack_of, self._offsets, self._lengths = array("H"), array("Q"), array("I")
         self._seen: dict[bytes, int] = {}
         self._shared = 0
+        self._failure: BaseException | None = None
         self.waited = 0.0
         """Seconds that the caller has waited for hashing, compression and reads of what is shared."""
 
@@ -106,7 +108,8 @@ class PackWriter(Closing):
             self._view[self._fill : end] = piece
             self._fill = end
             if end == self._batch_size:
-                self._submit()
+                with self._whole():
+                    self._submit()
             view = view[len(piece) :]
 
     def align(self) -> None:
@@ -116,21 +119,24 @@ class PackWriter(Closing):
     def next_pack(self) -> None:
         """Align; what comes now goes to another stored object, so that equal layers give equal objects."""
         self.align()
-        self._submit()
-        self._queue.append(None)
+        with self._whole():
+            self._submit()
+            self._queue.append(None)
 
     def put_now(self) -> None:
-        """Have what was written so far put, as far as it is whole batches."""
-        while self._queue:
-            self._take()
-        self._spool.end_pack()
+        """Return when what was written so far is put, as far as it is whole batches."""
+        with self._whole():
+            while self._queue:
+                self._take()
+            self._spool.drain()
 
     def finish(self, dead: Iterable[tuple[int, int]] = ()) -> Packed:
         """The map, when every pack is put. Blocks wholly inside a ``dead`` (offset, length) become zero blocks."""
-        self._submit()
-        while self._queue:
-            self._take()
-        self._spool.drain()
+        with self._whole():
+            self._submit()
+            while self._queue:
+                self._take()
+            self._spool.drain()
         made = self._map(dead)
         foreign = tuple(pack for pack in made.packs if pack in self._spool.foreign)
         return Packed(made, self._spool.stored, self._shared, foreign)
@@ -140,6 +146,16 @@ class PackWriter(Closing):
         nothing refers to."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._spool.close()
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        if self._failure:
+            raise self._failure
+        try:
+            yield
+        except BaseException as exc:
+            self._failure = exc
+            raise
 
     def _submit(self) -> None:
         """Hand the batch that was filled to the pool."""
