@@ -1,0 +1,82 @@
+"""A publication that is killed at any step beside the job: the job ends right, nothing half-published is seen, nothing
+is left, and the next start restores or runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bootseer.env import overlay, users
+from support.waits import until
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+
+POINTS = [
+    "env.publish.early",
+    "env.publish.before-capture",
+    "env.publish.before-build",
+    "env.publish.before-tree",
+    "tree.publish.after-data",
+    "tree.publish.before-manifest",
+    "env.publish.before-inventory",
+    "env.publish.before-manifest",
+    "env.publish.after-manifest",
+    "lease.before-end",
+]
+COMMAND = "mkdir -p env/pkg; head -c 3000000 /dev/zero | tr '\\0' x > env/pkg/data; sleep 3; echo made > env/late"
+JOB = """
+set -e
+bootseer env run --target env --json --wait 0 $OPTIONS -- sh -c "$COMMAND" > answer
+[ -z "$WRITES" ] || echo of the job > env/late
+sleep 4
+cat env/pkg/data | wc -c
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "restore"),
+    [*((point, "mount") for point in POINTS), ("env.publish.before-capture", "unpack"), (POINTS[3], "unpack")],
+)
+def test_a_publication_killed_at_any_step_hurts_nobody(tmp_path: Path, point: str, restore: str) -> None:
+    store = tmp_path / "store"
+
+    def node(name: str, **faults: str) -> tuple[str, Path]:
+        home = tmp_path / name
+        home.mkdir(exist_ok=True)
+        environ = {**os.environ, "BOOTSEER_STORE": str(store), "COMMAND": COMMAND, **faults}
+        environ |= {"BOOTSEER_CACHE_DIR": f"{home}/cache", "BOOTSEER_STATE_DIR": f"{home}/state"}
+        environ["OPTIONS"] = f"--restore {restore}"
+        environ["WRITES"] = "yes" if restore == "mount" else ""  # else the snapshot would be given up
+        work = tmp_path / name / "work"
+        work.mkdir(exist_ok=True)
+        done = subprocess.run(["sh", "-c", JOB], cwd=work, env=environ, capture_output=True, text=True, timeout=90)
+        assert (done.returncode, done.stdout.strip()) == (0, "3000000"), done.stderr
+        assert (work / "env/late").read_text() == ("of the job\n" if restore == "mount" else "made\n")
+        return str(msgspec.json.decode((work / "answer").read_bytes())["outcome"]), home
+
+    def released(home: Path) -> None:
+        for group in overlay.groups(home / "state"):
+            until(lambda group=group: not users.alive([group.record.publisher or "0:0"]), 30)
+            group.unmount()
+            assert not group.area.exists()
+        left = [path.name for path in (home / "work").iterdir() if path.name.startswith(".bootseer-")]
+        assert not left or restore == "unpack"
+
+    outcome, home = node("one", BOOTSEER_FAULTS=f"{point}=kill")
+    assert outcome == "ran-and-publishing" or point == "env.publish.early"
+    released(home)
+    whole = bool(list(store.glob("env/snapshots/*/*.json")))
+    assert whole == (point in ("env.publish.after-manifest", "lease.before-end"))
+    subprocess.run(["rm", "-rf", str(home / "work/env")], check=True)
+    outcome, home = node("one")
+    assert outcome == (f"restored-{restore}" if whole else "ran-and-publishing")
+    assert not [path.name for path in (home / "work").iterdir() if path.name.startswith(".bootseer-")]
+    released(home)
+    assert list(store.glob("env/snapshots/*/*.json"))
+    subprocess.run(["rm", "-rf", str(home / "work/env")], check=True)
+    assert node("one")[0] == f"restored-{restore}"
+    released(home)
