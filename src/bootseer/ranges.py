@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def flat(data: ReadableBuffer) -> memoryview:
     """The bytes of ``data``. An array of no elements has no view of them."""
     view = memoryview(data)
-    return view.cast("B") if view.nbytes else memoryview(b"")
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
 def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
