@@ -343,7 +343,10 @@ class Observer:
 
 def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
     own = [config.cache_dir, config.state_dir, str(Path(bootseer.__file__).parent)]
-    folders = [*_SYSTEM, *caches.folders(spec.env, str(spec.folder)), *own, *(target.path for target in spec.targets)]
+    work = ""
+    with contextlib.suppress(FileNotFoundError):  # it may be in a target that was taken down just now
+        work = str(spec.folder)
+    folders = [*_SYSTEM, *caches.folders(spec.env, work), *own, *(target.path for target in spec.targets)]
     named = [folder for folder in folders if folder.startswith("/")]
     return tuple({folder.rstrip("/") + "/" for folder in (*named, *map(os.path.realpath, named))})
 

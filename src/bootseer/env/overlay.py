@@ -105,12 +105,12 @@ class Group:
         return self.record.namespace == mounts.namespace() and self.record.boot == mounts.boot_id()
 
     @property
-    def made(self) -> float:
-        """When it was made, in seconds since 1970; 0 when that is not known."""
+    def made(self) -> float | None:
+        """When it was made, in seconds since 1970; None of one whose area is not here."""
         try:
             return (self.area / "boot").stat().st_mtime
-        except OSError:
-            return 0.0
+        except FileNotFoundError:
+            return None
 
     @property
     def mounted(self) -> list[Path]:
@@ -358,8 +358,8 @@ class Group:
             return True
         if self.here:
             return not self.mounted and not users.alive(self.record.users)
-        # 0: of a pod with another cache
-        return bool(self.made) and time.time() - self.made >= _MAKING_SECONDS and self._free()
+        made = self.made  # None: of a pod with another cache
+        return made is not None and time.time() - made >= _MAKING_SECONDS and self._free()
 
     def clear(self) -> None:
         """Delete it if it is left."""

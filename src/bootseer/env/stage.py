@@ -140,7 +140,7 @@ class _Stage:
         for group in overlay.groups_on(hosts, Path(self.config.state_dir), spec.caller):
             record, who, untouched = group.record, group.in_use, group.untouched
             same = record.key == self.key and record.targets == list(spec.targets)
-            same = same and group.made >= spec.since
+            same = same and (group.made or 0.0) >= spec.since
             if same and (reason := leads.difference(spec, inputs.Digests(spec, self.config), record.inputs)):
                 log.info("%s", reason)
                 same = False
