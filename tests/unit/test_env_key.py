@@ -481,3 +481,12 @@ def test_a_private_file_that_a_script_names_is_not_read_by_root(
     (folder / "setup.sh").write_text(f". {secret}\n")
     document = key.build(spec(folder, command=("bash", "setup.sh")))
     assert list(document.files) == ["setup.sh"]
+
+
+def test_a_long_script_takes_as_long_as_its_size_asks_for(folder: Path) -> None:
+    text = "A=1\n" + "echo $A $B; sh x.sh\n" * 40_000 + "if (" * 20_000
+    (folder / "setup.sh").write_text(text)
+    began = time.process_time()
+    document = key.build(spec(folder, command=("bash", "setup.sh"), environ={"A": "1", "B": "2"}))
+    assert time.process_time() - began < 10
+    assert set(document.env) == {"B"}

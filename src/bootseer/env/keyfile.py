@@ -48,7 +48,8 @@ _SHORT = 64
 _MOST = 8 << 30
 """Bytes of all key files together."""
 MOST = 1000
-_SEARCHED = 1 << 20
+_SEARCHED = 4 << 20
+"""Characters of all texts in which names are looked for."""
 _FOLDER_LIMIT = 10_000
 _INCLUDE = re.compile(r"(?m)^[^\S\n]*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 
@@ -73,6 +74,7 @@ class KeyFiles:
         self._config = config
         self._spec = spec
         self._left = _MOST
+        self._to_search = _SEARCHED
 
     def add(self, name: str, path: Path, *, required: bool, named: bool = True) -> None:
         """Also what the file includes, and what that includes. ``named``: by the caller, not by another file. Raises
@@ -96,7 +98,8 @@ class KeyFiles:
             content, text = self._content(path.name, fd, shown)
         self.found[name] = content
         if not holds_credentials(path.name):
-            self.texts[name] = text[:_SEARCHED]
+            self.texts[name] = text[: self._to_search]
+            self._to_search -= len(self.texts[name])
         if path.suffix not in (".txt", ".in"):
             return
         for include in itertools.islice(dict.fromkeys(_INCLUDE.findall(text)), MOST):

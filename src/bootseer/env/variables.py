@@ -64,13 +64,13 @@ def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) ->
     found, tools = set[str](), set(_TOOLS) if all_tools else set[str]()
     for text in texts:
         tools |= tools_in(text)
+        looked = set[str]()
         for use in _USED.finditer(text):
             name = use[1] or use[2]
-            if (
-                name in env
-                and name not in found
-                and not (_OF_ONE_START.fullmatch(name) or _is_set(text, name, use.start()))
-            ):
+            if name not in env or name in looked:
+                continue
+            looked.add(name)  # what is set before the first use is before the others
+            if not (_OF_ONE_START.fullmatch(name) or _is_set(text, name, use.start())):
                 found.add(name)
     prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
     return found | {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
