@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -531,8 +532,10 @@ def meanwhile(node: Node, script: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sh", "-c", f"until [ -e {at}/go ]; do sleep 0.05; done; {script}; : > {at}/done"])
 
 
-@pytest.mark.parametrize("how", ["gone", "new", "many"])
-def test_mounts_that_come_and_go_blind_nobody(node: Node, tmp_path: Path, how: str) -> None:
+@pytest.mark.parametrize("how", ["gone", "new", "many", "automatic", "automatic, read"])
+def test_mounts_that_come_and_go_blind_nobody(
+    node: Node, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Mounts of other namespaces, as those of other environments on the node."""
     shared = tmp_path / "shared"
     shared.mkdir()
@@ -542,15 +545,21 @@ def test_mounts_that_come_and_go_blind_nobody(node: Node, tmp_path: Path, how: s
         "gone": "umount gone; rmdir gone",
         "new": "mkdir new; mount -t tmpfs none new; echo x > new/x.h",
         "many": "for i in $(seq 50); do mkdir $i; mount -t tmpfs none $i; umount $i; done",
-    }[how]
+    }.get(how, "mkdir auto; mount -t tmpfs none auto; echo x > auto/x.h")
+    if how.startswith("automatic"):
+        entries = mounts.entries
+        monkeypatch.setattr(
+            mounts,
+            "entries",
+            lambda *process: (e._replace(fstype="autofs") if e.target == str(shared) else e for e in entries(*process)),
+        )
     if how == "gone":
         (shared / "gone").mkdir()
         mounts.mount("none", shared / "gone", "tmpfs")
     script = f"cd {shared}; until [ -e {node.work}/go ]; do sleep 0.05; done; {script}; : > {node.work}/done"
     other = subprocess.Popen(["sh", "-c", script])
-    node.write(
-        "s.sh", ": > go; until [ -e done ]; do sleep 0.05; done; sleep 0.3; cat r.txt ../shared/*/*.h > env/made; :\n"
-    )
+    read = "new" if how == "automatic" else "*"
+    node.write("s.sh", f"{_MEANWHILE}; sleep 0.3; cat r.txt ../shared/{read}/*.h > env/made; :\n")
     try:
         result = node.run()
     finally:
@@ -558,6 +567,9 @@ def test_mounts_that_come_and_go_blind_nobody(node: Node, tmp_path: Path, how: s
         for entry in mounts.below(shared)[::-1]:
             mounts.unmount(entry.target)
         mounts.unmount(shared)
+    if how == "automatic, read":
+        assert result.reason.endswith(f"is not known: {shared}/auto was mounted as the command came there")
+        return
     assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
     found = {os.path.relpath(path, node.work) for path in node.observed().files}
     assert found == {"s.sh", "r.txt", *(["../shared/new/x.h"] if how == "new" else [])}
@@ -706,9 +718,15 @@ def test_what_the_command_gets_as_its_input_counts(node: Node) -> None:
         node.run()
     finally:
         os.dup2(before, 0)
-        os.close(before)
         os.close(given)
     assert str(node.work / "given") in node.observed().files
+    with tempfile.TemporaryFile() as nameless:  # as the text of a shell's here-document
+        os.dup2(nameless.fileno(), 0)
+        try:
+            assert node.run(salt="x").outcome is Outcome.RAN_AND_PUBLISHED
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
     node.write("s.sh", "mkdir -p env; cat given > env/made; rm given")  # gone after it was read
     assert "given changed while the command ran" in node.run().reason
 

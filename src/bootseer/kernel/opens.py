@@ -13,6 +13,7 @@ import collections
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import select
 import stat
@@ -105,6 +106,7 @@ class Opens:
         self._away = False
         self._known: set[tuple[int, str, str]] = set()
         self._devices: set[str] = set()
+        self._automatic: list[str] = []
         self._mute: list[tuple[str, threading.Thread]] = []
         self._fds: dict[str, int] = {}
         self._kept: list[int] = []
@@ -150,6 +152,9 @@ class Opens:
         self._kept = []
         if answered := [path for path, thread in self._mute if not thread.is_alive()]:
             self.failure = f"{answered[0]} did not answer at first"
+        for place in self._automatic:
+            if any(path.startswith(place + "/") for path in itertools.chain(self.seen, self.folders)):
+                self.failure = f"{place} was mounted as the command came there"
         if stuck:
             self.failure = "a file system did not answer"
             return  # the thread still uses the descriptors, which are closed with the process
@@ -178,7 +183,7 @@ class Opens:
     def _add_input(self) -> None:
         """What the command may read without opening it."""
         with contextlib.suppress(OSError):
-            state = state_of(0)
+            state = state_of(0) if os.fstat(0).st_nlink else None  # a shell's own text has no name
             if state and fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
                 self.seen[os.readlink("/proc/self/fd/0")] = state
                 self.read.add(state.file)
@@ -194,7 +199,7 @@ class Opens:
             name = (entry.ident, entry.device, entry.target)
             if not first and name not in self._known:
                 if entry.parent in automatic:  # mounted for who opens a file in it, before the mark
-                    self.failure = self.failure or f"{entry.target} was mounted as the command came there"
+                    self._automatic.append(entry.target)
                 elif not entry.follows and (entry.fstype not in _MEMORY or entry.device in self._devices):
                     self.beyond = self.beyond or f"it mounted {entry.target}"
             self._known.add(name)
