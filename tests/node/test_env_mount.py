@@ -850,6 +850,22 @@ def test_a_publication_ends_with_the_overlays_that_it_reads(node: Node, monkeypa
     assert not group.area.exists()
 
 
+def test_a_publication_that_runs_the_interpreter_in_the_target_stops_no_start(node: Node) -> None:
+    def with_interpreter(host: Path) -> None:
+        (host / "lib/python3.99/site-packages").mkdir(parents=True)
+        (host / "bin").mkdir()
+        (host / "bin/python").write_text("#!/bin/sh\nsleep 20; exit 1\n")
+        (host / "bin/python").chmod(0o755)
+
+    plain = {"targets": (Target(str(node.host)),), "image_digest": ""}
+    node.run(with_interpreter, background=True, **plain)
+    (group,) = overlay.groups(Path(node.config.state_dir))
+    until(lambda: bool(group.in_use))
+    began = time.monotonic()
+    assert node.run(fill_plain, salt="other", **plain).outcome is Outcome.RAN_AND_PUBLISHED
+    assert time.monotonic() - began < 10
+
+
 def test_what_the_job_writes_beside_the_publication_is_not_in_it(
     node: Node, two: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def _end_environments(groups: Sequence[Group], state: Path, force: bool, done: l
     for group in groups:
         shown = " ".join(str(item.host) for item in group.record.targets)
         with lock.locked(tuple(group.record.targets), state, wait=_SECONDS), lock.groups_locked(state):
-            if not force and (who := group.in_use):
+            if not force and (who := group.freed()):
                 left.append(f"{shown} ({who})")
                 continue
             group.take_down()

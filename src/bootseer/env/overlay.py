@@ -150,6 +150,12 @@ class Group:
         busy = next((target.host for target in self._showing() if self._busy(target)), None)
         return f"a process that has files open in {busy}" if busy else ""
 
+    def freed(self) -> str:
+        """`in_use`, when the publication has ended that runs the interpreter in it; if nobody else uses it, it does."""
+        if self.record.publisher and self.in_use and not self._others():
+            publication.end(self.record.publisher)
+        return self.in_use
+
     def join(self) -> None:
         """Note that `mine` use it, too."""
         self.record.users = [*self._others(), *self.mine]

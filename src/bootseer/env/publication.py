@@ -164,10 +164,14 @@ class Publication:
 
 def end(user: str) -> None:
     """End the publication that is named so (see `Publication.named`) and see that it is gone: it publishes nothing
-    from now on, and reads nothing."""
+    from now on, and reads nothing. One that waits for a disk that hangs is left, with a log line."""
     pid = int(user.partition(":")[0] or 0)
     until = time.monotonic() + _KILL_SECONDS
     while users.alive([user]):
+        left = until - time.monotonic()
+        if left < -_KILL_SECONDS:
+            log.warning("%s, a publication, cannot be killed: it waits for a disk or a store", users.shown(user))
+            return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)
+            os.kill(pid, signal.SIGTERM if left > 0 else signal.SIGKILL)
         time.sleep(0.02)

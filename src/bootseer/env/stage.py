@@ -152,7 +152,7 @@ class _Stage:
                 except BootseerError as exc:
                     log.warning("%s; when its other users end, it is taken down", exc)
                 return group
-            if who:
+            if who and (who := group.freed()):
                 raise overlay.InUseError(
                     f"cannot set up {group.mounted[0]}: {who} uses the environment {record.key[:12]} there",
                     hint="end that, use another target, or run `bootseer unmount --force DIR` first",
