@@ -31,6 +31,11 @@ version = "0.1"
 requires-python = ">=3.11,<4"
 dependencies = ["six==1.16.0", "pygments==2.18.0"]
 """
+SIMPLE = """[[tool.poetry.source]]
+name = "simple"
+url = "https://pypi.org/simple/"
+"""
+"""Mirrors of an index have its pages for pip; poetry asks for others unless it is told."""
 BUILT = '[project.scripts]\ndemo = "demo:main"\n[build-system]\nrequires = ["{0}"]\nbuild-backend = "{1}"\n'
 SETUPTOOLS = PYPROJECT + BUILT.format("setuptools==75.8.0", "setuptools.build_meta")
 SOURCE = {"src/demo/__init__.py": "def main(): print('demo')\n", "src/spaced/inner/x.py": "X = 1\n"}
@@ -68,12 +73,12 @@ CASES = {
     ),
     "poetry": Case(
         ".venv", "{C}/poetry -q install --no-interaction", VENV,
-        {"pyproject.toml": PYPROJECT + "[tool.poetry]\npackage-mode = false\n"},
+        {"pyproject.toml": PYPROJECT + "[tool.poetry]\npackage-mode = false\n" + SIMPLE},
         first="{C}/poetry lock", needs=["{C}/poetry"], environ={"POETRY_VIRTUALENVS_IN_PROJECT": "true"},
     ),
     "pdm": Case(
         ".venv", "{C}/pdm install -q", VENV, {"pyproject.toml": PYPROJECT + "[tool.pdm]\ndistribution = false\n"},
-        first="{C}/pdm lock -q", needs=["{C}/pdm"], environ={"PDM_CHECK_UPDATE": "false"},
+        first="{C}/pdm lock -q && rm -rf .pdm-python .venv", needs=["{C}/pdm"], environ={"PDM_CHECK_UPDATE": "false"},
     ),
     "editable": Case(
         "v", "python3 -m venv {T} && {T}/bin/pip install -q -e .",
