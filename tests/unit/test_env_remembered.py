@@ -66,6 +66,16 @@ def test_an_interpreter_is_asked_once_and_a_script_that_chooses_one_each_time(co
     assert len(notes(config)) == 1
 
 
+@pytest.mark.usefixtures("old")
+def test_a_program_that_chooses_an_interpreter_is_asked_each_time(config: Config, tmp_path: Path) -> None:
+    """Managers of versions (mise, rye) have one for all, and look at the folder."""
+    other = str(shutil.copy(os.path.realpath(sys.executable), tmp_path / "python"))
+    found = key.describe(other, config)
+    (note,) = notes(config)
+    note.write_text(note.read_text().replace(found.version, "9.9.9").replace(other, "/opt/3.9/bin/python"))
+    assert key.describe(other, config) == found
+
+
 def test_a_file_that_may_change_in_the_same_tick_is_not_remembered(config: Config, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
     assert digest(config, tmp_path / "f") == hashlib.sha256(b"x").hexdigest()
@@ -77,7 +87,8 @@ def test_where_others_choose_the_times_nothing_is_remembered(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "f").write_text("x")
-    for kind in (0xE0F5E1E2, 0x65735546, 0x794C7630, 0x73717368):  # EROFS, FUSE, overlayfs, squashfs
+    # EROFS, FUSE, overlayfs, squashfs, tmpfs
+    for kind in (0xE0F5E1E2, 0x65735546, 0x794C7630, 0x73717368, 0x01021994):
         monkeypatch.setattr("bootseer.kernel.libc.file_system", lambda fd, kind=kind: (kind, 1))
         digest(config, tmp_path / "f")
     assert notes(config) == []

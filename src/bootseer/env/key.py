@@ -37,8 +37,9 @@ _ATTACHED = re.compile(r"^(?:--[a-z-]+=|-[rc])(?=[^-])(.+)$", re.S)
 
 # Without the modules platform and sysconfig, which cost more than the start of the interpreter.
 _ASK = (
-    "import sys;from importlib.machinery import EXTENSION_SUFFIXES as s;v=sys.version_info;"
-    "print(sys.implementation.name,'%d.%d.%d'%v[:3],s[0].strip('.').rpartition('.so')[0] if s else '')"
+    "import posix,sys;from importlib.machinery import EXTENSION_SUFFIXES as s;v=sys.version_info;"
+    "print(sys.implementation.name,'%d.%d.%d'%v[:3],s[0].strip('.').rpartition('.so')[0] if s else '',"
+    "posix.readlink('/proc/self/exe'))"
 )
 
 
@@ -155,7 +156,7 @@ def _named_pythons(spec: EnvSpec, path: str) -> Iterator[str]:
 
 def describe(python: str, config: Config | None = None) -> PythonInfo:
     """Facts of the interpreter ``python``, asked from itself (10-20 ms), or remembered of the program that it is (not
-    of a script that chooses one). Raises `ConfigError` when it does not run."""
+    of one that chooses another). Raises `ConfigError` when it does not run."""
     if not python:
         return PythonInfo()
     if os.path.realpath(python) == os.path.realpath(sys.executable):
@@ -171,8 +172,11 @@ def describe(python: str, config: Config | None = None) -> PythonInfo:
         with contextlib.suppress(OSError):
             fd = os.open(python, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         is_program = fd >= 0 and stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, 4, 0) == b"\x7fELF"
-        return PythonInfo(*(remembered.fact(config, fd, "python", ask) if is_program else ask()).split(" "))
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError) as exc:
+        found = (remembered.fact(config, fd, "interpreter", ask) if is_program else ask()).split(" ", 3)
+        if is_program and os.path.realpath(found[3]) != os.path.realpath(python):  # mise and rye look at the folder
+            found = ask().split(" ", 3)
+        return PythonInfo(*found[:3])
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, IndexError) as exc:
         raise ConfigError(f"cannot ask the interpreter {python} for its version: {exc}") from None
     finally:
         if fd >= 0:
