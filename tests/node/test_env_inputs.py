@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -76,6 +77,22 @@ def node(tmp_path: Path) -> Iterator[Node]:
     made = Node(tmp_path)
     yield made
     made.release()
+
+
+def test_a_working_folder_that_goes_meanwhile_ends_no_start(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(node.work)
+    change = os.fchdir
+
+    def act() -> None:
+        def fchdir(fd: int) -> None:
+            if os.readlink(f"/proc/self/fd/{fd}") == str(node.work):
+                raise OSError(errno.ESTALE, "its server has gone")
+            change(fd)
+
+        monkeypatch.setattr(os, "fchdir", fchdir)
+
+    assert node.run(act).exit_code == 0
+    assert (node.target / "made").read_text() == "torch==2.5\n"
 
 
 @pytest.mark.parametrize("restore", ["mount", "unpack"])

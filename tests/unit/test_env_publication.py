@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,17 @@ def test_what_another_snapshot_of_these_targets_has_is_not_stored_again(site: Si
     assert site.run(fill, salt="2").outcome is Outcome.RESTORED_UNPACK
     assert (site.target / "d/large").read_bytes() == noise["d"]
     assert (site.target / "e/small3").read_bytes() == noise["e"][15000:20000]
+
+
+def test_where_no_thread_can_be_started_the_command_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(self: threading.Thread) -> None:
+        if self.name == "env-publication":
+            raise RuntimeError("can't start new thread")
+        begin(self)
+
+    begin = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert site.run().outcome is Outcome.RAN_AND_PUBLISHED
 
 
 def test_what_settled_early_is_not_read_again(tmp_path: Path) -> None:

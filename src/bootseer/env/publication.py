@@ -7,6 +7,7 @@ writes gets in. It may be cancelled or killed at any time: a snapshot is publish
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import pickle
@@ -82,8 +83,11 @@ class Publication:
                 os.replace(self.log, self.log.with_suffix(".log.old"))
             with open(self.log, "ab") as errors:
                 starting = threading.Thread(target=self._start, args=[errors], name="env-publication")
-                starting.start()
-                starting.join()
+                try:
+                    starting.start()
+                    starting.join()
+                except RuntimeError as exc:
+                    raise OSError(errno.EAGAIN, str(exc)) from exc
             if self._failed:
                 raise self._failed
 

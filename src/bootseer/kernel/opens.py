@@ -128,6 +128,7 @@ class Opens:
             else:
                 places = ("/proc/thread-self/ns/mnt", "/", ".")
                 self._kept = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in places]
+                os.fchdir(self._kept[2])
                 self._return()  # whether it will be possible
                 self._away = True
                 mounts.unshare()
@@ -178,7 +179,8 @@ class Opens:
         libc.setns(home)
         os.fchdir(root)
         os.chroot(".")
-        os.fchdir(folder)
+        with contextlib.suppress(OSError):  # its server has gone meanwhile
+            os.fchdir(folder)
 
     def _add_input(self) -> None:
         """What the command may read without opening it."""
