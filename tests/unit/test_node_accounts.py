@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pwd
 import resource
 import time
@@ -97,6 +98,19 @@ def test_a_name_service_that_never_answers_costs_a_second_a_minute(
     assert (found.of(1), found.of(1 << 40)) == ("user 1", UNKNOWN)
     assert time.monotonic() - began < 3
     assert caplog.text.count("does not say who user") == 1
+
+
+def test_a_daemon_with_many_descriptors_knows_its_users(tmp_path: Path) -> None:
+    """select(2) takes none above 1023."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most[1], 4096), most[1]))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1024)]
+    try:
+        assert Accounts(tmp_path / "none").of(1) == "user 1"
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
 @pytest.mark.parametrize("files", [256, 1024, 65536, 1 << 20])

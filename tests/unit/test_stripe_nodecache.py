@@ -215,7 +215,7 @@ def test_what_was_compared_since_the_machine_started_is_not_compared_again(fs, f
     warm(fs, folder)
     if since == "check":
         damage(folder, 9)
-        monkeypatch.setattr(NodeFile, "_state", lambda file: "the same")
+        monkeypatch.setattr(NodeFile, "_state", lambda file: b"the same")
         data_of(folder).with_name("compared").write_text("the same")
         assert check.check(folder, part(folder)).bad == [9]
     if since == "start of the machine":
@@ -229,6 +229,14 @@ def test_what_was_compared_since_the_machine_started_is_not_compared_again(fs, f
         assert two.read() == beside.read() == DATA
     beside_a_hole = {40}  # behind it the data file ends
     assert set(compared) <= beside_a_hole if since in ("nothing", "kill") else set(compared) == set(range(41))
+
+
+def test_a_note_of_what_was_compared_may_be_damaged_itself(fs, folder, caplog):
+    warm(fs, folder)
+    data_of(folder).with_name("compared").write_bytes(b"\xff\xfe")
+    with reader(fs, folder) as two:
+        assert two.read() == DATA
+    assert "is damaged" not in caplog.text
 
 
 def test_a_page_that_is_lost_before_the_disk_confirmed_it_is_never_read(fs, folder):

@@ -74,15 +74,15 @@ class NodeFile(Local):
         self._broken = False
         self.comparison: _Comparison | None = None
 
-    def _state(self) -> str:
+    def _state(self) -> bytes:
         """Another one after each write to the data file, and each start of the machine."""
         data = os.fstat(self.fd)
-        return f"{boot_id()} {data.st_dev} {data.st_ino} {data.st_ctime_ns}"
+        return f"{boot_id()} {data.st_dev} {data.st_ino} {data.st_ctime_ns}".encode()
 
     def _is_compared(self) -> bool:
         """Whether a process that this one believes has compared all chunks of the data file as it is."""
         with contextlib.suppress(OSError):
-            return self._compared.read_text() == self._state()
+            return self._compared.read_bytes() == self._state()
         return False
 
     def _note(self) -> None:
@@ -91,7 +91,7 @@ class NodeFile(Local):
             return
         self._noted = True
         with contextlib.suppress(OSError):  # then they compare
-            bitmap.replace(self._compared, self._state().encode(), f"stripefs.cache.{COMPARED}")
+            bitmap.replace(self._compared, self._state(), f"stripefs.cache.{COMPARED}")
             if 0 in self._good:  # found damaged meanwhile
                 self._compared.unlink()
 
