@@ -4,11 +4,13 @@ start's end waits for what still reads the layers."""
 from __future__ import annotations
 
 import contextlib
+import io
 import mmap
 import os
 import platform
 import resource
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -22,7 +24,7 @@ import pytest
 from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, publisher, pyc, scan
-from bootseer.env.contents import Contents, File, read_layers
+from bootseer.env.contents import ALIGN, Contents, File, read_layers
 from bootseer.env.inputs import Observed
 from bootseer.env.key import KeyDocument
 from bootseer.env.publication import Begin, End, Publication
@@ -209,7 +211,7 @@ def test_what_settled_early_is_not_read_again(tmp_path: Path) -> None:
     (tmp_path / "0/pkg/gone").write_text("https://user:hunter2hunter2@example.com/x")
     contents, root = Contents(Sink()), os.open(tmp_path, os.O_RDONLY)
     found = [File(root, path, status) for path, status in scan.walk(tmp_path) if path.count("/") == 2]
-    assert len([*contents.early(found)]) == 1
+    assert len([*contents.early(found, time.time() + 1)]) == 2
     early = b"".join(written)
     assert (tmp_path / "0/pkg/large").read_bytes() in early
     assert b"hunter2" not in early, "what may be a secret is not stored"
@@ -218,10 +220,36 @@ def test_what_settled_early_is_not_read_again(tmp_path: Path) -> None:
     content = read_layers(contents, 1, tmp_path)
     assert not content.secrets
     late = b"".join(written)[len(early) :]
-    assert late.rstrip(b"\0") == b"in the end"
+    assert late.strip(b"\0") == b"in the end"
     assert contents.seal(content.items, content.entries)
     assert sum(length for _, length in contents.dead()) >= 4096
     os.close(root)
+
+
+def test_a_change_in_one_small_package_moves_nothing_of_the_others(tmp_path: Path) -> None:
+    def blocks(early: bool) -> set[bytes]:
+        written = io.BytesIO()
+        contents = Contents(written)
+        if early:
+            with beneath.folder(tmp_path) as root:
+                walked = [File(root, path, status) for path, status in scan.walk(tmp_path)]
+                files = [file for file in walked if stat.S_ISREG(file.status.st_mode)]
+                before = files[0].status.st_ctime  # the others of its unit have not settled
+                assert [*contents.early(files, before)] == []
+        content = read_layers(contents, 1, tmp_path)
+        contents.seal(content.items, content.entries)
+        return {written.getvalue()[at : at + ALIGN] for at in range(0, written.tell(), ALIGN)}
+
+    for package in range(40):
+        for number in range(8):
+            file = tmp_path / f"0/lib/p{package:02}/m{number % 4}/{number}.py"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(os.urandom(2500 if package < 20 else 16000))
+    before = blocks(early=False)
+    assert blocks(early=True) == before
+    for package in (3, 23):
+        (tmp_path / f"0/lib/p{package:02}/m0/new.py").write_bytes(os.urandom(5000))
+    assert len(blocks(early=False) - before) < 0.25 * len(before)
 
 
 def test_what_somebody_may_write_through_a_mapping_is_not_read_early(tmp_path: Path) -> None:
@@ -241,7 +269,7 @@ def test_what_somebody_may_write_through_a_mapping_is_not_read_early(tmp_path: P
         mmap.mmap(file.fileno(), 4096) as mapped,
     ):
         mapped[:4] = b"half"
-        [*contents.early([File(root, "0/index", os.stat(tmp_path / "0/index"))])]
+        [*contents.early([File(root, "0/index", os.stat(tmp_path / "0/index"))], time.time() + 1)]
         mapped[:4] = b"done"
     read_layers(contents, 1, tmp_path)
     assert b"done" in b"".join(written)

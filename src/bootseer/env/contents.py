@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import os
 import stat
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +20,7 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from bootseer import erofs
-from bootseer.env import layer
+from bootseer.env import layer, scan
 from bootseer.env.credentials import WINDOW, SecretScan
 from bootseer.env.inventory import Entry
 from bootseer.env.layer import Item
@@ -28,8 +29,10 @@ from bootseer.errors import DataError
 from bootseer.kernel import beneath
 
 ALIGN = 64 << 10
-"""Folders whose files have at least so many bytes, and such files, begin and end at a multiple of it: equal ones give
-equal blocks, whatever is beside them."""
+"""What is placed side by side begins and ends at a multiple of it: equal `_units` give equal blocks, whatever is beside
+them."""
+_FOLDERS = 16
+"""Small folders that are placed side by side, about."""
 _AT_ONCE = 4 << 20
 _PROBED = 8192
 """Bytes among which a NUL says that a file is binary; such are not searched, see `SecretScan.look`."""
@@ -92,21 +95,22 @@ class Contents:
         self._left_out: set[str] = set()
         self.placed_bytes = 0
 
-    def early(self, files: Iterable[File]) -> Iterator[None]:
-        """Place ``files`` while the command still runs, folder by folder, with a pause after each. Of a path that has
-        changed since it was placed nothing is placed early again."""
-        for folder in _by_folder(file for file in files if file.path not in self._early):
-            self._early.update(file.path for file in folder)
-            self._folder(folder, early=True)
-            yield
+    def early(self, files: Iterable[File], before: float) -> Iterator[None]:
+        """Place those of ``files``, all there are, that last changed before then, while the command still runs, unit by
+        unit, with a pause after each. Of a path that has changed since it was placed nothing is placed early again."""
+        for unit in _units(files):
+            if all(file.status.st_ctime < before for file in unit):
+                self._unit([file for file in unit if file.path not in self._early], early=True)
+                self._early.update(file.path for file in unit)
+                yield
 
     def finish(self, files: Sequence[File]) -> list[tuple[str, str]]:
         """Place what is left of ``files``, all there are at the end; (path, what) of secrets among them, and then not
         all is placed. Raises `DataError` when one changes meanwhile, `OSError`."""
         for path in self._early - {file.path for file in files}:
             self._scan.forget(_below_target(path))
-        for folder in _by_folder(files):
-            self._folder(folder)
+        for unit in _units(files):
+            self._unit(unit)
         if found := list(self._scan.findings()):
             return found
         for file in self._suspects:  # a wheel from an index brought them
@@ -139,19 +143,14 @@ class Contents:
         """What was placed in vain, as of now."""
         return self._writer.dead_ranges()
 
-    def _folder(self, files: list[File], *, early: bool = False) -> None:
-        files = [file for file in files if state_of(file.status) not in self._placed]
-        aligned = sum(file.status.st_size for file in files) >= ALIGN
-        if aligned:
-            self._writer.begin_layer()
+    def _unit(self, files: list[File], *, early: bool = False) -> None:
+        self._writer.begin_layer()
         for file in files:
             try:
                 self._place(file, early=early)
             except (DataError, OSError):
                 if not early:
                     raise
-        if aligned:
-            self._writer.begin_layer()
         if early:
             self._suspects.clear()  # looked at again in the end
 
@@ -199,12 +198,36 @@ def _below_target(path: str) -> str:
     return path.partition("/")[2]
 
 
-def _by_folder(files: Iterable[File]) -> Iterator[list[File]]:
-    def folder(file: File) -> str:
-        return os.path.dirname(file.path)
+def _units(files: Iterable[File]) -> list[list[File]]:
+    """What is placed side by side: a large file; the other files of a folder, with all in it, that has enough of them;
+    of what is smaller some folders that are neighbours. Which, their names and sizes say alone, so that a change
+    elsewhere moves nothing in here; byte code is apart, as it changes more often than its source."""
+    out: list[list[File]] = []
+    small: dict[tuple[bool, str], list[File]] = {}
+    for file in sorted(files, key=lambda file: os.path.split(file.path)):
+        if file.status.st_size >= ALIGN:
+            out.append([file])
+        else:
+            folder = os.path.dirname(file.path)
+            small.setdefault((folder.endswith("/__pycache__"), folder), []).append(file)
+    above = {(code, folder) for code, path in small for folder in ("", path, *scan.above(path))}
+    for code, folder in sorted(above, key=lambda one: (-len(one[1].split("/")), one[1] == "", one)):
+        found = small.pop((code, folder), [])
+        if folder and sum(file.status.st_size for file in found) < ALIGN:
+            small.setdefault((code, os.path.dirname(folder)), []).extend(found)
+        elif found:
+            out.extend(_cut(found))
+    return sorted(out, key=lambda unit: ("/__pycache__/" in unit[0].path, unit[0].path))
 
-    for _, group in itertools.groupby(sorted(files, key=lambda file: os.path.split(file.path)), folder):
-        yield list(group)
+
+def _cut(files: list[File]) -> Iterator[list[File]]:
+    unit: list[File] = []
+    for folder, some in itertools.groupby(files, lambda file: os.path.dirname(file.path)):
+        if unit and zlib.crc32(os.fsencode(folder)) % _FOLDERS == 0:
+            yield unit
+            unit = []
+        unit += some
+    yield unit
 
 
 def _windows(fd: int) -> Iterator[bytes]:

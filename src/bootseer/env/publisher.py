@@ -126,14 +126,9 @@ class Work:
 
     def _settled(self, stop: Callable[[], bool]) -> None:
         upper = Path(self._begin.area, "upper")
-        now = time.time()
         with beneath.folder(upper) as root:
-            files = [
-                File(root, path, status)
-                for path, status in scan.walk(upper)
-                if stat.S_ISREG(status.st_mode) and now - status.st_ctime > _SETTLED
-            ]
-            for _ in self._contents.early(files):
+            files = [File(root, path, status) for path, status in scan.walk(upper) if stat.S_ISREG(status.st_mode)]
+            for _ in self._contents.early(files, time.time() - _SETTLED):
                 faults.point("env.publish.early")
                 if stop():
                     return
