@@ -145,17 +145,65 @@ def test_what_the_command_made_or_only_wrote_does_not_count(node: Node, tmp_path
     assert (log.read_text(), netrc.read_text(), secret.read_text()) == ("old\nx\n", "x", "A=1\n")
 
 
-@pytest.mark.parametrize("how", ["written", "replaced", "removed"])
+_OTHERS = "until [ -e {0}/go ]; do sleep 0.05; done; {1}; : > {0}/done"
+_WAITS = ": > go; until [ -e done ]; do sleep 0.05; done\n"
+_CHANGES = {"written": "echo y >> r.txt", "replaced": "echo y > n; mv n r.txt", "removed": "rm r.txt"}
+
+
+@pytest.mark.parametrize("how", _CHANGES)
 def test_an_input_that_changes_meanwhile_stops_publication(node: Node, how: str) -> None:
-    change = {"written": "echo y >> r.txt", "replaced": "echo y > n; mv n r.txt", "removed": "rm r.txt"}[how]
-    node.write("s.sh", f"cat r.txt > env/made; {change}\n")
-    result = node.run()
+    """By others; a file that is gone at the end may have been taken by anybody."""
+    node.write("s.sh", f"cat r.txt > env/made; {_CHANGES[how] if how == 'removed' else _WAITS}")
+    others = "true" if how == "removed" else f"cd {node.work}; {_CHANGES[how]}"
+    other = subprocess.Popen(["sh", "-c", _OTHERS.format(node.work, others)])
+    try:
+        result = node.run()
+    finally:
+        node.write("go", "")
+        assert other.wait(20) == 0
     assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
     assert f"not published: {node.work}/r.txt changed while the command ran" in result.reason
     assert not snapshots.names(FolderStore(node.store))
     node.write("r.txt", "torch==2.5\n")
+    node.write("s.sh", "cat r.txt > env/made\n")
     node.run()
     assert node.runs == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sleep 1; echo y >> r.txt",
+        _CHANGES["replaced"],
+        "python3 -c \"import os; r = open('r.txt').read(); open('n', 'w').write(r + 'y'); os.replace('n', 'r.txt')\"",
+        "cp r.txt n; mv n r.txt",
+        "ln r.txt old; echo y > n; mv n r.txt",
+    ],
+)
+def test_a_file_that_the_command_reads_and_changes_counts_as_it_was(node: Node, change: str) -> None:
+    """As installers keep lock files and files of state."""
+    node.write("s.sh", f"cat r.txt > env/made; {change}\n")
+    for name in ("first", "second"):
+        node.write("r.txt", f"{name}\n")
+        result = node.run()
+        assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
+        assert (node.target / "made").read_text() == f"{name}\n"
+        node.release()
+    assert node.runs == 2
+    for name in ("first", "second"):
+        node.write("r.txt", f"{name}\n")
+        assert node.run().reason == "hit"
+        assert (node.target / "made").read_text() == f"{name}\n"
+        node.release()
+    node.write("r.txt", "third\n")
+    node.run()
+    assert (node.target / "made").read_text() == "third\n"
+
+
+def test_of_large_files_that_the_command_changes_nothing_is_kept(node: Node) -> None:
+    node.write("r.txt", "x" * (2 << 20))
+    node.write("s.sh", "cat r.txt > env/made; cp r.txt n; mv n r.txt\n")
+    assert f"not published: {node.work}/r.txt changed while the command ran" in node.run().reason
 
 
 def test_what_an_earlier_build_left_stops_publication(node: Node) -> None:

@@ -78,7 +78,7 @@ CASES = {
     ),
     "pdm": Case(
         ".venv", "{C}/pdm install -q", VENV, {"pyproject.toml": PYPROJECT + "[tool.pdm]\ndistribution = false\n"},
-        first="{C}/pdm lock -q && rm -rf .pdm-python .venv", needs=["{C}/pdm"], environ={"PDM_CHECK_UPDATE": "false"},
+        first="{C}/pdm lock -q && rm -rf .venv", needs=["{C}/pdm"], environ={"PDM_CHECK_UPDATE": "false"},
     ),
     "editable": Case(
         "v", "python3 -m venv {T} && {T}/bin/pip install -q -e .",

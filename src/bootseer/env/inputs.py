@@ -118,14 +118,16 @@ class Digests:
             try:
                 if info.st_size <= _TEXT:
                     data = file.read(info.st_size + 1)  # in /proc there are files without an end, and without a size
-                    return self._of_text(os.path.basename(path), data) if len(data or b"") == info.st_size else "?"
+                    return self.of_text(path, data) if len(data or b"") == info.st_size else "?"
                 if info.st_size <= _LARGE:
                     return hashlib.file_digest(file, "sha256").hexdigest()
                 return remembered.fact(self._config, fd, "blake3", lambda: self._of_large(file))
             except OSError:
                 return "?"
 
-    def _of_text(self, name: str, data: bytes) -> str:
+    def of_text(self, path: str, data: bytes) -> str:
+        """The digest of ``path`` when it holds ``data``, of at most 1 MiB."""
+        name = os.path.basename(path)
         data = _shown(name, data)
         if not holds_password(name, data):
             return hashlib.sha256(data).hexdigest()
@@ -233,6 +235,8 @@ class Observer:
         """By which accident nothing is to be published."""
         self._opens: Opens | None = None
         self._found: dict[str, FileState] = {}
+        self._before: dict[str, bytes] = {}
+        """What those held that the command itself has changed."""
         self._spec, self._config, self._began = spec, config, 0
         self._excluded = _excluded(spec, config)
         if spec.contained and not spec.mounts:
@@ -291,9 +295,10 @@ class Observer:
         if max(len(self._found), sum(map(len, folders.values()))) > MAX_FILES:
             raise DataError(f"the command read more than {MAX_FILES} files that count")
         digests = Digests(self._spec, self._config, _PUBLISHING_SECONDS)
-        files = {path: digests.of(path) for path in self._found}
+        files = {path: digests.of(path) for path in self._found if path not in self._before}
+        files |= {path: digests.of_text(path, data) for path, data in self._before.items()}
         for path, state in self._found.items():
-            if self._state(path) != state:
+            if path not in self._before and self._state(path) != state:
                 raise DataError(f"{path} changed while the command ran")
             if files[path] == "?":
                 raise DataError(f"{path}, which the command read, cannot be read")
@@ -304,8 +309,8 @@ class Observer:
         for path, state in opens.seen.items():
             if not self._counts(path):
                 continue
-            is_written = state.file in opens.written
-            changed = self._state(path) != state or (is_written and state.ctime >= self._began)
+            now, is_written = self._state(path), state.file in opens.written
+            changed = now != state or (is_written and state.ctime >= self._began)
             changed = changed or state.mtime >= self._began > state.born  # by others, before or after it was opened
             if changed and (state.born >= self._began or (is_written and state.file not in opens.read)):
                 continue  # the command made it, or only wrote to it, as to a log
@@ -313,7 +318,9 @@ class Observer:
                 self.unobserved = f"the file system of {path} does not tell what the command made"
                 continue
             if changed:
-                raise DataError(f"{path} changed while the command ran")
+                if not now or now.file not in opens.written or path not in opens.texts or state.mtime >= self._began:
+                    raise DataError(f"{path} changed while the command ran")
+                self._before[path] = opens.texts[path]
             if _BUILT.search(path):  # instead of its source, of which only the time was compared
                 raise DataError(f"{path} is left from an earlier build; remove the results of that")
             source = _BYTE_CODE.sub(r"\1.py", path)

@@ -43,6 +43,8 @@ _REFUSED = {errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.ENOSPC, errno.ENOMEM,
 """Errors of a mark that say nothing of its place; with another one nobody can open a file there either."""
 _JOIN_SECONDS = 60.0
 _MARK_SECONDS = 5.0
+_TEXT, _TEXTS = 1 << 20, 64 << 20
+"""Bytes of a file, and of all, that are kept as they were before the command could write to them."""
 _READ = 4 << 10  # 170 events, each with a descriptor
 _TELL = "cat >/proc/{0}/fd/{1} && read -r x </proc/{0}/fd/{2}; :"
 _observing = threading.local()
@@ -97,6 +99,9 @@ class Opens:
         self.seen: dict[str, FileState] = {}
         self.written: set[tuple[int, int]] = set()
         self.read: set[tuple[int, int]] = set()
+        self.texts: dict[str, bytes] = {}
+        """What files held in the state in which they were met: small ones, as long as there is room."""
+        self._room = _TEXTS
         self.folders: set[str] = set()
         self.started: set[str] = set()
         self.failure = ""
@@ -304,9 +309,20 @@ class Opens:
                     self.read.add(found.file)
                 if mask & _EXEC:
                     self.started.add(os.path.basename(path))
-                self.seen.setdefault(path, found)
+                if path not in self.seen:
+                    self.seen[path] = found
+                    self._keep(path, fd, found)
             finally:
                 os.close(fd)
+
+    def _keep(self, path: str, fd: int, state: FileState) -> None:
+        if state.size > min(_TEXT, self._room) or path.startswith(self._ignored):
+            return
+        with contextlib.suppress(OSError):
+            data = os.pread(fd, state.size + 1, 0)
+            if len(data) == state.size and state_of(fd) == state:
+                self.texts[path] = data
+                self._room -= len(data)
 
 
 def _mark_each(events: int, left: collections.deque[str], now: list[str], failed: list[OSError]) -> None:
