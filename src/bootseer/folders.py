@@ -19,7 +19,7 @@ from pathlib import Path
 from bootseer.errors import ConfigError, doing, from_os_error
 from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
-from bootseer.kernel.links import believed
+from bootseer.kernel.links import believed, known
 from bootseer.kernel.removal import discard_tree
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def settled(path: Path) -> Path:
             entry = os.lstat(below)
         except FileNotFoundError:
             entry = None
-        kept = found.st_mode & stat.S_ISVTX and (entry is None or believed(entry.st_uid))
+        kept = found.st_mode & stat.S_ISVTX and (entry is None or known(entry.st_uid))
         if not believed(found.st_uid) or (_others_write(found) and not kept):
             raise ConfigError(
                 f"others can replace {below}, because they can write to {real}", hint="choose a folder of root's"
@@ -121,20 +121,23 @@ def _real(path: Path) -> Path:
 
 def _check(path: Path) -> None:
     _check_folder(path)
+    below = os.stat(path)
     for parent in path.parents:
         found = os.stat(parent)
-        if not believed(found.st_uid) or (_others_write(found) and not found.st_mode & stat.S_ISVTX):
+        kept = found.st_mode & stat.S_ISVTX and known(below.st_uid)
+        if not believed(found.st_uid) or (_others_write(found) and not kept):
             raise ConfigError(
                 f"others can replace {path}, because they can write to {parent}",
                 hint="choose another folder in the settings",
             )
+        below = found
 
 
 def _check_folder(path: Path) -> None:
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path} is a link, not a folder", hint="name the folder itself in the settings")
-    if not believed(found.st_uid):
+    if not known(found.st_uid):
         raise ConfigError(
             f"{path} belongs to user {found.st_uid}", hint="remove it, or choose another folder in the settings"
         )

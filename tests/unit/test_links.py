@@ -8,12 +8,15 @@ import fcntl
 import os
 import resource
 import signal
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from bootseer import folders
+from bootseer.errors import ConfigError
 from bootseer.kernel import libc, links
 
 pytestmark = pytest.mark.root
@@ -196,10 +199,8 @@ def test_who_ran_sudo_follows_own_links(place: Place, monkeypatch: pytest.Monkey
     assert not place.opens("bobs")
 
 
-def test_root_of_a_user_namespace_follows_what_its_user_follows(place: Place) -> None:
-    place.link("mine", place.theirs(ROOT), ALICE)
-    place.link("moved", "d", ALICE)
-    place.link("bobs", place.base / "d/file", BOB)
+def as_root_of_a_namespace(place: Place, look: Callable[[], object]) -> str:
+    """What ``look`` finds as alice, who is root of a user namespace in which nobody else has a number."""
     for path in (place.home, *place.home.parents):
         path.chmod(path.stat().st_mode | 0o001)
     end, told = os.pipe()
@@ -212,14 +213,57 @@ def test_root_of_a_user_namespace_follows_what_its_user_follows(place: Place) ->
             ctypes.CDLL(None).prctl(4, 1)  # dumpable again, so that its files in /proc are its own
             libc.unshare(libc.CLONE_NEWUSER)
             Path("/proc/self/uid_map").write_text(f"0 {ALICE} 1")
-            found = [place.opens("mine"), place.opens("moved", writing=True), place.opens("bobs"), os.geteuid()]
-            os.write(told, str(found).encode())
+            os.write(told, str(look()).encode())
         finally:
             os._exit(0)
     os.close(told)
     os.waitpid(pid, 0)
     with open(end) as file:
-        assert file.read() == "[True, True, True, 0]"
+        return file.read()
+
+
+def test_root_of_a_user_namespace_follows_what_its_user_follows(place: Place) -> None:
+    place.link("mine", place.theirs(ROOT), ALICE)
+    place.link("moved", "d", ALICE)
+    place.link("roots", place.other / "secret", ROOT)
+    place.link("bobs", "d/file", BOB)
+
+    def look() -> list[bool]:
+        return [place.opens("moved", writing=True), *map(place.opens, ("mine", "roots", "bobs")), not os.geteuid()]
+
+    assert as_root_of_a_namespace(place, look) == str([True] * 5)
+
+
+def test_root_of_a_user_namespace_believes_no_neighbour(place: Place) -> None:
+    """Nobody but alice has a number there: root has the same one as bob."""
+    place.theirs(ALICE)
+    bobs = place.base / "bobs"
+    bobs.mkdir()
+    os.chown(bobs, BOB, BOB)
+    place.link("bobs/secret", place.other / "secret", BOB)
+    place.link("bobs/folder", place.other, BOB)
+    place.link("bobs/moved", place.other, ALICE)  # bob can rename it
+    tmp = place.home.parent / "tmp"
+    tmp.mkdir()
+    tmp.chmod(0o1777)
+    for folder, owner in ((tmp / "bootseer-1", BOB), (tmp / "bootseer-1/bootseer", ALICE)):
+        folder.mkdir()
+        os.chown(folder, owner, owner)
+
+    def trusted(folder: Path) -> bool:
+        try:
+            return bool(folders.trusted(folder))
+        except ConfigError:
+            return False
+
+    def look() -> list[bool]:
+        found = [place.opens(f"bobs/{name}", writing=True) for name in ("folder", "moved")]
+        found += [trusted(bobs), trusted(tmp / "bootseer-1/bootseer"), not trusted(Path(own))]
+        return [place.opens("bobs/secret"), *found]
+
+    with tempfile.TemporaryDirectory() as own:
+        os.chown(own, ALICE, ALICE)
+        assert as_root_of_a_namespace(place, look) == str([False] * 6)
 
 
 def test_loops_and_chains_end(place: Place) -> None:

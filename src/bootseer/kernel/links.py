@@ -13,8 +13,9 @@ that a user named; paths lie below it, or on the way to it.
 - Links that lead to what belongs to who made them; users other than root also follow them to what belongs to root. For
   writing, those on the way to ``base`` only.
 
-Root of a user namespace has the rights of a user, and is one here. What is opened is what was looked at: all of it is
-done by descriptors.
+Root of a user namespace has the rights of a user, and is one here. Root and neighbours have one number there: folders
+on the way to ``base``, and what links lead to, count as root's, links and folders below ``base`` as a neighbour's.
+What is opened is what was looked at: all of it is done by descriptors.
 """
 
 from __future__ import annotations
@@ -112,13 +113,18 @@ _BASE = None
 """Where the way to the base ends."""
 
 
-def believed(uid: int) -> bool:
-    """Root, this user, or who became root by sudo to run this. In a user namespace also all who have no number there:
-    root is one of them, and this process has no rights over what is theirs."""
+def known(uid: int) -> bool:
+    """Root, this user, or who became root by sudo to run this."""
     me = os.geteuid()
-    if uid in (0, me) or (me == 0 and str(uid) == os.environ.get("SUDO_UID")):
+    return uid in (0, me) or (me == 0 and str(uid) == os.environ.get("SUDO_UID"))
+
+
+def believed(uid: int) -> bool:
+    """Who is `known`. In a user namespace also all who have no number there: root is one of them, and this process has
+    no rights over what is theirs. So is each neighbour: it is asked of the way to something, not of that itself."""
+    if known(uid):
         return True
-    return uid == _UNKNOWN and bool(known := _numbers()) and not any(uid in some for some in known)
+    return uid == _UNKNOWN and bool(numbers := _numbers()) and not any(uid in some for some in numbers)
 
 
 def _numbers() -> list[range]:
@@ -162,13 +168,14 @@ def _walk(path: str, base: str, *, writing: bool, shown: bool) -> int:
                 except NotADirectoryError:
                     fd = os.open(part, _HELD, dir_fd=here.fd)
                 info = os.fstat(fd)
-                way.append(_Part(fd, here.safe and _ours(info)))
+                way.append(_Part(fd, here.safe and _ours(info) and (not reached or known(info.st_uid))))
                 if stat.S_ISLNK(info.st_mode):
                     links += 1
                     if links > _MOST:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                     if user:
-                        enough = believed(info.st_uid) and (here.safe or not (writing and reached))
+                        enough = known(info.st_uid) and (here.safe or not (writing and reached))
+                        enough = enough or (not reached and believed(info.st_uid))
                         enough = enough or (not reached and not _planted(info, os.fstat(here.fd)))
                     else:
                         enough = believed(info.st_uid) and here.safe and not (shown and reached)
