@@ -2,8 +2,10 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,34 @@ def test_shared_tensors_stay_shared(tmp_path, mmap):
     assert loaded["part"][5] == -1
     assert loaded["again"][15] == -1
     assert same(bt.load(f"{tmp_path}/s.pt"), state)  # what was stored is untouched
+
+
+def test_a_process_forked_while_another_thread_begins_a_load_can_load(tmp_path, monkeypatch):
+    """A worker of a data loader."""
+    bt.save({"no": b""}, f"{tmp_path}/s.pt")
+    begun, go_on = threading.Event(), threading.Event()
+    real = torch.serialization.safe_globals.__enter__
+
+    def begin(self):
+        begun.set()
+        go_on.wait(60)
+        real(self)
+
+    monkeypatch.setattr(torch.serialization.safe_globals, "__enter__", begin)
+    beside = threading.Thread(target=bt.load, args=(f"{tmp_path}/s.pt",))
+    beside.start()
+    assert begun.wait(60)
+    pid = os.fork()
+    if not pid:
+        signal.alarm(10)
+        go_on.set()
+        try:
+            os._exit(bt.load(f"{tmp_path}/s.pt") != {"no": b""})
+        finally:
+            os._exit(1)
+    go_on.set()
+    beside.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_it_is_an_ordinary_torch_file(tmp_path):

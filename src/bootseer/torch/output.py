@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -70,6 +71,14 @@ def no_bytes_allowed() -> Iterator[None]:
         yield
     finally:
         _count(-1)
+
+
+def _forget() -> None:
+    global _lock, _loads
+    _lock, _loads = threading.Lock(), 0
+
+
+os.register_at_fork(after_in_child=_forget)  # in the child nobody gives back what another thread held
 
 
 def _count(more: int) -> None:

@@ -25,8 +25,8 @@ from bootseer.torch.reads import Stored, TensorReads
 from bootseer.wiretypes import json_as
 
 MAX_HEADER = 100_000_000
-_MAX_DIMENSIONS = 64
 """Bytes; the format's own limit."""
+_MAX_DIMENSIONS = 64
 _INDEX = ".safetensors.index.json"
 _FILE = ".safetensors"
 _BITS = {
