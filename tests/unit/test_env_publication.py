@@ -32,6 +32,7 @@ from bootseer.errors import BootseerError
 from bootseer.kernel import beneath
 from bootseer.launch import node
 from bootseer.launch.node import Start, seen_out
+from bootseer.objects import lease
 from support.waits import until
 
 
@@ -185,6 +186,19 @@ def test_what_another_snapshot_of_these_targets_has_is_not_stored_again(site: Si
     assert site.run(fill, salt="2").outcome is Outcome.RESTORED_UNPACK
     assert (site.target / "d/large").read_bytes() == noise["d"]
     assert (site.target / "e/small3").read_bytes() == noise["e"][15000:20000]
+
+
+def test_after_one_that_was_killed_the_next_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start that ends at once, such as a container for this alone, would publish at none."""
+    monkeypatch.setattr(lease, "DEAD", 0.5)
+    with monkeypatch.context() as patch:
+        patch.setenv("BOOTSEER_FAULTS", "env.publish.before-build=sleep:20")
+        publication = site.run().publication
+        assert publication
+        until(lambda: bool(site.leases))
+        publication.give_up()
+    assert site.leases
+    assert site.run().outcome is Outcome.RAN_AND_PUBLISHED
 
 
 def test_where_no_thread_can_be_started_the_command_runs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,12 +39,15 @@ class Execution:
             code = self.command()
         return EnvResult(outcome=Outcome.RAN, reason=reason, exit_code=code, key=key)
 
-    def run(self, look: Lookup, lead: lease.Lead | None) -> EnvResult:
-        """Run the command after the miss ``look`` and publish what it made; ``lead`` is given up when that is done."""
+    def run(self, look: Lookup, turn: lease.Turn) -> EnvResult:
+        """Run the command after the miss ``look`` and publish what it made; the lead is given up when that is done.
+
+        After a publication that was killed this one is waited for: perhaps each start ends at once."""
+        lead = turn.lead
         self._refuse(look.reason)
         if look.store is None:
             return self.run_plain(look.reason, look.key)
-        attempt = _Attempt(self, look, lead)
+        attempt = _Attempt(self, look, lead, beside=self.spec.background and not turn.follows_dead)
         try:
             with self.timed("prepare"):
                 attempt.prepare()
@@ -68,7 +71,8 @@ class Execution:
 class _Attempt:
     """One captured run: `prepare`, then `run`."""
 
-    def __init__(self, execution: Execution, look: Lookup, lead: lease.Lead | None) -> None:
+    def __init__(self, execution: Execution, look: Lookup, lead: lease.Lead | None, *, beside: bool) -> None:
+        self._beside = beside
         self._execution, self._spec, self._timed = execution, execution.spec, execution.timed
         self._config, self._look, self._lead = execution.config, look, lead
         self._group: overlay.Group | None = None
@@ -89,7 +93,7 @@ class _Attempt:
             store_url=self._execution.store_url,
             config=self._config,
         )
-        if self._spec.background:
+        if self._beside:
             try:
                 self._publication = Publication(self._begin, Path(self._config.state_dir))
             except (BootseerError, OSError) as exc:

@@ -118,7 +118,7 @@ class _Stage:
                     )
                 if result := self._restored(look, unpacking):
                     return result
-            return self.execution.run(look, turn.lead)
+            return self.execution.run(look, turn)
 
     def _look(self, document: KeyDocument, unpacking: bool) -> Lookup:
         return lookup.look(self.spec, document, self.store_url, self.config, unpacking=unpacking)

@@ -185,9 +185,10 @@ class Lead:
 
 class Turn(NamedTuple):
     """What came of `take_turn`. With a ``lead`` this node does the work inside it. Without one there is a result, or
-    this node does the work by itself."""
+    this node does the work by itself. ``follows_dead``: who led before was killed."""
 
     lead: Lead | None = None
+    follows_dead: bool = False
 
 
 def take_turn(
@@ -233,10 +234,12 @@ class _Contest:
         # ``old``: what there was before this node came; when it has ended, it may be of an earlier start
         number, failures, old = self._newest(), 0, True
         missing = -1, 0.0  # a number that can neither be read nor taken, and since when
+        dead = False
         while True:
             if number >= 0:
                 began = time.monotonic()
                 end = self._watch(number, old)
+                dead = end == "dead"
                 if end == "late":
                     return Turn()
                 if end == "gone":
@@ -272,7 +275,7 @@ class _Contest:
                 if self._settled():
                     return Turn()
                 stack.pop_all()
-                return Turn(lead)
+                return Turn(lead, dead)
 
     def _newest(self) -> int:
         return max(_numbers(self._store, self._folder), default=-1)
