@@ -1,5 +1,6 @@
 """A file that is being written through a mount, when the disk below its spool or the store refuses."""
 
+import contextlib
 import errno
 import os
 
@@ -81,6 +82,23 @@ def test_while_the_stored_bytes_are_fetched_for_an_append_the_size_is_that_of_al
     file.write(5000, PIECE)
     assert {size for size, _ in sizes} == {5000}
     assert file.size == 6000
+    file.discard()
+
+
+@pytest.mark.parametrize("spool", [1 << 20, 0])
+def test_stored_bytes_can_change_once_something_was_added_to_them_in_a_spool(tmp_path, spool):
+    fs = open_fs(str(tmp_path / "store"))
+    with fs.create("f") as out:
+        out.write(b"b" * 5000)
+    file = Unfinished(fs, "f", Spools(tmp_path, spool), width=2, unit=4096, base=fs.open("f"))
+    with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+        file.write(0, PIECE)
+    file.write(5000, PIECE)
+    with contextlib.nullcontext() if spool else pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+        file.write(0, PIECE)
+    file.publish(name)
+    with fs.open("f") as stored:
+        assert stored.read(0, stored.size) == bytes(PIECE if spool else b"b" * 1000) + b"b" * 4000 + bytes(PIECE)
     file.discard()
 
 
