@@ -63,6 +63,9 @@ def run(
         bool,
         typer.Option("--background/--no-background", help="Publish beside what follows the command, or before it ends"),
     ] = True,
+    check: Annotated[
+        str, typer.Option(metavar="CMD", help="Try the result with CMD: publish and restore only what it is good with")
+    ] = "",
     frozen: Annotated[
         bool, typer.Option("--frozen", help="Never run the command: without a snapshot that fits, exit with 66")
     ] = False,
@@ -119,7 +122,17 @@ def run(
     if dry_run:
         _explain(spec, config, as_json)
         return
-    result = env.run(spec, lambda: _execute(command, quiet=as_json), store_url=config.store_url, config=config)
+    try:
+        words = shlex.split(check)
+    except ValueError as exc:
+        raise mistake(f"--check {check!r} is no command: {exc}") from None
+    result = env.run(
+        spec,
+        lambda: _execute(command, quiet=as_json),
+        store_url=config.store_url,
+        config=config,
+        check=(lambda: _execute(words, quiet=as_json)) if words else None,
+    )
     _print_result(result, as_json)
     raise typer.Exit(result.exit_code)
 

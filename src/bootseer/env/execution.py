@@ -6,7 +6,9 @@ and nothing that can be done beside the job is waited for.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +22,45 @@ from bootseer.env.lookup import Lookup
 from bootseer.env.publication import Begin, End, Publication
 from bootseer.env.result import EnvResult, Timer
 from bootseer.env.spec import EnvSpec, Outcome
-from bootseer.errors import BootseerError, NotFoundError
+from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.objects import lease
 
 log = logging.getLogger(__name__)
+
+_ENDED = {128 + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM)}
+"""Exit codes of who was ended by others, which say nothing of a snapshot."""
+
+
+class CheckError(DataError):
+    """The check failed."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.known = code not in _ENDED
 
 
 class Execution:
     """``run`` it with a capture, in the lead or without, or ``run_plain``."""
 
-    def __init__(self, spec: EnvSpec, command: Callable[[], int], store_url: str, config: Config, timed: Timer) -> None:
+    def __init__(
+        self,
+        spec: EnvSpec,
+        command: Callable[[], int],
+        check: Callable[[], int] | None,
+        store_url: str,
+        config: Config,
+        timed: Timer,
+    ) -> None:
+        self._check = check
         self.spec, self.command, self.store_url, self.config, self.timed = spec, command, store_url, config, timed
+
+    def checked(self) -> None:
+        """The check of what the targets show now. Raises `CheckError`, and what running it raises."""
+        if self._check:
+            with self.timed("check"):
+                code = self._check()
+            if code:
+                raise CheckError(f"its check ended with exit code {code}", code)
 
     def run_plain(self, reason: str, key: str) -> EnvResult:
         """Without a snapshot, for ``reason``."""
@@ -140,6 +170,15 @@ class _Attempt:
                 self._stop()
                 log.warning("%s; running the command again, without a snapshot", exc)
                 return self._execution.run_plain(f"{self._look.reason}; the result was lost: {exc}", self._look.key)
+        if end:
+            try:
+                self._execution.checked()
+            except (BootseerError, OSError) as exc:
+                end, why = None, f"not published: {exc}"
+                log.warning("the snapshot was not published: %s", exc)
+                if self._group:
+                    with contextlib.suppress(BootseerError):
+                        self._group.complete(known=False)
         if end:
             result.reason = hit(self._look.reason, end.inputs)
             if self._publication:

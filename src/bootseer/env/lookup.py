@@ -53,6 +53,8 @@ class Lookup(msgspec.Struct, kw_only=True):
     store: Store | None = None
     seen: dict[str, bytes] = {}
     """Name -> manifest of the snapshots of this key, as they were read."""
+    refused: set[str] = set()
+    """Marks (`quarantine.shared_key`) of this key that the store has."""
 
     @property
     def key(self) -> str:
@@ -77,15 +79,16 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
 
 
 def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacking: bool) -> None:
-    digests = Digests(spec, config)
+    digests, keys = Digests(spec, config), signature.trusted_keys(config)
     out.absent = True
-    for found in _candidates(out, store, signature.trusted_keys(config)):
+    for found in _candidates(out, store, keys):
         if found.inputs.unobserved and out.nearest:
             break  # others of this key, whose inputs are known, do not fit: this one need not either
+        bad = _quarantined(out, spec, found, config, keys)
         try:
             reason = leads.difference(spec, digests, found.inputs)
             if not reason:
-                if not (reason := _failed_guard(spec, found, config, unpacking=unpacking)):
+                if not (reason := bad or _failed_guard(spec, found, config, unpacking=unpacking)):
                     out.found, out.nearest, out.reason, out.absent = found, None, "", False
                     return
                 out.absent = False
@@ -95,7 +98,7 @@ def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacki
             reason = f"it cannot be compared: {exc!r}"
             log.warning("snapshot %s is quarantined on this node: %s", found.shown, reason)
             quarantine.put(Path(config.cache_dir), quarantine.mark_of(found), reason)
-        out.replace = out.replace or _expired(spec, found) or bool(_quarantined(found, config))
+        out.replace = out.replace or _expired(spec, found) or bool(bad)
         if out.nearest is None:
             out.nearest, out.reason = found, f"missed because {reason}"
     out.reason = out.reason or _explained(store, out.document)
@@ -103,7 +106,7 @@ def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacki
 
 def _candidates(out: Lookup, store: Store, keys: Sequence[Ed25519PublicKey]) -> list[SnapshotManifest]:
     """The snapshots of the key: those with known inputs first, the newest first."""
-    names = snapshots.names(store, out.key)
+    names, out.refused = snapshots.names_and_marks(store, out.key)
     if len(names) > _CANDIDATES:  # the index tells their age without a look into each
         order = [info.key.rpartition(f"{out.key}-")[2] for info in store.list(manifest.index_prefix(out.document))]
         age = {inputs: number for number, inputs in enumerate(order)}
@@ -133,8 +136,6 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
     if _expired(spec, found):
         age = age_text(time.time() - found.created)
         return f"the snapshot is {age} old, the maximum is {age_text(spec.max_age or 0)}"
-    if reason := _quarantined(found, config):
-        return f"the snapshot is quarantined on this node: {reason}"
     disk = spec.targets[0].host if unpacking else Path(config.cache_dir)
     need = (2 * found.size + found.stored if unpacking else 0) + _SLACK
     free = shutil.disk_usage(next(each for each in (disk, *disk.parents) if each.exists())).free
@@ -152,8 +153,16 @@ def _expired(spec: EnvSpec, found: SnapshotManifest) -> bool:
     return too_old or found.created < int(spec.since)
 
 
-def _quarantined(found: SnapshotManifest, config: Config) -> str:
-    return quarantine.reason(Path(config.cache_dir), quarantine.mark_of(found))
+def _quarantined(
+    out: Lookup, spec: EnvSpec, found: SnapshotManifest, config: Config, keys: Sequence[Ed25519PublicKey]
+) -> str:
+    """Why nobody is to use the snapshot here; what another node says never ends a start that may not run the command
+    (`EnvSpec.frozen`)."""
+    if reason := quarantine.reason(Path(config.cache_dir), quarantine.mark_of(found)):
+        return f"the snapshot is quarantined on this node: {reason}"
+    listed = quarantine.shared_key(found) in out.refused and not spec.frozen
+    reason = quarantine.told(out.store, found, keys) if out.store and listed else ""
+    return reason and f"the snapshot is quarantined for all nodes: {reason}"
 
 
 def _explained(store: Store, inputs: KeyDocument) -> str:

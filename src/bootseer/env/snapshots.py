@@ -25,8 +25,14 @@ log = logging.getLogger(__name__)
 
 def names(store: Store, key: str = "") -> list[str]:
     """The names (`SnapshotManifest.name`) of all snapshots in ``store``, or of those of ``key``."""
-    found = store.list(f"{manifest.FOLDER}/{key}".rstrip("/"))
-    return [info.key.removeprefix(f"{manifest.FOLDER}/").removesuffix(".json") for info in found]
+    return names_and_marks(store, key)[0]
+
+
+def names_and_marks(store: Store, key: str) -> tuple[list[str], set[str]]:
+    """The same, and what else is beside them: the marks of `quarantine`."""
+    found = [info.key for info in store.list(f"{manifest.FOLDER}/{key}".rstrip("/"))]
+    names = [path for path in found if path.endswith(".json")]
+    return [name.removeprefix(f"{manifest.FOLDER}/").removesuffix(".json") for name in names], {*found} - {*names}
 
 
 def load(store: Store, start: str) -> SnapshotManifest:
@@ -93,6 +99,9 @@ def remove(store: Store, names: Iterable[str]) -> None:
     inventories: set[str] = set()
     for name in names:
         path = manifest.manifest_key(name)
+        for info in store.list(path.rpartition("/")[0]):
+            if info.key.startswith(path.removesuffix("json")) and info.key != path:
+                store.delete(info.key)  # the marks of `quarantine`
         try:
             found = manifest.decode(store.get(path, most=manifest.MAX_STORED), name)
         except (DataError, NotFoundError) as exc:

@@ -17,7 +17,7 @@ from pathlib import Path
 from bootseer.config import Config
 from bootseer.env import capture, inputs, key, leads, lookup, overlay, place, quarantine, snapshots, wager
 from bootseer.env import lock as locks
-from bootseer.env.execution import Execution, hit
+from bootseer.env.execution import CheckError, Execution, hit
 from bootseer.env.key import KeyDocument
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest
@@ -32,9 +32,19 @@ log = logging.getLogger(__name__)
 _LEAST_PATIENCE, _TIMES = 300.0, 4
 
 
-def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Config) -> EnvResult:
+def run(
+    spec: EnvSpec,
+    runner: Callable[[], int],
+    *,
+    store_url: str,
+    config: Config,
+    check: Callable[[], int] | None = None,
+) -> EnvResult:
     """Bring the targets of ``spec`` to what its command makes of them; ``runner`` runs the command, at most once.
     (Once more, without a snapshot, in the rare case that the overlay with its result cannot be mounted again.)
+
+    ``check`` tries what the targets show, after a restore and before a publication, and returns 0 when that is good: a
+    snapshot with another one is restored on no node, or not published.
 
     With mounts, the targets' overlays are there before ``runner`` is called and stay after it, until the result's
     ``mounts`` are unmounted or ``bootseer unmount`` is called. Raises `ConfigError` for a wrong ``spec``,
@@ -44,7 +54,7 @@ def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Con
     """
     spec.check()
     began = time.monotonic()
-    stage = _Stage(spec, runner, store_url, config)
+    stage = _Stage(spec, Execution(spec, runner, check, store_url, config, Timer()))
     result = stage.run()
     result.seconds = time.monotonic() - began
     result.timings = {name: round(seconds, 6) for name, seconds in stage.timed.seconds.items()}
@@ -52,10 +62,9 @@ def run(spec: EnvSpec, runner: Callable[[], int], *, store_url: str, config: Con
 
 
 class _Stage:
-    def __init__(self, spec: EnvSpec, runner: Callable[[], int], store_url: str, config: Config) -> None:
-        self.spec, self.store_url, self.config = spec, store_url, config
-        self.timed = Timer()
-        self.execution = Execution(spec, runner, store_url, config, self.timed)
+    def __init__(self, spec: EnvSpec, execution: Execution) -> None:
+        self.spec, self.store_url, self.config = spec, execution.store_url, execution.config
+        self.timed, self.execution = execution.timed, execution
         self.key = ""
 
     def run(self) -> EnvResult:
@@ -184,6 +193,8 @@ class _Stage:
                 return self._unpack(store, found)
         except DataError as exc:
             quarantine.put(Path(self.config.cache_dir), quarantine.mark_of(found), exc.message)
+            if isinstance(exc, CheckError) and exc.known:
+                quarantine.tell(store, found, exc.message, self.config)
             log.warning("%s; snapshot %s is quarantined on this node, running the command", exc, self.key[:12])
             look.reason, look.replace = f"the snapshot is damaged and quarantined on this node: {exc.message}", True
             look.found, look.nearest = None, found
@@ -204,6 +215,7 @@ class _Stage:
                 group.mount_tree(self.store_url, self.config, self.spec.job)
             group.mount_targets()
             group.complete()
+            self.execution.checked()
         except BaseException:
             group.take_down()
             raise
@@ -213,7 +225,7 @@ class _Stage:
         if os.geteuid() == 0 and self.spec.shared:
             raise UnsupportedError(f"other containers may change {self.spec.shared} while root unpacks there")
         with _whole():
-            unpack(store, found, snapshots.entries(store, found), self.spec.targets)
+            unpack(store, found, snapshots.entries(store, found), self.spec.targets, self.execution.checked)
         return self._result(Outcome.RESTORED_UNPACK, hit("hit", found.inputs))
 
     def _result(self, outcome: Outcome, reason: str, *, mounts: Sequence[overlay.Group] = ()) -> EnvResult:

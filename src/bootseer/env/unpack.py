@@ -20,7 +20,7 @@ import logging
 import os
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -43,11 +43,19 @@ _PREFIX = ".bootseer-restore-"
 _JOURNAL = "journal"
 
 
-def unpack(store: Store, found: SnapshotManifest, entries: list[Entry], targets: tuple[Target, ...]) -> None:
-    """Make ``targets`` what they were after the command, given that they are what they were before it.
+def unpack(
+    store: Store,
+    found: SnapshotManifest,
+    entries: list[Entry],
+    targets: tuple[Target, ...],
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Make ``targets`` what they were after the command, given that they are what they were before it. ``check`` may
+    raise when all is in place.
 
-    Raises `DataError`, `UnsupportedError` for a mount in the way (the targets are untouched then), `UnavailableError`,
-    `FullError`, `OSError`: what was moved in by then is taken back, as far as what it replaced could be kept.
+    Raises what that does, `DataError`, `UnsupportedError` for a mount in the way (the targets are untouched then),
+    `UnavailableError`, `FullError`, `OSError`: what was moved in by then is taken back, as far as what it replaced
+    could be kept.
     """
     with contextlib.ExitStack() as stack:
         undo = [stack.enter_context(undoing(target)) for target in targets]
@@ -65,6 +73,7 @@ def unpack(store: Store, found: SnapshotManifest, entries: list[Entry], targets:
             for mine, host, steps in zip(own, hosts, undo, strict=True):
                 place_entries(stage, mine, host, steps)
             faults.point("env.unpack.placed")
+            check()
         except BaseException:
             for host, steps in reversed(list(zip(hosts, undo, strict=True))):
                 steps.roll_back(host)

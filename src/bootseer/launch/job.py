@@ -77,6 +77,8 @@ class EnvTable(_Table, frozen=True, kw_only=True):
     """Most seconds to wait for another node that runs the command; 0: do not."""
     frozen: bool = False
     """True: never run the command; without a snapshot that fits the start fails."""
+    check: list[str] = []
+    """Command that tries the result after a restore and before a publication; empty: nothing does."""
     enabled: bool = True
     """False: run the command on this node, as today."""
 

@@ -234,6 +234,7 @@ class _Node:
                 lambda: container.run(table.command, span=span),
                 store_url=self.config.store_url,
                 config=self.config,
+                check=(lambda: container.run(table.check, span=span)) if table.check else None,
             )
         for mount in result.mounts:
             self.stack.callback(mount.unmount)
