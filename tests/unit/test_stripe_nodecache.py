@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -229,6 +230,18 @@ def test_what_was_compared_since_the_machine_started_is_not_compared_again(fs, f
         assert two.read() == beside.read() == DATA
     beside_a_hole = {40}  # behind it the data file ends
     assert set(compared) <= beside_a_hole if since in ("nothing", "kill") else set(compared) == set(range(41))
+
+
+def test_what_somebody_changes_while_it_is_compared_is_found_later(fs, folder):
+    warm(fs, folder)
+    data_of(folder).with_name("compared").unlink()
+    with reader(fs, folder) as one:
+        assert one.cached.fd_of_all(60) is not None
+        time.sleep(0.02)  # longer than a tick of a file's times
+        damage(folder, 9)
+    with reader(fs, folder) as two:
+        assert two.read() == DATA
+        assert two.fetched == [9]
 
 
 def test_a_note_of_what_was_compared_may_be_damaged_itself(fs, folder, caplog):

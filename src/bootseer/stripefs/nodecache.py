@@ -68,6 +68,7 @@ class NodeFile(Local):
         self.path, self._map = file.path, blocks.map
         self.users = 0
         self._compared = blocks.folder / COMPARED
+        self._begun = self._state()
         self._noted = self._is_compared()
         self._good = bytearray([self._noted]) * blocks.map.count  # compared with its checksum
         self._room = Room(partial(make_room, blocks.folder))
@@ -75,23 +76,27 @@ class NodeFile(Local):
         self.comparison: _Comparison | None = None
 
     def _state(self) -> bytes:
-        """Another one after each write to the data file, and each start of the machine."""
-        data = os.fstat(self.fd)
-        return f"{boot_id()} {data.st_dev} {data.st_ino} {data.st_ctime_ns}".encode()
+        """Another one after each write to the data file, and each start of the machine; empty when nobody says."""
+        with contextlib.suppress(OSError):
+            data = os.fstat(self.fd)
+            return f"{boot_id()} {data.st_dev} {data.st_ino} {data.st_ctime_ns}".encode()
+        return b""
 
     def _is_compared(self) -> bool:
         """Whether a process that this one believes has compared all chunks of the data file as it is."""
         with contextlib.suppress(OSError):
-            return self._compared.read_bytes() == self._state()
+            return self._compared.read_bytes() == self._begun != b""
         return False
 
     def _note(self) -> None:
         """Spare those after this process the comparison, when it has been made of all chunks, and the disk has them."""
         if self._own is None or self._noted or 0 in self._good or 0 in self._own.durable:
             return
-        self._noted = True
+        self._noted, state = True, self._state()
+        if not state or self._begun not in (b"", state):  # somebody else has written meanwhile
+            return
         with contextlib.suppress(OSError):  # then they compare
-            bitmap.replace(self._compared, self._state(), f"stripefs.cache.{COMPARED}")
+            bitmap.replace(self._compared, state, f"stripefs.cache.{COMPARED}")
             if 0 in self._good:  # found damaged meanwhile
                 self._compared.unlink()
 
@@ -170,6 +175,7 @@ class NodeFile(Local):
         try:
             if not self._cache.allow(len(data), self._own.folder):
                 raise OSError(errno.ENOSPC, "the limits of the node cache leave no space")
+            self._begun = b""
             self._room.write(self._own, chunk, data)
         except OSError as exc:
             self._broken = True
