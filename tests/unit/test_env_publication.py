@@ -8,9 +8,11 @@ import io
 import mmap
 import os
 import platform
+import py_compile
 import resource
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -210,6 +212,40 @@ def test_where_no_thread_can_be_started_the_command_runs(site: Site, monkeypatch
     begin = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", start)
     assert site.run().outcome is Outcome.RAN_AND_PUBLISHED
+
+
+def test_byte_code_of_the_same_source_is_stored_once_whenever_it_was_made(site: Site) -> None:
+    sources = {f"m{number}": f"x = {os.urandom(1500).hex()!r}\n" for number in range(60)}
+
+    def install(at: float) -> Callable[[Path], object]:
+        def fill(root: Path) -> None:
+            for name, text in sources.items():
+                (root / f"{name}.py").write_text(text)
+                os.utime(root / f"{name}.py", (at, at))
+                py_compile.compile(str(root / f"{name}.py"), doraise=True)
+
+        return fill
+
+    def stored() -> int:
+        return sum(path.stat().st_size for path in site.store.rglob("blobs/*/*"))
+
+    def run(salt: str, at: float) -> Outcome:
+        return site.run(install(at), salt=salt, background=False).outcome
+
+    assert run("1", 1.7e9) is Outcome.RAN_AND_PUBLISHED
+    whole = stored()
+    subprocess.run(["rm", "-r", str(site.target)], check=True)
+    assert run("2", 1.8e9) is Outcome.RAN_AND_PUBLISHED
+    assert stored() - whole < 0.1 * whole
+    subprocess.run(["rm", "-r", str(site.target)], check=True)
+    assert run("2", 1.9e9) is Outcome.RESTORED_UNPACK
+    tag = sys.implementation.cache_tag
+    for name, text in sources.items():
+        source = site.target / f"{name}.py"
+        assert source.read_text() == text
+        assert source.stat().st_mtime < 1.7e9, "older than what anybody writes from now on"
+        said = (site.target / f"__pycache__/{name}.{tag}.pyc").read_bytes()[4:16]
+        assert said == struct.pack("<III", 0, int(source.stat().st_mtime), len(text)), "it counts"
 
 
 def test_what_settled_early_is_not_read_again(tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 This may begin while the command still runs. What a file held then counts only if nobody had it open for writing (what
 is written through a mapping that exists changes no times), and the file is the same at the end (device, inode, size,
 times); what was placed in vain is of no file then, and nobody reads it.
+
+Byte code names the time of its source, which is another one after each install. A source with byte code beside it gets
+one that follows from its content, as does that byte code: equal sources give equal bytes.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import fcntl
 import itertools
 import os
 import stat
+import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from blake3 import blake3
 
 from bootseer import erofs
@@ -27,6 +32,7 @@ from bootseer.env.layer import Item
 from bootseer.erofs import Attrs, Node
 from bootseer.errors import DataError
 from bootseer.kernel import beneath
+from bootseer.patterns import pattern
 
 ALIGN = 64 << 10
 """What is placed side by side begins and ends at a multiple of it: equal `_units` give equal blocks, whatever is beside
@@ -34,6 +40,9 @@ them."""
 _FOLDERS = 16
 """Small folders that are placed side by side, about."""
 _AT_ONCE = 4 << 20
+_SINCE, _SPAN = 0x30000000, 0x20000000
+"""Times of sources (seconds): before 2013, so that a change by the job is never taken for what was compiled."""
+_BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
 _PROBED = 8192
 """Bytes among which a NUL says that a file is binary; such are not searched, see `SecretScan.look`."""
 
@@ -50,7 +59,7 @@ class File(NamedTuple):
 
 class LayerContent(NamedTuple):
     """What layers hold: ``items`` as they were listed, ``entries`` in inventory order, ``own`` those of the first root
-    alone, and (path, what) of the secrets in them; then there are no entries."""
+    alone, with the times that they have there, and (path, what) of the secrets in them; then there are no entries."""
 
     items: list[Item]
     entries: list[Entry]
@@ -74,6 +83,7 @@ def read_layers(contents: Contents, targets: int, *roots: Path) -> LayerContent:
         return LayerContent(items, [], [], secrets)
     entries = layer.entries_of(items, first, contents.digest)
     own = [entry for item, entry in zip(items, entries, strict=True) if item.base == roots[0]]
+    entries = [contents.timed(entry, item.status) for item, entry in zip(items, entries, strict=True)]
     return LayerContent(items, entries, own + layer.entries_of(gone, first, contents.digest), [])
 
 
@@ -89,6 +99,9 @@ class Contents:
         self._writer = erofs.Writer(sink, align=ALIGN)
         self._scan = SecretScan()
         self._placed: dict[State, tuple[Node, str]] = {}
+        self._compiled: set[str] = set()
+        self._times: dict[str, tuple[bytes, bytes]] = {}
+        """Of sources: what byte code says of one, and is to say."""
         self._aside = Node(stat.S_IFDIR, Attrs(0o700))
         self._suspects: list[File] = []
         self._early: set[str] = set()
@@ -98,6 +111,8 @@ class Contents:
     def early(self, files: Iterable[File], before: float) -> Iterator[None]:
         """Place those of ``files``, all there are, that last changed before then, while the command still runs, unit by
         unit, with a pause after each. Of a path that has changed since it was placed nothing is placed early again."""
+        files = list(files)
+        self._compiled = {source for file in files if (source := _source_of(file.path))}
         for unit in _units(files):
             if all(file.status.st_ctime < before for file in unit):
                 self._unit([file for file in unit if file.path not in self._early], early=True)
@@ -109,6 +124,7 @@ class Contents:
         all is placed. Raises `DataError` when one changes meanwhile, `OSError`."""
         for path in self._early - {file.path for file in files}:
             self._scan.forget(_below_target(path))
+        self._compiled = {source for file in files if (source := _source_of(file.path))}
         for unit in _units(files):
             self._unit(unit)
         if found := list(self._scan.findings()):
@@ -120,6 +136,12 @@ class Contents:
     def digest(self, status: os.stat_result) -> str:
         """BLAKE3 (hex) of a file that was placed."""
         return self._placed[state_of(status)][1]
+
+    def timed(self, entry: Entry, status: os.stat_result) -> Entry:
+        """``entry`` with the time that the tree has of it."""
+        if entry.kind != "f":
+            return entry
+        return msgspec.structs.replace(entry, mtime_ns=self._placed[state_of(status)][0].mtime_ns)
 
     def seal(self, items: Sequence[Item], entries: Sequence[Entry]) -> bytes:
         """The metadata of the tree of ``entries``, those of ``items``."""
@@ -174,6 +196,16 @@ class Contents:
             if len(data) < size or file.status.st_blocks * 512 < size:
                 pieces = erofs.contents(fd, file.status)
             attrs = erofs.attributes(file.status, fd, self._left_out, os.fsencode(path))
+            if file.path in self._compiled and not believed and len(data) == size:
+                seconds = _SINCE + int.from_bytes(blake3(data).digest(4), "little") % _SPAN
+                self._times[file.path] = _header(int(file.status.st_mtime), size), _header(seconds, size)
+                attrs = attrs._replace(mtime_ns=seconds * 10**9)
+            elif source := _source_of(file.path):
+                if early and source in self._compiled and source not in self._times:
+                    return
+                said, says = self._times.get(source, (b"", b""))
+                if said and data.startswith(said, 4):
+                    pieces = [data[:4] + says + data[4 + len(says) :]]
             node = self._writer.add_file(b"file", attrs, size, _hashed(pieces, hasher) if size else (), at=self._aside)
             _check(fd, file)
         finally:
@@ -192,6 +224,17 @@ def _check_done_with(fd: int) -> None:
     on it then. It is given back at once."""
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def _source_of(path: str) -> str:
+    """The source of the byte code ``path``; empty for other files."""
+    source = _BYTE_CODE.sub(r"\1.py", path)
+    return source if source != path else ""
+
+
+def _header(mtime: int, size: int) -> bytes:
+    """What byte code says of its source, behind its first four bytes (PEP 552)."""
+    return struct.pack("<III", 0, mtime & 0xFFFFFFFF, size & 0xFFFFFFFF)
 
 
 def _below_target(path: str) -> str:
