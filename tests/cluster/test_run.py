@@ -252,7 +252,10 @@ def test_a_script_in_a_mount_counts_though_it_is_no_key_file(node: Place) -> Non
     assert start().stdout.startswith("package 1.0\n")
     (job / "setup.sh").write_bytes(SETUP.replace(b"set-up ran", b"another set-up ran"))
     assert start().stdout.startswith("another set-up ran\n")
-    assert node.summary()["env"]["reason"] == "missed because /job/setup.sh, which the command reads, changed"
+    assert node.summary()["env"]["reason"] == (
+        "missed because /job/setup.sh, which the command reads, changed; it is published in the background, "
+        f"{node.here}/state/env/publications.log says how"
+    )
 
 
 def test_everything_the_ordinary_way(node: Place) -> None:
