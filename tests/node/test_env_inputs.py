@@ -122,6 +122,65 @@ def test_a_file_that_the_script_reads_counts(node: Node, restore: str, released:
     assert (node.target / "made").read_text() == "torch==2.5\n"
 
 
+@pytest.fixture
+def stopped() -> Iterator[list[int]]:
+    """Publications that do nothing until they are told to go on."""
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def stop_children(pids: list[int]) -> None:
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, children.read_text().split()):
+            if b"bootseer.env.publisher" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGSTOP)
+                pids.append(pid)
+
+
+def test_what_the_command_read_is_hashed_beside_the_job(node: Node, stopped: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs.Digests, "of", lambda self, path: pytest.fail(f"{path} is hashed before the job goes on"))
+        first = node.run(lambda: stop_children(stopped), background=True)
+        assert (first.outcome, len(stopped)) == (Outcome.RAN_AND_PUBLISHING, 1)
+        node.write("r.txt", "torch==2.5\n")  # the same again, at another time
+        assert node.run(background=True).reason == "already in place on this node"
+    os.kill(stopped[0], signal.SIGCONT)
+    assert first.publication
+    assert first.publication.wait(60) == (True, "")
+    assert set(node.observed().files) == {str(node.work / "s.sh"), str(node.work / "r.txt")}
+    node.write("r.txt", "torch==2.5\n")
+    assert (node.run().reason, node.runs) == ("already in place on this node", 1)
+    node.write("r.txt", "torch==2.6\n")
+    assert node.run().reason == f"missed because {node.work}/r.txt, which the command reads, changed"
+
+
+def test_an_input_that_the_job_changes_before_it_is_hashed_stops_publication(node: Node, stopped: list[int]) -> None:
+    first = node.run(lambda: stop_children(stopped), background=True)
+    node.write("r.txt", "torch==2.6\n")
+    os.kill(stopped[0], signal.SIGCONT)
+    assert first.publication
+    published, why = first.publication.wait(60)
+    assert (published, why) == (False, f"not published: {node.work}/r.txt, which the command read, has changed since")
+    assert not snapshots.names(FolderStore(node.store))
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    assert (node.target / "made").read_text() == "torch==2.6\n"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_the_result_leads_to_counts_on_the_node_that_made_it(node: Node, background: bool) -> None:
+    outside = node.write("lib/tool", "one")
+    node.write("s.sh", "mkdir -p env; ln -sfn ../lib/tool env/tool\n")
+    first = node.run(background=background)
+    assert not first.publication or first.publication.wait(60) == (True, "")
+    assert node.run().reason == "already in place on this node"
+    outside.write_text("two")
+    assert node.run().reason == f"missed because {node.target}/tool leads to {outside}, which is another one here"
+    assert node.runs == 2
+
+
 def test_what_a_node_lacks_does_not_count(node: Node) -> None:
     node.run()
     node.release()

@@ -27,7 +27,7 @@ from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, publisher, pyc, scan
 from bootseer.env.contents import ALIGN, Contents, File, read_layers
-from bootseer.env.inputs import Observed
+from bootseer.env.inputs import Opened
 from bootseer.env.key import KeyDocument
 from bootseer.env.publication import Begin, End, Publication
 from bootseer.errors import BootseerError
@@ -345,10 +345,10 @@ def test_a_store_that_was_away_while_the_command_ran_gets_the_snapshot(
         (site.store / "blobs").unlink()
         work.settled(lambda: False)
         with pytest.raises(BootseerError):  # what it has taken is not whole
-            work.publish(End(Observed(), 0, 1.0, [], None, alone=True))
+            work.publish(End(Opened(), 0, 1.0, [], None, alone=True))
     assert not site.manifests
     with publisher.Work(begin) as work:
-        assert work.publish(End(Observed(), 0, 1.0, [], None, alone=True)) == (True, "")
+        assert work.publish(End(Opened(), 0, 1.0, [], None, alone=True)) == (True, "")
 
 
 def test_byte_code_is_that_of_the_environment(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from bootseer.config import Config
 from bootseer.env import capture, inputs, overlay, place
-from bootseer.env.inputs import Observed
+from bootseer.env.inputs import Observed, Opened
 from bootseer.env.lookup import Lookup
 from bootseer.env.publication import Begin, End, Publication
 from bootseer.env.result import EnvResult, Timer
@@ -180,7 +180,7 @@ class _Attempt:
                     with contextlib.suppress(BootseerError):
                         self._group.complete(known=False)
         if end:
-            result.reason = hit(self._look.reason, end.inputs)
+            result.reason = hit(self._look.reason, end.inputs.known)
             if self._publication:
                 why = self._publication.go_on(end._replace(lead=self._lead.hand_on() if self._lead else None))
                 if not why:
@@ -224,7 +224,7 @@ class _Attempt:
         be, before. Raises `BootseerError` when the result is lost."""
         if self._publication and not (end and group.freeze()):
             self._stop()
-        group.record.inputs = end.inputs if end else Observed(unobserved="nothing is published")
+        group.record.inputs = end.inputs if end else Opened(Observed(unobserved="nothing is published"))
         group.record.publisher = self._publication.named if self._publication else ""
         try:
             group.complete(known=end is not None)

@@ -38,6 +38,7 @@ from bootseer.errors import DataError
 from bootseer.kernel import beneath
 from bootseer.kernel.opens import FileState, Opens, state_of
 from bootseer.patterns import pattern
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ _ELSEWHERE |= {"nerdctl", "ctr", "buildah", "systemd-run", "systemd-nspawn", "ns
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
 _SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
+_KEPT = "inputs.json"
 _NEVER = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL}
 """A kernel or a container that lets nobody observe; other errors pass."""
 CLOCK_REALTIME_COARSE = 5
@@ -85,6 +87,41 @@ class Observed(msgspec.Struct, frozen=True):
         known = [sorted(self.files.items()), sorted(self.folders.items()), bool(self.unobserved)]
         known += [sorted((path, wanted) for path, (wanted, _) in self.leads.items())] if self.leads else []
         return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """What a command read, as it ended: ``known``, and ``fixed``, by path, of what is to be examined beside the job."""
+
+    known: Observed = Observed()
+    fixed: dict[str, str] = {}
+
+    def digested(self, spec: EnvSpec, config: Config) -> Observed:
+        """All of it, once the files are hashed. Raises `DataError` when one is not as it was, or cannot be read."""
+        digests = Digests(spec, config, _PUBLISHING_SECONDS)
+        files = {**self.known.files, **{path: digests.of(path) for path in self.fixed}}
+        if reason := self.changed(spec):
+            raise DataError(reason)
+        if unread := [path for path, digest in files.items() if digest == "?"]:
+            raise DataError(f"{unread[0]}, which the command read, cannot be read")
+        return msgspec.structs.replace(self.known, files=files)
+
+    def changed(self, spec: EnvSpec) -> str:
+        """Which of ``fixed`` is not as it was; empty when none."""
+        changed = [path for path, was in self.fixed.items() if _fixed(spec, path) != was]
+        return f"{changed[0]}, which the command read, has changed since" if changed else ""
+
+    def keep(self, area: Path) -> None:
+        """In the folder ``area`` of the group that shows the result, for `kept`. Raises `OSError`."""
+        part = area / f"{_KEPT}.part"
+        part.write_bytes(msgspec.json.encode(self))
+        os.replace(part, area / _KEPT)
+
+    def kept(self, area: Path) -> Opened:
+        """It, or what is known of it by now."""
+        try:
+            return json_as((area / _KEPT).read_bytes(), Opened)
+        except FileNotFoundError:
+            return self
 
 
 class Digests:
@@ -225,6 +262,27 @@ def _opened(spec: EnvSpec, path: str) -> int:
         return os.open(beneath.shown(held), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if regular else -1
 
 
+def _fixed(spec: EnvSpec, path: str) -> str:
+    """What stays equal as long as a file's content does, at little cost: a digest of a small one, the state of a large
+    one. Empty where that says nothing, or it is no file."""
+    try:
+        if (fd := _opened(spec, path)) < 0:
+            return ""
+        with open(fd, "rb") as file:
+            if os.fstat(fd).st_size <= _TEXT:
+                return hashlib.sha256(file.read(_TEXT)).hexdigest()
+            return repr(state_of(fd)) if remembered.has_times(fd) else ""
+    except (OSError, ValueError):
+        return ""
+
+
+def _state(spec: EnvSpec, path: str) -> FileState | None:
+    try:
+        return state_of(spec.on_host(path))
+    except OSError:
+        return None
+
+
 class Observer:
     """Observes the command of ``spec``, which is run inside a ``with``; then `result` says what it read."""
 
@@ -278,38 +336,38 @@ class Observer:
             except DataError as exc:
                 self._failure = exc.message
 
-    def result(self) -> Observed:
+    def result(self) -> Opened:
         """Raises `DataError` when it is not known what the command read: by an accident, or because a file changed
-        after the command had opened it. Also to be called while the job runs: files are hashed now, and count only if
-        they are still as they were when the command ended."""
+        after the command had opened it. Slow digests, and the hashing of large files, are left for later."""
         if self._failure:
             raise DataError(self._failure)
         if self._opens is None or self.unobserved:
             if self._opens:
                 log.warning("what the command read is not known: %s; only its stated inputs count", self.unobserved)
-            return Observed(unobserved=self.unobserved)
+            return Opened(Observed(unobserved=self.unobserved))
         folders = self._folders(self._opens, self._found)
         names = itertools.chain(self._found, folders, *folders.values())
         if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
-            return Observed(unobserved="it read a file whose name is not UTF-8")
+            return Opened(Observed(unobserved="it read a file whose name is not UTF-8"))
         if max(len(self._found), sum(map(len, folders.values()))) > MAX_FILES:
             raise DataError(f"the command read more than {MAX_FILES} files that count")
+        fixed = {path: _fixed(self._spec, path) for path in self._found if path not in self._before}
         digests = Digests(self._spec, self._config, _PUBLISHING_SECONDS)
-        files = {path: digests.of(path) for path in self._found if path not in self._before}
+        files = {path: digests.of(path) for path, was in fixed.items() if not was}
         files |= {path: digests.of_text(path, data) for path, data in self._before.items()}
         for path, state in self._found.items():
-            if path not in self._before and self._state(path) != state:
+            if path not in self._before and _state(self._spec, path) != state:
                 raise DataError(f"{path} changed while the command ran")
-            if files[path] == "?":
+            if files.get(path) == "?":
                 raise DataError(f"{path}, which the command read, cannot be read")
-        return Observed(files, folders)
+        return Opened(Observed(files, folders), {path: was for path, was in fixed.items() if was})
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:
         out: dict[str, FileState] = {}
         for path, state in opens.seen.items():
             if not self._counts(path):
                 continue
-            now, is_written = self._state(path), state.file in opens.written
+            now, is_written = _state(self._spec, path), state.file in opens.written
             changed = now != state or (is_written and state.ctime >= self._began)
             changed = changed or state.mtime >= self._began > state.born  # by others, before or after it was opened
             if changed and (state.born >= self._began or (is_written and state.file not in opens.read)):
@@ -324,7 +382,7 @@ class Observer:
             if _BUILT.search(path):  # instead of its source, of which only the time was compared
                 raise DataError(f"{path} is left from an earlier build; remove the results of that")
             source = _BYTE_CODE.sub(r"\1.py", path)
-            if source != path and (origin := self._state(source)):
+            if source != path and (origin := _state(self._spec, source)):
                 out.setdefault(source, opens.seen.get(source, origin))
             else:
                 out[path] = state
@@ -334,12 +392,6 @@ class Observer:
         roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECT)
         below = [folder for folder in opens.folders if (folder + "/").startswith(roots) and self._counts(folder + "/.")]
         return {folder: names for folder in below if (names := _sources(self._spec, folder))}
-
-    def _state(self, path: str) -> FileState | None:
-        try:
-            return state_of(self._spec.on_host(path))
-        except OSError:
-            return None
 
     def _counts(self, path: str) -> bool:
         if path.startswith(self._excluded) and not path.startswith(_SHARED_MEMORY):

@@ -24,7 +24,7 @@ from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.env import layer, place, publication, quarantine, scan, users
 from bootseer.env import lock as locks
-from bootseer.env.inputs import Observed
+from bootseer.env.inputs import Opened
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotWritableError, doing
@@ -68,8 +68,8 @@ class GroupRecord(Record, kw_only=True):
     """Nothing changes ``upper`` any more: the job writes to ``top``."""
     publisher: str = ""
     """The process (`users.named`) that publishes what is in ``upper``."""
-    inputs: Observed = Observed()
-    """What the command read besides what its key states."""
+    inputs: Opened = Opened()
+    """What the command read besides what its key states; see `Group.inputs`."""
     marks: str = ""
     """What the writable directories held when the targets showed the result; empty before. See `Group.untouched`."""
 
@@ -89,6 +89,11 @@ class Group:
     @property
     def area(self) -> Path:
         return Path(self.record.area)
+
+    @property
+    def inputs(self) -> Opened:
+        """What is known by now of what the command read, and of what its result leads to."""
+        return self.record.inputs.kept(self.area)
 
     @property
     def upper(self) -> Path:
@@ -393,7 +398,7 @@ def new_group(
         users=mine,
     )
     if found:
-        record.tree, record.mark, record.inputs = found.tree, quarantine.mark_of(found), found.inputs
+        record.tree, record.mark, record.inputs = found.tree, quarantine.mark_of(found), Opened(found.inputs)
     group = Group(record, Path(config.state_dir).absolute(), mine)
     group.save()
     try:

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 from bootseer.config import Config
 from bootseer.env import users
-from bootseer.env.inputs import Observed
+from bootseer.env.inputs import Opened
 from bootseer.env.key import KeyDocument
 from bootseer.env.scan import Changes
 from bootseer.env.spec import EnvSpec
@@ -56,7 +56,7 @@ class End(NamedTuple):
     """The command has succeeded. ``changes`` of each target, where it wrote to the targets themselves; ``began``: when
     the command did (ns)."""
 
-    inputs: Observed
+    inputs: Opened
     began: int
     seconds: float
     changes: list[Changes]

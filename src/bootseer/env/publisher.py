@@ -29,6 +29,7 @@ from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
 from bootseer.env import layer, leads, place, pyc, scan, snapshots
 from bootseer.env.contents import Contents, File, read_layers
+from bootseer.env.inputs import Opened
 from bootseer.env.publication import Begin, End
 from bootseer.env.publish import Made, publish
 from bootseer.env.unpack import undoing
@@ -140,6 +141,7 @@ class Work:
         if not self._may_publish:
             return False, "not published: snapshots must be signed here, and no sign_key is set"
         faults.point("env.publish.before-capture")
+        read = end.inputs.digested(self._spec, begin.config)  # at once: the job may write to these files
         layers = self._staged(end) if end.changes else Path(begin.area, "upper")
         compiled = self._work / "compiled"
         for number, target in enumerate(self._spec.targets):
@@ -154,8 +156,10 @@ class Work:
         faults.point("env.publish.before-tree")
         ref = self._tree.seal(self._contents.seal(found.items, found.entries), self._contents.dead())
         rows = [layer.merged(begin.base[number], found.own, number) for number in targets]
-        read = lambda name, most: _head(layers / name, most)  # noqa: E731
-        seen = leads.added(self._spec, begin.config, end.inputs, found.own, read, end.began)
+        head = lambda name, most: _head(layers / name, most)  # noqa: E731
+        seen = leads.added(self._spec, begin.config, read, found.own, head, end.began)
+        if begin.area:
+            Opened(seen).keep(Path(begin.area))
         made = Made(
             inputs=seen,
             tree=ref,

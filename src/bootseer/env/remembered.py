@@ -29,6 +29,11 @@ the clock of the file's server, from which this node's may be off by minutes."""
 _OWN_TIMES = {0xEF53, 0x58465342, 0x9123683E, 0x6969}  # ext, xfs, btrfs, NFS; a mapping in tmpfs changes none
 
 
+def has_times(fd: int) -> bool:
+    """Whether the kernel keeps the times of the file that ``fd`` has open. Raises `OSError`."""
+    return libc.file_system(fd)[0] in _OWN_TIMES
+
+
 def fact(config: Config | None, fd: int, kind: str, find: Callable[[], str]) -> str:
     """The fact ``kind`` of the regular file that ``fd`` has open: what ``find`` says, or said of it before. It has one
     line. Without ``config`` nothing is remembered. Raises what ``find`` raises."""
@@ -37,9 +42,9 @@ def fact(config: Config | None, fd: int, kind: str, find: Callable[[], str]) -> 
     if config is None or now - max(found.st_mtime, found.st_ctime) <= _SETTLED:
         return find()
     try:
-        kept_by, number = libc.file_system(fd)
-        if kept_by not in _OWN_TIMES:
+        if not has_times(fd):
             return find()
+        number = libc.file_system(fd)[1]
         folder = private_folder(Path(config.cache_dir), sub=_FOLDER)
     except (BootseerError, OSError):
         return find()

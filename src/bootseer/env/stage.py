@@ -87,7 +87,7 @@ class _Stage:
                 with locks.groups_locked(Path(self.config.state_dir)):
                     group = self._standing()
                 if group:
-                    reason = hit("already in place on this node", group.record.inputs)
+                    reason = hit("already in place on this node", group.inputs.known)
                     return self._result(Outcome.RESTORED_MOUNT, reason, mounts=[group])
             except overlay.InUseError:
                 raise
@@ -150,9 +150,12 @@ class _Stage:
             record, who, untouched = group.record, group.in_use, group.untouched
             same = record.key == self.key and record.targets == list(spec.targets)
             same = same and (group.made or 0.0) >= spec.since
-            if same and (reason := leads.difference(spec, inputs.Digests(spec, self.config), record.inputs)):
-                log.info("%s", reason)
-                same = False
+            if same:
+                read = group.inputs
+                known = inputs.Digests(spec, self.config)
+                if reason := read.changed(spec) or leads.difference(spec, known, read.known):
+                    log.info("%s", reason)
+                    same = False
             if same and group.intact and (untouched or (who and record.marks)):
                 if not untouched:
                     log.warning("%s was changed since; it is shared as it is, %s uses it", group.mounted[0], who)
