@@ -13,7 +13,7 @@ import pytest
 from bootseer.env import overlay, users
 from support.waits import until
 
-pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
 POINTS = [
     "env.publish.early",
@@ -60,7 +60,7 @@ def test_a_publication_killed_at_any_step_hurts_nobody(tmp_path: Path, point: st
 
     def released(home: Path) -> None:
         for group in overlay.groups(home / "state"):
-            until(lambda group=group: not users.alive([group.record.publisher or "0:0"]), 30)
+            until(lambda group=group: not users.alive([group.record.publisher or "0:0"]), 200)
             group.unmount()
             assert not group.area.exists()
         left = [path.name for path in (home / "work").iterdir() if path.name.startswith(".bootseer-")]
@@ -74,9 +74,9 @@ def test_a_publication_killed_at_any_step_hurts_nobody(tmp_path: Path, point: st
     subprocess.run(["rm", "-rf", str(home / "work/env")], check=True)
     outcome, home = node("one")
     assert outcome == (f"restored-{restore}" if whole else "ran-and-publishing")
-    until(lambda: not list((home / "work").glob(".bootseer-*")), 60)  # in which the publication stages, without mounts
+    until(lambda: not list((home / "work").glob(".bootseer-*")), 200)  # in which the publication stages, without mounts
     released(home)
-    until(lambda: bool(list(store.glob("env/snapshots/*/*.json"))), 60)
+    until(lambda: bool(list(store.glob("env/snapshots/*/*.json"))), 200)
     subprocess.run(["rm", "-rf", str(home / "work/env")], check=True)
     assert node("one")[0] == f"restored-{restore}"
     released(home)
