@@ -23,6 +23,7 @@ from bootseer.kernel import mount
 from support import hadoop, needs
 from support.hadoop import HadoopCluster
 from support.registry import DockerRegistry
+from support.waits import until
 
 LONGEST_FIRST = ("store", "cluster", "chaos", "node", "unit")
 """The suites, in the order of their start."""
@@ -165,7 +166,12 @@ def place() -> Iterator[Path]:
     yield path
     for entry in reversed(mount.below(path)):
         mount.unmount(entry.target, lazy=True, force=True)
-    shutil.rmtree(path)
+
+    def gone() -> bool:  # a server may still store or remove its last recording there
+        shutil.rmtree(path, ignore_errors=True)
+        return not path.exists()
+
+    until(gone, 10)
 
 
 # -- nothing stays behind ----------------------------------------------------------------------------------------------
