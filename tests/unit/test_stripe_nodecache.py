@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -242,6 +243,17 @@ def test_what_somebody_changes_while_it_is_compared_is_found_later(fs, folder):
     with reader(fs, folder) as two:
         assert two.read() == DATA
         assert two.fetched == [9]
+
+
+def test_damage_in_a_cache_that_can_only_be_read_is_reported(fs, folder, monkeypatch):
+    warm(fs, folder)
+    damage(folder, 9)
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert check.check(folder, part(folder)).bad == [9]
 
 
 def test_a_note_of_what_was_compared_may_be_damaged_itself(fs, folder, caplog):

@@ -83,7 +83,8 @@ def check(
         folder = cache_dir / "blocks" / part.map
         _check_blocks(found, folder, blocks, [tree / "meta" for tree in folders], progress)
         if found.bad:
-            (folder / COMPARED).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of a cache that can only be read, the note stays
+                (folder / COMPARED).unlink()
         if repair and found.bad:
             _repair(found, folder, blocks, fetch)
     elif part.map:
