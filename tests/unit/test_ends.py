@@ -206,8 +206,9 @@ def test_programs_end_in_other_stores(elsewhere):
 LATE = {
     "a handler from before us": "files = []\natexit.register(lambda: files[0].close())\n"
     "f = binary(); files.append(f); f.write(HALF)",
-    "a thread when another has failed": "def run():\n    with fsspec.open(url, 'wb') as f:\n        f.write(HALF)\n"
-    "        time.sleep(0.5)\nthreading.Thread(target=run).start(); time.sleep(0.1); 1 / 0",
+    "a thread when another has failed": "said = threading.Event()\ndef run():\n"
+    "    with fsspec.open(url, 'wb') as f:\n        f.write(HALF); said.set(); time.sleep(0.5)\n"
+    "threading.Thread(target=run).start(); said.wait(60); 1 / 0",
 }
 
 
