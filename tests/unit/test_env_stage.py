@@ -711,8 +711,9 @@ def test_nodes_with_inputs_of_their_own_do_not_take_turns(
     caplog.set_level(logging.INFO)
     at_once = threading.Barrier(4)
 
-    def observed(self: inputs.Observer) -> inputs.Observed:
-        return inputs.Observed({"/job/conf": inputs.Digests(self._spec, self._config).of("/job/conf")})
+    def observed(self: inputs.Observer) -> inputs.Opened:
+        digest = inputs.Digests(self._spec, self._config).of("/job/conf")
+        return inputs.Opened(inputs.Observed({"/job/conf": digest}))
 
     monkeypatch.setattr(inputs.Observer, "result", observed)
 
