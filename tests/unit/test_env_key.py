@@ -490,3 +490,10 @@ def test_a_long_script_takes_as_long_as_its_size_asks_for(folder: Path) -> None:
     document = key.build(spec(folder, command=("bash", "setup.sh"), environ={"A": "1", "B": "2"}))
     assert time.process_time() - began < 10
     assert set(document.env) == {"B"}
+
+
+def test_a_variable_that_is_set_in_too_many_places_counts():
+    """Each place is looked at with all that stands before it: a script of a megabyte of them took minutes."""
+    often = "if a; then\nV=1\nfi\n" * 500
+    assert variables.counted([f"V=2\n{often}echo $V"], {"V": "3"}, all_tools=False) == set()
+    assert variables.counted([f"{often}V=2\necho $V"], {"V": "3"}, all_tools=False) == {"V"}

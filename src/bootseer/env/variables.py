@@ -6,6 +6,7 @@ What differs from start to start (of a shell, a job of Slurm, a rank) does not c
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ _USED = re.compile(
     r"\$\{?[!#]?([A-Za-z_]\w*)|\b(?:environ(?:\.get)?\s*[\[(]|getenv\s*\(|process\.env[.\[])\s*[\"']?([A-Za-z_]\w*)"
 )
 _SET = r"(?m)(?:^|;[ \t]*)(?:export[ \t]+|readonly[ \t]+)?{name}=|\bfor[ \t]+{name}[ \t]+in\b"
+_SETS = 100
 _BLOCKS = (("if", "fi"), ("case", "esac"), ("do", "done"))
 _OF_ONE_START = re.compile(
     r"HOME|PWD|OLDPWD|USER|LOGNAME|E?UID|GROUPS|HOST(?:NAME)?|PATH|SHELL|TERM|IFS|PS\d|REPLY|_|TE?MP(?:DIR)?|TMPDIR|S?RANDOM"
@@ -83,8 +85,9 @@ def tools_in(text: str) -> set[str]:
 
 
 def _is_set(text: str, name: str, end: int) -> bool:
-    """Whether the script surely sets it before the place ``end``: outside of all blocks."""
-    for found in re.compile(_SET.format(name=name)).finditer(text, 0, end):
+    """Whether the script surely sets it before the place ``end``: outside of all blocks. Of a variable that is set more
+    often than `_SETS` times nobody looks further, and it counts."""
+    for found in itertools.islice(re.compile(_SET.format(name=name)).finditer(text, 0, end), _SETS):
         before = re.sub(r"\$\{[^}\n]*\}|#.*", "", text[: found.start()])
         blocks = all(len(re.findall(rf"\b{a}\b", before)) == len(re.findall(rf"\b{b}\b", before)) for a, b in _BLOCKS)
         if blocks and before.count("{") == before.count("}") and before.count("(") == before.count(")"):
