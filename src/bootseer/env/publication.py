@@ -72,9 +72,9 @@ _running: set[Publication] = set()
 class Publication:
     """The process; its ``begin`` and ``go_on`` messages are those of `publisher`. Raises `BootseerError`, `OSError`."""
 
-    def __init__(self, begin: Begin, state_dir: Path) -> None:
+    def __init__(self, begin: object, state_dir: Path, program: tuple[str, ...] = PROGRAM) -> None:
         self.log = private_folder(state_dir, sub="env") / "publications.log"
-        self._why = ""
+        self._why, self._program = "", program
         self._failed: OSError | None = None
         self._messages = os.memfd_create("publication", os.MFD_CLOEXEC)  # a pipe would make us wait for who reads it
         self._tell(begin)
@@ -98,7 +98,7 @@ class Publication:
             os.setpriority(os.PRIO_PROCESS, 0, 19)
         try:
             self._process = subprocess.Popen(
-                (*PROGRAM, str(self._messages)),
+                (*self._program, str(self._messages)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -114,7 +114,7 @@ class Publication:
         """Names the process for others, as `users` does."""
         return next(iter(users.named([self._process.pid])), "")
 
-    def go_on(self, end: End) -> str:
+    def go_on(self, end: object) -> str:
         """The command has succeeded, and what it made is frozen. Why nothing comes of it, or empty."""
         assert self._process.stdin
         try:
@@ -127,7 +127,7 @@ class Publication:
             _running.add(self)
         return self._why
 
-    def _tell(self, message: Begin | End) -> None:
+    def _tell(self, message: object) -> None:
         with open(self._messages, "wb", closefd=False) as file:
             pickle.dump(message, file)
 

@@ -194,19 +194,25 @@ def _head(path: Path, most: int) -> bytes:
         return file.read(most)
 
 
-def main() -> int:
+def entered(name: str) -> tuple[io.BytesIO, int]:
+    """What this process, a `Publication`, was told by now, and the descriptor of its answer."""
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     )
-    background.call_it("bootseer-env")
+    background.call_it(name)
     bounds.be_ended_early(_SCORE)
     bounds.limit_memory()
     fd, answer = int(sys.argv[1]), os.dup(1)
     os.dup2(2, 1)
-    messages = io.BytesIO(os.pread(fd, os.fstat(fd).st_size, 0))
-    begin: Begin = pickle.load(messages)
     signal.signal(signal.SIGTERM, _cancelled)
     signal.signal(signal.SIGIO, signal.SIG_IGN)  # of who opens a file while we look whether somebody has
+    return io.BytesIO(os.pread(fd, os.fstat(fd).st_size, 0)), answer
+
+
+def main() -> int:
+    messages, answer = entered("bootseer-env")
+    fd = int(sys.argv[1])
+    begin: Begin = pickle.load(messages)
     try:
         with contextlib.ExitStack() as stack:
             work = Work(begin)

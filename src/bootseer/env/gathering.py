@@ -1,0 +1,228 @@
+"""The gathering: the process that makes the next generation of a cache beside the job (`generation.Held.capture`).
+
+Every entry that is on this node, and every one of the newest generation that is not, but for those that nobody has used
+for long, and those beyond the limits. Where all that is here is in that generation already, nothing is written. What
+the job changes meanwhile is looked at again; what it is just writing waits for the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from bootseer import faults
+from bootseer.blocks import tree
+from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.tree import TreeWriter
+from bootseer.chunks.blockmap import DEFAULT_BLOCK
+from bootseer.env import cachekinds, generation, layer, manifest, scan, snapshots
+from bootseer.env.contents import Contents, File
+from bootseer.env.generation import USED, Gather
+from bootseer.env.inventory import Entry, sort_key
+from bootseer.env.layer import Item
+from bootseer.env.publish import Made, publish
+from bootseer.env.publisher import entered
+from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.kernel import beneath
+from bootseer.kernel.removal import discard_tree
+from bootseer.objects import Store, open_store, signature
+
+log = logging.getLogger(__name__)
+
+_FRESH = 2.0
+"""Seconds without a change before a file counts as written."""
+_TRIES = 5
+_MANY, _PAUSE = 20, 600
+"""After so many generations there is one in so many seconds: some programs name entries anew at each start."""
+_NOTHING = "nothing is new"
+_PACK = 16 << 20
+
+
+def gather(told: Gather) -> tuple[bool, str]:
+    """(published, why not). Raises `BootseerError`, `OSError` when it could not be."""
+    config = told.config
+    if not config.sign_key and (config.verify_key or config.require_signature):
+        return False, "not published: generations must be signed here, and no sign_key is set"
+    store = open_store(told.store_url)
+    for number in range(_TRIES):
+        work = Path(tempfile.mkdtemp(prefix="publication-", dir=told.work))
+        try:
+            return _Union(told, store, work).publish()
+        except (_LateError, DataError, NotFoundError) as exc:
+            if number == _TRIES - 1:
+                raise
+            log.info("%s; once more", exc)
+            time.sleep(_FRESH)
+        finally:
+            discard_tree(work)
+    raise AssertionError
+
+
+class _LateError(BootseerError):
+    """Another node made the generation of this number."""
+
+
+class _Union:
+    def __init__(self, told: Gather, store: Store, work: Path) -> None:
+        self._told, self._store, self._work, self._cache = told, store, work, told.cache
+        self._document = told.cache.document
+        found = generation.generations(store, self._document.key, told.config)
+        self._older = found[1:]
+        self._last = found[0] if found else None
+        self._number = (generation.number_of(self._last) if self._last else 0) + 1
+        self._listed: dict[str, Entry] = {}
+        if self._last:
+            listed = snapshots.entries(store, self._last)
+            self._listed = {one.inner: one for one in listed if one.kind in "fh" and cachekinds.is_entry(one.inner)}
+
+    def publish(self) -> tuple[bool, str]:
+        view, last = Path(self._told.view), self._work / "last"
+        here = dict(scan.walk(view / "0"))
+        files = {path: status for path, status in here.items() if self._is_whole(path, status)}
+        changed = {path for path in self._told.changed if not _same(self._listed.get(path), files.get(path))}
+        own = {path for path in files if path not in self._listed or path in changed}
+        if not own:
+            return False, _NOTHING
+        if self._last and self._number > _MANY and time.time() - self._last.created < _PAUSE:
+            return False, f"not published: generation {self._number - 1} is younger than {_PAUSE} s"
+        others = {path for path, one in self._listed.items() if path not in own and not _same(one, files.get(path))}
+        used = self._used(own)
+        kept = self._kept(used, {path: self._size(path, files) for path in used})
+        if others & kept:
+            assert self._last
+            tree.extract(self._store, self._last.tree, last)
+        places = {path: last if path in others else view for path in kept}
+        for path in kept:
+            for above in scan.above(path):
+                places.setdefault(above, view if stat.S_ISDIR(_mode(here, above)) else last)
+        faults.point("env.gather.before-build")
+        entries, ref = self._tree(places, used)
+        if own.isdisjoint(one.inner for one in entries):
+            return False, _NOTHING
+        made = Made(generation.named(self._number), ref, entries, [""], [""], 0.0)
+        faults.point("env.gather.before-manifest")
+        if not publish(self._store, self._document, made, None, lambda: None, self._told.config.sign_key):
+            raise _LateError(f"another node made generation {self._number}")
+        log.info("generation %d: %d entries, %d new; %d went", self._number, len(kept), len(own), len(used) - len(kept))
+        self._drop()
+        return True, ""
+
+    def _is_whole(self, path: str, status: os.stat_result) -> bool:
+        written = stat.S_ISREG(status.st_mode) and time.time() - status.st_ctime > _FRESH
+        return cachekinds.is_entry(path) and (written or (path in self._listed and stat.S_ISREG(status.st_mode)))
+
+    def _used(self, own: set[str]) -> dict[str, int]:
+        """When each entry was last used, but for those that are to go because that is long ago."""
+        used = {path: _number(one) or self._number - 1 for path, one in self._listed.items()}
+        used |= dict.fromkeys(own | (set(self._told.used) & used.keys()), self._number)
+        return {path: last for path, last in used.items() if self._number - last <= self._cache.generations}
+
+    def _size(self, path: str, files: Mapping[str, os.stat_result]) -> int:
+        return files[path].st_size if path in files else self._listed[path].size
+
+    def _kept(self, used: Mapping[str, int], sizes: Mapping[str, int]) -> set[str]:
+        """What the limits allow, the last used first."""
+        kept, left = set[str](), self._cache.most_bytes
+        for path in sorted(used, key=lambda path: (-used[path], sizes[path], path))[: self._cache.most_files]:
+            left -= sizes[path]
+            if left < 0:
+                log.warning("the cache is beyond its limit, %d bytes: %s goes", self._cache.most_bytes, path)
+                break
+            kept.add(path)
+        return kept
+
+    def _tree(self, places: Mapping[str, Path], used: Mapping[str, int]) -> tuple[list[Entry], tree.TreeRef]:
+        keys = signature.trusted_keys(self._told.config)
+        trees = [self._last.tree] if self._last else []
+        trees += [one for one in snapshots.newest_trees(self._store, self._document, keys) if one not in trees]
+        known = KnownBlocks.of_trees(self._store, trees, DEFAULT_BLOCK)
+        with contextlib.ExitStack() as stack:
+            roots = {root: stack.enter_context(beneath.folder(root)) for root in set(places.values())}
+            writer = stack.enter_context(TreeWriter(self._store, self._work, known=known, pack_limit=_PACK))
+            contents, secrets = Contents(writer.packs), list[tuple[str, str]]()
+            while True:
+                found = [self._item(path, root, roots[root]) for path, root in places.items()]
+                items = sorted((item for item in found if item), key=lambda item: sort_key(item.path))
+                first = layer.firsts(items)
+                files = [File(roots[item.base], item.path, item.status) for item in first.values()]
+                if not (secrets := contents.finish(files)):
+                    break
+                for path, what in secrets:
+                    log.warning("%s is no part of the cache: %s in it", path, what)
+                places = {path: root for path, root in places.items() if path not in dict(secrets)}
+            faults.point("env.gather.before-tree")
+            entries = layer.entries_of(items, first, contents.digest)
+            ref = writer.seal(contents.seal(items, entries), contents.dead())
+        noted = [
+            msgspec.structs.replace(one, xattrs={USED: str(used[one.inner]).encode()}) if one.inner in used else one
+            for one in entries
+        ]
+        return noted, ref
+
+    def _item(self, path: str, root: Path, fd: int) -> Item | None:
+        """None for what went away meanwhile."""
+        name = f"0/{path}" if path else "0"
+        try:
+            with beneath.parent(fd, name) as (folder, inner):
+                found = os.stat(inner, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        return Item(name, root, _owned(found, self._cache.owner), {})
+
+    def _drop(self) -> None:
+        """The generations before the last one: it may just be restored elsewhere."""
+        kept = {self._last.inventory} if self._last else set[str]()
+        for one in self._older:
+            self._store.delete(manifest.manifest_key(one.name))
+            self._store.delete(manifest.index_key(one))
+            if one.inventory not in kept:
+                self._store.delete(manifest.inventory_key(one.inventory))
+
+
+def _mode(here: Mapping[str, os.stat_result], path: str) -> int:
+    return here[path].st_mode if path in here else 0 if path else stat.S_IFDIR
+
+
+def _number(one: Entry) -> int:
+    text = one.xattrs.get(USED, b"")
+    return int(text) if text.isdigit() and len(text) <= 12 else 0
+
+
+def _same(one: Entry | None, status: os.stat_result | None) -> bool:
+    return bool(one and status and (one.size, one.mtime_ns) == (status.st_size, status.st_mtime_ns))
+
+
+def _owned(found: os.stat_result, owner: tuple[int, int]) -> os.stat_result:
+    """As it is, but the owner's, and without rights."""
+    rows = list(found[:10])
+    rows[0] = found.st_mode & ~0o7022 | (0o700 if stat.S_ISDIR(found.st_mode) else 0o600)
+    rows[4:6] = owner
+    return os.stat_result(rows, {name: getattr(found, name) for name in dir(found) if name.startswith("st_")})
+
+
+def main() -> int:
+    messages, answer = entered("bootseer-cache")
+    told: Gather = pickle.load(messages)
+    os.read(0, 1)
+    try:
+        done, why = gather(told)
+    except (BootseerError, OSError) as exc:
+        done, why = False, f"not published: {exc}"
+    log.info("cache %s: %s", told.cache.document.key[:12], "published" if done else why)
+    with contextlib.suppress(OSError):  # nobody waits for it
+        os.write(answer, b"published" if done else why.encode(errors="replace"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
