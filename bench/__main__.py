@@ -89,6 +89,7 @@ def main() -> int:
             prepare(chosen)
         except subprocess.CalledProcessError as exc:
             return exc.returncode
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has byte code
     os.environ["PATH"] = f"{PYTHON.parent}:{os.environ['PATH']}"
     os.chdir(ROOT)
     program = f"import runpy, sys; sys.argv[0] = 'bench {name}'; runpy.run_module('{chosen.module}', {{}}, '__main__')"
