@@ -16,6 +16,8 @@ NODE_RANKS = (
 )
 """Of a node: torchrun sets GROUP_RANK, Kubernetes JOB_COMPLETION_INDEX; mpirun, which starts one `bootseer run` on each
 node, the rank of that."""
+NODES = ("BOOTSEER_NODES", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE")
+"""How many nodes there are."""
 _MOST = (1 << 31) - 1
 
 

@@ -91,7 +91,7 @@ def run(
     import os
     import time
 
-    from bootseer import env
+    from bootseer import env, ranks
     from bootseer.errors import ConfigError
     from bootseer.kernel import background
 
@@ -117,6 +117,8 @@ def run(
         snapshot=snapshot,
         background=beside and _outlived(),
         wait=wait,
+        nodes=ranks.first(os.environ, ranks.NODES) or 0,
+        rank=ranks.first(os.environ, ranks.NODE_RANKS) or 0,
     )
     config = settings(store)
     if dry_run:

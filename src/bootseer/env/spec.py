@@ -71,8 +71,9 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     wait: float = 1800.0
     """Longest wait, in seconds, for another node that runs the same command; it ends when that node is seen no more."""
     nodes: int = 0
-    """How many nodes start together; 0: nobody said. Among few a node runs the command when another one's result would
-    come later."""
+    """How many nodes start together; 0: nobody said."""
+    rank: int = 0
+    """The number of this one. See `wager` for when it runs the command though another one does."""
     caller: int = 0
     """Process that uses the targets when this one has ended, such as the script that ran `bootseer env run`."""
     job: str = ""

@@ -123,7 +123,7 @@ class _Stage:
                         work=work,
                         seconds=wait,
                         settled=settled,
-                        waits=lambda told: wager.waits(told, spec.nodes),
+                        waits=lambda told: wager.waits(told, spec.nodes, spec.rank),
                     )
                 if result := self._restored(look, unpacking):
                     return result

@@ -8,19 +8,20 @@ from __future__ import annotations
 from bootseer.objects.lease import Progress
 
 FEW = 3
-"""Nodes of a start that may all ask the package index at once. With more, that is the bottleneck: one asks alone, as
-each one more would take at least as long to be served as what it waits for takes to be stored."""
+"""Nodes that may ask the package index at once: with more, that is the bottleneck."""
 LEAST = 1.0
 """Seconds for which nobody gives up a wait."""
 
 
-def waits(told: Progress, nodes: int) -> bool:
-    """Whether to wait on. ``nodes``: how many the start has; 0, which nobody knows, counts as many.
+def waits(told: Progress, nodes: int, rank: int) -> bool:
+    """Whether node ``rank`` is to wait on. ``nodes``: how many the start has; 0, which nobody knows: it waits.
 
-    What is left of the publication is compared with the command as a whole, so that a node is never later than by the
-    smaller of both. Before anything was sent, as much is left as it took so far.
+    What is left of the publication is compared with the command as a whole. Where that is shorter, the first ``FEW``
+    nodes run it, the next ones when these have had the time for it, and so on: a node is never later than it would be
+    with the result, and at most by two commands later than its turn. Before anything was sent, as much is left as it
+    took so far.
     """
-    if not 0 < nodes <= FEW:
+    if not 0 <= rank < nodes:
         return True
     left = told.left / told.rate if told.rate else told.since
-    return left <= max(told.elapsed, LEAST)
+    return left <= max(told.elapsed, LEAST) or told.since < rank // FEW * told.elapsed

@@ -16,7 +16,6 @@ import msgspec
 from bootseer import ranks
 from bootseer.errors import ConfigError
 
-_NODES = ("BOOTSEER_NODES", "GROUP_WORLD_SIZE", "SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -99,7 +98,7 @@ def identify(job: str, environ: Mapping[str, str] | None = None) -> Identity:
         cycle=_number(env, ("BOOTSEER_CYCLE",)) + restarts,
         node=_name("node", env.get("BOOTSEER_NODE") or env.get("SLURMD_NODENAME") or socket.gethostname()),
         rank=_number(env, ranks.NODE_RANKS),
-        nodes=_number(env, _NODES),
+        nodes=_number(env, ranks.NODES),
         nodelist=env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "",
         restarts=restarts,
     )

@@ -225,6 +225,7 @@ class _Node:
             snapshot=table.enabled,
             wait=table.wait,
             nodes=self.identity.nodes,
+            rank=self.identity.rank,
             job=self.job.job.name,
         )
 
