@@ -99,24 +99,22 @@ class Contents:
         self._writer = erofs.Writer(sink, align=ALIGN)
         self._scan = SecretScan()
         self._placed: dict[State, tuple[Node, str]] = {}
-        self._compiled: set[str] = set()
         self._times: dict[str, tuple[bytes, bytes]] = {}
         """Of sources: what byte code says of one, and is to say."""
         self._aside = Node(stat.S_IFDIR, Attrs(0o700))
         self._suspects: list[File] = []
         self._early: set[str] = set()
+        """Paths of which something was placed early, or may not be."""
         self._left_out: set[str] = set()
         self.placed_bytes = 0
 
     def early(self, files: Iterable[File], before: float) -> Iterator[None]:
         """Place those of ``files``, all there are, that last changed before then, while the command still runs, unit by
         unit, with a pause after each. Of a path that has changed since it was placed nothing is placed early again."""
-        files = list(files)
-        self._compiled = {source for file in files if (source := _source_of(file.path))}
         for unit in _units(files):
-            if all(file.status.st_ctime < before for file in unit):
-                self._unit([file for file in unit if file.path not in self._early], early=True)
-                self._early.update(file.path for file in unit)
+            left = [file for file in unit if file.path not in self._early]
+            if left and all(file.status.st_ctime < before for file in unit):
+                self._unit(left, early=True)
                 yield
 
     def finish(self, files: Sequence[File]) -> list[tuple[str, str]]:
@@ -124,13 +122,16 @@ class Contents:
         all is placed. Raises `DataError` when one changes meanwhile, `OSError`."""
         for path in self._early - {file.path for file in files}:
             self._scan.forget(_below_target(path))
-        self._compiled = {source for file in files if (source := _source_of(file.path))}
         for unit in _units(files):
             self._unit(unit)
         if found := list(self._scan.findings()):
             return found
         for file in self._suspects:  # a wheel from an index brought them
             self._place(file, believed=True)
+        compiled = {_source_of(file.path) for file in files}
+        for file in files:
+            if file.path in compiled and (known := self._times.get(file.path)):
+                self._placed[state_of(file.status)][0].mtime_ns = _mtime_ns(known[1])
         return []
 
     def digest(self, status: os.stat_result) -> str:
@@ -177,9 +178,9 @@ class Contents:
             self._suspects.clear()  # looked at again in the end
 
     def _place(self, file: File, *, believed: bool = False, early: bool = False) -> None:
-        state, size = state_of(file.status), file.status.st_size
-        if state in self._placed:
-            return  # another name of it
+        state, size, source = state_of(file.status), file.status.st_size, _source_of(file.path)
+        if state in self._placed or (early and source and source not in self._times):
+            return  # another name of it; or byte code before its source
         fd = beneath.open_regular(file.path, root=file.root)
         try:
             _check(fd, file)
@@ -191,27 +192,27 @@ class Contents:
             path = _below_target(file.path)
             if not binary and not believed and self._scan.look(path, [data] if data else _windows(fd)):
                 self._suspects.append(file)
+                self._early.add(file.path)
+                self._times.pop(file.path, None)
                 return
             pieces: Iterable[erofs.Buffer | erofs.Hole] = [data]
             if len(data) < size or file.status.st_blocks * 512 < size:
                 pieces = erofs.contents(fd, file.status)
+            if early:
+                self._early.add(file.path)
             attrs = erofs.attributes(file.status, fd, self._left_out, os.fsencode(path))
-            if file.path in self._compiled and not believed and len(data) == size:
-                seconds = _SINCE + int.from_bytes(blake3(data).digest(4), "little") % _SPAN
-                self._times[file.path] = _header(int(file.status.st_mtime), size), _header(seconds, size)
-                attrs = attrs._replace(mtime_ns=seconds * 10**9)
-            elif source := _source_of(file.path):
-                if early and source in self._compiled and source not in self._times:
-                    return
-                said, says = self._times.get(source, (b"", b""))
-                if said and data.startswith(said, 4):
-                    pieces = [data[:4] + says + data[4 + len(says) :]]
+            said, says = self._times.get(source, (b"", b""))
+            if said and data.startswith(said, 4):
+                pieces = [data[:4] + says + data[4 + len(says) :]]
             node = self._writer.add_file(b"file", attrs, size, _hashed(pieces, hasher) if size else (), at=self._aside)
             _check(fd, file)
         finally:
             os.close(fd)
         self._placed[state] = node, str(hasher.hexdigest())
         self.placed_bytes += size
+        if file.path.endswith(".py") and len(data) == size and not believed:
+            seconds = _SINCE + int.from_bytes(hasher.digest(4), "little") % _SPAN
+            self._times[file.path] = _header(int(file.status.st_mtime), size), _header(seconds, size)
 
 
 def _check(fd: int, file: File) -> None:
@@ -235,6 +236,11 @@ def _source_of(path: str) -> str:
 def _header(mtime: int, size: int) -> bytes:
     """What byte code says of its source, behind its first four bytes (PEP 552)."""
     return struct.pack("<III", 0, mtime & 0xFFFFFFFF, size & 0xFFFFFFFF)
+
+
+def _mtime_ns(header: bytes) -> int:
+    """The time in a `_header`."""
+    return int(struct.unpack("<III", header)[1]) * 10**9
 
 
 def _below_target(path: str) -> str:

@@ -33,7 +33,7 @@ from bootseer.env.inputs import Opened
 from bootseer.env.publication import Begin, End
 from bootseer.env.publish import Made, publish
 from bootseer.env.unpack import undoing
-from bootseer.errors import BootseerError, ConfigError, DataError
+from bootseer.errors import BootseerError, ConfigError, DataError, FullError, NotWritableError, UnavailableError
 from bootseer.folders import private_folder
 from bootseer.kernel import background, beneath, bounds
 from bootseer.kernel.removal import discard_tree
@@ -41,9 +41,9 @@ from bootseer.objects import lease, open_store, signature
 
 log = logging.getLogger(__name__)
 
-_SETTLED = 1.0
-"""Seconds without a change after which a file counts as finished."""
-_ROUND, _SHARE = 0.5, 10.0
+_SETTLED = 0.2
+"""Seconds without a change after which a file counts as finished. What changes later was stored in vain, once."""
+_ROUND, _SHARE = 0.2, 10.0
 """Seconds between two looks for such files; at least so many times what the look took."""
 _SCORE = 1000
 """Of the kernel's killer of processes: nobody loses anything by the end of this one, and the job is beside it."""
@@ -59,11 +59,19 @@ class Work:
         self._stack = contextlib.ExitStack()
         self._put = self._ready = self._total = 0
         config = begin.config
-        self.failed = False
-        """While the command ran: what is stored of its result is of no use."""
+        self._early = self.failed = False
+        """While the command ran: whether something was stored, and whether that is of no use."""
         self._may_publish = bool(config.sign_key) or not (config.verify_key or config.require_signature)
 
     def __enter__(self) -> Work:
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Once more: what was stored so far does not count."""
+        self._stack.close()
+        self._put = self._ready = self._total = 0
+        self._early = self.failed = False
         with self._stack as stack:
             self._work = self._folder(stack)
             self.store = open_store(self._begin.store_url)
@@ -72,7 +80,6 @@ class Work:
             )
             self._contents = Contents(self._tree.packs)
             self._stack = stack.pop_all()
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
@@ -111,7 +118,7 @@ class Work:
             since, placed = time.monotonic() - began, self._placed()
             share = self._ready / placed if placed and self._ready else 1.0
             left = max(0, self._total - placed) * share + self._ready - self._put
-            return lease.Progress(seconds, since, left, (self._put - before) / since if since else 0.0)
+            return lease.Progress(seconds, since, left, max(0, self._put - before) / since if since else 0.0)
 
         return told
 
@@ -119,6 +126,7 @@ class Work:
         """Store the files of the upper layers that nobody has changed for a while, until it is to ``stop``."""
         if not self._may_publish or self.failed:
             return
+        self._early = True
         try:
             self._settled(stop)
         except (BootseerError, OSError) as exc:
@@ -131,12 +139,25 @@ class Work:
             files = [File(root, path, status) for path, status in scan.walk(upper) if stat.S_ISREG(status.st_mode)]
             for _ in self._contents.early(files, time.time() - _SETTLED):
                 faults.point("env.publish.early")
+                self._tree.packs.hand_over()
                 if stop():
                     return
-        self._tree.packs.put_now()
+        self._tree.packs.hand_over()
 
     def publish(self, end: End) -> tuple[bool, str]:
-        """(published, why not). Raises `BootseerError`, `OSError` when it could not be."""
+        """(published, why not). Raises `BootseerError`, `OSError` when it could not be. What was stored early, when it
+        is not all in the store, is stored again."""
+        if not self.failed:
+            try:
+                return self._publish(end)
+            except (FullError, NotWritableError, UnavailableError) as exc:
+                if not self._early:
+                    raise
+                log.info("all is stored again: %s", exc)
+        self.start()
+        return self._publish(end)
+
+    def _publish(self, end: End) -> tuple[bool, str]:
         begin, targets = self._begin, range(len(self._spec.targets))
         if not self._may_publish:
             return False, "not published: snapshots must be signed here, and no sign_key is set"
@@ -215,23 +236,20 @@ def main() -> int:
     begin: Begin = pickle.load(messages)
     try:
         with contextlib.ExitStack() as stack:
-            work = Work(begin)
+            work = stack.push(Work(begin))
             if begin.area:
-                stack.enter_context(work)
+                work.start()
             if not _await_end(work if begin.area else None):
                 log.info("the command did not succeed, or who ran it has ended: nothing is published")
                 return 0
             end: End = pickle.loads(os.pread(fd, os.fstat(fd).st_size, messages.tell()))
-            begun = bool(begin.area) and not work.failed
-            if not begun:
-                work = Work(begin)
             lead = end.lead and stack.enter_context(
                 end.lead.resumed(open_store(begin.store_url), work.progress(end.seconds))
             )
             if not end.alone:
                 threading.Thread(target=_end_with_caller, name="caller", daemon=True).start()
-            if not begun:
-                stack.enter_context(work)
+            if not begin.area:
+                work.start()
             try:
                 done, why = work.publish(end)
             except (BootseerError, OSError) as exc:

@@ -37,7 +37,7 @@ class Attrs(NamedTuple):
 
 
 class Node:
-    """An inode of a tree. Hard links are several names of one `Node`. Only `Writer` changes it."""
+    """An inode of a tree. Hard links are several names of one `Node`. Only who writes the tree changes it."""
 
     __slots__ = (
         "children",

@@ -123,12 +123,13 @@ class PackWriter(Closing):
             self._submit()
             self._queue.append(None)
 
-    def put_now(self) -> None:
-        """Return when what was written so far is put, as far as it is whole batches."""
+    def hand_over(self) -> None:
+        """Have what was written so far put, as far as it is ready, when nothing else is on its way; waits for nothing.
+        Raises what puts have raised."""
         with self._whole():
-            while self._queue:
+            while self._queue and (self._queue[0] is None or self._queue[0][0].done()):
                 self._take()
-            self._spool.drain()
+            self._spool.hand_over()
 
     def finish(self, dead: Iterable[tuple[int, int]] = ()) -> Packed:
         """The map, when every pack is put. Blocks wholly inside a ``dead`` (offset, length) become zero blocks."""

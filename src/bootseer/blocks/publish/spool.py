@@ -21,6 +21,8 @@ PACK_LIMIT = 512 << 20
 _PUTTERS = 2
 _PACKS_HELD = 4
 """Full packs in ``folder``, the one being written included, whatever the store's speed."""
+_SHARE = 4
+"""Of a pack that is handed over before it is full; smaller ones would be many."""
 FOLDER_BYTES = _PACKS_HELD * PACK_LIMIT
 """What `PackSpool` takes of its folder at most: 2 GiB."""
 
@@ -100,6 +102,12 @@ class PackSpool:
         # This one and the next, which is written while these wait, are the other two that the folder holds.
         self._await((_PACKS_HELD - 2) * self._limit)
         self._puts.append((self._putters.submit(self._store, path, ref), ref.size))
+
+    def hand_over(self) -> None:
+        """End the pack being written, if it is no small one, when no other one is on its way."""
+        self._await(_PACKS_HELD * self._limit)
+        if not self._puts and self._size >= self._limit // _SHARE:
+            self.end_pack()
 
     def drain(self) -> None:
         """Return when everything is put."""
