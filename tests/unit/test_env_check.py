@@ -128,9 +128,10 @@ def test_what_was_unpacked_is_taken_back_before_the_command_runs(site: Site) -> 
     assert seen == [["made"], []]
 
 
-def test_who_was_ended_says_nothing_to_others(site: Site) -> None:
+@pytest.mark.parametrize("code", [126, 127, 137])
+def test_who_was_ended_or_could_not_be_run_says_nothing_to_others(site: Site, code: int) -> None:
     site.run("a")
-    assert "exit code 137" in site.run("b", 137).reason
+    assert f"exit code {code}" in site.run("b", code).reason
     assert not site.marks()
 
 

@@ -27,8 +27,8 @@ from bootseer.objects import lease
 
 log = logging.getLogger(__name__)
 
-_ENDED = {128 + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM)}
-"""Exit codes of who was ended by others, which say nothing of a snapshot."""
+_UNTRIED = {126, 127, *(128 + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM))}
+"""Exit codes of a check that could not be run, or was ended by others: they say nothing of a snapshot."""
 
 
 class CheckError(DataError):
@@ -36,7 +36,7 @@ class CheckError(DataError):
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
-        self.known = code not in _ENDED
+        self.known = code not in _UNTRIED
 
 
 class Execution:
