@@ -7,7 +7,8 @@ environment; ``first``: the same command through `bootseer env run`, until that 
 whose link to the store has 100 Mbit/s, where ``published`` are the seconds from the end of the command until another
 node may mount. ``uv``: uv with a full cache on the same file system. ``mount`` and ``unpack``: `bootseer env run` on a
 node that has none of it. ``changed``: the command with one of ten packages in another version, ``moved`` the bytes that
-it stores.
+it stores. ``linked-without``: nothing is stored before the command has ended; ``mount-without``: the process that loads
+servers is no copy of the caller, but begins anew.
 Processor seconds are those of the whole command, without what goes on in the background.
 """
 
@@ -31,6 +32,7 @@ from typing import Any
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
+from bench.env.without import EARLY, LENT, WITHOUT
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
@@ -105,21 +107,22 @@ class Bench:
             details["background"] = _until(lambda: len([*index.glob("*/*")]) > (variant != "first"))
             details["moved"], details["stored"] = _stored(Path(store)) - before, _stored(Path(store))
 
-    def linked(self, n: int, node: Node, host: str) -> None:
+    def linked(self, n: int, node: Node, host: str, variant: str = "linked", without: str = "") -> None:
         """As `first`, on a node with a slow link to the store."""
-        with ObjectServer(host=host) as server, self.noted("linked", n) as details:
+        with ObjectServer(host=host) as server, self.noted(variant, n) as details:
             store = f"s3://{BUCKET}/store"
             login = {"AWS_ENDPOINT_URL": server.url, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
             with self.node(store) as environ:
                 environ = {**environ, **login, "AWS_DEFAULT_REGION": "here"}
-                self.start(details, environ, self.command(), "ran-and-publishing", prefix=node.argv([]))
+                prefix = node.argv([])
+                self.start(details, environ, self.command(), "ran-and-publishing", prefix=prefix, without=without)
                 details["published"] = _until(lambda: any("env/snapshots/" in key for key in [*server.objects]))
                 details["stored"] = sum(len(one.data) for one in server.objects.values())
                 details["link_seconds"] = details["stored"] * 8 / (_RATE * 1e6)
 
-    def hit(self, n: int, how: str) -> None:
-        with self.noted(how, n) as details, self.node(str(self.work / f"store{n}")) as environ:
-            self.start(details, environ, self.command(), f"restored-{how}", "--restore", how)
+    def hit(self, n: int, how: str, variant: str = "", without: str = "") -> None:
+        with self.noted(variant or how, n) as details, self.node(str(self.work / f"store{n}")) as environ:
+            self.start(details, environ, self.command(), f"restored-{how}", "--restore", how, without=without)
 
     def changed(self, n: int) -> None:
         self.first(n, "changed", version=2)
@@ -150,8 +153,10 @@ class Bench:
         outcome: str,
         *options: str,
         prefix: list[str] | None = None,
+        without: str = "",
     ) -> None:
-        argv = [*(prefix or []), *BOOTSEER, "env", "run", "--json", *options, "--target", str(self.target), "--"]
+        program = [*WITHOUT, without] if without else BOOTSEER
+        argv = [*(prefix or []), *program, "env", "run", "--json", *options, "--target", str(self.target), "--"]
         answer = json.loads(self.timed(details, [*argv, *command], environ))
         if answer["outcome"] != outcome:
             raise BootseerError(f"{answer['outcome']}: {answer['reason']}")
@@ -202,11 +207,17 @@ def compute(made: Report, say: Say) -> Figures:
     found = Figures(made, say)
     pairs = _pairs(made, "first", "plain", lambda ours, other: _took(ours) / _took(other) - 1)
     found.add("env_first_node_overhead", "<= 0.1", pairs)
-    waits = [run.details["published"] / run.details["link_seconds"] for run in made.runs if "published" in run.details]
+    linked = [run.details for run in made.runs if run.variant == "linked" and not run.failed]
+    waits = [details["published"] / details["link_seconds"] for details in linked]
     found.add("env_publication_vs_link", "<= 0.5", waits)
     found.rounds("env_mount_vs_uv_warm", "<= 1", "mount", "uv")
     found.median("env_mount_cpu_seconds", "<= 0.2", "mount", "cpu_seconds", unit="s")
     found.rounds("env_unpack_vs_pip", "<= 0.2", "unpack", "plain")
+    saved = _pairs(
+        made, "linked", "linked-without", lambda one, other: 1 - one.details["published"] / other.details["published"]
+    )
+    found.add("env_gain_early", ">= 5", [100 * one for one in saved], "%")
+    found.gain("env_gain_lent", "mount", "mount-without")
     share = _pairs(made, "changed", "first", lambda ours, other: ours.details["moved"] / other.details["stored"])
     found.add("env_moved_vs_whole", "<= 0.1", share)
     return found
@@ -231,8 +242,12 @@ def _run(options: Options, made: Report) -> None:
             both: list[Callable[[int], None]] = [bench.plain, bench.first]
             for one in both[:: 1 if n % 2 else -1]:
                 one(n)
-            bench.linked(n, network.nodes[0], network.host)
-            hits: list[Callable[[int], None]] = [bench.uv, functools.partial(bench.hit, how="mount")]
+            late = functools.partial(bench.linked, variant="linked-without", without=EARLY)
+            for linked in (bench.linked, late)[:: 1 if n % 2 else -1]:
+                linked(n, network.nodes[0], network.host)
+            mount = functools.partial(bench.hit, how="mount")
+            alone = functools.partial(mount, variant="mount-without", without=LENT)
+            hits: list[Callable[[int], None]] = [bench.uv, mount, alone]
             for one in hits[:: 1 if n % 2 else -1]:
                 one(n)
             bench.hit(n, how="unpack")
