@@ -153,6 +153,22 @@ def test_it_ends_with_who_ran_the_command(site: Site, monkeypatch: pytest.Monkey
     assert result.publication.wait(30)[0]
 
 
+def test_nobody_waits_for_one_that_was_killed_while_the_command_ran(site: Site) -> None:
+    def kill(root: Path) -> None:
+        children = [
+            pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
+        ]
+        (publisher,) = [pid for pid in children if "env.publisher" in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(int(publisher), signal.SIGKILL)
+        until(lambda: Path(f"/proc/{publisher}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+
+    result = site.run(kill)
+    assert (result.outcome, result.exit_code) == (Outcome.RAN, 0)
+    assert "not published" in result.reason
+    (left,) = site.leases
+    assert b'"unshared"' in left.read_bytes()
+
+
 def test_it_runs_when_nobody_else_does(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "env.publish.before-capture=sleep:5")
     result = site.run()

@@ -187,6 +187,8 @@ class _Attempt:
                     result.outcome, result.publication = Outcome.RAN_AND_PUBLISHING, self._publication
                     result.reason += f"; it is published in the background, {self._publication.log} says how"
                     return result
+                if self._lead:
+                    self._lead.unshared(why)
             else:
                 why = self._publish(end)
         elif self._lead:

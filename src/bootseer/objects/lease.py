@@ -119,7 +119,9 @@ class Lead:
         self._end = msgspec.structs.replace(self._lease, **change)
 
     def unshared(self, why: str) -> None:
-        """The result cannot be published: the other nodes each do the work, all at once."""
+        """The result cannot be published: the other nodes each do the work, all at once. Also of a lead that was handed
+        on to who has ended without resuming it."""
+        self._handed = False
         self._end = msgspec.structs.replace(self._lease, state="unshared", message=_line(why))
 
     def take(self) -> bool:
