@@ -76,6 +76,12 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Only say whether there is a snapshot of it, and why not")
     ] = False,
+    cache: Annotated[
+        list[str],
+        typer.Option(
+            "--cache", metavar="KIND", help="Without --target: hand on what CMD compiles (inductor, auto, ...)"
+        ),
+    ] = [],  # noqa: B006
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
@@ -83,6 +89,9 @@ def run(
 
     It ends with the command: a process of idle priority publishes, and ends with the job. Where nothing would outlive
     the command, as in a step of Slurm of its own, it ends when that is done, as with --no-background.
+
+    With --cache CMD is no set-up command but the program itself, such as a training, and always runs: it finds what
+    earlier runs compiled (docs/howto/compile-caches.md), and what it adds is captured.
 
     With --dry-run nothing is changed: it prints what the key is made of, and whether it is a hit here and now.
 
@@ -96,6 +105,8 @@ def run(
     from bootseer.kernel import background
 
     background.lend()
+    if cache and not target:
+        raise typer.Exit(_cached(command, cache, settings(store), quiet=as_json))
     if not target:
         raise mistake(f"name the folder that the command fills: bootseer env run --target DIR {shlex.join(command)}")
     if frozen and (refresh or not snapshot):
@@ -137,6 +148,20 @@ def run(
     )
     _print_result(result, as_json)
     raise typer.Exit(result.exit_code)
+
+
+def _cached(command: list[str], names: list[str], config: Config, *, quiet: bool) -> int:
+    import os
+
+    from bootseer.launch import caches
+
+    held = caches.of_host("auto" if names == ["auto"] else names, command, config)
+    held.begin()
+    try:
+        os.environ.update(held.variables(os.environ, str(held.folder)))
+        return _execute(command, quiet=quiet)
+    finally:
+        typer.echo(f"caches: {held.close().said}", err=True)
 
 
 def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:

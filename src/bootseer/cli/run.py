@@ -25,7 +25,7 @@ def run(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="What to start: docs/reference/job-file.md")],
     without: Annotated[
         str,
-        typer.Option(metavar="LIST", help="Do without these: image,env,checkpoint (comma-separated), or all"),
+        typer.Option(metavar="LIST", help="Do without these: image,env,caches,checkpoint (comma-separated), or all"),
     ] = "",
     convert: Annotated[bool, typer.Option("--convert", help="Convert the image if it is not, on one node")] = False,
     store: StoreUrl = "",
@@ -57,7 +57,8 @@ def run(
     chosen = set(launch.job.TECHNIQUES) if without == "all" else {name for name in without.split(",") if name}
     if unknown := chosen.difference(launch.job.TECHNIQUES):
         raise ConfigError(
-            f"--without {','.join(sorted(unknown))} names no technique", hint="there are image, env and checkpoint"
+            f"--without {','.join(sorted(unknown))} names no technique",
+            hint="there are image, env, caches and checkpoint",
         )
     if convert:
         job = msgspec.structs.replace(job, image=msgspec.structs.replace(job.image, convert=True))

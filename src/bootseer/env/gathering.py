@@ -109,7 +109,14 @@ class _Union:
         entries, ref = self._tree(places, used)
         if own.isdisjoint(one.inner for one in entries):
             return False, _NOTHING
-        made = Made(generation.named(self._number), ref, entries, [""], [""], 0.0)
+        made = Made(
+            generation.named(self._number),
+            ref,
+            entries,
+            [""],
+            [""],
+            self._last.seconds if self._last else self._told.seconds,
+        )
         faults.point("env.gather.before-manifest")
         if not publish(self._store, self._document, made, None, lambda: None, self._told.config.sign_key):
             raise _LateError(f"another node made generation {self._number}")
@@ -118,7 +125,7 @@ class _Union:
         return True, ""
 
     def _is_whole(self, path: str, status: os.stat_result) -> bool:
-        written = stat.S_ISREG(status.st_mode) and time.time() - status.st_ctime > _FRESH
+        written = stat.S_ISREG(status.st_mode) and (self._told.last or time.time() - status.st_ctime > _FRESH)
         return cachekinds.is_entry(path) and (written or (path in self._listed and stat.S_ISREG(status.st_mode)))
 
     def _used(self, own: set[str]) -> dict[str, int]:

@@ -88,6 +88,8 @@ class Gather(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that its starts have used."""
     changed: list[str]
     """Entries that were there before, and are not what they were."""
+    seconds: float
+    last: bool
     store_url: str
     config: Config
 
@@ -146,6 +148,10 @@ class Held:
         """All that is in it now."""
         return _entries(self.folder)
 
+    def known(self) -> set[str]:
+        """The entries that were restored."""
+        return set(_entries(self.group.tree_point / "0")) if self.group and self.restored else set(self._known)
+
     def _was_there(self, path: str) -> bool:
         return os.path.lexists(self.group.tree_point / "0" / path) if self.group else path in self._known
 
@@ -155,9 +161,10 @@ class Held:
         found = {path: (status.st_size, status.st_mtime_ns) for path, status in _entries(place).items()}
         return {path: state for path, state in found.items() if self._known.get(path) != state}
 
-    def capture(self, used: Iterable[str] = ()) -> Publication | None:
+    def capture(self, used: Iterable[str] = (), *, seconds: float = 0.0, last: bool = False) -> Publication | None:
         """Have a process of idle priority make the next generation, when anything was added. ``used``: the entries that
-        this start has used beside those. Raises `BootseerError`, `OSError`."""
+        this start has used beside those; ``seconds``: how long it took to fill a cache that was empty. ``last``: nobody
+        writes to it any more. Raises `BootseerError`, `OSError`."""
         added = self.added()
         if not added:
             return None
@@ -167,6 +174,8 @@ class Held:
             work=str(self.group.area if self.group else self.folder.parent),
             used=sorted({*used, *added}),
             changed=[path for path in added if self._was_there(path)],
+            seconds=seconds,
+            last=last,
             store_url=self.store_url,
             config=self.config,
         )

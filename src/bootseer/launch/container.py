@@ -17,7 +17,7 @@ from bootseer import env, image
 from bootseer.errors import ConfigError
 from bootseer.image import user
 from bootseer.image.cdi import Selection
-from bootseer.image.container import Bind
+from bootseer.image.container import Bind, user_of
 from bootseer.launch.job import Job
 from bootseer.oci import ContainerConfig, ImageConfig
 from bootseer.profile import emit
@@ -82,13 +82,26 @@ class Container:
             Bind(str(package), f"{PYTHON_DIR}/bootseer", readonly=True),
         ]
 
-    def add_mount(self, source: Path, target: str) -> None:
-        """Show the host folder ``source`` read-only at ``target`` in every command started from now on."""
-        self._mounts.append(Bind(str(source), target, readonly=True))
+    def add_mount(self, source: Path, target: str, *, readonly: bool = True) -> None:
+        """Show the host folder ``source`` at ``target`` in every command started from now on."""
+        self._mounts.append(Bind(str(source), target, readonly=readonly))
 
     def tell(self, variables: Mapping[str, str]) -> None:
         """Give every command started from now on these variables, too."""
         self._environ.update(variables)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those of its commands."""
+        return (self.config.config or ContainerConfig()).variables | self._environ
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """The user and group of this host that its commands are. Raises `ConfigError`."""
+        if os.geteuid():
+            return os.geteuid(), os.getegid()
+        found = user_of(self.rootfs, (self.config.config or ContainerConfig()).user)
+        return found["uid"], found["gid"]
 
     def keep(self, targets: Sequence[str], folder: Path) -> None:
         """Show a folder below ``folder`` at each of the ``targets`` that lies in the image. Raises `ConfigError` for

@@ -1,7 +1,7 @@
 """The job file: what to start, from which image, with which set-up command and checkpoint.
 
-``[env]``, ``[checkpoint]`` and ``[[mounts]]`` are optional; every technique has ``enabled`` (false starts that stage
-without it). Reference: ``docs/reference/job-file.md``, checked by a test.
+``[env]``, ``[caches]``, ``[checkpoint]`` and ``[[mounts]]`` are optional; every technique has ``enabled`` (false starts
+that stage without it). Reference: ``docs/reference/job-file.md``, checked by a test.
 """
 
 from __future__ import annotations
@@ -83,6 +83,23 @@ class EnvTable(_Table, frozen=True, kw_only=True):
     """False: run the command on this node, as today."""
 
 
+class CachesTable(_Table, frozen=True, kw_only=True):
+    """``[caches]``: what programs compile and fetch, handed on from start to start."""
+
+    kinds: list[str] | Literal["auto"]
+    """Of ``inductor``, ``triton``, ``jax``, ``cuda`` and ``torch-extensions``, which the training command fills; or
+    ``auto``, all of these."""
+    salt: str = ""
+    """Any text; starts with another one have caches of their own."""
+    most_bytes: Annotated[int, msgspec.Meta(ge=0)] = 4 << 30
+    """What a generation holds at most; what was not used for longest goes."""
+    most_files: Annotated[int, msgspec.Meta(ge=0)] = 50_000
+    generations: Annotated[int, msgspec.Meta(ge=1)] = 20
+    """So many generations an entry stays that no start uses."""
+    enabled: bool = True
+    """False: programs use what they have."""
+
+
 class CheckpointTable(_Table, frozen=True, kw_only=True):
     """``[checkpoint]``: where the training command finds what it resumes from."""
 
@@ -111,11 +128,12 @@ class Job(_Table, frozen=True, kw_only=True):
     job: JobTable
     image: ImageTable
     env: EnvTable | None = None
+    caches: CachesTable | None = None
     checkpoint: CheckpointTable | None = None
     mounts: list[MountTable] = []
 
     def without(self, techniques: set[str]) -> Job:
-        """The same job without the named techniques (``image``, ``env``, ``checkpoint``)."""
+        """The same job without the named techniques (of `TECHNIQUES`)."""
         replaced = {
             name: msgspec.structs.replace(table, enabled=False)
             for name in techniques
@@ -124,7 +142,7 @@ class Job(_Table, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **replaced)
 
 
-TECHNIQUES = ("image", "env", "checkpoint")
+TECHNIQUES = ("image", "env", "caches", "checkpoint")
 
 
 def load(path: Path) -> Job:

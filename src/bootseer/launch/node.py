@@ -22,6 +22,8 @@ import msgspec
 from bootseer import env, fsmount, image
 from bootseer.blocks import tree
 from bootseer.config import Config
+from bootseer.env import cachekey, cachekinds
+from bootseer.env.generation import Cache
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import cdi
@@ -29,10 +31,11 @@ from bootseer.image.mount import STARTS
 from bootseer.kernel import background, pressure
 from bootseer.launch.advice import advisory
 from bootseer.launch.attempt import begin_events
+from bootseer.launch.caches import PLACE, Caches, Report
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
-from bootseer.launch.job import EnvTable, Job
+from bootseer.launch.job import CachesTable, EnvTable, Job
 from bootseer.launch.leftovers import CHECKPOINT, EVENTS, ROOTFS, sweep
 from bootseer.launch.ready import ReadyWatch
 from bootseer.launch.turn import until_hot
@@ -44,6 +47,7 @@ from bootseer.units import parse_age
 
 if TYPE_CHECKING:
     from bootseer.node.userimage import UserImage
+    from bootseer.profile.events import AttrValue
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +72,7 @@ class Start(msgspec.Struct, kw_only=True):
     image: dict[str, object] = {}
     env: dict[str, object] = {}
     checkpoint: dict[str, object] = {}
+    caches: dict[str, object] = {}
 
 
 def start(
@@ -141,6 +146,8 @@ class _Node:
         self.image_digest = ""
         self.image_span = ""
         self.checkpoint: CheckpointStage | None = None
+        self.caches: Caches | None = None
+        self.caches_span = ""
         if job.checkpoint:
             self.checkpoint = CheckpointStage(job.checkpoint, folder / CHECKPOINT, config, identity, job.job.name)
         self.record = Start(
@@ -158,6 +165,9 @@ class _Node:
         if self.job.env:
             with self._stage("env") as span:
                 self.record.exit_code = self._env(self.container, self.job.env, span)
+        if self.job.caches and self.job.caches.enabled and not self.record.exit_code:
+            with self._stage("caches") as self.caches_span:
+                self._caches(self.container, self.job.caches)
         return self.record.exit_code
 
     def _is_ready(self) -> bool:
@@ -246,6 +256,42 @@ class _Node:
         self.record.env = {"how": how, "reason": reason, "key": result.key, "seconds": result.timings}
         return result.exit_code
 
+    def _caches(self, container: Container, table: CachesTable) -> None:
+        kinds = cachekinds.chosen(table.kinds, "compile")
+        if not kinds:
+            return
+        given = container.variables
+        folders = [(container.placed(path)[0], path) for path in (self.job.env.targets if self.job.env else [])]
+        folders += [(Path(mount.source), mount.target) for mount in self.job.mounts]
+        cache = Cache(
+            group="compile",
+            path=PLACE,
+            owner=container.owner,
+            facts=cachekey.facts(given, cachekey.installed(folders)),
+            image=self.image_digest,
+            salt=table.salt,
+            most_bytes=table.most_bytes,
+            most_files=table.most_files,
+            generations=table.generations,
+        )
+        self.caches = Caches(cache, kinds, self.config.store_url, self.config, job=self.job.job.name)
+        said = self.caches.begin()
+        self.stack.callback(self.caches.close)
+        if self.caches.folder:
+            container.add_mount(self.caches.folder, PLACE, readonly=False)
+            container.tell(self.caches.variables(given, PLACE))
+        self._tell_caches(Report(said))
+
+    def _tell_caches(self, report: Report) -> None:
+        told: dict[str, AttrValue] = {
+            "how": report.said,
+            "restored": report.restored,
+            "used": report.used,
+            "compiled": report.compiled,
+        }
+        emit.annotate(self.caches_span, **told)
+        self.record.caches = {**told}
+
     def train(self, on_ready: Callable[[Start], None] | None) -> None:
         """Initialisation, then the training command until it ends."""
         container, began, pressed = self.container, time.monotonic(), pressure.totals()
@@ -256,6 +302,8 @@ class _Node:
             now = time.monotonic()
             self.record.ready_seconds = round(now - self.began, 3)
             self.record.stages["init"] = round(now - began, 3)
+            if self.caches:
+                self._tell_caches(self.caches.stepped(now - began))
             self._collect()
             if self.mounted:
                 with advisory("tell the block server that the job is ready"):
@@ -273,7 +321,12 @@ class _Node:
             if self.checkpoint and self.job.checkpoint:
                 container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path)
                 container.tell(self.checkpoint.variables)
-            self.record.exit_code = container.run(self.job.job.command, span=init, auto=self.job.job.auto)
+            command, auto = self.job.job.command, self.job.job.auto
+            self.record.exit_code = container.run(command, span=init, auto=auto)
+            if self.record.exit_code and self.caches and self.caches.damaged and not self._is_ready():
+                log.warning("what was restored of the caches is damaged; the training command starts once more, cold")
+                self._tell_caches(Report(self.caches.renew()))
+                self.record.exit_code = container.run(command, span=init, auto=auto)
 
     @contextlib.contextmanager
     def _watched(

@@ -1,0 +1,127 @@
+"""The use of a cache: which of the entries that were restored were opened until a first step had ended.
+
+In an overlay the kernel tells of every open, also in containers. In a plain folder the times of access do, where the
+file system keeps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from pathlib import Path
+
+from bootseer.env.generation import Held
+from bootseer.kernel import libc
+from bootseer.kernel.opens import EVENT
+
+log = logging.getLogger(__name__)
+
+_CLASS = 0x01 | 0x02 | 0x10  # close on exec, do not wait, no limit of the queue
+_ADD_FILE_SYSTEM = 0x01 | 0x100
+_OPEN = 0x20
+_READ = 4 << 10
+_ENOUGH = 2
+"""So many times a cache is restored that nothing uses."""
+_AGAIN = 7 * 86400.0
+"""Seconds after which it is tried again."""
+
+
+class Use:
+    """From here to `ended` it is watched; one thread of its own."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+        self._seen = set[tuple[int, int]]()
+        self._events, self._over = -1, os.eventfd(0)
+        self._thread = threading.Thread(target=self._watch, name="cache-use", daemon=True)
+        if held.restored and held.group and not held.joined:
+            try:
+                self._events = libc.fanotify_init(_CLASS, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _OPEN, str(held.folder))
+                self._thread.start()
+            except (OSError, RuntimeError) as exc:
+                log.info("nobody can tell what of the cache is used: %s", exc)
+
+    def ended(self) -> tuple[int, set[str] | None]:
+        """How many entries were restored, and which of them were used; None where nobody can tell. Call it once."""
+        restored = self._held.known()
+        if not self._held.restored or self._held.joined:
+            return 0, None
+        if not self._held.group:
+            here = self._held.entries()
+            used = {path for path in restored & here.keys() if here[path].st_atime_ns}
+            return len(restored), used if used or self._keeps_times() else None
+        if not self._thread.ident:
+            return len(restored), None
+        os.eventfd_write(self._over, 1)
+        self._thread.join(10)
+        here = self._held.entries()
+        return len(restored), {p for p in restored & here.keys() if (here[p].st_dev, here[p].st_ino) in self._seen}
+
+    def _keeps_times(self) -> bool:
+        probe = self._held.folder.parent / "probe"
+        with contextlib.suppress(OSError):
+            probe.write_text("x")
+            os.utime(probe, ns=(0, time.time_ns()))
+            probe.read_text()
+            return probe.stat().st_atime_ns > 0
+        return False
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._events, select.POLLIN)
+        poll.register(self._over, select.POLLIN)
+        try:
+            over = False
+            while not over:
+                over = self._over in {fd for fd, _ in poll.poll()}
+                with contextlib.suppress(BlockingIOError):
+                    while data := os.read(self._events, _READ):
+                        self._take(data)
+        except OSError as exc:
+            log.info("nobody can tell what of the cache is used: %s", exc)
+        finally:
+            os.close(self._events)
+
+    def _take(self, data: bytes) -> None:
+        at = 0
+        while at < len(data):
+            length, _, _, _, _, fd, _ = EVENT.unpack_from(data, at)
+            at += length
+            if fd >= 0:
+                found = os.fstat(fd)
+                os.close(fd)
+                self._seen.add((found.st_dev, found.st_ino))
+
+
+class Refusals:
+    """How often in a row a cache was restored on this node and not used."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "unused"
+
+    @property
+    def is_enough(self) -> bool:
+        try:
+            return self._count() >= _ENOUGH and time.time() - self.path.stat().st_mtime < _AGAIN
+        except OSError:
+            return False
+
+    def note(self, *, used: bool) -> None:
+        """What the start that ends its first step now has seen."""
+        with contextlib.suppress(OSError):
+            if used:
+                self.path.unlink(missing_ok=True)
+            else:
+                self.path.write_text(str(self._count() + 1))
+
+    def _count(self) -> int:
+        try:
+            text = self.path.read_text()
+        except OSError:
+            return 0
+        return int(text) if text.isdecimal() and len(text) < 6 else 0

@@ -1,0 +1,185 @@
+"""The compile caches of a start: restored before the programs begin, captured beside them once the first step is over.
+
+Advice throughout: without them the programs compile. Concurrency: one thread looks whether what was added has settled
+and starts the process that captures it (`env.generation.Held.capture`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from bootseer.config import Config
+from bootseer.env import cachekey, cachekinds, generation
+from bootseer.env.cacheuse import Refusals, Use
+from bootseer.env.generation import Cache, Held
+from bootseer.env.publication import Publication
+from bootseer.errors import BootseerError
+from bootseer.launch.advice import advisory
+
+log = logging.getLogger(__name__)
+
+PLACE = "/run/bootseer/caches"
+"""Where a container sees them."""
+_SETTLED = 3.0
+"""Seconds without a change after which what was added is captured."""
+_UNTOLD = 30.0
+"""The same where nobody tells that the first step has ended."""
+_PAUSE, _SHARE = 30.0, 50.0
+"""Seconds between two looks after a capture; at least so many times what the last look took."""
+_MUCH = 0.05
+"""Of the entries: so much more is captured again before the end."""
+_LAST_SECONDS = 120.0
+"""For a capture at the end of the start."""
+
+
+class Report(NamedTuple):
+    """``said``: in words. ``used`` is -1 where nobody can tell."""
+
+    said: str
+    restored: int = 0
+    used: int = -1
+    compiled: int = 0
+
+
+class Caches:
+    """``begin``, then `variables` and `folder` for the programs, ``stepped`` when the first step has ended, ``close``
+    when they have."""
+
+    def __init__(self, cache: Cache, kinds: Sequence[str], store_url: str, config: Config, *, job: str = "") -> None:
+        self._cache, self._kinds, self._store, self._config, self._job = cache, kinds, store_url, config, job
+        self._refusals = Refusals(generation.folder_of(cache, config).parent)
+        self._held: Held | None = None
+        self._use: Use | None = None
+        self._used = set[str]()
+        self._over, self._stepped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="caches", daemon=True)
+        self._running: Publication | None = None
+        self._seconds = 0.0
+
+    def begin(self) -> str:
+        """How it begins, in words. There may be no cache at all afterwards."""
+        enough = self._refusals.is_enough
+        try:
+            self._held = generation.restore(self._cache, self._store, self._config, job=self._job, use=not enough)
+        except (BootseerError, OSError) as exc:
+            log.warning("%s; the programs use no cache of ours", exc)
+            return f"no cache: {exc}"
+        if enough:
+            self._held.said = f"cold: it was restored twice and not used; remove {self._refusals.path} to try again"
+            log.warning("%s", self._held.said)
+        self._use = Use(self._held)
+        self._thread.start()
+        return self._held.said
+
+    @property
+    def folder(self) -> Path | None:
+        """Of this host."""
+        return self._held.folder if self._held else None
+
+    def variables(self, given: Collection[str], folder: str) -> dict[str, str]:
+        """For the programs, which see the caches in ``folder`` and have the variables ``given``."""
+        if not self._held:
+            return {}
+        found, own = cachekinds.exported(self._kinds, folder, given)
+        for name in own:
+            log.warning("the job says itself where the cache %s is: it is left alone", name)
+        return found
+
+    def stepped(self, seconds: float = 0.0) -> Report:
+        """The first step has ended, ``seconds`` after the programs began. Was the cache used?"""
+        held, use, self._use = self._held, self._use, None
+        if not held or not use:
+            return Report("no cache")
+        restored, used = use.ended()
+        compiled = len(held.added())
+        self._seconds = 0.0 if held.restored else seconds
+        self._stepped.set()
+        if not restored:
+            return Report(f"{held.said}, compiled {compiled}", compiled=compiled)
+        said = f"restored {restored}, used {'?' if used is None else len(used)}, compiled {compiled} anew"
+        if used is not None:
+            self._used = used
+            self._refusals.note(used=bool(used))
+            if not used:
+                log.warning("the cache was restored and not used: %s", said)
+        if held.restored and held.restored.seconds and seconds:
+            saved = held.restored.seconds - seconds
+            said += f", {saved:.0f} s saved" if saved >= 1 else ", none saved"
+        return Report(said, restored, -1 if used is None else len(used), compiled)
+
+    @property
+    def damaged(self) -> bool:
+        """Whether a read of what was restored has failed."""
+        return bool(self._held and self._held.restored and self._held.group and not self._held.group.intact)
+
+    def renew(self) -> str:
+        """Begin again, with nothing in it; how, in words."""
+        assert self._held
+        self._held.close()
+        self._held = generation.restore(self._cache, self._store, self._config, use=False)
+        return "cold: what was restored is damaged"
+
+    def close(self) -> Report:
+        """The programs have ended. What they added is captured; then the folder goes with its last user."""
+        held, report = self._held, Report("no cache")
+        if not held:
+            return report
+        self._over.set()
+        if self._thread.ident:
+            self._thread.join(_LAST_SECONDS)
+        if self._use:
+            report = self.stepped()
+        with advisory("capture the caches"):
+            self._see_out()
+            if not (held.joined and held.group and held.group.in_use):
+                self._capture(last=True)
+                self._see_out()
+        held.close()
+        self._held = None
+        return report
+
+    def _see_out(self) -> None:
+        if self._running:
+            published, why = self._running.wait(_LAST_SECONDS)
+            log.info("the caches were captured" if published else f"the caches were not captured: {why}")
+            self._running.cancel()
+            self._running = None
+
+    def _capture(self, *, last: bool = False) -> None:
+        assert self._held
+        try:
+            self._running = self._held.capture(self._used, seconds=self._seconds, last=last)
+        except (BootseerError, OSError) as exc:
+            log.warning("cannot capture the caches: %s", exc)
+
+    def _watch(self) -> None:
+        captured, pause, before, since = 0, 1.0, None, 0.0
+        while not self._over.wait(pause):
+            held = self._held
+            if held is None or held.joined or (self._running and not self._running.ended(0)):
+                continue
+            looked = time.monotonic()
+            added = held.added()
+            pause = max(_PAUSE if captured else 1.0, _SHARE * (time.monotonic() - looked))
+            if added != before:
+                before, since = added, looked
+            patience = _SETTLED if self._stepped.is_set() else _UNTOLD
+            enough = len(added) > _MUCH * captured if captured else bool(added)
+            if enough and looked - since >= patience:
+                captured = captured + len(added)
+                self._capture()
+
+
+def of_host(names: Sequence[str] | Literal["auto"], command: Sequence[str], config: Config) -> Caches:
+    """Those of the kinds ``names`` for a command on this host, without a container. Raises `ConfigError`."""
+    kinds = cachekinds.chosen(names, "compile")
+    environ = dict(os.environ)
+    facts = cachekey.facts(environ, cachekey.imported(command, environ, config))
+    cache = Cache(group="compile", path=PLACE, owner=(os.geteuid(), os.getegid()), facts=facts)
+    return Caches(cache, kinds, config.store_url, config)

@@ -1,0 +1,96 @@
+"""`bootseer run` with `[caches]`: what the training command compiles is there on the next empty node, and the card says
+whether it was used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootseer import image, oci
+from bootseer.kernel import mount as mounts
+from support.images import folder, programs, write_image
+
+pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
+
+TRAIN = """
+. /run/bootseer/python/bootseer/profile/emit.sh
+compile() {
+    mkdir -p $TORCHINDUCTOR_CACHE_DIR/locks && : >$TORCHINDUCTOR_CACHE_DIR/locks/x.lock || exit 9
+    for one in $KERNELS; do
+        file=$TORCHINDUCTOR_CACHE_DIR/${one}.so
+        [ -e $file ] && cat $file >/dev/null || { echo compiled $one; echo code of $one >$file; } || exit 9
+    done
+}
+bootseer_span first_step -- compile
+exit ${CODE:-0}
+"""
+
+
+class Site:
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        files = [folder("tmp", mode=0o1777), folder("job")]
+        for user in ("", "1234:1234"):
+            config = oci.ContainerConfig(env=("PATH=/bin",), user=user)
+            layout = base / f"layout{user[:4]}"
+            write_image(layout, [programs("sh", "cat", "mkdir", "date", "env", "sleep"), files], config=config)
+            image.convert(f"oci:{layout}:v1", str(base / "store"), work_dir=base / "work")
+
+    def start(
+        self, node: str, kernels: str, *, user: str = "", more: str = "", **environ: str
+    ) -> tuple[int, str, dict]:
+        here = self.base / node
+        here.mkdir(exist_ok=True)
+        (here / "job.toml").write_text(f"""
+[job]
+name = "small"
+command = ["sh", "-c", '''{TRAIN}''']
+env = {{ KERNELS = "{kernels}" }}
+[image]
+ref = "oci:{self.base}/layout{user}:v1"
+[caches]
+kinds = "auto"
+{more}
+""")
+        env = {k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")}
+        env |= {"BOOTSEER_CACHE_DIR": str(here / "cache"), "BOOTSEER_STATE_DIR": str(here / "state")}
+        env |= {"BOOTSEER_STORE": str(self.base / "store"), "BOOTSEER_NODE": node, **environ}
+        argv = [sys.executable, "-m", "bootseer.cli.main", "run", str(here / "job.toml"),
+                "--events", str(here / "events"), "--summary", str(here / "summary.json")]  # fmt: skip
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        summary = json.loads((here / "summary.json").read_text()) if (here / "summary.json").exists() else {}
+        assert not mounts.below(here), mounts.below(here)
+        return done.returncode, done.stdout + done.stderr, summary.get("caches", {})
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.mark.parametrize("user", ["", "1234"])
+def test_a_job_on_three_empty_nodes_compiles_once(site: Site, user: str) -> None:
+    code, said, caches = site.start("a", "one two", user=user)
+    assert (code, caches["compiled"]) == (0, 2), said
+    assert "compiled one" in said
+    assert caches["how"] == "cold, compiled 2"
+    for node in "bc":
+        code, said, caches = site.start(node, "one two", user=user)
+        assert code == 0, said
+        assert "compiled one" not in said
+        assert (caches["restored"], caches["used"], caches["compiled"]) == (2, 2, 0), said
+        assert "restored 2, used 2, compiled 0 anew" in said  # on the card
+    assert len(list((site.base / "store/env/snapshots").glob("*/*.json"))) == 1
+
+
+def test_what_a_later_start_adds_is_united(site: Site) -> None:
+    site.start("a", "one")
+    code, said, caches = site.start("b", "one two")
+    assert (caches["restored"], caches["used"], caches["compiled"]) == (1, 1, 1), said
+    code, said, caches = site.start("a", "two one")  # the first node, again
+    assert (code, caches["restored"], caches["used"], caches["compiled"]) == (0, 2, 2, 0), said
