@@ -6,7 +6,7 @@ come from ``scripts/hadoop-jars``. Ready means that every DataNode has registere
 The JVMs run in sessions of their own, so that Ctrl-C reaches only their owner, which stops them; and they die with
 their owner (``PR_SET_PDEATHSIG``), so that not even SIGKILL leaves one behind.
 
-    python -m support.hadoop start --root DIR [--bind ADDRESS]
+    python -m support.hadoop start --root DIR [--bind ADDRESS] [--kerberos]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -27,12 +28,14 @@ from types import TracebackType
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.hdfs import client as hdfs
 from support.hadoopsite import Daemon, Site, free_ports, jars
+from support.kerberos import USERS, Realm
 from support.waits import until
 from support.webhdfs import WebHdfs
 
 __all__ = ["Daemon", "HadoopCluster", "jars", "shared"]
 
 _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+_FETCH = "org.apache.hadoop.hdfs.tools.DelegationTokenFetcher"
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _SHELL = "org.apache.hadoop.fs.FsShell"
 _INCOMPLETE = ("UnderReplicatedBlocks", "PendingReplicationBlocks", "CorruptBlocks")
@@ -45,7 +48,7 @@ class HadoopCluster:
     instead; ``wrap(i)``: a command prefix for DataNode ``i`` (``nsenter ...``). ``settings``: more ``hdfs-site.xml``
     properties. ``racks``: the rack of an address, also of a client's. ``later``: DataNodes that only `restart` starts.
     ``keep``: leave the files at the end; a later cluster at the same root then has the same content. ``deadline``:
-    seconds from start to ready.
+    seconds from start to ready. ``kerberos``: who uses it needs a ticket of this realm, which starts and stops with it.
 
     DataNodes are numbered from 0; ``addresses`` has ``host:port`` of the data transfers of each. ``web`` is the
     NameNode over HTTP.
@@ -69,6 +72,7 @@ class HadoopCluster:
         later: Collection[int] = (),
         keep: bool = False,
         deadline: float = 90.0,
+        kerberos: Realm | None = None,
     ) -> None:
         jars()  # says what is missing before anything is made
         self.root = root.absolute()
@@ -76,7 +80,7 @@ class HadoopCluster:
         self._hosts = list(datanode_hosts or [bind] * datanodes)
         self._wrap, self._later = wrap, set(later)
         self._settings, self._racks = dict(settings or {}), dict(racks or {})
-        self._made_root = False
+        self._made_root, self._realm = False, kerberos
         self.datanodes: list[Daemon] = []
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -108,8 +112,10 @@ class HadoopCluster:
         """Kill every JVM, wait for it, remove the files (unless ``keep``). May be called twice."""
         for daemon in (*self.datanodes, *([self.namenode] if hasattr(self, "namenode") else [])):
             daemon.kill()
+        if self._realm:
+            self._realm.stop()
         if not self.keep and self._made_root:
-            for name in ("conf", "webapps", "logs", "nn", *(f"dn{i}" for i in range(len(self._hosts)))):
+            for name in ("conf", "webapps", "logs", "nn", "realm", *(f"dn{i}" for i in range(len(self._hosts)))):
                 shutil.rmtree(self.root / name, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self.root.rmdir()
@@ -120,9 +126,12 @@ class HadoopCluster:
     def _prepare(self) -> None:
         self._made_root = True
         rpc, http = free_ports(self.bind, 2)
-        self.url = f"hdfs://{self.bind}:{rpc}"
+        # the name that its ticket is for; by its address it is found just as well
+        self.url = f"hdfs://{'localhost' if self._realm else self.bind}:{rpc}"
         self.web = WebHdfs(f"http://{self.bind}:{http}")
-        self._site = site = Site(self.root, self.url, self._settings, self._racks)
+        self._site = site = Site(self.root, self.url, self._settings, self._racks, self._realm)
+        if self._realm:
+            self._realm.start(self.root / "realm", self.root / "conf/client")
         logs = self.root / "logs"
         self._namenode_settings = namenode = {
             "dfs.namenode.rpc-address": f"{self.bind}:{rpc}",
@@ -182,8 +191,24 @@ class HadoopCluster:
         last = "; ".join(f"{daemon.name}: {daemon.last_line()}" for daemon in self._wanted())
         raise UnavailableError(f"HDFS was not ready within {self.deadline:.0f} s ({problem}); last log lines: {last}")
 
+    @property
+    def realm(self) -> Realm:
+        assert self._realm is not None, "a cluster without Kerberos"
+        return self._realm
+
     def _write_probe(self) -> None:
-        client = hdfs.connect(self.url)
+        client = hdfs.HdfsClient(self.url)
+        if self._realm:
+            with self._realm.login("hdfs"):
+                self._write_with(client)
+                for user in USERS[1:]:
+                    client.mkdirs(f"/user/{user}")
+                    client.set_owner(f"/user/{user}", user, None)
+                    client.set_permission(f"/user/{user}", 0o700)
+        else:
+            self._write_with(client)
+
+    def _write_with(self, client: hdfs.HdfsClient) -> None:
         with client.create("/.ready", overwrite=True, replication=min(3, len(self._wanted()) - 1)) as out:
             out.write(b"ready")
         client.delete("/.ready")
@@ -285,6 +310,14 @@ class HadoopCluster:
 
         until(back, 60.0, f"the return of {daemon.name}", step=0.1)
 
+    def token(self, file: Path, user: str = "alice", *, renewer: str = "alice") -> Path:
+        """A delegation token of ``user`` in ``file``, as Hadoop's own program fetches it."""
+        argv = self._site.argv("client", _FETCH, heap_mb=256, args=["--renewer", renewer, f"file://{file}"])
+        subprocess.run(
+            argv, env={**os.environ, **self.realm.environment(user)}, check=True, capture_output=True, timeout=60
+        )
+        return file
+
     # -- the stock client -----------------------------------------------------------------------------------------
 
     def shell_argv(self, args: Sequence[str]) -> list[str]:
@@ -334,11 +367,25 @@ def _main(argv: Sequence[str]) -> int:
     verb.add_argument("--bind", default="127.0.0.1", help="address to listen on and to advertise")
     verb.add_argument("--datanodes", type=int, default=4)
     verb.add_argument("--keep", action="store_true", help="leave the data at the end")
+    verb.add_argument("--kerberos", action="store_true", help="who uses it needs a ticket")
+    levels = ["authentication", "integrity", "privacy"]
+    verb.add_argument("--protection", choices=[*levels, ""], default=levels[0], help="dfs.data.transfer.protection")
+    verb.add_argument("--rpc", choices=levels, default=levels[0], help="hadoop.rpc.protection")
+    verb.add_argument("--encrypt", action="store_true", help="dfs.encrypt.data.transfer")
+    verb.add_argument("--aes", action="store_true", help="privacy and encryption with AES")
     options = parser.parse_args(argv)
+    realm = None
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        with HadoopCluster(options.root, options.datanodes, options.bind, keep=options.keep) as cluster:
-            print(json.dumps({"url": cluster.url, "shell": cluster.shell_argv([])}), flush=True)
+        if options.kerberos:
+            known = {name: getattr(options, name) for name in ("protection", "rpc", "encrypt", "aes")}
+            realm = Realm(**known)
+        with HadoopCluster(options.root, options.datanodes, options.bind, keep=options.keep, kerberos=realm) as cluster:
+            told = {"url": cluster.url, "shell": cluster.shell_argv([])}
+            if realm:
+                (cluster.root / "realm/env.sh").write_text(realm.shell() + f"export HDFS={cluster.url}\n")
+                told["env"] = f"{cluster.root}/realm/env.sh"
+            print(json.dumps(told), flush=True)
             while all(daemon.alive() for daemon in (cluster.namenode, *cluster.datanodes)):
                 time.sleep(0.5)
             print("a daemon ended; stopping", file=sys.stderr)

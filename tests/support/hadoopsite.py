@@ -12,10 +12,14 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from support.waits import until
+
+if TYPE_CHECKING:
+    from support.kerberos import Realm
 
 VERSION = "3.4.2"
 # Hadoop's daemons and its client reflect on these packages, which Java 17 keeps closed
@@ -85,12 +89,15 @@ def free_ports(address: str, count: int) -> list[int]:
 class Site:
     """The configuration below ``root`` of one cluster whose file system is ``url``; ``settings``: those of all daemons.
 
-    ``racks``: rack of an address (``{"10.0.0.1": "/a"}``), others are in ``/default-rack``.
+    ``racks``: rack of an address (``{"10.0.0.1": "/a"}``), others are in ``/default-rack``. ``realm``: who says who one
+    is, None for nobody.
     """
 
-    def __init__(self, root: Path, url: str, settings: Mapping[str, str], racks: Mapping[str, str]) -> None:
-        self.root, self.url, self._jars = root, url, str(jars())
-        self._settings = {**_SETTINGS, **settings}
+    def __init__(
+        self, root: Path, url: str, settings: Mapping[str, str], racks: Mapping[str, str], realm: Realm | None = None
+    ) -> None:
+        self.root, self.url, self._jars, self._realm = root, url, str(jars()), realm
+        self._own = settings
         self._core = {"fs.defaultFS": url}
         # the daemons refuse to start without these folders, which Hadoop's jars lack
         for name in ("hdfs", "datanode", "static", "secondary"):
@@ -110,8 +117,10 @@ class Site:
         folder = self.root / "conf" / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "log4j.properties").write_text(_LOG4J.format(level=level))
-        core = {**self._core, "hadoop.tmp.dir": f"{folder}/tmp"}
-        for file, values in (("core-site.xml", core), ("hdfs-site.xml", {**self._settings, **settings})):
+        core = {**self._core, **(self._realm.core() if self._realm else {}), "hadoop.tmp.dir": f"{folder}/tmp"}
+        secured = self._realm.settings() if self._realm else {}
+        hdfs = {**_SETTINGS, **secured, **self._own, **settings}
+        for file, values in (("core-site.xml", core), ("hdfs-site.xml", hdfs)):
             rows = "".join(
                 f"<property><name>{escape(key)}</name><value>{escape(value)}</value></property>\n"
                 for key, value in values.items()
@@ -125,6 +134,7 @@ class Site:
         tmp.mkdir(parents=True, exist_ok=True)
         options = [f"-Djava.io.tmpdir={tmp}", "-XX:+UseSerialGC", f"-Xmx{heap_mb}m"]
         options += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED.split()]
+        options += self._realm.java() if self._realm else []
         return ["java", *options, "-cp", ":".join(classpath), main, *args]
 
 
