@@ -39,6 +39,14 @@ def compute(report: Report, say: Say) -> Figures:
         report.figure("failed_with_faults", failed, unit="runs", target="<= 0", n=n, of="max")
     found.gain("gain_placement_choose", "capped:write-with-choose", "capped:write-without-choose")
     found.gain("gain_placement_slow", "capped:slow-write-with-slow", "capped:slow-write-without-slow")
+    for name, target in (("authentication", ">= 0.9"), ("privacy", ">= 0.5")):
+        for verb in ("read", "write"):
+            figure = f"secured_{verb}_vs_unsecured" if name == "authentication" else f"private_{verb}_vs_unsecured"
+            faster(figure, target, f"secured:{verb}-{name}", f"secured:{verb}-unsecured")
+    for verb, target in (("read", "<= 1.3"), ("write", "<= 1.5")):
+        found.ratio(
+            f"secured_frozen_{verb}_vs_healthy", target, f"secured:{verb}-frozen", f"secured:{verb}-authentication"
+        )
     coded = ("capped:erasure-coded-hdfs-native", "capped:erasure-coded-hadoop-client")
     faster("read_vs_erasure_coding", ">= 1", striped, *coded)
     return found

@@ -3,9 +3,10 @@
     scripts/bench stripefs [--quick] [--runs N] [--work DIR] [--out report.json] [--parts LIST]
 
 Needs root and Hadoop's jars. NameNode and DataNodes are a JVM each; each DataNode is in a network namespace whose link
-carries 60 MiB/s in each direction (``capped``), then the same on loopback without limits (``free``). Every run is a
-process of its own (``client``); variants take turns, so that a slow minute hits all of them; every byte that
-is read is compared with what was written, after the clock has stopped. ``docs/howto/bench-stripefs.md`` says the rest.
+carries 60 MiB/s in each direction (``capped``), then the same on loopback without limits (``free``), and with Kerberos
+(``secured``). Every run is a process of its own (``client``); variants take turns, so that a slow minute hits all of
+them; every byte that is read is compared with what was written, after the clock has stopped.
+``docs/howto/bench-stripefs.md`` says the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from bench.common import invocation
 from bench.common.invocation import Options, chosen
-from bench.stripes import free
+from bench.stripes import free, secured
 from bench.stripes.capped import PARTS, Capped
 from bench.stripes.figures import compute
 from bootseer.demo.report import Report
@@ -37,16 +38,18 @@ def _run(options: Options, report: Report) -> None:
     widths, units, reads = [1, 2, 4, 8, 16], [256 * KiB, MiB, 4 * MiB, 16 * MiB], 3
     if options.quick:
         widths, units, reads = [1, 4, 16], [MiB, 16 * MiB], 1
-    parts = chosen(options.parts, (*PARTS, "free"))
+    parts = chosen(options.parts, (*PARTS, "free", "secured"))
     if set(parts) & set(PARTS):
         scan = (widths, units, reads)
         Capped(options.work, report, content, small, rounds=options.runs, scan=scan, brief=options.quick).run(parts)
     if "free" in parts:
         free.run(options.work, report, content, rounds=options.runs)
+    if "secured" in parts:
+        secured.run(options.work, report, content, rounds=options.runs)
 
 
 if __name__ == "__main__":
     quick = "96 MiB instead of 320, 3 runs instead of 5, small scan"
     parser = invocation.parser("stripefs", __doc__, quick=quick, runs=(5, 3), work=True)
-    parser.add_argument("--parts", default="", help=f"of: {','.join((*PARTS, 'free'))}")
+    parser.add_argument("--parts", default="", help=f"of: {','.join((*PARTS, 'free', 'secured'))}")
     sys.exit(invocation.carry_out(parser, _run, compute))
