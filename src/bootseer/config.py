@@ -54,7 +54,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     store: str = ""
     """Shared storage this site already has: a folder, ``hdfs://...``, ``s3://...``. Empty: a folder in the cache."""
     hdfs_access: Literal["auto", "direct", "native"] = "auto"
-    """How HDFS is read and written; ``auto``: directly where the cluster has neither Kerberos nor wire encryption, else
+    """How HDFS is read and written; ``auto``: directly, and only what needs it (erasure coding, encryption zones)
     through ``hdfs-native``, which has no deadlines, no hedging and one DataNode at a time."""
     record_seconds: Seconds = 120.0
     """First touches are recorded for this long after a mount (the paper: about the first two minutes)."""

@@ -255,12 +255,17 @@ def test_calls_go_on_over_a_restart(cluster, node):
         assert {entry.path for entry in node.list(f"/restart/{number}")} == kept
 
 
-def test_encrypted_transfer_goes_through_hdfs_native(cluster, root):
-    """The last one: it ends the cluster, and starts another on the same data."""
+def test_encrypted_transfer_is_read_and_written_directly(cluster, root):
+    """Red before: it went through hdfs-native. The last one: it ends the cluster, and starts one on the same data."""
     cluster.stop()
     settings = {**SETTINGS, "dfs.encrypt.data.transfer": "true"}
     with HadoopCluster(root, 1, settings=settings) as encrypted:
         found = access.choose(f"{encrypted.url}/a")
-        assert found == access.Access("native", "the cluster encrypts data transfer (dfs.encrypt.data.transfer)")
+        assert found == access.Access("direct", "no authentication, encrypted transfers")
+        with open_fs(f"{encrypted.url}/striped").create("f") as file:
+            file.write(DATA)
+        out = bytearray(len(DATA))
+        open_fs(f"{encrypted.url}/striped").open("f").readinto(0, memoryview(out))
+        assert out == DATA
         assert hdfs.connect(encrypted.url).read("/kept") == DATA
         assert NameNode.connect(encrypted.url).info("/kept").size == len(DATA)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -310,13 +309,19 @@ class HadoopCluster:
 
         until(back, 60.0, f"the return of {daemon.name}", step=0.1)
 
-    def token(self, file: Path, user: str = "alice", *, renewer: str = "alice") -> Path:
+    def token(self, file: Path, user: str = "alice") -> Path:
         """A delegation token of ``user`` in ``file``, as Hadoop's own program fetches it."""
-        argv = self._site.argv("client", _FETCH, heap_mb=256, args=["--renewer", renewer, f"file://{file}"])
-        subprocess.run(
-            argv, env={**os.environ, **self.realm.environment(user)}, check=True, capture_output=True, timeout=60
-        )
+        self._fetcher(user, "--renewer", user, f"file://{file}")
         return file
+
+    def cancel(self, file: Path, user: str = "alice") -> None:
+        """The token in ``file`` counts no longer."""
+        self._fetcher(user, "--cancel", f"file://{file}")
+
+    def _fetcher(self, user: str, *args: str) -> None:
+        with self.realm.login(user):
+            argv = self._site.argv("client", _FETCH, heap_mb=256, args=args)
+            subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
     # -- the stock client -----------------------------------------------------------------------------------------
 

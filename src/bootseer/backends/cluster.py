@@ -1,8 +1,7 @@
 """Storage on an HDFS cluster: names are the NameNode's matter, bytes come and go *directly* or *natively*.
 
-`bootseer.hdfs.access` decides which, per cluster, at the first operation and for the life of the backend: a cluster
-with Kerberos or wire encryption is asked and read through ``hdfs-native``. In a cluster that is read directly, files
-that are erasure-coded or encrypted still go through ``hdfs-native``.
+`bootseer.hdfs.access` decides which, per cluster, at the first operation and for the life of the backend. In a cluster
+that is read directly, files that are erasure-coded or encrypted still go through ``hdfs-native``.
 """
 
 from __future__ import annotations

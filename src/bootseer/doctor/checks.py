@@ -228,24 +228,34 @@ def runtimes(folder: Path) -> str | Found:
     return detail
 
 
-def hdfs(config: Config) -> str:
+def hdfs(config: Config) -> str | Found:
     try:
         import hdfs_native  # noqa: F401
 
-        from bootseer.hdfs import client
+        from bootseer.hdfs import access, client
+        from bootseer.hdfs.namenode import NameNode
+        from bootseer.hdfs.sasl import transfer
 
         version = importlib.metadata.version("hdfs-native")
     except Exception as exc:  # a binary wheel fails to load in many ways
         raise UnsupportedError(f"cannot be loaded: {exc}", hint="pip install 'bootseer[hdfs]'") from None
     if not in_hdfs(config):
         return f"hdfs-native {version}; the store is not in HDFS"
-    client.connect(config.store).info("/")
-    return f"hdfs-native {version}, {config.store} answers"
+    reached = access.choose(config.store)
+    if reached.kind == "native":
+        client.connect(config.store).info("/")
+        return f"hdfs-native {version}, {config.store} answers ({reached.reason})"
+    NameNode.connect(config.store).info("/")
+    detail = f"{config.store} answers: {reached.reason}"
+    if transfer.is_slow():
+        cost = "DataNodes that encrypt by rc4 or 3des are slow"
+        return Found("limited", detail, cost, f"at the DataNodes set {transfer.AES_SETTING}")
+    return detail
 
 
 def in_hdfs(config: Config) -> bool:
     """Whether the configured store is in HDFS."""
-    return config.store.startswith(("hdfs://", "viewfs://"))
+    return config.store.startswith("hdfs://")
 
 
 def cache(config: Config, folder: Path | None) -> str | Found:

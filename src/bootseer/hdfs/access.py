@@ -1,7 +1,7 @@
 """Which way to a cluster: *direct*, by this package's own transfers, or *native*, by ``hdfs-native``.
 
-Direct is faster and has deadlines, hedging and several DataNodes at once, but speaks to clusters without Kerberos and
-without wire encryption only. A single file may need native all the same: `FileBlocks.erasure`, `FileBlocks.encrypted`.
+Direct is faster and has deadlines, hedging and several DataNodes at once. A name service that only Hadoop's own rules
+resolve needs native, and so may a single file: `FileBlocks.erasure`, `FileBlocks.encrypted`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def choose(url: str) -> Access:
 
 def _ask(base: str) -> Access:
     try:
-        defaults = NameNode.connect(base).defaults()
-    except UnsupportedError as exc:  # SaslRequired, or a name service that only Hadoop's own rules resolve
+        namenode = NameNode.connect(base)
+    except UnsupportedError as exc:  # a name service that only Hadoop's own rules resolve
         return Access("native", exc.message)
-    if defaults.encrypt_data_transfer:
-        return Access("native", "the cluster encrypts data transfer (dfs.encrypt.data.transfer)")
-    return Access("direct", "neither authentication nor wire encryption")
+    encrypts = namenode.defaults().encrypt_data_transfer
+    if not namenode.login and not encrypts:
+        return Access("direct", "neither authentication nor wire encryption")
+    return Access("direct", f"{namenode.login or 'no authentication'}{', encrypted transfers' if encrypts else ''}")

@@ -22,10 +22,12 @@ from collections.abc import Sequence
 
 from bootseer.hdfs.dial import Address, dial
 from bootseer.hdfs.replica_errors import Cancelled
+from bootseer.hdfs.sasl.streams import Stream
 
 _TIMEVAL = struct.Struct("@ll")
 _LATE = 0.02  # a wait may end so much after the deadline; saves a system call per wait
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_MUCH = 256 << 10  # bytes asked for where messages must be whole before they are of use
 _VECTORS = 512  # buffers of one call; Linux takes 1024
 
 
@@ -73,6 +75,23 @@ class Connection:
         self._limit = -1.0  # what the kernel was told last, in seconds
         self._polled = False
         self._unread = b""  # arrived, not asked for yet
+        self._stream: Stream | None = None  # what protects its bytes
+
+    @property
+    def peer(self) -> str:
+        """The address of the other side."""
+        return str(self._socket.getpeername()[0])
+
+    @property
+    def left(self) -> float:
+        """Seconds until the turn ends."""
+        return self._until - time.monotonic()
+
+    def protect(self, stream: Stream | None) -> None:
+        """What comes and goes from now on goes through ``stream``."""
+        if self._unread:
+            raise OSError("bytes came before the login was over")
+        self._stream = stream
 
     def begin(self, until: float, transfer: Transfer) -> None:
         """Begin a turn that ends by ``until`` (monotonic seconds)."""
@@ -131,6 +150,8 @@ class Connection:
     def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         self._check()
+        if self._stream is not None:
+            data = b"".join(self._stream.out([data]))
         try:
             self._socket.sendall(data)
         except BlockingIOError:
@@ -149,7 +170,11 @@ class Connection:
                 continue  # the kernel's limit came first: `_check` knows whether it is time
             if not data:
                 raise self._closed()
-            return data
+            if self._stream is None:
+                return data
+            if data := self._stream.plain(data):
+                self._unread = data[size:]
+                return data[:size]
 
     def unread(self, data: bytes) -> None:
         """Give back what was received before its turn."""
@@ -161,6 +186,15 @@ class Connection:
             used = _copy(self._unread, views)
             self._unread = self._unread[used:]
             views, count = _rest(views, used), count - used
+        if self._stream is not None and not self._stream.in_place:
+            while count:
+                came = self.some(_MUCH)
+                used = _copy(came, views)
+                self._transfer.received += used
+                self._unread = came[used:] + self._unread
+                views, count = _rest(views, used), count - used
+            return
+        whole = views
         while count:
             self._check()
             try:
@@ -173,6 +207,8 @@ class Connection:
             self._transfer.received += got
             if count:
                 views = _rest(views, got)
+        if self._stream is not None:
+            self._stream.fill(whole)
 
     def _closed(self) -> Exception:
         if self._transfer.cancelled:

@@ -30,11 +30,12 @@ from google.protobuf.message import DecodeError
 from bootseer.errors import BootseerError, ConfigError, UnavailableError
 from bootseer.hdfs.checksum import CRC32, CRC32C, SIZE, Chunks
 from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
-from bootseer.hdfs.dial import host_port, own_limit
+from bootseer.hdfs.dial import Address, host_port, own_limit
 from bootseer.hdfs.framing import BAD_TOKEN, CHECKSUM_OK, READ_BLOCK, SUCCESS, delimited, locate, operation, status_text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
+from bootseer.hdfs.sasl.transfer import KeyRefused, TokenRefused
 
 __all__ = ["Transfer", "read"]
 
@@ -115,11 +116,51 @@ def read(
                 return _turn(kept, until, transfer, _Reader(kept, located, offset, views, verify, transfer))
             except _ClosedBefore as exc:
                 _log.debug("kept connection to %s was closed (%s); connecting again", node.address, exc.__cause__)
-        fresh = connect(address, until, transfer)
+        fresh = _connect(address, located, until, transfer)
         _turn(fresh, until, transfer, _Reader(fresh, located, offset, views, verify, transfer))
+    except TokenRefused as exc:
+        text = f"DataNode {node.address}, block {located.block.id}: {exc}"
+        raise StaleReplica(text, hint="fetch the locations again") from None
     except (OSError, EOFError, ConfigError, _Malformed) as exc:
         doing = f"cannot read block {located.block.id} at {offset} from DataNode {node.address}"
         raise _unavailable(doing, exc, deadline) from exc
+
+
+def _connect(address: Address, located: Located, until: float, transfer: Transfer, *, again: bool = True) -> Connection:
+    """A connection that is ready for operations: logged in, where the cluster wants that."""
+    connection = connect(address, until, transfer)
+    try:
+        if handshake := located.guard.handshake(address[1], located.token):
+            connection.begin(until, transfer)
+            said = handshake.begin()
+            while said:
+                connection.send(said)
+                said = handshake.answer(_message(connection, connection.some(_ANSWER)))
+            connection.protect(handshake.stream)
+        return connection
+    except KeyRefused:
+        connection.close()
+        if not again:
+            raise
+        return _connect(address, located, until, transfer, again=False)
+    except BaseException as exc:
+        connection.close()
+        if transfer.cancelled and isinstance(exc, OSError | EOFError):
+            raise Cancelled("the read was cancelled") from None
+        raise
+
+
+def _message(connection: Connection, raw: bytes) -> bytes:
+    """The message that begins with ``raw``, which has come; what came behind it is given back."""
+    try:
+        while (found := locate(raw)) is None or len(raw) < found[1]:
+            if found and found[1] > 1 << 20:
+                raise _Malformed("its answer is too long")
+            raw += connection.some(_ANSWER)
+    except ValueError:
+        raise _Malformed("its answer makes no sense") from None
+    connection.unread(raw[found[1] :])
+    return raw[slice(*found)]
 
 
 def _unavailable(doing: str, exc: Exception, deadline: float) -> UnavailableError:
@@ -157,8 +198,8 @@ class _ClosedBefore(EOFError):
 
     def __str__(self) -> str:
         return (
-            "it closed the connection without an answer (its limit of connections is reached, it is stopping, or it "
-            "wants SASL, which only hdfs_access=native speaks)"
+            "it closed the connection without an answer (its limit of connections is reached, it is stopping, or "
+            "dfs.data.transfer.protection is another one there)"
         )
 
 
@@ -223,14 +264,8 @@ class _Reader:
         raw = self._connection.some(_ANSWER)
         self.answered = True
         try:
-            while (found := locate(raw)) is None or len(raw) < found[1]:
-                if found and found[1] > 1 << 20:
-                    raise _Malformed("its answer is too long")
-                raw += self._connection.some(_ANSWER)
-            begin, end = found
-            self._connection.unread(raw[end:])
-            answer = wire.BlockOpResponse.FromString(raw[begin:end])
-        except (ValueError, DecodeError):
+            answer = wire.BlockOpResponse.FromString(_message(self._connection, raw))
+        except DecodeError:
             raise _Malformed("its answer makes no sense") from None
         if answer.status != SUCCESS:
             raise self._refused(answer)

@@ -15,11 +15,13 @@ from bootseer.errors import (
     FullError,
     NotFoundError,
     NotWritableError,
+    PrivilegeError,
     UnavailableError,
     UnsupportedError,
 )
 
 REACH = "check that the NameNode and the DataNodes run and are reachable from here"
+_ANOTHER_TOKEN = "fetch another token (hdfs fetchdt), or unset HADOOP_TOKEN_FILE_LOCATION and kinit"
 _RPC = re.compile(r'^(?:Fatal)?RPCError\("(?P<java>[\w.$]+)", "(?P<text>.*)', re.DOTALL)
 
 # First match wins. (pattern, class, hint); searched in the names of the exception's classes, and where these say
@@ -37,7 +39,7 @@ _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
     (
         r"AccessControl|Authorization|PermissionError",
         NotWritableError,
-        "check the owner and mode, or set HADOOP_USER_NAME",
+        "check the owner and mode, or set HADOOP_USER_NAME (with Kerberos: kinit as another user)",
     ),
     (r"LeaseExpired", NotWritableError, "the file was removed, finished or taken over by another writer"),
     (
@@ -45,6 +47,12 @@ _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
         NotWritableError,
         "another name is in the way",
     ),
+    (
+        r"InvalidToken",
+        PrivilegeError,
+        _ANOTHER_TOKEN,
+    ),
+    (r"SaslException", PrivilegeError, "see klist; is the clock of this machine right?"),
     (r"FileNotFound", NotFoundError, ""),
     (r"[Cc]hecksum", DataError, "every replica that answered is damaged; run hdfs fsck on the file"),
     (r"NoSuchProtocol|Unknown protocol", ConfigError, "this port is not the NameNode's RPC port"),
@@ -82,17 +90,17 @@ class RemoteError(Exception):
         return bool(re.search("Standby|Retriable|ObserverRetry", self.java))
 
 
-class SaslRequired(UnsupportedError):
-    """The NameNode wants authentication; ``mechanisms`` are those it offers."""
-
-    def __init__(self, mechanisms: str) -> None:
-        super().__init__(f"the NameNode wants authentication ({mechanisms})", hint="use hdfs_access = native")
+class SaslRequired(Exception):
+    """The NameNode wants a login first."""
 
 
 def remote(exc: RemoteError, doing: str) -> BootseerError | FileExistsError:
     """One line for a server's exception met while ``doing`` (a phrase such as ``"read /a on hdfs://n:8020"``)."""
     if exc.java in ("FileAlreadyExistsException", "AlreadyBeingCreatedException"):
         return FileExistsError(f"cannot {doing}: {exc}")
+    if "is not allowed to impersonate" in exc.text:
+        hint = "unset HADOOP_PROXY_USER, or have the site allow it (hadoop.proxyuser)"
+        return NotWritableError(f"cannot {doing}: {exc.text}", hint=hint)
     return _classify(exc.java, exc.java, exc.text, doing)
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
+from typing import TypeVar
 
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
+
+from bootseer.errors import DataError
+
+M = TypeVar("M", bound=Message)
 
 VERSION = 28
 """Of the data transfer protocol."""
@@ -50,3 +56,30 @@ def operation(number: int, message: Message) -> bytes:
 def status_text(status: int) -> str:
     """What a DataNode's ``status`` means."""
     return _STATUS.get(status, f"status {status}")
+
+
+# -- Hadoop RPC -------------------------------------------------------------------------------------------------------
+
+
+def frame(*messages: Message) -> bytes:
+    """The messages, each behind its length, behind the length of all."""
+    body = b"".join(map(delimited, messages))
+    return struct.pack(">I", len(body)) + body
+
+
+def take(data: memoryview, start: int) -> tuple[memoryview, int]:
+    """The message of the frame ``data`` whose length is at ``start``, and where the next one begins."""
+    with contextlib.suppress(ValueError):
+        if (found := locate(data, start)) and found[1] <= len(data):
+            return data[slice(*found)], found[1]
+    raise DataError(f"an RPC answer of {len(data)} bytes is torn at byte {start}")
+
+
+def parse(kind: type[M], data: memoryview | bytes) -> M:
+    """The message in ``data``; `DataError` when it is none."""
+    message = kind()
+    try:
+        message.ParseFromString(bytes(data))
+    except (DecodeError, UnicodeDecodeError) as exc:
+        raise DataError(f"an RPC answer is no {kind.__name__}: {exc}") from None
+    return message

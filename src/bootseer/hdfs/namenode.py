@@ -8,8 +8,8 @@ operations that change something.
 
 Errors of every operation: `NotFoundError`, `FileExistsError`, `NotWritableError` (permission; another name in the way;
 the lease is lost), `FullError` (quota), `UnavailableError` (also when the deadline passes), `UnsupportedError`,
-`SaslRequired`, `DataError` for an answer that makes no sense. Their ``__cause__`` is the `RemoteError` that the
-NameNode answered with, if it did.
+`PrivilegeError` (no ticket, no token), `DataError` for an answer that makes no sense. Their ``__cause__`` is the
+`RemoteError` that the NameNode answered with, if it did.
 
 Concurrency: any thread; see `bootseer.hdfs.rpc`. After a fork the child's objects are other clients, with other
 leases.
@@ -36,6 +36,8 @@ from bootseer.hdfs.errors import is_below_a_file
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located, storage_ids
 from bootseer.hdfs.rpc import RpcClient
+from bootseer.hdfs.sasl.login import VARIABLES
+from bootseer.hdfs.sasl.transfer import Guard
 
 M = TypeVar("M", bound=Message)
 
@@ -47,7 +49,7 @@ _CREATE = 1
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
 
-_known: dict[tuple[str, str, str], NameNode] = {}
+_known: dict[tuple[str, ...], NameNode] = {}
 
 
 def login_user() -> tuple[str, str]:
@@ -90,24 +92,27 @@ class NameNode:
         self._rpc = RpcClient(addresses, _PROTOCOL, name=name, user=user, real_user=real_user)
         self.url = self._rpc.name
         self._defaults: tuple[float, wire.ServerDefaults] | None = None
+        self._key: wire.DataKey | None = None
+        self._guard = Guard(lambda: bool(self._rpc.login), self._data_key)
 
     @classmethod
     def connect(cls, url: str) -> NameNode:
         """The NameNode of ``hdfs://host:port/...`` or ``hdfs://service/...``; touches no network.
 
-        One object per process, address or service, and user. Raises `ConfigError` for another URL, `UnsupportedError`
-        for a service whose NameNodes the site's configuration does not tell.
+        One object per process, address or service, user, and place of tickets and tokens. Raises `ConfigError` for
+        another URL, `UnsupportedError` for a service whose NameNodes the site's configuration does not tell.
         """
         base = split(url)[0]
         parts = urlsplit(base)
         host, port = parts.hostname or "", parts.port
         user, real = login_user()
-        known = _known.get((base, user, real))
+        key = (base, user, real, *(os.environ.get(name, "") for name in (*VARIABLES, "HADOOP_CONF_DIR")))
+        known = _known.get(key)
         if known is None:
             # name services are case-sensitive, which hostname is not
             addresses = [(host, port)] if port is not None else nameservice.addresses(parts.netloc)
             made = cls(addresses, user, real, name="" if port is not None else base)
-            known = _known.setdefault((base, user, real), made)
+            known = _known.setdefault(key, made)
         return known
 
     @property
@@ -163,7 +168,9 @@ class NameNode:
             for entry in found.listing.entries:
                 name = entry.path.decode("utf-8", "surrogateescape")
                 status = FileStatus.of(entry, f"{path.rstrip('/')}/{name}" if name else path)
-                page.append((status, FileBlocks.of(entry.locations) if entry.HasField("locations") else None))
+                page.append(
+                    (status, FileBlocks.of(entry.locations, self._guard) if entry.HasField("locations") else None)
+                )
             yield page
             if not found.listing.remaining:
                 return
@@ -221,7 +228,7 @@ class NameNode:
             raise
         if not found.HasField("locations"):
             raise NotFoundError(f"cannot locate {path} on {self.url}: no such file or folder")
-        return FileBlocks.of(found.locations)
+        return FileBlocks.of(found.locations, self._guard)
 
     def report_bad_blocks(self, blocks: Sequence[Located]) -> None:
         """Tell of damaged replicas: those on ``nodes`` of each block. The NameNode replaces them from good ones."""
@@ -279,7 +286,7 @@ class NameNode:
             favoured=[node.address for node in wanted],
         )
         found = self._call("addBlock", request, wire.AddBlockResponse, f"add a block to {path}", deadline)
-        return Located.of(found.block)
+        return Located.of(found.block, self._guard)
 
     def abandon_block(self, block: Block, path: str, file_id: int, *, deadline: float = DEADLINE) -> None:
         """Give up the last block, of which nothing was acknowledged."""
@@ -303,7 +310,8 @@ class NameNode:
         request = wire.UpdateBlockForPipelineRequest(block=block.message, client=self.client_name)
         answer = wire.UpdateBlockForPipelineResponse
         doing = f"renew block {block.id} of {path}"
-        return Located.of(self._call("updateBlockForPipeline", request, answer, doing, deadline).block)
+        found = self._call("updateBlockForPipeline", request, answer, doing, deadline)
+        return Located.of(found.block, self._guard)
 
     def update_pipeline(
         self,
@@ -345,6 +353,21 @@ class NameNode:
             found = self._call("getServerDefaults", wire.Empty(), answer, "ask for defaults", deadline).defaults
             self._defaults = known = time.monotonic(), found
         return known[1]
+
+    @property
+    def login(self) -> str:
+        """Who this process is by its login, as a phrase (``ticket of a@SITE``); "" where the NameNode wants none."""
+        return self._rpc.login
+
+    def _data_key(self, anew: bool) -> wire.DataKey | None:
+        # what it said once is enough: a read must not wait for a NameNode that is away
+        defaults = self._defaults[1] if self._defaults else self.defaults()
+        if not defaults.encrypt_data_transfer:
+            return None
+        if anew or self._key is None or self._key.expires < time.time() * 1000:
+            answer = wire.GetDataEncryptionKeyResponse
+            self._key = self._call("getDataEncryptionKey", wire.Empty(), answer, "ask for the key of transfers").key
+        return self._key
 
     def space(self) -> tuple[int, int]:
         """Bytes of the cluster in all, and free ones; replicas count."""

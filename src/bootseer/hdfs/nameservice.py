@@ -43,37 +43,43 @@ def split(url: str) -> tuple[str, str]:
 
 def _default() -> str:
     """The NameNode or name service that the site's ``core-site.xml`` names, "" for none."""
-    found = _settings(folder).get("fs.defaultFS", "") if (folder := _folder()) else ""
+    found = _settings(where).get("fs.defaultFS", "") if (where := folder()) else ""
     return found.removeprefix("hdfs://").strip("/") if found.startswith("hdfs://") else ""
 
 
 def addresses(service: str) -> tuple[tuple[str, int], ...]:
     """(host, port) of each NameNode. `UnsupportedError` says why they cannot be told; `ConfigError`: a damaged file."""
-    if not (folder := _folder()):
+    if not (where := folder()):
         raise UnsupportedError(f"name service {service}, and HADOOP_CONF_DIR is not set", hint="set HADOOP_CONF_DIR")
-    found = _settings(folder)
+    found = _settings(where)
     if found.get(f"dfs.client.failover.resolve-needed.{service}") == "true":
         raise UnsupportedError(f"name service {service} stands for the addresses of one host name")
     key = f"dfs.namenode.rpc-address.{service}"
     names = found.get(f"dfs.ha.namenodes.{service}", "")
     keys = [f"{key}.{name.strip()}" for name in names.split(",") if name.strip()] or [key]
-    return tuple(_address(found.get(each, ""), each, folder) for each in keys)
+    return tuple(_address(found.get(each, ""), each, where) for each in keys)
 
 
 def by_hostname() -> bool:
     """Whether DataNodes are reached by their names only (``dfs.client.use.datanode.hostname``). `ConfigError`.
 
-    Where their addresses are those of a network of their own. Read once per folder of settings, as Hadoop does.
+    Where their addresses are those of a network of their own.
     """
-    return (folder := _folder()) is not None and _by_hostname(folder)
+    return setting("dfs.client.use.datanode.hostname").lower() == "true"
+
+
+def setting(name: str) -> str:
+    """What the site says, "" where it says nothing. `ConfigError`. Read once per folder of settings, as Hadoop does."""
+    return _known(where).get(name, "") if (where := folder()) else ""
 
 
 @functools.cache
-def _by_hostname(folder: Path) -> bool:
-    return _settings(folder).get("dfs.client.use.datanode.hostname", "").lower() == "true"
+def _known(folder: Path) -> dict[str, str]:
+    return _settings(folder)
 
 
-def _folder() -> Path | None:
+def folder() -> Path | None:
+    """Where the site's settings are, None when nothing says it."""
     if set_ := os.environ.get("HADOOP_CONF_DIR"):
         return Path(set_)
     home = os.environ.get("HADOOP_HOME")

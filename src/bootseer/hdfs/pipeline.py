@@ -33,6 +33,9 @@ from bootseer.hdfs.dial import dial, own_limit
 from bootseer.hdfs.framing import SUCCESS, WRITE_BLOCK, locate, operation, status_text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, Located, storage_ids
+from bootseer.hdfs.sasl.login import LoginFailed
+from bootseer.hdfs.sasl.streams import Stream
+from bootseer.hdfs.sasl.transfer import KeyRefused
 
 CONNECT = 5.0
 """Seconds for a connection to the first DataNode."""
@@ -151,12 +154,10 @@ class Pipeline:
         # since when nothing has come, when it was last looked for, and when all DataNodes were last heard or asked
         self._replaceable = setup.stage == CREATE
         self._stall = STALL
-        self._poll = select.poll()
-        self._sock = _connect(self.nodes[0])
-        self._moved = self._looked = self._sure = self.used = time.monotonic()
+        self._stream: Stream | None = None
+        self._connect()
         try:
-            self._sock.setblocking(False)
-            self._poll.register(self._sock, select.POLLIN)
+            self._log_in()
             self._send([memoryview(_request(located, terms, setup))])
             self._await_answer()
             self._ready, self._replaceable, self.waited = True, False, 0.0
@@ -164,12 +165,37 @@ class Pipeline:
             self.close()
             raise
 
-    def _await_answer(self) -> None:
+    def _connect(self) -> None:
+        self._sock, self._poll = _connect(self.nodes[0]), select.poll()
+        self._moved = self._looked = self._sure = self.used = time.monotonic()
+        self._sock.setblocking(False)
+        self._poll.register(self._sock, select.POLLIN)
+
+    def _log_in(self, *, again: bool = True) -> None:
+        """As whom the block's token says, where the cluster wants that."""
+        handshake = self.located.guard.handshake(self.nodes[0].port, self.located.token)
+        said = handshake.begin() if handshake else b""
+        try:
+            while handshake and said:
+                self._send([memoryview(said)])
+                said = handshake.answer(self._next())
+        except LoginFailed as exc:
+            if not isinstance(exc, KeyRefused) or not again:
+                raise Broken(f"no login at {self.nodes[0].address}: {exc}", (0,)) from None
+            self._sock.close()
+            self._connect()
+            return self._log_in(again=False)
+        self._stream = handshake.stream if handshake else None
+
+    def _next(self) -> bytes:
         while (message := self._message()) is None:
             self._wait(select.POLLIN)
             self._receive()
+        return message
+
+    def _await_answer(self) -> None:
         try:
-            answer = wire.BlockOpResponse.FromString(message)
+            answer = wire.BlockOpResponse.FromString(self._next())
         except DecodeError:
             raise Broken(f"{self.nodes[0].address} does not speak Hadoop's data transfer protocol", (0,)) from None
         if answer.status != SUCCESS:
@@ -212,6 +238,8 @@ class Pipeline:
             self._moved = self._looked = time.monotonic()
 
     def _send(self, views: list[memoryview]) -> None:
+        if self._stream is not None:
+            views = self._stream.out(views)
         while views:
             events = self._wait(select.POLLIN | select.POLLOUT)
             if events & ~select.POLLOUT:
@@ -273,13 +301,16 @@ class Pipeline:
     def _receive(self) -> None:
         try:
             data = self._sock.recv(65536)
+            if data and self._stream is not None:
+                self._received += self._stream.plain(data)
         except BlockingIOError:
             return
         except OSError as exc:
             raise self._lost(exc.strerror or str(exc)) from None
         if not data:
             raise self._lost("closed")
-        self._received += data
+        if self._stream is None:
+            self._received += data
         while self._ready and (message := self._message()) is not None:
             self._acknowledge(message)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from bootseer.hdfs import nameservice
 from bootseer.hdfs.dial import host_port
 from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.sasl.transfer import OPEN, Guard
 
 # of Hadoop's own policies the NameNode tells the number only (SystemErasureCodingPolicies)
 _POLICIES = ("", "RS-6-3-1024k", "RS-3-2-1024k", "RS-LEGACY-6-3-1024k", "XOR-2-1-1024k", "RS-10-4-1024k")
@@ -119,19 +120,21 @@ class Block(NamedTuple):
 class Located:
     """A block of a file: where it begins in the file, and the DataNodes with a replica, nearest first.
 
-    ``token`` lets its holder read or write the block (empty where the cluster has no block tokens).
+    ``token`` lets its holder read or write the block (empty where the cluster has no block tokens). ``guard``: how
+    connections to its DataNodes begin.
     """
 
     block: Block
     offset: int
     nodes: tuple[DataNode, ...]
     token: wire.Token = field(repr=False)  # it has a password
+    guard: Guard = field(repr=False, compare=False, default=OPEN)
 
     @classmethod
-    def of(cls, message: wire.LocatedBlock) -> Located:
+    def of(cls, message: wire.LocatedBlock, guard: Guard = OPEN) -> Located:
         storages = chain(message.storage_types, repeat(1)), chain(message.storage_ids, repeat(""))
         nodes = tuple(map(DataNode.of, message.nodes, *storages))
-        return cls(Block.of(message.block), message.offset, nodes, message.token)
+        return cls(Block.of(message.block), message.offset, nodes, message.token, guard)
 
     @property
     def message(self) -> wire.LocatedBlock:
@@ -170,8 +173,8 @@ class FileBlocks:
     encrypted: bool = False
 
     @classmethod
-    def of(cls, message: wire.LocatedBlocks) -> FileBlocks:
-        blocks = [Located.of(block) for block in message.blocks]
+    def of(cls, message: wire.LocatedBlocks, guard: Guard = OPEN) -> FileBlocks:
+        blocks = [Located.of(block, guard) for block in message.blocks]
         return cls(
             message.length,
             tuple(blocks),

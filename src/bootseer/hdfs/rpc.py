@@ -1,4 +1,4 @@
-"""Hadoop RPC, version 9, without security: calls at a NameNode, or at the NameNodes of a name service, with deadlines.
+"""Hadoop RPC, version 9: calls at a NameNode, or at the NameNodes of a name service, with deadlines.
 
     connection: "hrpc" 09 00 00 | frame(header, context) | frame(header, method, request) ...
     frame:      length as 4 bytes, big-endian | messages, each behind its length as a varint
@@ -13,34 +13,35 @@ turns it off).
 Of several addresses one is the active NameNode. Calls go to the one that answered last; who does not answer, or is in
 standby, makes them go to the next.
 
+A NameNode that wants a login is logged in at (`bootseer.hdfs.sasl.negotiation`), at once where the site's settings want
+Kerberos, else when it says so: from then on every connection of this client is.
+
 Concurrency: any thread may call; a call has a connection for itself, and its own thread reads the answer. More calls
 than `CONNECTIONS` wait for one another. A forked child begins with no connections and a client id of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
-import struct
 import threading
 import time
 import uuid
 from collections.abc import Sequence
-from typing import TypeVar
 
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from bootseer import faults
-from bootseer.errors import DataError, UnavailableError
+from bootseer.errors import DataError, UnavailableError, UnsupportedError
+from bootseer.hdfs import nameservice
 from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
 from bootseer.hdfs.dial import Address, host_port, remaining
 from bootseer.hdfs.errors import REACH, RemoteError, SaslRequired, remote
-from bootseer.hdfs.framing import delimited, locate
+from bootseer.hdfs.framing import M, frame, parse, take
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-
-M = TypeVar("M", bound=Message)
+from bootseer.hdfs.sasl import negotiation
+from bootseer.hdfs.sasl.login import Identity, LoginFailed
 
 CONNECTIONS = 8
 """Calls that one process has under way at one NameNode."""
@@ -64,31 +65,7 @@ _SILENT = 5_000  # ms until bytes that a dead network swallows end a connection
 _log = logging.getLogger(__name__)
 
 
-# -- frames -----------------------------------------------------------------------------------------------------------
-
-
-def frame(*messages: Message) -> bytes:
-    """The messages, each behind its length, behind the length of all."""
-    body = b"".join(map(delimited, messages))
-    return struct.pack(">I", len(body)) + body
-
-
-def take(data: memoryview, start: int) -> tuple[memoryview, int]:
-    """The message of the frame ``data`` whose length is at ``start``, and where the next one begins."""
-    with contextlib.suppress(ValueError):
-        if (found := locate(data, start)) and found[1] <= len(data):
-            return data[slice(*found)], found[1]
-    raise DataError(f"an RPC answer of {len(data)} bytes is torn at byte {start}")
-
-
-def parse(kind: type[M], data: memoryview | bytes) -> M:
-    """The message in ``data``; `DataError` when it is none."""
-    message = kind()
-    try:
-        message.ParseFromString(bytes(data))
-    except (DecodeError, UnicodeDecodeError) as exc:
-        raise DataError(f"an RPC answer is no {kind.__name__}: {exc}") from None
-    return message
+# -- answers ----------------------------------------------------------------------------------------------------------
 
 
 def _text(value: object) -> str:
@@ -107,12 +84,11 @@ def parse_answer(data: bytes | bytearray, call_id: int) -> memoryview:
     header = parse(wire.RpcResponseHeader, head)
     answered = header.call_id - (1 << 32) if header.call_id >> 31 else header.call_id
     if answered == _SASL_CALL:
-        wanted = parse(wire.RpcSasl, take(view, end)[0])
-        raise SaslRequired(", ".join(sorted({_text(auth.method) for auth in wanted.auths})) or "SASL")
+        raise SaslRequired
     if header.status:
         java, text = _text(header.exception), _text(header.message)
         if "SIMPLE authentication is not enabled" in text:
-            raise SaslRequired(text.partition("Available:")[2].strip("[] \n") or "SASL")
+            raise SaslRequired
         if header.status == 2 or answered == call_id:
             raise RemoteError(java, text, fatal=header.status == 2)
     if answered != call_id:
@@ -164,6 +140,10 @@ class RpcClient:
         self._addresses, self._turn = list(addresses), 0
         self._protocol = protocol
         self._user, self._real_user = user, real_user
+        self.login = ""
+        """Who this process is by its login, as a phrase; "" before, and where the NameNode wants none."""
+        self._secured = nameservice.setting("hadoop.security.authentication").lower() == "kerberos"
+        self._identity = Identity.now(self.name.removeprefix("hdfs://") if name else "", user if real_user else "")
         self._reached = self._down = False
         self._idle = Pool(_IDLE, CONNECTIONS)
         self.forget()
@@ -195,7 +175,7 @@ class RpcClient:
         where = f"{doing} on {self.name}"
         attempt, told = 0, None
         while True:
-            turn = self._turn
+            turn, secured = self._turn, self._secured
             try:
                 packed = frame(self._header(call_id, attempt), head, request)
                 found = parse(answer, self._attempt(turn, packed, call_id, until, deadline))
@@ -208,6 +188,15 @@ class RpcClient:
                 self._reached = True
                 problem: Exception = exc
                 told, elsewhere = exc, exc.elsewhere
+            except SaslRequired:
+                if secured:
+                    raise UnsupportedError(f"cannot {where}: it wants a login that is not offered") from None
+                self._secured = True
+                continue
+            except LoginFailed as exc:
+                if not (exc.passing and self.login):
+                    raise exc.error(where) from None
+                problem, elsewhere = exc, False
             except DataError as exc:
                 raise DataError(f"cannot {where}: {exc.message}", hint="is this the RPC port of a NameNode?") from None
             except (OSError, EOFError) as exc:
@@ -242,6 +231,8 @@ class RpcClient:
     def _late(self, where: str, problem: Exception, seconds: float) -> Exception:
         if isinstance(problem, RemoteError):
             return remote(problem, where)
+        if isinstance(problem, LoginFailed):
+            return problem.error(where)
         what = (getattr(problem, "strerror", None) or str(problem)).lower()
         return UnavailableError(f"cannot {where}: {what} (tried for {seconds:.1f} s)", hint=REACH)
 
@@ -270,13 +261,13 @@ class RpcClient:
             if len(self._addresses) > 1:  # a frozen one must leave time for the others
                 until = min(until, time.monotonic() + max(deadline / _SHARE, _SHORTEST))
             address = self._addresses[turn]
-            connection = self._idle.take(address)
-            if connection is None:
-                connection = connect(address, until, Transfer(), silent_ms=_SILENT)
-                packed = self._greeting() + packed
+            kept = self._idle.take(address)
+            connection = kept or connect(address, until, Transfer(), silent_ms=_SILENT)
             keep = False
             try:
                 connection.begin(until, Transfer())
+                if kept is None:
+                    packed = self._greeting(connection) + packed
                 answer = _exchange(connection, packed, call_id)
                 keep = True
                 return answer
@@ -291,8 +282,17 @@ class RpcClient:
         finally:
             slots.release()
 
-    def _greeting(self) -> bytes:
-        """What goes before the first call of a connection: `_HELLO`, and who calls whom."""
-        user = wire.ConnectionContext.User(effective=self._user, real=self._real_user or None)
+    def _greeting(self, connection: Connection) -> bytes:
+        """What goes before the first call of a connection: `_HELLO` or a login, and who calls whom."""
+        hello, user = _HELLO, wire.ConnectionContext.User(effective=self._user, real=self._real_user or None)
+        if self._secured:
+            login = negotiation.log_in(connection, self._identity)
+            if login and login != self.login:
+                self.login = login
+                negotiation.ignored(login)
+                _log.info("%s: logged in by the %s", self.name, login)
+            if login:  # it says who we are; for whom we act is said here
+                user = wire.ConnectionContext.User(effective=self._user if self._real_user else None)
+            hello = b""
         context = wire.ConnectionContext(user=user, protocol=self._protocol)
-        return _HELLO + frame(self._header(_CONTEXT_CALL, -1), context)
+        return hello + frame(self._header(_CONTEXT_CALL, -1), context)

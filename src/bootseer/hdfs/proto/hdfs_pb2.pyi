@@ -98,6 +98,19 @@ class Token(_message.Message):
     service: str
     def __init__(self, identifier: _Optional[bytes] = ..., password: _Optional[bytes] = ..., kind: _Optional[str] = ..., service: _Optional[str] = ...) -> None: ...
 
+class Credentials(_message.Message):
+    __slots__ = ("tokens",)
+    class Entry(_message.Message):
+        __slots__ = ("alias", "token")
+        ALIAS_FIELD_NUMBER: _ClassVar[int]
+        TOKEN_FIELD_NUMBER: _ClassVar[int]
+        alias: str
+        token: Token
+        def __init__(self, alias: _Optional[str] = ..., token: _Optional[_Union[Token, _Mapping]] = ...) -> None: ...
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[Credentials.Entry]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[Credentials.Entry, _Mapping]]] = ...) -> None: ...
+
 class Block(_message.Message):
     __slots__ = ("pool", "id", "generation", "length")
     POOL_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +316,26 @@ class GetServerDefaultsResponse(_message.Message):
     DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     defaults: ServerDefaults
     def __init__(self, defaults: _Optional[_Union[ServerDefaults, _Mapping]] = ...) -> None: ...
+
+class DataKey(_message.Message):
+    __slots__ = ("id", "pool", "nonce", "key", "expires")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    pool: str
+    nonce: bytes
+    key: bytes
+    expires: int
+    def __init__(self, id: _Optional[int] = ..., pool: _Optional[str] = ..., nonce: _Optional[bytes] = ..., key: _Optional[bytes] = ..., expires: _Optional[int] = ...) -> None: ...
+
+class GetDataEncryptionKeyResponse(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: DataKey
+    def __init__(self, key: _Optional[_Union[DataKey, _Mapping]] = ...) -> None: ...
 
 class GetFileInfoRequest(_message.Message):
     __slots__ = ("src",)
@@ -533,6 +566,33 @@ class FsStats(_message.Message):
     used: int
     remaining: int
     def __init__(self, capacity: _Optional[int] = ..., used: _Optional[int] = ..., remaining: _Optional[int] = ...) -> None: ...
+
+class TransferSasl(_message.Message):
+    __slots__ = ("status", "payload", "message", "ciphers", "token_error")
+    class Cipher(_message.Message):
+        __slots__ = ("suite", "in_key", "in_iv", "out_key", "out_iv")
+        SUITE_FIELD_NUMBER: _ClassVar[int]
+        IN_KEY_FIELD_NUMBER: _ClassVar[int]
+        IN_IV_FIELD_NUMBER: _ClassVar[int]
+        OUT_KEY_FIELD_NUMBER: _ClassVar[int]
+        OUT_IV_FIELD_NUMBER: _ClassVar[int]
+        suite: int
+        in_key: bytes
+        in_iv: bytes
+        out_key: bytes
+        out_iv: bytes
+        def __init__(self, suite: _Optional[int] = ..., in_key: _Optional[bytes] = ..., in_iv: _Optional[bytes] = ..., out_key: _Optional[bytes] = ..., out_iv: _Optional[bytes] = ...) -> None: ...
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CIPHERS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_ERROR_FIELD_NUMBER: _ClassVar[int]
+    status: int
+    payload: bytes
+    message: str
+    ciphers: _containers.RepeatedCompositeFieldContainer[TransferSasl.Cipher]
+    token_error: bool
+    def __init__(self, status: _Optional[int] = ..., payload: _Optional[bytes] = ..., message: _Optional[str] = ..., ciphers: _Optional[_Iterable[_Union[TransferSasl.Cipher, _Mapping]]] = ..., token_error: bool = ...) -> None: ...
 
 class BaseHeader(_message.Message):
     __slots__ = ("block", "token")

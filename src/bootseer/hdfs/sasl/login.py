@@ -1,0 +1,77 @@
+"""Why a login at a NameNode failed, and what both mechanisms of one have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from bootseer.errors import BootseerError, PrivilegeError
+
+QOPS = ("auth", "auth-int", "auth-conf")
+"""Qualities of protection, the cheapest first: who it is; that nobody changed the bytes; that nobody reads them."""
+
+VARIABLES = ("KRB5CCNAME", "HADOOP_TOKEN_FILE_LOCATION")
+"""Where they say another thing, this process is somebody else."""
+
+_NAMES = dict(zip(("authentication", "integrity", "privacy"), QOPS, strict=True))
+
+
+class LoginFailed(OSError):
+    """``kind`` is the error that it is for the user. ``passing``: a later try may work, without anything done here."""
+
+    def __init__(
+        self, why: str, hint: str, kind: type[BootseerError] = PrivilegeError, *, passing: bool = False
+    ) -> None:
+        super().__init__(why)
+        self.why, self.hint, self.kind, self.passing = why, hint, kind, passing
+
+    def error(self, doing: str) -> BootseerError:
+        return self.kind(f"cannot {doing}: {self.why}", hint=self.hint)
+
+
+class Identity(NamedTuple):
+    """Who logs in: ``service``, the name of the NameNodes ("": one by its address); for whom it acts (``proxied``, "":
+    for itself); where its ``tickets`` and its ``token_file`` are ("": by default; none)."""
+
+    service: str
+    proxied: str
+    tickets: str
+    token_file: str
+
+    @classmethod
+    def now(cls, service: str, proxied: str) -> Identity:
+        """As the environment says now: who it is stays so, whatever the environment says later."""
+        return cls(service, proxied, *(os.environ.get(name, "") for name in VARIABLES))
+
+
+class Seal(Protocol):
+    """What the bytes of a connection go through, in order, each message whole."""
+
+    def wrap(self, data: bytes) -> bytes: ...
+
+    def unwrap(self, data: bytes) -> bytes:
+        """`LoginFailed` for a message that is not the other side's next one."""
+
+
+class Mechanism(Seal, Protocol):
+    """One side of a login. ``qop``: what was agreed on; ``user``: who this process is then, as far as is known."""
+
+    qop: str
+    user: str
+
+    def answer(self, challenge: bytes) -> bytes:
+        """The answer to a message of the server. `LoginFailed`."""
+
+    def finish(self, last: bytes) -> None:
+        """`LoginFailed` unless the server, whose last message is ``last``, has proved who it is."""
+
+
+def qops(setting: str) -> Sequence[str]:
+    """What a site's setting allows (``authentication``, ``integrity,privacy``), and what is stronger than all of that.
+
+    "": everything.
+    """
+    named = [_NAMES[each.strip().lower()] for each in setting.split(",") if each.strip().lower() in _NAMES]
+    strongest = max((QOPS.index(each) for each in named), default=-1)
+    return [*named, *QOPS[strongest + 1 :]]

@@ -1,0 +1,186 @@
+"""The login at a NameNode: by a token where there is one for it, so that a thousand nodes ask no KDC, else by a ticket.
+
+    negotiate ->            who may log in how: TOKEN (DIGEST-MD5), KERBEROS (GSSAPI), SIMPLE: anybody
+    initiate, response ->   what the mechanism says, until "success"; with integrity or privacy, "wrap" around all after
+
+What the NameNode claims to be is compared with the site's ``dfs.namenode.kerberos.principal``: any service of the realm
+could claim to be it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
+from bootseer.hdfs import nameservice
+from bootseer.hdfs.connection import Connection
+from bootseer.hdfs.deadline import Workers
+from bootseer.hdfs.dial import host_port
+from bootseer.hdfs.errors import RemoteError
+from bootseer.hdfs.framing import frame, parse, take
+from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.sasl import tokens
+from bootseer.hdfs.sasl.digest import Digest
+from bootseer.hdfs.sasl.gssapi import Kerberos
+from bootseer.hdfs.sasl.login import Identity, LoginFailed, Mechanism, qops
+from bootseer.hdfs.sasl.streams import Framed
+
+_log = logging.getLogger(__name__)
+
+_HELLO = b"hrpc\x09\x00\xdf"
+_CALL = -33
+_SUCCESS, _NEGOTIATE, _INITIATE, _CHALLENGE, _RESPONSE, _WRAP = range(6)
+_ROUNDS = 8
+_LIMIT = 128 << 20  # as that of an answer
+_LOOKUP = 2.0  # s
+_resolvers = Workers()
+
+
+def log_in(connection: Connection, who: Identity) -> str:
+    """Log in over a new connection to a NameNode; as whom, as a phrase. A token of somebody else than ``who`` acts for
+    is not used.
+
+    `LoginFailed`, `RemoteError`, `DataError`, and the errors of `nameservice.setting`.
+    """
+    connection.send(_HELLO)
+    told = _ask(connection, wire.RpcSasl(state=_NEGOTIATE))
+    try:
+        auth, mechanism, by = _choose(connection, {auth.method: auth for auth in told.auths}, who)
+        first = mechanism.answer(auth.challenge) if mechanism else b""
+    except LoginFailed as exc:
+        why = exc.why + _unfit(connection, who)
+        raise LoginFailed(why, exc.hint, exc.kind, passing=exc.passing) from None
+    chosen = wire.RpcSasl.Auth(
+        method=auth.method, mechanism=auth.mechanism, protocol=auth.protocol, server_id=auth.server_id
+    )
+    if mechanism is None:
+        connection.send(_framed(wire.RpcSasl(state=_INITIATE, auths=[chosen])))
+        return ""
+    said = wire.RpcSasl(state=_INITIATE, token=first, auths=[chosen])
+    for _ in range(_ROUNDS):
+        told = _ask(connection, said)
+        if told.state == _SUCCESS:
+            mechanism.finish(told.token)
+            if mechanism.qop != "auth":
+                connection.protect(_Wrapped(mechanism, _LIMIT))
+            return f"{by} of {mechanism.user}"
+        if told.state != _CHALLENGE:
+            break
+        said = wire.RpcSasl(state=_RESPONSE, token=mechanism.answer(told.token))
+    raise LoginFailed("the NameNode's part of the login makes no sense", "is it a NameNode?", UnavailableError)
+
+
+def _choose(
+    connection: Connection, offers: dict[str, wire.RpcSasl.Auth], who: Identity
+) -> tuple[wire.RpcSasl.Auth, Mechanism | None, str]:
+    allowed = qops(nameservice.setting("hadoop.rpc.protection"))
+    for token in _fit(connection, who) if "TOKEN" in offers else ():
+        if who.proxied in ("", token.owner):
+            auth, name, password = offers["TOKEN"], *map(base64.b64encode, (token.identifier, token.password))
+            server = f"{auth.protocol}/{auth.server_id}"
+            return auth, Digest(name, password, server, allowed, known_as=token.owner), "token"
+    if "KERBEROS" in offers:
+        auth = offers["KERBEROS"]
+        return auth, Kerberos(_principal(auth, connection), allowed, who.tickets, connection.left), "ticket"
+    if "SIMPLE" in offers:
+        if nameservice.setting("ipc.client.fallback-to-simple-auth-allowed").lower() != "true":
+            hint = "is it the right one? ipc.client.fallback-to-simple-auth-allowed in core-site.xml allows it"
+            raise LoginFailed("the NameNode lets anybody in, and the site wants Kerberos", hint, UnsupportedError)
+        return offers["SIMPLE"], None, ""
+    raise LoginFailed(f"the NameNode offers only {', '.join(offers)}", "kinit, or fetch a token", UnsupportedError)
+
+
+def _fit(connection: Connection, who: Identity) -> list[tokens.Token]:
+    """The tokens that are for this NameNode."""
+    given = tokens.read(who.token_file)
+    return [token for token in given if token.fits(connection.peer, *connection.address, who.service)]
+
+
+def _unfit(connection: Connection, who: Identity) -> str:
+    """What tokens there are, where they are for others; "" else."""
+    with contextlib.suppress(LoginFailed):
+        if who.token_file and not _fit(connection, who):
+            known = ", ".join(sorted({token.service for token in tokens.read(who.token_file)})) or "none of HDFS"
+            return f" ({who.token_file} has no token for {who.service or host_port(connection.address)}: {known})"
+    return ""
+
+
+def _principal(auth: wire.RpcSasl.Auth, connection: Connection) -> str:
+    """The service that the NameNode says it is, where the site says so, too."""
+    if nameservice.folder() is None:
+        hint = "set HADOOP_CONF_DIR to the folder of the site's core-site.xml and hdfs-site.xml"
+        raise LoginFailed("the NameNode wants Kerberos, and HADOOP_CONF_DIR is not set", hint, ConfigError)
+    key = "dfs.namenode.kerberos.principal"
+    pattern, exact = nameservice.setting(f"{key}.pattern"), nameservice.setting(key)
+    wanted, _, realm = (pattern or exact).partition("@")
+    told = f"{auth.protocol}/{auth.server_id}"
+    right = fnmatchcase(told, wanted) if pattern else wanted.replace("_HOST", auth.server_id) == told
+    if not right or ("_HOST" in exact and not pattern and auth.server_id.lower() not in _names(connection)):
+        known = f"{key} in hdfs-site.xml is {wanted or 'not set'}"
+        raise LoginFailed(f"the NameNode says that it is {told}", f"{known}; is it the right site?", ConfigError)
+    # without its realm the library looks for it in krb5.conf
+    return f"{told}@{realm}" if realm and "*" not in realm else f"{auth.protocol}@{auth.server_id}"
+
+
+def _names(connection: Connection) -> Iterable[str]:
+    """The host's names, lower case: that in the URL, and those by which others know it."""
+    host = connection.address[0].strip("[]")
+    yield host.lower()
+
+    def ask() -> list[str]:
+        canonical = socket.getaddrinfo(host, None, flags=socket.AI_CANONNAME)[0][3]
+        return [canonical, socket.gethostbyaddr(connection.peer)[0]]
+
+    try:
+        yield from map(str.lower, _resolvers.call(ask, _LOOKUP))
+    except OSError as exc:
+        _log.info("whether %s has another name cannot be told: %s", host, exc)
+
+
+def _framed(message: wire.RpcSasl) -> bytes:
+    header = wire.RpcRequestHeader(rpc_kind=2, rpc_op=0, call_id=_CALL, client_id=b"", retry_count=-1)
+    return frame(header, message)
+
+
+def _ask(connection: Connection, message: wire.RpcSasl) -> wire.RpcSasl:
+    connection.send(_framed(message))
+    head = bytearray(4)
+    connection.fill([memoryview(head)], 4)
+    length = int.from_bytes(head, "big")
+    if length > 1 << 20:
+        raise LoginFailed(f"an answer that claims {length} bytes", "is it a NameNode?", UnavailableError)
+    body = bytearray(length)
+    connection.fill([memoryview(body)], length)
+    return _told(body)
+
+
+def _told(body: bytes | bytearray) -> wire.RpcSasl:
+    view = memoryview(body)
+    head, end = take(view, 0)
+    header = parse(wire.RpcResponseHeader, head)
+    if header.status:
+        raise RemoteError(str(header.exception), str(header.message), fatal=True)
+    return parse(wire.RpcSasl, take(view, end)[0])
+
+
+class _Wrapped(Framed):
+    """Calls and answers inside of messages of the login."""
+
+    def message(self, sealed: bytes) -> bytes:
+        return _framed(wire.RpcSasl(state=_WRAP, token=sealed))
+
+    def sealed(self, body: bytes) -> bytes:
+        return _told(body).token
+
+
+def ignored(user: str) -> None:
+    """Say that a name in the environment is not who this process is there, if it is so."""
+    named = os.environ.get("HADOOP_USER_NAME", "")
+    if named and named not in user.replace("@", " ").replace("/", " ").split():
+        _log.warning("HADOOP_USER_NAME=%s counts for nothing here: a login says who one is (%s)", named, user)

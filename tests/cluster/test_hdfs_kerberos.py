@@ -1,0 +1,285 @@
+"""HDFS as production has it: who uses it needs a Kerberos ticket or a token, and bytes are protected on their way."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.errors import (
+    BootseerError,
+    ConfigError,
+    NotFoundError,
+    NotWritableError,
+    PrivilegeError,
+    UnavailableError,
+)
+from bootseer.hdfs import access
+from bootseer.hdfs import client as hdfs
+from bootseer.hdfs.namenode import NameNode
+from bootseer.stripefs import open_fs
+from support.hadoop import HadoopCluster
+from support.kerberos import Realm
+
+pytestmark = pytest.mark.hdfs
+QUICK = 5.0
+DATA = os.urandom(5 << 20)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HadoopCluster]:
+    with HadoopCluster(tmp_path_factory.mktemp("kerberos") / "root", 3, kerberos=Realm()) as running:
+        with running.realm.login("hdfs"):
+            NameNode.connect(running.url).mkdirs("/user/alice/there")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def token(cluster: HadoopCluster) -> Path:
+    return cluster.token(cluster.root / "token")
+
+
+def home(cluster: HadoopCluster, user: str = "alice") -> str:
+    return f"{cluster.url}/user/{user}"
+
+
+def round_trip(cluster: HadoopCluster, name: str) -> None:
+    """What one writes is there, by another client too."""
+    fs = open_fs(home(cluster))
+    with fs.create(name) as file:
+        file.write(DATA)
+    out = bytearray(len(DATA))
+    open_fs(home(cluster)).open(name).readinto(0, memoryview(out))
+    assert bytes(out) == DATA
+    plain = NameNode.connect(cluster.url)
+    assert plain.info(f"/user/alice/{name}") is not None
+
+
+@pytest.mark.parametrize(
+    "realm",
+    [
+        {"protection": "integrity", "rpc": "integrity"},
+        {"protection": "privacy", "rpc": "privacy"},
+        {"protection": "privacy", "rpc": "privacy", "aes": True},
+        {"protection": "integrity", "encrypt": True, "aes": True},
+        {"protection": ""},
+    ],
+    ids=["integrity", "privacy", "privacy-aes", "encrypt", "none"],
+)
+def test_each_protection_is_read_and_written_by_our_engine(tmp_path, realm, caplog):
+    """Red before: all of this went through hdfs-native."""
+    caplog.set_level(logging.INFO)
+    with HadoopCluster(tmp_path / "root", 2, kerberos=Realm(**realm)) as cluster:
+        with cluster.realm.login("alice"):
+            assert access.choose(cluster.url).kind == "direct"
+            round_trip(cluster, "striped")
+            slow = [record for record in caplog.records if "cipher.suites" in record.getMessage()]
+            assert bool(slow) == (realm["protection"] == "privacy" and "aes" not in realm)
+            client = hdfs.HdfsClient(cluster.url)  # another implementation
+            with client.create("/user/alice/native") as out:
+                out.write(DATA)
+            out = bytearray(len(DATA))
+            from bootseer.backends.cluster import HdfsBackend
+
+            HdfsBackend(home(cluster)).open("native").readinto(0, [memoryview(out)])
+            assert bytes(out) == DATA
+        token = cluster.token(cluster.root / "token")
+        with cluster.realm.login("alice", KRB5CCNAME="FILE:/nonexistent", HADOOP_TOKEN_FILE_LOCATION=str(token)):
+            round_trip(cluster, "by-token")
+
+
+def test_a_ticket_and_a_token_say_who_one_is(cluster, token, caplog):
+    with cluster.realm.login("alice", HADOOP_USER_NAME="hdfs"):
+        round_trip(cluster, "by-ticket")
+        assert access.choose(cluster.url) == access.Access("direct", "ticket of alice@BOOT.TEST")
+        assert "HADOOP_USER_NAME=hdfs counts for nothing" in caplog.text
+    with cluster.realm.login("bob"), pytest.raises(NotWritableError, match="user=bob"):
+        NameNode.connect(cluster.url).list("/user/alice")
+    none = {"KRB5CCNAME": "FILE:/nonexistent", "HADOOP_TOKEN_FILE_LOCATION": str(token)}
+    for host in ("localhost", "127.0.0.1"):
+        with cluster.realm.login("alice", **none):
+            node = NameNode.connect(cluster.url.replace("localhost", host))
+            assert node.list("/user/alice")
+            assert node.login == "token of alice@BOOT.TEST"
+    with cluster.realm.login("bob", HADOOP_TOKEN_FILE_LOCATION=str(token)):  # it goes before the ticket, as in Hadoop
+        assert NameNode.connect(cluster.url).list("/user/alice")
+
+
+def test_many_with_a_token_ask_no_kdc(cluster, token):
+    before = cluster.realm.requests()
+    script = (
+        "import sys; from bootseer.hdfs.namenode import NameNode; NameNode.connect(sys.argv[1]).list('/user/alice')"
+    )
+    env = {**os.environ, **cluster.realm.environment("alice", HADOOP_TOKEN_FILE_LOCATION=str(token))}
+    nodes = [subprocess.Popen([sys.executable, "-c", script, cluster.url], env=env) for _ in range(8)]
+    assert [node.wait(60) for node in nodes] == [0] * 8
+    assert cluster.realm.requests() == before
+
+
+def test_a_token_file_is_read_again_when_it_is_rewritten(cluster, token, tmp_path):
+    file = tmp_path / "token"
+    shutil.copy(token, file)
+    with cluster.realm.login("bob", HADOOP_TOKEN_FILE_LOCATION=str(file)):
+        node = NameNode.connect(cluster.url)
+        assert node.list("/user/alice")
+        cluster.token(tmp_path / "another", "bob").rename(file)
+        node.close()
+        assert node.list("/user/bob") == []
+        with pytest.raises(NotWritableError, match="user=bob"):
+            node.list("/user/alice")
+        cluster.cancel(file, "bob")
+        assert node.list("/user/bob") == []  # over the connection that there is
+        node.close()
+        began = time.monotonic()
+        with pytest.raises(PrivilegeError, match=r"InvalidToken .*hdfs fetchdt"):
+            node.list("/user/bob")
+        assert time.monotonic() - began < QUICK
+        cluster.token(tmp_path / "third", "bob").rename(file)
+        assert node.list("/user/bob") == []
+
+
+def test_root_has_the_rights_of_the_login_it_was_given(cluster):
+    """A mount that root serves has its user's tickets and tokens in its environment, and no other."""
+    with cluster.realm.login("bob"):
+        mine = NameNode.connect(cluster.url)
+        assert mine.list("/user/bob") == []
+    with cluster.realm.login("hdfs"):
+        other = NameNode.connect(cluster.url)
+        assert other is not mine
+        other.mkdirs("/user/alice/of-root")
+    with cluster.realm.login("bob"), pytest.raises(NotWritableError, match="user=bob"):
+        NameNode.connect(cluster.url).list("/user/alice")  # no connection of the superuser's is used
+    with cluster.realm.login("bob"):
+        other.close()
+        assert other.list("/user/alice")  # whoever calls: it is root's still
+        assert other.login == "ticket of hdfs@BOOT.TEST"
+
+
+def failing(cluster: HadoopCluster, kind: type[BootseerError], said: str, url: str = "") -> str:
+    """A first call fails soon, with one line."""
+    began = time.monotonic()
+    with pytest.raises(kind, match=said) as caught:
+        NameNode.connect(url or cluster.url).list("/user/alice")
+    assert time.monotonic() - began < QUICK
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+    return str(caught.value)
+
+
+def test_what_is_wrong_with_a_login_is_one_line_at_once(cluster, token, tmp_path):
+    realm, gone = cluster.realm, {"KRB5CCNAME": "FILE:/nonexistent"}
+    with realm.login("alice", **gone):
+        assert "kinit" in failing(cluster, PrivilegeError, "Kerberos: .*[Cc]redential")
+    realm.ticket("alice", "-l", "1s", cache="short")
+    time.sleep(2)
+    with realm.login("alice", KRB5CCNAME=f"FILE:{realm.folder}/short"):
+        assert "kinit" in failing(cluster, PrivilegeError, "expired")
+    with realm.login("alice", HADOOP_TOKEN_FILE_LOCATION=str(tmp_path / "none")):
+        failing(cluster, NotFoundError, "token file .*none .*is not there")
+    (tmp_path / "torn").write_bytes(token.read_bytes()[:-9])
+    with realm.login("alice", HADOOP_TOKEN_FILE_LOCATION=str(tmp_path / "torn")):
+        failing(cluster, ConfigError, "no token file")
+    other = tmp_path / "other"
+    other.write_bytes(token.read_bytes().replace(b"127.0.0.1:", b"127.0.0.9:"))
+    with realm.login("alice", HADOOP_TOKEN_FILE_LOCATION=str(other), **gone):
+        failing(cluster, PrivilegeError, r"has no token for localhost:\d+: 127\.0\.0\.9")
+    with realm.login("alice", HADOOP_PROXY_USER="bob"):
+        assert "HADOOP_PROXY_USER" in failing(cluster, NotWritableError, "not allowed to impersonate bob")
+    with realm.login("alice", HADOOP_CONF_DIR=""):
+        assert "HADOOP_CONF_DIR" in failing(cluster, ConfigError, "wants Kerberos, and HADOOP_CONF_DIR is not set")
+    with realm.login("alice", HADOOP_CONF_DIR="", HADOOP_TOKEN_FILE_LOCATION=str(token), **gone):
+        round_trip(cluster, "without-settings")
+
+
+def test_a_proxied_user_is_the_one_who_acts(cluster):
+    with cluster.realm.login("hdfs", HADOOP_PROXY_USER="bob"):
+        assert NameNode.connect(cluster.url).list("/user/bob") == []
+        with pytest.raises(NotWritableError, match="user=bob"):
+            NameNode.connect(cluster.url).list("/user/alice")
+
+
+def test_a_service_that_is_not_the_sites_namenode_is_not_believed(cluster, tmp_path):
+    conf = tmp_path / "conf"
+    shutil.copytree(cluster.realm.conf, conf)
+    site = conf / "hdfs-site.xml"
+    site.write_text(site.read_text().replace("hdfs/localhost@BOOT.TEST", "nn/localhost@BOOT.TEST"))
+    with cluster.realm.login("alice", HADOOP_CONF_DIR=str(conf)):
+        failing(cluster, ConfigError, "says that it is hdfs/localhost")
+    conf = conf.rename(tmp_path / "other")  # a folder is read once
+    site = conf / "hdfs-site.xml"
+    site.write_text(site.read_text().replace("nn/localhost@BOOT.TEST", "hdfs/_HOST@OTHER.TEST"))
+    with cluster.realm.login("alice", HADOOP_CONF_DIR=str(conf)):
+        failing(cluster, BootseerError, "Kerberos: .*(realm|KDC|database)")
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["gone", "frozen"])
+def test_a_kdc_that_is_away_is_told_soon_and_not_needed_by_who_has_logged_in(cluster, frozen):
+    realm = cluster.realm
+    fresh = f"FILE:{realm.ticket('alice', cache=f'fresh-{frozen}')}"  # without a ticket for the NameNode
+    with realm.login("alice"):
+        assert NameNode.connect(cluster.url).list("/user/alice")
+        with realm.without_kdc(frozen=frozen):
+            NameNode.connect(cluster.url).close()
+            round_trip(cluster, f"kdc-{frozen}")
+    with realm.without_kdc(frozen=frozen), realm.login("alice", KRB5CCNAME=fresh):
+        assert "KDC" in failing(cluster, UnavailableError, "KDC")
+    with realm.login("alice", KRB5CCNAME=fresh):
+        assert NameNode.connect(cluster.url).list("/user/alice")
+
+
+def test_a_ticket_that_is_replaced_while_one_works_is_used(cluster):
+    realm = cluster.realm
+    cache = realm.ticket("alice", "-l", "2s", cache="renewed")
+    with realm.login("alice", KRB5CCNAME=f"FILE:{cache}"):
+        node = NameNode.connect(cluster.url)
+        assert node.list("/user/alice")
+        node.close()
+        time.sleep(3)
+        threading.Timer(1.0, lambda: realm.ticket("alice", cache="renewed")).start()
+        assert node.list("/user/alice")  # waits for it, as for a NameNode that is away
+
+
+def test_a_frozen_datanode_delays_reads_and_writes_for_seconds(cluster):
+    """Red before: 57 s for the read, and after 30 s an error of the write."""
+    data = os.urandom(64 << 20)
+    with cluster.realm.login("alice"):
+        fs = open_fs(home(cluster))
+        with fs.create("big") as file:
+            file.write(data)
+        with cluster.frozen(1):
+            began, out = time.monotonic(), bytearray(len(data))
+            open_fs(home(cluster)).open("big").readinto(0, memoryview(out))
+            assert out == data
+            with fs.create("big2") as file:
+                file.write(data)
+            assert time.monotonic() - began < 25
+        out = bytearray(len(data))
+        fs.open("big2").readinto(0, memoryview(out))
+        assert out == data
+
+
+def test_the_command_line_says_it_in_one_line(cluster):
+    env = {**os.environ, **cluster.realm.environment("alice", KRB5CCNAME="FILE:/nonexistent")}
+    argv = [str(Path(sys.executable).with_name("bootseer")), "fs", "ls", home(cluster)]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 77
+    assert "kinit" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_secrets_are_in_no_log_and_no_error(cluster, token, caplog):
+    from bootseer.hdfs.sasl import tokens
+
+    caplog.set_level(logging.DEBUG)
+    with cluster.realm.login("alice", HADOOP_TOKEN_FILE_LOCATION=str(token)):
+        (found,) = tokens.read(str(token))
+        round_trip(cluster, "logged")
+    for secret in (found.password.hex(), repr(found.password)[2:-1]):
+        assert secret not in caplog.text
+        assert secret not in repr(found)
