@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bootseer.config import Config
-from bootseer.env import EnvSpec, Target, key, remembered
+from bootseer.env import EnvSpec, Target, inputs, key, remembered
 
 
 @pytest.fixture
@@ -95,12 +97,12 @@ def test_where_others_choose_the_times_nothing_is_remembered(
 
 
 @pytest.mark.usefixtures("old")
-@pytest.mark.parametrize("text", ["", "x", "{name}\n", "{name}\nwrong", "\n\n", "0\nwrong\n"])
-def test_a_torn_note_says_nothing(config: Config, tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("text", [b"", b"x", b'{"a":', b'{"a":1}', b"[" * 100_000, b"\xff", None])
+def test_a_torn_note_says_nothing(config: Config, tmp_path: Path, text: bytes | None) -> None:
     (tmp_path / "f").write_text("x")
     first = digest(config, tmp_path / "f")
     (note,) = notes(config)
-    note.write_text(text.format(name=note.read_text().split("\n")[0]))
+    note.write_bytes(note.read_bytes()[:-3] if text is None else text)
     assert digest(config, tmp_path / "f") == first
 
 
@@ -117,8 +119,43 @@ def test_what_others_can_write_is_not_believed(config: Config, tmp_path: Path) -
 
 @pytest.mark.usefixtures("old")
 def test_the_notes_are_bounded(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "_DIGITS", 1)
+    monkeypatch.setattr(remembered, "_MOST", 16)
     for number in range(64):
         (tmp_path / "f").write_text(f"{number}")
         digest(config, tmp_path / "f")
-    assert len(notes(config)) <= 16
+    (note,) = notes(config)
+    assert len(json.loads(note.read_bytes())) == 16
+
+
+@pytest.mark.usefixtures("old")
+def test_what_two_write_at_once_both_stays(config: Config, tmp_path: Path) -> None:
+    for name in "fg":
+        (tmp_path / name).write_text(name)
+    with remembered.at_hand(config):
+        digest(config, tmp_path / "f")
+        with ThreadPoolExecutor(1) as other:
+            other.submit(digest, config, tmp_path / "g").result()
+    (note,) = notes(config)
+    assert {*json.loads(note.read_bytes()).values()} == {hashlib.sha256(one).hexdigest() for one in (b"f", b"g")}
+
+
+@pytest.mark.usefixtures("old")
+def test_inputs_are_read_and_guarded_by_a_slow_digest_once(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = EnvSpec(targets=(Target(str(tmp_path / "t")),), command=("true",))
+    (tmp_path / "r.txt").write_text("six==1.16.0\n" * 20)
+    (tmp_path / "more.sh").write_text("export PASSWORD=abc\n" * 20)
+    paths = [str(tmp_path / "r.txt"), str(tmp_path / "more.sh")]
+    first = [inputs.Digests(spec, config).of(path) for path in paths]
+    with monkeypatch.context() as patch:
+        patch.setattr(inputs, "slow_digest", None)
+        patch.setattr(inputs, "holds_password", None)
+        assert [inputs.Digests(spec, config).of(path) for path in paths] == first
+    (tmp_path / "r.txt").write_text("six==1.17.0\n" * 20)
+    os.replace(tmp_path / "r.txt", tmp_path / "new")
+    os.rename(tmp_path / "more.sh", tmp_path / "r.txt")
+    assert inputs.Digests(spec, config).of(paths[0]) == inputs.Digests(spec, Config(cache_dir=str(tmp_path / "c"))).of(
+        paths[0]
+    )
+    assert inputs.Digests(spec, config).of(paths[1]) == ""

@@ -16,6 +16,7 @@ import os
 import stat
 import time
 from collections.abc import Iterable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -50,7 +51,7 @@ SECONDS = 60.0
 _PUBLISHING_SECONDS = 1800.0
 _TEXT = 1 << 20
 _LARGE = 4 << 20
-"""Digests of larger files, which are programs and libraries, are BLAKE3, and remembered on the node."""
+"""Digests of larger files, which are programs and libraries, are BLAKE3."""
 _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot", "/proc", "/sys", "/dev", "/run"]
 _SYSTEM += ["/var/lib", "/var/cache"]
 _SHARED_MEMORY = "/dev/shm/"
@@ -98,7 +99,8 @@ class Opened(msgspec.Struct, frozen=True):
     def digested(self, spec: EnvSpec, config: Config) -> Observed:
         """All of it, once the files are hashed. Raises `DataError` when one is not as it was, or cannot be read."""
         digests = Digests(spec, config, _PUBLISHING_SECONDS)
-        files = {**self.known.files, **{path: digests.of(path) for path in self.fixed}}
+        with remembered.at_hand(config):
+            files = {**self.known.files, **{path: digests.of(path) for path in self.fixed}}
         if reason := self.changed(spec):
             raise DataError(reason)
         if unread := [path for path, digest in files.items() if digest == "?"]:
@@ -142,25 +144,31 @@ class Digests:
         return self._known[path]
 
     def _compute(self, path: str) -> str:
-        try:
-            fd = _opened(self._spec, path)
-        except (FileNotFoundError, NotADirectoryError):
-            return ""
-        except (OSError, ValueError):
-            return "?"
-        if fd < 0:
-            return ""
-        with open(fd, "rb") as file:
-            info = os.fstat(fd)
+        kind = f"input {os.path.basename(path)!r}"
+        with remembered.at_hand(self._config) as facts:
             try:
-                if info.st_size <= _TEXT:
-                    data = file.read(info.st_size + 1)  # in /proc there are files without an end, and without a size
-                    return self.of_text(path, data) if len(data or b"") == info.st_size else "?"
-                if info.st_size <= _LARGE:
-                    return hashlib.file_digest(file, "sha256").hexdigest()
-                return remembered.fact(self._config, fd, "blake3", lambda: self._of_large(file))
-            except OSError:
+                if not self._spec.contained and (found := facts.known(os.stat(path), kind)):
+                    return found
+                if (fd := _opened(self._spec, path)) < 0:
+                    return ""
+                with open(fd, "rb") as file:
+                    return facts.of(fd, kind, lambda: self._read(path, file))
+            except (FileNotFoundError, NotADirectoryError):
+                return ""
+            except (OSError, ValueError):
                 return "?"
+
+    def _read(self, path: str, file: BufferedReader) -> str:
+        """Raises `OSError`, `ValueError` for what has no digest now."""
+        size = os.fstat(file.fileno()).st_size
+        if size <= _TEXT:
+            data = file.read(size + 1)  # in /proc there are files without an end, and without a size
+            if len(data or b"") != size or (digest := self.of_text(path, data)) == "?":
+                raise ValueError
+            return digest
+        if size <= _LARGE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        return self._of_large(file)
 
     def of_text(self, path: str, data: bytes) -> str:
         """The digest of ``path`` when it holds ``data``, of at most 1 MiB."""

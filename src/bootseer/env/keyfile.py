@@ -152,9 +152,13 @@ class KeyFiles:
         data = b""
         while more := os.read(fd, _WHOLE + 1 - len(data)):
             data += more
+
+        def slow(data: bytes | str) -> str:
+            return remembered.fact(self._config, fd, f"key file {name!r}", lambda: slow_digest(data))
+
         if holds_credentials(name):
             data = without_logins(name, data)
-            return FileInput(slow_digest(data), len(data)), ""
+            return FileInput(slow(data), len(data)), ""
         try:
             text = remove_credentials(data.decode()) if b"\0" not in data[:8192] else None
         except UnicodeDecodeError:
@@ -162,11 +166,11 @@ class KeyFiles:
         raw = data.decode(errors="replace") if b"\0" not in data else ""
         if text is None:
             guessable = len(data) <= _SHORT or holds_password(name, data)
-            return FileInput(slow_digest(data) if guessable else hashlib.sha256(data).hexdigest(), len(data)), raw
+            return FileInput(slow(data) if guessable else hashlib.sha256(data).hexdigest(), len(data)), raw
         size = len(text.encode())
         seen = redact(text) if size <= TEXT_LIMIT else ""
         guessable = size <= _SHORT or seen != text or holds_password(name, text.encode())
-        digest = slow_digest(text) if guessable else hashlib.sha256(text.encode()).hexdigest()
+        digest = slow(text) if guessable else hashlib.sha256(text.encode()).hexdigest()
         return FileInput(digest, size, seen if shown else ""), raw
 
     def _take(self, size: int) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import key, leads, manifest, place, quarantine, snapshots
+from bootseer.env import key, leads, manifest, place, quarantine, remembered, snapshots
 from bootseer.env.inputs import Digests
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
@@ -66,7 +66,8 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
     out = Lookup(document=inputs)
     try:
         out.store = open_store(store_url)
-        _choose(out, spec, config, out.store, unpacking=unpacking)
+        with remembered.at_hand(config):
+            _choose(out, spec, config, out.store, unpacking=unpacking)
     except (BootseerError, OSError) as exc:
         log.warning("%s; running the command", exc)
         out.reason = f"missed because the store did not answer: {exc}"

@@ -2,7 +2,7 @@
 
 Device, inode, size and the times of the last write and the last change name a file's content where the kernel keeps
 these times itself; elsewhere (in images, in FUSE mounts, in overlays) somebody else chooses them, and nothing is
-remembered. Of the facts each has a slot in a private folder of the node cache, and there are 4,096 slots.
+remembered. All facts are in one file of a private folder of the node cache, which is read once (`at_hand`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,108 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
+import msgspec
+
+from bootseer import __version__
 from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.folders import private_folder
 from bootseer.kernel import libc
+from bootseer.wiretypes import json_as
 
-_FOLDER = "env-facts"
-_DIGITS = 3
-"""Hex digits that name a slot."""
+_FOLDER, _FILE = "env-facts", "facts.json"
+_MOST = 60_000
+"""Facts that are kept, the newest."""
 _SETTLED = 600.0
 """Seconds after its last change from which on the state of a file tells its content: times are kept in ticks, and by
-the clock of the file's server, from which this node's may be off by minutes."""
+the clock of the file's server, from which this node's may be off by minutes; what a mapping changes has the time at
+which its page was last written to the disk."""
 _OWN_TIMES = {0xEF53, 0x58465342, 0x9123683E, 0x6969}  # ext, xfs, btrfs, NFS; a mapping in tmpfs changes none
+
+
+class Facts:
+    """Those in the node cache of ``config``; without one nothing is remembered. For one thread."""
+
+    def __init__(self, config: Config | None) -> None:
+        self._config = config
+        self._known: dict[str, str] = {}
+        self._new: dict[str, str] = {}
+        self._systems: dict[int, int | None] = {}
+        """Device -> the number of its file system; None where that does not keep the times itself."""
+        if config and os.path.lexists(Path(config.cache_dir, _FOLDER)):
+            with contextlib.suppress(BootseerError):
+                self._known = _read(private_folder(Path(config.cache_dir), sub=_FOLDER))
+
+    def known(self, found: os.stat_result, kind: str) -> str | None:
+        """The fact ``kind`` of the regular file that is in the state ``found``."""
+        return self._known.get(self._name(found, kind))
+
+    def of(self, fd: int, kind: str, find: Callable[[], str]) -> str:
+        """The fact ``kind`` of the regular file that ``fd`` has open: what ``find`` says, or said of it before. Raises
+        what ``find`` raises."""
+        found = os.fstat(fd)
+        if self._config and found.st_dev not in self._systems:
+            with contextlib.suppress(OSError):
+                self._systems[found.st_dev] = libc.file_system(fd)[1] if has_times(fd) else None
+        name = self._name(found, kind)
+        if (text := self._known.get(name)) is None:
+            text = find()
+            if name:
+                self._known[name] = self._new[name] = text
+        return text
+
+    def _name(self, found: os.stat_result, kind: str) -> str:
+        """Names the fact; empty for one that is not to be remembered."""
+        number = self._systems.get(found.st_dev)
+        if number is None or time.time() - max(found.st_mtime, found.st_ctime) <= _SETTLED:
+            return ""
+        state = (number, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        return hashlib.sha256(repr((__version__, kind, *state)).encode()).hexdigest()[:32]
+
+    def save(self) -> None:
+        """Write what is new; what another process has written meanwhile stays."""
+        if not self._new or not self._config:
+            return
+        with contextlib.suppress(BootseerError, OSError):
+            folder = private_folder(Path(self._config.cache_dir), sub=_FOLDER)
+            kept = dict([*{**_read(folder), **self._new}.items()][-_MOST:])
+            with tempfile.NamedTemporaryFile("wb", dir=folder, delete=False) as file:
+                try:
+                    file.write(msgspec.json.encode(kept))
+                    file.flush()
+                    os.replace(file.name, folder / _FILE)
+                except BaseException:
+                    os.unlink(file.name)
+                    raise
+
+
+def _read(folder: Path) -> dict[str, str]:
+    try:
+        return json_as((folder / _FILE).read_bytes(), dict[str, str])
+    except (OSError, ValueError):
+        return {}
+
+
+_at_hand: ContextVar[Facts | None] = ContextVar("_at_hand", default=None)
+
+
+@contextlib.contextmanager
+def at_hand(config: Config | None) -> Iterator[Facts]:
+    """The facts, which are read once, and written at the end, for all that is asked inside of it."""
+    if config and (facts := _at_hand.get()):
+        yield facts
+        return
+    facts = Facts(config)
+    token = _at_hand.set(facts)
+    try:
+        yield facts
+    finally:
+        _at_hand.reset(token)
+        facts.save()
 
 
 def has_times(fd: int) -> bool:
@@ -35,36 +122,9 @@ def has_times(fd: int) -> bool:
 
 
 def fact(config: Config | None, fd: int, kind: str, find: Callable[[], str]) -> str:
-    """The fact ``kind`` of the regular file that ``fd`` has open: what ``find`` says, or said of it before. It has one
-    line. Without ``config`` nothing is remembered. Raises what ``find`` raises."""
-    found = os.fstat(fd)
-    now = time.time()
-    if config is None or now - max(found.st_mtime, found.st_ctime) <= _SETTLED:
-        return find()
-    try:
-        if not has_times(fd):
-            return find()
-        number = libc.file_system(fd)[1]
-        folder = private_folder(Path(config.cache_dir), sub=_FOLDER)
-    except (BootseerError, OSError):
-        return find()
-    state = (kind, number, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    name = hashlib.sha256(repr(state).encode()).hexdigest()
-    slot = folder / name[:_DIGITS]
-    with contextlib.suppress(OSError, ValueError):
-        kept, text, end = slot.read_text().split("\n")
-        if kept == name and not end:
-            return text
-    text = find()
-    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        try:
-            file.write(f"{name}\n{text}\n")
-            file.flush()
-            os.replace(file.name, slot)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    return text
+    """`Facts.of`."""
+    with at_hand(config) as facts:
+        return facts.of(fd, kind, find)
 
 
 def digest(config: Config | None, fd: int) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, leads, lookup, overlay, place, quarantine, snapshots, wager
+from bootseer.env import capture, inputs, key, leads, lookup, overlay, place, quarantine, remembered, snapshots, wager
 from bootseer.env import lock as locks
 from bootseer.env.execution import CheckError, Execution, hit
 from bootseer.env.key import KeyDocument
@@ -74,7 +74,7 @@ class _Stage:
         if spec.contained and not spec.image_digest:
             log.warning("the container's image is not known by a digest: no snapshot is used or made")
             return self.execution.run_plain("the container's image is not known by a digest", self.key)
-        with self.timed("key"):
+        with self.timed("key"), remembered.at_hand(self.config):
             document = key.build(spec, self.config)
             self.key = document.key
         with contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ class _Stage:
                 overlay.sweep(self.config)
                 for target in spec.targets:
                     recover(target)
-                with locks.groups_locked(Path(self.config.state_dir)):
+                with locks.groups_locked(Path(self.config.state_dir)), remembered.at_hand(self.config):
                     group = self._standing()
                 if group:
                     reason = hit("already in place on this node", group.inputs.known)
