@@ -6,10 +6,11 @@ The packages are made here: Python sources and one binary file in each. ``plain`
 environment; ``first``: the same command through `bootseer env run`, until that ends; ``linked``: the same on a node
 whose link to the store has 100 Mbit/s, where ``published`` are the seconds from the end of the command until another
 node may mount. ``uv``: uv with a full cache on the same file system. ``mount`` and ``unpack``: `bootseer env run` on a
-node that has none of it. ``changed``: the command with one of ten packages in another version, ``moved`` the bytes that
-it stores. ``linked-without``: nothing is stored before the command has ended; ``mount-without``: the process that loads
-servers is no copy of the caller, but begins anew.
-Processor seconds are those of the whole command, without what goes on in the background.
+node that has none of it; ``again`` and ``served``: a mount on a node that had it before, without and with the node
+daemon. ``changed``: the command with one of ten packages in another version, ``moved`` the bytes that it stores.
+``linked-without``: nothing is stored before the command has ended; ``mount-without``: the process that loads servers is
+no copy of the caller, but begins anew.
+Processor seconds are those of the whole command, and of what the daemon does for it, without what goes on behind it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
 from support.netns import Node, ShapedNetwork
 from support.objectserver import BUCKET, ObjectServer
+from support.waits import until
 
 PACKAGES = 10
 _RATE = 100.0
@@ -74,6 +76,7 @@ class Bench:
         self.wheels.mkdir()
         packages(self.wheels, options.files)
         self.environ = {"UV_CACHE_DIR": str(self.work / "uv"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        self.environ["PYTHONDONTWRITEBYTECODE"] = ""  # an installed program has its byte code
         self.uv(0)
 
     def command(self, version: int = 1) -> list[str]:
@@ -123,6 +126,36 @@ class Bench:
     def hit(self, n: int, how: str, variant: str = "", without: str = "") -> None:
         with self.noted(variant or how, n) as details, self.node(str(self.work / f"store{n}")) as environ:
             self.start(details, environ, self.command(), f"restored-{how}", "--restore", how, without=without)
+
+    def again(self, n: int) -> None:
+        with self.node(str(self.work / f"store{n}")) as environ:
+            environ["BOOTSEER_NODE_DIR"] = str(self.work / "daemon")
+            self.start({}, environ, self.command(), "restored-mount")
+            for variant, daemon in (("again", contextlib.nullcontext()), ("served", self.daemon(environ))):
+                run([*BOOTSEER, "unmount", "--environments"], env=environ)
+                shutil.rmtree(self.target)
+                with daemon as seconds, self.noted(variant, n) as details:
+                    before = seconds() if seconds else 0.0
+                    self.start(details, environ, self.command(), "restored-mount")
+                    if seconds:
+                        details["daemon_seconds"] = seconds() - before
+                        details["cpu_seconds"] += details["daemon_seconds"]
+
+    @contextlib.contextmanager
+    def daemon(self, environ: Mapping[str, str]) -> Iterator[Callable[[], float]]:
+        """A node daemon meanwhile, and the processor seconds of its requests by now."""
+        folder = Path(environ["BOOTSEER_NODE_DIR"])
+        with subprocess.Popen(
+            [*BOOTSEER, "node", "serve"], env={**os.environ, **self.environ, **environ}, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                until(lambda: (folder / "node.sock").exists(), 30.0, "the node daemon")
+                stat, second = Path(f"/proc/{process.pid}/stat"), os.sysconf("SC_CLK_TCK")
+                yield lambda: sum(map(int, stat.read_text().rpartition(")")[2].split()[13:15])) / second
+            finally:
+                process.terminate()
+                process.wait(30)
+                shutil.rmtree(folder, ignore_errors=True)
 
     def changed(self, n: int) -> None:
         self.first(n, "changed", version=2)
@@ -212,6 +245,9 @@ def compute(made: Report, say: Say) -> Figures:
     found.add("env_publication_vs_link", "<= 0.5", waits)
     found.rounds("env_mount_vs_uv_warm", "<= 1", "mount", "uv")
     found.median("env_mount_cpu_seconds", "<= 0.2", "mount", "cpu_seconds", unit="s")
+    for variant in ("again", "served"):
+        found.rounds(f"env_{variant}_vs_uv_warm", "<= 1", variant, "uv")
+        found.median(f"env_{variant}_cpu_seconds", "<= 0.2", variant, "cpu_seconds", unit="s")
     found.rounds("env_unpack_vs_pip", "<= 0.2", "unpack", "plain")
     saved = _pairs(
         made, "linked", "linked-without", lambda one, other: 1 - one.details["published"] / other.details["published"]
@@ -250,6 +286,7 @@ def _run(options: Options, made: Report) -> None:
             hits: list[Callable[[int], None]] = [bench.uv, mount, alone]
             for one in hits[:: 1 if n % 2 else -1]:
                 one(n)
+            bench.again(n)
             bench.hit(n, how="unpack")
             bench.changed(n)
 

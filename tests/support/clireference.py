@@ -9,7 +9,7 @@ from typing import Any
 
 import typer.main
 
-from bootseer.cli.main import assemble
+from bootseer.cli.verbs import assemble
 
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 HEAD = """# Command line

@@ -162,7 +162,7 @@ def command(args: Sequence[str], config: Config) -> tuple[int, str]:
     """``bootseer ARGS`` in this process: its exit code, and what it printed."""
     from typer.testing import CliRunner
 
-    from bootseer.cli.main import assemble
+    from bootseer.cli.verbs import assemble
     from bootseer.errors import BootseerError
 
     env = {f"BOOTSEER_{name.upper()}": getattr(config, name) for name in ("node_dir", "state_dir", "cache_dir")}

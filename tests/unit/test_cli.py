@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from bootseer.cli import main
-from bootseer.cli.main import assemble
+from bootseer.cli.verbs import assemble
 from bootseer.errors import DataError
 
 CLI = [sys.executable, "-m", "bootseer.cli.main"]
@@ -54,6 +54,7 @@ def test_a_verb_loads_no_other(words):
         "bootseer.cli.main",
         "bootseer.cli.run",
         "bootseer.cli._shared",
+        "bootseer.cli.verbs",
     }
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from bootseer import image, launch
 from bootseer.chunks.manifest import tree_key
-from bootseer.cli.main import assemble
+from bootseer.cli.verbs import assemble
 from bootseer.config import Config
 from bootseer.errors import ConfigError
 from bootseer.launch.job import ImageTable, Job, JobTable

@@ -10,7 +10,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from bootseer.cli.main import assemble
+from bootseer.cli.verbs import assemble
 
 ROOT = Path(__file__).parents[2]
 REPLACED = {

@@ -12,7 +12,6 @@ import builtins
 import contextlib
 import errno
 import os
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -233,7 +232,7 @@ class Backend(abc.ABC):
         """
         if not overwrite and exists(self, path):
             raise FileExistsError(errno.EEXIST, "it exists", path)
-        tmp = join(path.rpartition("/")[0], f"{TEMPORARY}{uuid.uuid4().hex}")
+        tmp = join(path.rpartition("/")[0], f"{TEMPORARY}{os.urandom(16).hex()}")
         sink = self.create(tmp)
         try:
             size = _write(sink, data)

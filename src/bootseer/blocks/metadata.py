@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -147,7 +146,7 @@ def _verified(pieces: Iterable[bytes], ref: ObjectRef, tree: str) -> Iterator[by
 def _keep(path: Path, pieces: Iterable[bytes]) -> None:
     """``pieces`` as the file ``path``: all of them or none."""
     # By rename, as a mount may still use the file of the same name; no fsync, as it is verified at every use.
-    tmp = path.parent / f".tmp-{uuid.uuid4().hex}"
+    tmp = path.parent / f".tmp-{os.urandom(16).hex()}"
     try:
         with open(tmp, "xb") as out:
             out.writelines(pieces)

@@ -34,6 +34,8 @@ app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"
 )
 
+restoring_for = 0
+"""The process that is to have the environment, when this one does no more for it than to restore that."""
 _ENDS_ALL = {"slurmstepd", "systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon"}
 """Programs that end what their child has left behind when that ends."""
 
@@ -105,6 +107,8 @@ def run(
     from bootseer.kernel import background
 
     background.lend()
+    if restoring_for and (not target or cache or dry_run or check or refresh or not snapshot):
+        raise env.MissError("that is more than a restore")
     if cache and not target:
         raise typer.Exit(_cached(command, cache, settings(store), quiet=as_json))
     if not target:
@@ -122,7 +126,8 @@ def run(
         max_age=max_age,
         python=python,
         restore=restore,  # type: ignore[arg-type]
-        caller=os.getppid(),
+        caller=restoring_for or os.getppid(),
+        only_restore=restoring_for > 0,
         since=time.time() if refresh else 0.0,
         frozen=frozen,
         snapshot=snapshot,

@@ -1,87 +1,21 @@
-"""The ``bootseer`` command: assembles the verb groups and turns errors into one line and an exit code."""
+"""The ``bootseer`` command: has its verbs carried out, and turns errors into one line and an exit code.
+
+What it needs is loaded when it is needed: a restore by the node daemon (`bootseer.node.thin`) needs next to nothing.
+"""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, Any
 
-import typer
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
-from bootseer import __version__
-from bootseer.cli._shared import Group
-from bootseer.errors import BootseerError, from_os_error
-from bootseer.units import one_line
+    from bootseer.errors import BootseerError
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-_PANELS = {
-    "Start here": ("doctor", "demo"),
-    "Jobs": ("run", "exec", "profile"),
-    "What a start reads": ("image", "env", "fs", "unmount", "store"),
-    "This node": ("cache", "clean", "node"),
-}
-"""Panel of the help -> groups and verbs, in the order of use."""
-_VERBS = {verb: panel for panel, verbs in _PANELS.items() for verb in verbs}
-
-
-class _Root(Group):
-    """The verbs and groups in the order of use, whichever are groups."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [verb for verb in _VERBS if verb in self.commands]
-
-
-def _version(value: bool) -> None:
-    if value:
-        typer.echo(f"bootseer {__version__}")
-        raise typer.Exit
-
-
-def _root(
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Say more on stderr (twice: debug)")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors")] = False,
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="Settings file (default: /etc/bootseer.toml)")
-    ] = None,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
-) -> None:
-    if quiet and verbose:
-        raise typer.BadParameter("--quiet and --verbose contradict each other")
-    if config is not None:
-        os.environ["BOOTSEER_CONFIG"] = str(config.absolute())  # also for the servers that a verb starts
-    level = logging.ERROR if quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=level, format="bootseer: %(levelname)s: %(name)s: %(message)s", stream=sys.stderr)
-
-
-def assemble(verb: str = "") -> typer.Typer:
-    """The command line with all verbs, or with ``verb`` alone, where that is one: each takes time to load."""
-    app = typer.Typer(
-        name="bootseer",
-        help="Cut and explain the start-up time of large training jobs",
-        cls=_Root,
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        callback=_root,
-    )
-    for name in [verb] if verb in _VERBS else _VERBS:
-        module = importlib.import_module(f"bootseer.cli.{name}")
-        if hasattr(module, "app"):
-            app.add_typer(module.app, name=name, rich_help_panel=_VERBS[name])
-        else:
-            module.register(app)
-            app.registered_commands[-1].rich_help_panel = _VERBS[name]
-    return app
-
-
-Group.whole = staticmethod(assemble)
 
 
 def main() -> None:
@@ -89,7 +23,19 @@ def main() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:  # else a file of ours would take a closed one's number
         pass
     os.close(fd)
-    carry_out(functools.partial(assemble(_verb(sys.argv[1:])), prog_name="bootseer"))
+    carry_out(_command)
+
+
+def _command() -> None:
+    words = sys.argv[1:]
+    if words[:2] == ["env", "run"]:
+        from bootseer.node import thin
+
+        if thin.done(words):
+            return
+    from bootseer.cli.verbs import assemble
+
+    assemble(_verb(words))(prog_name="bootseer")
 
 
 def _verb(words: Sequence[str]) -> str:
@@ -112,9 +58,13 @@ def carry_out(command: Callable[[], object]) -> None:
             signal.signal(number, _end)
     try:
         command()
-    except BootseerError as exc:
-        fail(exc)
-    except OSError as exc:
+    except Exception as exc:
+        from bootseer.errors import BootseerError, from_os_error
+
+        if isinstance(exc, BootseerError):
+            fail(exc)
+        if not isinstance(exc, OSError):
+            raise
         fail(from_os_error(exc, f"use {exc.filename}" if exc.filename else "finish"))
 
 
@@ -128,6 +78,8 @@ def _end(number: int, _frame: object) -> None:
 def fail(exc: BootseerError) -> None:
     if os.environ.get("BOOTSEER_TRACEBACK"):
         raise exc
+    from bootseer.units import one_line
+
     sys.stderr.write(f"bootseer: {one_line(str(exc))}\n")
     sys.exit(exc.exit_code)
 

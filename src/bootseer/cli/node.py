@@ -36,7 +36,7 @@ def serve(
     def users() -> None:
         for handler in logging.getLogger().handlers:
             handler.addFilter(LogRateLimit())  # any user can cause lines
-        Daemon(config, found).run()
+        Daemon(config, found, _restorer()).run()
 
     def snapshotter() -> None:
         with extra("containerd", "the snapshotter"):
@@ -103,6 +103,30 @@ def metrics() -> None:
     from bootseer.node import unit as units
 
     typer.echo(units.metrics(client.node(config=settings())), nl=False)
+
+
+def _restorer() -> Callable[[list[str], int], bool]:
+    """What does `bootseer env run` with these words for a process whose parent has this number, when that is a restore
+    and no more. All that it needs is loaded now."""
+    import importlib
+
+    from typer.main import get_command
+
+    from bootseer import patterns
+    from bootseer.blocks.serving.client import SERVER
+    from bootseer.cli import env
+    from bootseer.cli.verbs import assemble
+
+    for name in ("bootseer.env", SERVER[-1]):
+        importlib.import_module(name)
+    patterns.compile_all()
+    command = get_command(assemble("env"))
+
+    def restore(words: list[str], parent: int) -> bool:
+        env.restoring_for = parent
+        return bool(command.main(words, "bootseer", standalone_mode=False) == 0)
+
+    return restore
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -5,7 +5,7 @@
 
 from bootseer.env.publication import Publication
 from bootseer.env.result import EnvResult
-from bootseer.env.spec import EnvSpec, Outcome, Target, resolve_in
+from bootseer.env.spec import EnvSpec, MissError, Outcome, Target, resolve_in
 from bootseer.env.stage import run
 
-__all__ = ["EnvResult", "EnvSpec", "Outcome", "Publication", "Target", "resolve_in", "run"]
+__all__ = ["EnvResult", "EnvSpec", "MissError", "Outcome", "Publication", "Target", "resolve_in", "run"]

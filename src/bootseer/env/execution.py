@@ -21,7 +21,7 @@ from bootseer.env.inputs import Observed, Opened
 from bootseer.env.lookup import Lookup
 from bootseer.env.publication import Begin, End, Publication
 from bootseer.env.result import EnvResult, Timer
-from bootseer.env.spec import EnvSpec, Outcome
+from bootseer.env.spec import EnvSpec, MissError, Outcome
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.objects import lease
 
@@ -93,6 +93,8 @@ class Execution:
             return attempt.run()
 
     def _refuse(self, reason: str) -> None:
+        if self.spec.only_restore:
+            raise MissError(reason)
         if self.spec.frozen:
             hint = "run it without --frozen first (in a job file: without `frozen`)"
             raise NotFoundError(f"no environment to restore, and the command is not to be run: {reason}", hint=hint)

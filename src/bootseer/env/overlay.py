@@ -14,7 +14,6 @@ import logging
 import os
 import subprocess
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -386,7 +385,7 @@ def new_group(
 ) -> Group:
     """A group with its record and area on disk, nothing mounted yet; ``found`` is the snapshot it is to show, and
     ``caller`` the process that uses it beside this one."""
-    ident = uuid.uuid4().hex[:12]
+    ident = os.urandom(6).hex()
     area = Path(config.cache_dir).absolute() / "env" / ident
     mine = users.users(caller)
     record = GroupRecord(

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from bootseer.errors import ConfigError
+from bootseer.errors import BootseerError, ConfigError
 
 Technique = Literal["auto", "mount", "unpack"]
 
@@ -51,6 +51,8 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What was made before this time (seconds since 1970) is not used either."""
     frozen: bool = False
     """Never run the command: without a snapshot that fits the stage fails."""
+    only_restore: bool = False
+    """Raise `MissError` instead of running the command, before anything is waited for."""
     image_digest: str = ""
     """Digest of the container image the command runs in; it stands for that image's Python and libc."""
     cwd: str = ""
@@ -129,6 +131,10 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
         for outer, inner in itertools.pairwise(paths):
             if inner.startswith(outer):
                 raise ConfigError(f"target {inner.rstrip('/')} lies inside target {outer.rstrip('/')}")
+
+
+class MissError(BootseerError):
+    """There is nothing that can be restored here and now."""
 
 
 class Outcome(enum.StrEnum):

@@ -22,7 +22,7 @@ from bootseer.env.key import KeyDocument
 from bootseer.env.lookup import Lookup
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.result import EnvResult, Timer
-from bootseer.env.spec import EnvSpec, Outcome
+from bootseer.env.spec import EnvSpec, MissError, Outcome
 from bootseer.env.unpack import recover, unpack
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError
 from bootseer.objects import Store, lease
@@ -103,6 +103,8 @@ class _Stage:
                 look = self._look(document, unpacking)
             if result := self._restored(look, unpacking):
                 return result
+            if spec.only_restore:
+                raise MissError(look.reason)
             turn = lease.Turn()
             if look.store is not None and (look.absent or look.replace) and not spec.frozen:
 

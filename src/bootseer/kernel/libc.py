@@ -28,7 +28,7 @@ _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_RDONLY, _AT_RECURSIVE = 
 _MOUNT_ATTR_IDMAP = 0x100000
 _KEYCTL = {"x86_64": 250, "aarch64": 219}
 _KEYCTL_JOIN_SESSION_KEYRING = 1
-_OPENAT2, _RENAME_NOREPLACE = 437, 1
+_OPENAT2, _PIDFD_GETFD, _RENAME_NOREPLACE = 437, 438, 1
 _TRIES = 1000
 _RESOLVE_IN_ROOT, _RESOLVE_BENEATH, _RESOLVE_NO_SYMLINKS, _RESOLVE_NO_MAGICLINKS = 0x10, 0x08, 0x04, 0x02
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _AT_EMPTY_PATH, _STATX_BTIME = -100, 0x100, 0x1000, 0x800
@@ -124,6 +124,12 @@ def leave_keyring() -> None:
     except OSError as exc:
         if exc.errno not in (errno.ENOSYS, errno.EPERM):
             raise
+
+
+def descriptor_of(pidfd: int, number: int) -> int:
+    """pidfd_getfd(2): the descriptor ``number`` of another process, as one that the caller closes."""
+    fd: int = _check(_libc.syscall(_PIDFD_GETFD, pidfd, number, 0), "pidfd_getfd")
+    return fd
 
 
 def setns(fd: int) -> None:

@@ -28,7 +28,7 @@ from bootseer.kernel.child import ended
 from bootseer.kernel.flock import lock
 from bootseer.kernel.parts import Part, tell_systemd
 from bootseer.loglimit import USER
-from bootseer.node import access, places, protocol
+from bootseer.node import access, errand, places, protocol, thin
 from bootseer.node.accounts import ROOT, Accounts, totals
 from bootseer.node.door import Client, Door
 from bootseer.node.entries import Entries, MountRecord
@@ -51,14 +51,20 @@ _DRAIN_SECONDS = 1.0
 class Daemon:
     """Serves until the service is drained, or an exception such as that of a signal ends `run`; its mounts stay."""
 
-    def __init__(self, config: Config, parts: Mapping[str, Part] | None = None) -> None:
-        """``parts``: of the service, itself among them. Raises `PrivilegeError` unless root calls, `ConfigError` when
-        others could replace the folder of the socket, `UnavailableError` when another daemon serves there, or processes
-        of an earlier one do not end."""
+    def __init__(
+        self,
+        config: Config,
+        parts: Mapping[str, Part] | None = None,
+        errand: Callable[[list[str], int], bool] | None = None,
+    ) -> None:
+        """``parts``: of the service, itself among them. ``errand`` does what a command line of root's says, for the
+        child of this process, or, without a trace, does not. Raises `PrivilegeError` unless root calls,
+        `ConfigError` when others could replace the folder of the socket, `UnavailableError` when another daemon serves
+        there, or processes of an earlier one do not end."""
         if os.geteuid() != 0:
             raise PrivilegeError("the node daemon needs root", hint="run with sudo, or bootseer node install")
         os.environ.pop("SUDO_UID", None)  # who became root by sudo is a user like others here
-        self._config = config
+        self._config, self._errand, self._stamp = config, errand, thin.stamp()
         self._parts = parts or {PART: Part(pid=os.getpid(), starts=1)}
         self._part = self._parts[PART]
         self._folder = private_folder(Path(config.node_dir))
@@ -111,6 +117,7 @@ class Daemon:
             "node": self._status,
             "drain": self._drain,
             "digest": self._digest,
+            "errand": self._do_errand,
         }
         if request.do not in kinds:
             raise ConfigError(f"the node daemon of bootseer {__version__} cannot do {request.do[:64]!r}")
@@ -218,6 +225,21 @@ class Daemon:
             return NodeReply(digest=access.digest_for(access.Asker(access.NOBODY, {}, like, given), ref, self._config))
 
         self._start(client, "digest", work, lambda reply: self._door.answer(client, reply), *([file] * (file >= 0)))
+
+    def _do_errand(self, client: Client, _: NodeRequest) -> None:
+        """See `errand`."""
+        if client.uid or client.file < 0 or self._errand is None or self._part.draining:
+            raise PrivilegeError("the node daemon goes on no such errand")
+        pid, pidfd, file, do, stamp = client.pid, client.pidfd, client.file, self._errand, self._stamp
+
+        def work() -> NodeReply:
+            try:
+                done = do(*errand.become(pid, pidfd, file, stamp))
+            except Exception as exc:
+                raise UnavailableError(f"who asks has to do it: {exc}") from None
+            return NodeReply() if done else protocol.failure(UnavailableError("who asks has to do it"))
+
+        self._start(client, "errand", work, lambda reply: self._door.answer(client, reply), file, pidfd)
 
     def _list(self, client: Client, request: NodeRequest) -> None:
         after = [one for one in self._entries.mounts(client.uid) if one.id > request.id]

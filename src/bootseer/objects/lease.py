@@ -15,7 +15,6 @@ import re
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple
 
@@ -106,7 +105,7 @@ class Lead:
 
     def __init__(self, store: Store, folder: str, number: int, node: str, failures: int) -> None:
         self._store, self._folder, self._number = store, folder, number
-        self._lease = Lease(node=node, run=uuid.uuid4().hex, failures=failures)
+        self._lease = Lease(node=node, run=os.urandom(16).hex(), failures=failures)
         self._end: Lease | None = None
         self._handed = False
         self._progress: Callable[[], Progress] | None = None
