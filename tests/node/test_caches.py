@@ -82,3 +82,15 @@ def test_what_a_start_adds_is_there_on_the_next_empty_node(nodes: Nodes) -> None
     assert captured(second) == (True, "")
     assert names(nodes.start("c")) == {"aa/one.so", "aa/two.so", "bb/three.so"}
     assert nodes.generations == [2, 1]
+
+
+def test_a_text_with_a_credential_stays_on_the_node(nodes: Nodes) -> None:
+    first = nodes.start("a")
+    add(first, "aa/one.so")
+    add(first, "aa/log.txt", text="export AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMIK7MDENGbPxRfiCYzzzzzzzzzzzz")
+    assert captured(first) == (True, "")
+    second = nodes.start("b")
+    assert names(second) == {"aa/one.so"}
+    add(second, "aa/log.txt", text="export AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMIK7MDENGbPxRfiCYzzzzzzzzzzzz")
+    assert captured(second) == (False, "nothing is new")
+    assert nodes.generations == [1]

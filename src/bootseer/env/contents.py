@@ -119,8 +119,10 @@ class Contents:
 
     def finish(self, files: Sequence[File]) -> list[tuple[str, str]]:
         """Place what is left of ``files``, all there are at the end; (path, what) of secrets among them, and then not
-        all is placed. Raises `DataError` when one changes meanwhile, `OSError`."""
-        for path in self._early - {file.path for file in files}:
+        all is placed: without these it may be called again. Raises `DataError` when one changes meanwhile, `OSError`.
+        """
+        suspects, self._suspects = {file.path for file in self._suspects}, []
+        for path in (self._early | suspects) - {file.path for file in files}:
             self._scan.forget(_below_target(path))
         for unit in _units(files):
             self._unit(unit)
