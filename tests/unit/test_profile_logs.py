@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -49,9 +50,13 @@ NEMO = """\
 """
 
 
-def read(text: str, **options: object) -> tuple[events.EventLog, logs.Found]:
-    """What a log gives, through the lines that are written of it."""
-    found = logs.extract(text.splitlines(), logs.patterns(), job="j", node="n1", zone=UTC, **options)  # type: ignore[arg-type]
+WRITTEN = datetime.datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+def read(*texts: str, **options: int) -> tuple[events.EventLog, logs.Found]:
+    """What logs of one node give, through the lines that are written of it."""
+    sources = [logs.Source(text.split("\n"), "n1", written=WRITTEN) for text in texts]
+    found = logs.extract(sources, logs.patterns(), job="j", zone=UTC, **options)
     return events.parse(msgspec.json.encode(event) + b"\n" for event in found.events), found
 
 
@@ -98,7 +103,7 @@ def test_a_restart_is_a_cycle_and_nothing_follows_the_first_step() -> None:
     lines = [told.format(0, "Rendezvous'ing worker group"), told.format(1, "Starting worker group")]
     ready = [" [2026-11-23 07:00:03] iteration 1/ 5 | loss", " [2026-11-23 07:00:04] iteration 2/ 5 | loss"]
     again = [told.format(6, "Rendezvous'ing worker group"), told.format(8, "Starting worker group")]
-    log, _found = read("\n".join([*lines, *ready, *again]), year=2026)
+    log, _found = read("\n".join([*lines, *ready, *again]))
     spans = [(span.stage, span.cycle, span.state.name) for span in log.spans]
     assert spans == [("rendezvous", 0, "DONE"), ("import", 0, "DONE"), ("rendezvous", 1, "DONE"), ("import", 1, "OPEN")]
     assert stages(log) == [("rendezvous", 1.0), ("import", 1.5), ("rendezvous", 2.0)]
@@ -179,6 +184,180 @@ transformers.Trainer(model=model, args=options, train_dataset=data).train(resume
         assert [(span.stage, span.state.name) for span in log.spans] == [(s, "DONE") for s in expected], done.stdout
 
 
+RUN, LOSS, BAR = "***** Running training *****", "{'loss': 2.3}", "  0%|          | 0/850 [00:00<?, ?it/s]"
+
+
+def at(seconds: float) -> str:
+    moment = datetime.datetime(2026, 9, 1, 10, tzinfo=UTC) + datetime.timedelta(seconds=seconds)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
+
+
+def torchrun(when: str, text: str) -> str:
+    return f"I{when}.000000 5707 torch/distributed/elastic/agent/server/api.py:677] [default] {text}"
+
+
+def two(form: str, begin: str = RUN, end: str = LOSS) -> list[str]:
+    """A line that begins the first step, and one 5 s later that ends it."""
+    return [
+        form.format(iso=at(n), day=f"2026-09-01 10:00:0{n},000", n=n, text=text) for n, text in ((0, begin), (5, end))
+    ]
+
+
+def js(form: str, begin: str = RUN, end: str = LOSS) -> list[str]:
+    """The same, where the carrier writes JSON."""
+    return [
+        form.replace("ISO", at(n)).replace("MS", f"178825680{n}000").replace("TEXT", json.dumps(text))
+        for n, text in ((0, begin), (5, end))
+    ]
+
+
+Wanted = dict[tuple[int | None, str], float | None]
+FIRST: Wanted = {(None, "first_step"): 5}
+STEP_3: Wanted = {(3, "first_step"): 5}
+INIT = "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2"
+NCCL = "n4:2:2 [3] NCCL INFO f comm 0x1 rank 3 nranks 8 cudaDev 3 commId 0x2 - Init "
+TIMINGS = "n4:2:2 [3] NCCL INFO Init timings - f: rank {} nranks {} total {} (kernels 3.00, bootstrap 1.00)"
+MAXTEXT = "completed step: 0, seconds: "
+AGENT = ["Rendezvous'ing worker group", "Starting worker group"]
+SHAPES: dict[str, tuple[list[str], Wanted]] = {
+    # carriers
+    "cri": (two("{iso} stderr F {text}"), FIRST),
+    "cri, in pieces": (
+        [f"{at(0)} stdout F {RUN}", f"{at(5)} stdout P {{'lo", f"{at(5)} stdout F ss': "], FIRST,
+    ),
+    "kubectl": (two("[pod/llm-0/main] {iso} {text}"), FIRST),
+    "stern": (two("\x1b[92mllm-0\x1b[0m \x1b[33mmain\x1b[0m {iso} {text}"), FIRST),
+    "compose": (two("llm-1  | {iso} {text}"), FIRST),
+    "pdsh": (two("worker-1: [{day}] [INFO] {text}"), FIRST),
+    "docker": (js('{"log": TEXT, "stream": "stderr", "time": "ISO"}', RUN + "\n", LOSS + "\n"), FIRST),
+    "gke, text": (js('{"textPayload": TEXT, "timestamp": "ISO"}'), FIRST),
+    "gke": (js('{"jsonPayload": {"message": TEXT}, "timestamp": "ISO", "labels": {"pod_name": "p"}}'), FIRST),
+    "ray": (js('{"asctime": "2026-09-01 10:00:00,000", "message": TEXT}')[:1] + two("{iso} {text}")[1:], FIRST),
+    "cloudwatch, json": (js('{"timestamp": MS, "message": TEXT, "logStreamName": "a/b"}'), FIRST),
+    "cloudwatch": (two("2026-09-01T10:00:0{n}+00:00 llm/n1/abc {text}"), FIRST),
+    "journald, json": (js('{"__REALTIME_TIMESTAMP": "MS000", "MESSAGE": TEXT, "_HOSTNAME": "n2"}'), FIRST),
+    "journald, bytes": (
+        [line.replace(json.dumps(LOSS), str(list(LOSS.encode()))) for line in js('{"ts": MS, "MESSAGE": TEXT}')], FIRST,
+    ),
+    "journald, iso": (two("2026-09-01T10:00:0{n}+0000 n2 train[12]: {text}"), FIRST),
+    "journald, unix": (two("178825680{n}.250000 n2 train[12]: {text}"), FIRST),
+    "syslog": (two("Sep  1 10:00:0{n} n2 train[12]: {text}"), FIRST),
+    "syslog 5424": (two("<165>1 {iso} n2 train 12 - - {text}"), FIRST),
+    "ts": (two("Sep 01 10:00:0{n} {text}"), FIRST),
+    "torchx": (two("trainer/0 [default3]:{iso} {text}"), STEP_3),
+    "mpirun": (two("[1,3]<stdout>:{iso} {text}"), STEP_3),
+    "prrte": (two("{iso} [prterun-n1-77@1,3]<stdout>: {text}"), STEP_3),
+    "sagemaker": (
+        [line for r in (2, 3) for line in two(f"[1,mpirank:{r},algo-1]<stdout>:{{iso}} #015{{text}}")],
+        STEP_3 | {(2, "first_step"): 5},
+    ),
+    "actors of ray": (two("(RayTrainWorker pid=1, ip=10.0.0.1) {iso} {text}"), FIRST),
+    # times
+    "rich": (two("[09/01/26 10:00:0{n}] INFO     {text}    trainer.py:2414"), FIRST),
+    "american": (two("09/01/2026 10:00:0{n} - INFO - __main__ - {text}"), FIRST),
+    "asctime": (two("Tue Sep  1 10:00:0{n} 2026 {text}"), FIRST),
+    "a clock alone": ([two("{iso} {text}")[0], two("[10:00:0{n}] {text}")[1]], FIRST),
+    "twelve hours": ([f"2026-09-01 11:59:58 AM {RUN}", f"2026-09-01 12:00:03 PM {LOSS}"], FIRST),
+    "zones": ([f"2026-09-01T15:30:00+05:30 {RUN}", f"2026-09-01 02:00:05 -0800 {LOSS}"], FIRST),
+    "a level first": (two("[INFO|trainer.py:2414] {day} >> {text}"), FIRST),
+    "a logger first": (two("INFO:root:{day} {text}"), FIRST),
+    "date in a path": (["loading checkpoint from /ckpt/2026-01-01 00:00:00/x", *two("{iso} {text}")], FIRST),
+    "date in prose": ([f"Resuming what stopped 2026-01-01 00:00:00 {LOSS}", *two("{iso} {text}")], FIRST),
+    "a year's end": (
+        [torchrun("1231 23:59:55", AGENT[0]), torchrun("0101 00:00:00", AGENT[1])],
+        {(None, "rendezvous"): 5, (None, "import"): None},
+    ),
+    "out of order": (two("{iso} {text}")[::-1], FIRST),
+    # frames
+    "frames": (two("{iso} {text}", end=f"\r{BAR}\r  1%|1 | 10/850 [00:46<1:05:31,  4.69s/it]\r{LOSS}"), FIRST),
+    "a bar alone": (two("{iso} {text}", end=f"\r{BAR}\r  0%|1 | 1/850 [00:05<1:05:31,  4.69s/it]"), FIRST),
+    "a bar's own seconds": (
+        [f"{at(0)} {RUN}", f"{at(45)} \r{BAR}\r  0%| | 1/850 [00:05<01:00, 5s/it]\r  1%| | 9/850 [00:45<01:00, 5s/it]"],
+        FIRST,
+    ),
+    "other bars": ([*two("{iso} {text}", end="Map:  50%|##  | 1/2 [00:01<00:01, 1s/it]"), f"{at(5)} {LOSS}"], FIRST),
+    "long lines": (two("{iso} {text}", end="y" * 9000 + "\r" + LOSS), FIRST),
+    "rich's bar": (
+        [*two("{iso} {text}", INIT, "Epoch 0/9 \x1b[35m━━\x1b[0m 1/49 0:00:03 • 0:02:30 3.2it/s"),
+         f"{at(2)} Sanity Checking DataLoader 0:  50%|##  | 1/2 [00:01<00:01, 1it/s]"], {(None, "dist_init"): 5},
+    ),
+    # ranks
+    "label": (two(" 3: {iso} {text}"), STEP_3),
+    "label and rank": (
+        two("0: [rank0]:{day} {text}") + two("1: [rank3]:{day} {text}"), STEP_3 | {(0, "first_step"): 5},
+    ),
+    "olmo": (two("[{day}] INFO     [olmo_core.x, rank=3] {text}", "Starting epoch 1", "[step=1/9,epoch=1]"), STEP_3),
+    "other ranks": ([*two("{iso} [rank: 3] {text}")[:1], *two("[RANK 3] {iso} {text}")[1:]], STEP_3),
+    # programs
+    "maxtext": (two("I0901 10:00:0{n}.000000 1 x:2] {text}", "Finished restoring checkpoint", MAXTEXT + "4.5"), FIRST),
+    "maxtext, its seconds": (two("I0901 10:00:0{n}.000000 1 x:2] {text}", "", MAXTEXT + "5.0"), FIRST),
+    "titan": (
+        [f"[rank3]:[titan] 2026-09-01 10:00:0{n},000 - root - INFO - {m}" for n, m in
+         ((0, "Starting job: x"), (2, "Building 1-D device mesh with ['dp']"), (3, "Building llama3 8B with T(...)"),
+          (4, "Training starts at step 1."), (9, "\x1b[31mstep:  1  \x1b[32mloss:  8.13"))],
+        STEP_3 | {(3, "dist_init"): 3, (3, "model_init"): 1},
+    ),
+    "deepspeed": (
+        two("[{day}] [INFO] [x.py:1:f] {text}", "Initializing TorchBackend in DeepSpeed with backend nccl",
+            "[Rank 0] DeepSpeed info: version=0.16"), {(None, "dist_init"): 5, (None, "model_init"): None},
+    ),
+    "nccl": (
+        two("{iso} {text}", TIMINGS.format(1, 2, "2.00"), TIMINGS.format(3, 8, "4.00")),
+        {(3, "dist_init"): 4, (3, "kernels"): 3, (3, "bootstrap"): 1},
+    ),
+    "nccl, begin and end": (two("{iso} {text}", NCCL + "START", NCCL + "COMPLETE"), {(3, "dist_init"): 5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lines_as_they_are(shape: str) -> None:
+    lines, expected = SHAPES[shape]
+    for ending in ("\n", "\r\n"):
+        log, _found = read(*["".join(line + ending for line in lines)])
+        got = {(span.rank, span.stage): span.duration.ns / 1e9 if span.duration else None for span in log.spans}
+        assert got == expected
+
+
+def test_what_is_settled_by_several_lines() -> None:
+    agent = [
+        torchrun("0901 10:00:00", "Rendezvous'ing worker group"),
+        torchrun("0901 10:00:03", "Starting worker group"),
+    ]
+    rank = "[rank0]:2026-09-01 10:00:{},000 {}"
+    steps = [
+        rank.format(n, m) for n, m in (("09", "[before the start of training step]"), ("19", " iteration 1/ 9 | x"))
+    ]
+    again = [one.replace("10:00", "10:01") for one in (*agent, *steps)]
+    log, _found = read("\n".join([*agent, *steps, *again]))
+    assert [span.cycle for span in log.spans if span.stage == "first_step"] == [0, 1]
+    ten, found = read(f"{at(0)} {RUN}\n{at(50)} {BAR}\r  1%|1 | 10/850 [00:46<1:05:31,  4.69s/it]")
+    assert (found.steps, [span.attrs.get("steps") for span in ten.spans]) == (10, [10])
+    two, _found = read(f"{at(0)} {RUN}\n", f"{at(5)} {LOSS}\n")  # its standard error and its output
+    assert stages(two) == [("first_step", 5)]
+    old, _found = read(torchrun("1215 10:00:00", "Rendezvous'ing worker group"))
+    assert old.spans[0].begin
+    assert old.spans[0].begin.wall < WRITTEN.timestamp() * 1e9
+    past, _found = read("\n".join([*agent, "2024-09-01 10:00:05 anything"]))
+    assert past.spans[0].begin
+    assert past.spans[0].begin.wall == 1725184800 * 10**9
+
+
+def test_a_log_of_several_nodes() -> None:
+    lines = [f"{r}: {at(t)} {m}" for t, m in ((0, RUN), (5, LOSS)) for r in range(16)]
+    log, found = read("\n".join(lines), ranks_per_node=8)
+    assert {span.node for span in log.spans} == {"n1-0", "n1-1"}
+    assert found.divided == ["n1 with 16 ranks"]
+    alone, found = read("\n".join(lines[8:16]), ranks_per_node=8)
+    assert ({span.node for span in alone.spans}, found.divided) == ({"n1"}, [])
+
+
+def test_our_patterns_are_fast_and_say_where_they_were_seen() -> None:
+    file = Path(logs.__file__).with_name("logpatterns.toml")
+    known = logs.patterns()
+    assert all(pattern.has for pattern in known)
+    assert {pattern.program for pattern in known} == set(tomllib.loads(file.read_text())["versions"])
+
+
 def test_the_command_line(tmp_path: Path) -> None:
     def profile(*args: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-m", "bootseer.cli.main", "profile", *map(str, args)]
@@ -200,6 +379,26 @@ def test_the_command_line(tmp_path: Path) -> None:
         done = profile("import", "--log", tmp_path / name)
         assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
         assert said in done.stderr
+    for name, seconds in (("a", 5), ("b", 50)):  # two logs of one name are two nodes
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.log").write_text(f"{at(0)} {RUN}\n{at(seconds)} \r{LOSS}\n")
+    same = [word for name in "ab" for word in ("--log", tmp_path / name / "train.log")]
+    profile("import", *same, "--gpus", 8, "-o", tmp_path / "1.jsonl")
+    profile("import", *same[:2], "--job", "a", "--node", "a", "--gpus", 8, "-o", tmp_path / "2.jsonl")
+    report = json.loads(profile("show", tmp_path / "1.jsonl", tmp_path / "2.jsonl", "--json").stdout)
+    assert (report["job"], report["gpus"], report["startup_seconds"]) == ("a", 16, 50)
+    assert report["problems"]["duplicates"] == 2
+    agent = tmp_path / "run_1/attempt_1/3"
+    agent.mkdir(parents=True)
+    (agent / "stderr.log").write_text(f"{at(0)} {RUN}\n")
+    done = profile("import", "--log", agent / "stderr.log")
+    span = events.parse(done.stdout.encode().splitlines(keepends=True)).spans[0]
+    assert (span.node, span.rank, span.cycle) == ("run_1", 3, 1)
+    wide = tmp_path / "wide.log"
+    wide.write_text("".join(f"{r}: {at(t)} {m}\n" for t, m in ((0, RUN), (5, LOSS)) for r in range(16)), "utf-16")
+    done = profile("import", "--log", wide, "--gpus", 8)
+    assert {span.node for span in events.parse(done.stdout.encode().splitlines()).spans} == {"wide-0", "wide-1"}
+    assert "wide with 16 ranks: taken as nodes of 8 ranks" in done.stderr
     done = profile("import", "--log", "-", "--utc", "--node", "x", given=MEGATRON)
     assert events.parse(done.stdout.encode().splitlines(keepends=True)).spans[0].node == "x"
     assert profile("import").returncode == 2

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +17,14 @@ from bootseer.errors import DataError, doing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import datetime
 
     from bootseer.profile.logs import Pattern
 
 log = logging.getLogger(__name__)
 
-_LOG = "Log of torchrun, Megatron-LM, NeMo, Lightning or HF's Trainer; - is stdin"
+_LOG = "Log of a training program that the patterns know, such as HF's Trainer or Megatron-LM; - is stdin"
+_TORCHRUN = re.compile(r"(?P<run>[^/]+)/attempt_(?P<cycle>\d{1,6})/(?P<rank>\d{1,9})/(?:stdout|stderr)\.log$")
 _PODS = "What kubectl get pods,events -o json printed; - is stdin"
 _SACCT = "What sacct -D --json printed (Slurm 21.08 or newer); - is stdin"
 
@@ -33,6 +37,10 @@ def import_(
     attempt: Annotated[str, typer.Option("--attempt", help="Which attempt of the job the logs are of")] = "0",
     node: Annotated[str, typer.Option("--node", help="Node of lines that name none (default: the log's name)")] = "",
     gpus: Annotated[int, typer.Option("--gpus", min=0, help="GPUs of each node in the logs")] = 0,
+    ranks_per_node: Annotated[
+        int,
+        typer.Option("--ranks-per-node", min=0, help="Ranks of a node, where a log is of several (default: --gpus)"),
+    ] = 0,
     patterns: Annotated[
         Path | None, typer.Option("--patterns", metavar="FILE", help="Patterns instead of ours")
     ] = None,
@@ -62,7 +70,10 @@ def import_(
 
         lines = pods.events(_text(kubernetes), job)
     else:
-        lines = _of_logs(logs or [], known(patterns), job=job, attempt=attempt, node=node, gpus=gpus, utc=utc)
+        lines = _of_logs(
+            logs or [], known(patterns), node, utc=utc, job=job, attempt=attempt, gpus=gpus,
+            ranks_per_node=ranks_per_node or gpus,
+        )  # fmt: skip
     write_out(lines, output)
 
 
@@ -81,49 +92,70 @@ def _text(file: Path) -> bytes:
 
 
 def _of_logs(
-    files: Sequence[Path], known: Sequence[Pattern], *, job: str, attempt: str, node: str, gpus: int, utc: bool
-) -> Iterator[bytes]:
-    import datetime
+    files: Sequence[Path], known: Sequence[Pattern], node: str, *, utc: bool, job: str, attempt: str, gpus: int,
+    ranks_per_node: int,
+) -> Iterator[bytes]:  # fmt: skip
+    from datetime import UTC
 
     import msgspec
 
-    from bootseer.profile.logs import extract
+    from bootseer.profile.logs import Source, extract
 
-    zone = datetime.UTC if utc else None
-    events, timeless = [], 0
-    names = ["stdin" if str(file) == "-" else file.name.removesuffix(".log") for file in files]
-    for file, name in zip(files, names, strict=True):
-        found = extract(
-            _lines(file), known, job=job or names[0], node=node or name, gpus=gpus, attempt=attempt, year=_year(file),
-            zone=zone,
+    zone = UTC if utc else None
+    sources = []
+    for file, name in zip(files, _names(files), strict=True):
+        of = _TORCHRUN.search(str(file.absolute()))
+        sources.append(
+            Source(
+                _lines(file), node or (of["run"] if of else name), rank=int(of["rank"]) if of else None,
+                cycle=int(of["cycle"]) if of else 0, path="" if str(file) == "-" else os.path.realpath(file),
+                written=_written(file),
+            )
         )  # fmt: skip
-        events += found.events
-        timeless += found.timeless
+    found = extract(
+        sources, known, job=job or sources[0].node, attempt=attempt, gpus=gpus, ranks_per_node=ranks_per_node, zone=zone
+    )
     hint = "have each line begin with its time: kubectl logs --timestamps, or the program's own log format"
-    if not events:
-        said = f"{timeless} lines that are known carry no time" if timeless else "no line is known"
+    if not found.events:
+        said = f"{found.timeless} lines that are known carry no time" if found.timeless else "no line is known"
         raise DataError(
-            f"no start-up in {', '.join(map(str, files))}: {said}", hint=hint if timeless else "see --patterns"
+            f"no start-up in {', '.join(map(str, files))}: {said}", hint=hint if found.timeless else "see --patterns"
         )
-    if timeless:
-        log.warning("%d lines that are known carry no time and were left out; %s", timeless, hint)
-    return (msgspec.json.encode(event) + b"\n" for event in events)
+    if found.timeless:
+        log.warning("%d lines that are known carry no time and were left out; %s", found.timeless, hint)
+    if found.divided:
+        log.warning("%s: taken as nodes of %d ranks (--ranks-per-node)", ", ".join(found.divided), ranks_per_node)
+    elif found.most_ranks > 8:
+        log.warning("%d ranks count as one node; --ranks-per-node tells its nodes apart", found.most_ranks)
+    if found.steps:
+        log.warning("first_step is of up to %d steps: the log says nothing of single ones", found.steps)
+    return (msgspec.json.encode(event) + b"\n" for event in found.events)
+
+
+def _names(files: Sequence[Path]) -> list[str]:
+    """A name of a node for each log: its own, or where several have one name what tells their folders apart."""
+    names = ["stdin" if str(file) == "-" else file.name.removesuffix(".log") for file in files]
+    if len(set(names)) == len(names):
+        return names
+    parts = [file.absolute().parts for file in files]
+    first = next((at for at, found in enumerate(zip(*parts, strict=False)) if len(set(found)) > 1), 0)
+    return ["/".join(mine[first:-1]) or name for mine, name in zip(parts, names, strict=True)]
 
 
 def _lines(file: Path) -> Iterator[str]:
+    from bootseer.profile import loglines
+
     if str(file) == "-":
-        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
-        yield from sys.stdin
+        yield from loglines.read(sys.stdin.buffer)  # type: ignore[arg-type]
         return
-    with doing(f"read {file}"), file.open(errors="replace") as lines:
-        yield from lines
+    with doing(f"read {file}"), file.open("rb") as opened:
+        yield from loglines.read(opened)
 
 
-def _year(file: Path) -> int | None:
-    """That of the last change, for times that name no year."""
-    import datetime
+def _written(file: Path) -> datetime | None:
+    from datetime import UTC, datetime
 
     if str(file) == "-":
         return None
     with doing(f"read {file}"):
-        return datetime.datetime.fromtimestamp(file.stat().st_mtime).year
+        return datetime.fromtimestamp(file.stat().st_mtime, UTC)

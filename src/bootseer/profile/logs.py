@@ -1,38 +1,32 @@
-"""Start-up events from the log of a program that nobody changed: each line that a pattern knows begins a stage.
+"""Start-up events from the logs of programs that nobody changed: each line that a pattern knows begins a stage.
 
-A lane is one rank of one node, as far as the lines say (``[rank3]:``, ``3: `` of ``srun --label``, ``[pod/NAME/...]``
-of ``kubectl logs --prefix``). A stage ends where the next one of its lane begins. Only lines that carry a time count;
-others that match are counted. The patterns and their form: ``logpatterns.toml`` beside this file.
+A lane is one rank of one node, as far as the lines say; lines of several logs of one node are of one lane. A stage ends
+where the next one of its lane begins. Only lines that carry a time count; others that match are counted. The patterns
+and their form: ``logpatterns.toml`` beside this file; what a line says: `loglines`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
-from datetime import datetime, tzinfo
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from bootseer.errors import ConfigError
 from bootseer.profile.events import VERSION, Event
+from bootseer.profile.loglines import LOOK_AHEAD, Frame, Reader
 from bootseer.wiretypes import known, loaded
 
 READY = "ready"
 """The pseudo-stage of a line that ends the first step."""
-LONGEST = 4096
-"""Characters of a line that are looked at."""
-
-_TIME = re.compile(
-    r"\[?\b(?P<date>\d{4}-\d\d-\d\d)[ T](?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?"
-)
-_GLOG = re.compile(r"[IWEFVDC](?P<month>\d\d)(?P<day>\d\d) (?P<clock>\d\d:\d\d:\d\d)\.(?P<part>\d{1,9}) ")
-_POD = re.compile(r"^\[pod/(?P<node>[^/\]]+)/[^\]]*\] ")
-_RANK = re.compile(r"^(?:\[(?:rank|default)(?P<torch>\d+)\]:? ?|\s*(?P<slurm>\d+): )")
+_PART = re.compile(r"(\w+) ([\d.]+)")
 
 
 class Pattern(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,20 +36,52 @@ class Pattern(msgspec.Struct, forbid_unknown_fields=True):
     stage: Annotated[str, msgspec.Meta(max_length=64)]
     program: str = ""
     cycle: bool = False
+    inside: bool = False
+    has: str = ""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     line: list[Pattern]
+    versions: dict[str, str] = {}
+
+
+class Source(NamedTuple):
+    """One log. ``node`` and ``rank`` are those of lines that name none."""
+
+    lines: Iterable[str]
+    node: str
+    rank: int | None = None
+    cycle: int = 0
+    path: str = ""
+    """Where it lies: logs that begin alike are told apart by it."""
+    written: datetime | None = None
+    """When it was last written; None: now."""
 
 
 class Found(msgspec.Struct):
-    """What a log gave."""
+    """What logs gave."""
 
     events: list[Event] = []
     matched: int = 0
     """Lines that changed a lane's stage."""
     timeless: int = 0
     """Lines that match a pattern and carry no time."""
+    steps: int = 0
+    """How many steps the longest ``first_step`` has, where the log says nothing of single ones."""
+    divided: list[str] = []
+    """Nodes whose ranks are taken as several nodes."""
+    most_ranks: int = 0
+    """Of the node that has most."""
+
+
+class _Mark(NamedTuple):
+    """A line that a pattern knows."""
+
+    frame: Frame
+    pattern: Pattern
+    said: dict[str, str | None]
+    source: Source
+    origin: bytes
 
 
 def patterns(path: Path | None = None) -> list[Pattern]:
@@ -74,107 +100,207 @@ def patterns(path: Path | None = None) -> list[Pattern]:
     return found
 
 
-class _Lane:
-    """Where one rank is in its start; `enter` writes what changes."""
-
-    def __init__(self, job: str, attempt: str, node: str, rank: int | None, gpus: int) -> None:
-        self._identity = (job, attempt, node, rank, gpus)
-        self._open: tuple[str, str] | None = None  # span and stage
-        self._spans = 0
-        self.cycle = 0
-        self.ready = False
-
-    @property
-    def began(self) -> bool:
-        return self._spans > 0
-
-    def enter(self, stage: str, when: int) -> Iterator[Event]:
-        """End the stage that is open and begin this one, if it is one."""
-        if self._open is not None:
-            if stage == self._open[1]:
-                return
-            yield self._event("end", *self._open, when)
-            self._open = None
-            self.ready = stage == READY
-        if stage not in ("", READY):
-            self._spans += 1
-            name = "\0".join(map(str, (*self._identity, self._spans)))  # reading a log twice gives the same spans
-            self._open = (hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=8).hexdigest(), stage)
-            yield self._event("begin", *self._open, when)
-
-    def again(self, when: int) -> Iterator[Event]:
-        """Begin the next cycle."""
-        yield from self.enter("", when)
-        self.cycle, self.ready = self.cycle + 1, False
-
-    def _event(self, kind: str, span: str, stage: str, when: int) -> Event:
-        job, attempt, node, rank, gpus = self._identity
-        return Event(
-            VERSION, kind, span, when, node, job, attempt, self.cycle, gpus, stage=stage, rank=rank,
-            attrs={"source": "log"} if kind == "begin" else None,
-        )  # fmt: skip
-
-
 def extract(
-    lines: Iterable[str],
-    known: Iterable[Pattern],
+    sources: Iterable[Source],
+    known: Sequence[Pattern],
     *,
     job: str,
-    node: str,
-    gpus: int = 0,
     attempt: str = "0",
-    year: int | None = None,
+    gpus: int = 0,
+    ranks_per_node: int = 0,
     zone: tzinfo | None = None,
 ) -> Found:
-    """Read a log. ``node`` is that of lines that name none; ``year`` that of times without one (default: this one).
-
-    ``zone`` is that of times without one; None: this machine's. Never raises on a line.
-    """
-    found, lanes = Found(), dict[tuple[str, int | None], _Lane]()
-    compiled = [(re.compile(pattern.match), pattern) for pattern in known]
-    year = year or datetime.now(zone).year
-    for line in lines:
-        where, rank, when, text = _parts(line[:LONGEST].rstrip("\r\n"), year, zone)
-        pattern = next((pattern for regex, pattern in compiled if regex.search(text)), None)
-        if pattern is None:
-            continue
-        if when is None:
-            found.timeless += 1
-            continue
-        where = where or node
-        lane = lanes.get((where, rank)) or lanes.setdefault((where, rank), _Lane(job, attempt, where, rank, gpus))
-        if pattern.cycle and lane.began:
-            found.events += lane.again(when)
-        if not lane.ready:
-            found.events += lane.enter(pattern.stage, when)
-            found.matched += 1
+    """Read logs. ``zone`` is that of times without one; None: this machine's. Where ``ranks_per_node`` is given, a log
+    that names more ranks is of several nodes. Never raises on a line."""
+    found, given = Found(), list(sources)
+    by_node: defaultdict[str, list[tuple[int | None, str, _Mark]]] = defaultdict(list)
+    for source in given:
+        marks = []
+        alone = sum(other.node == source.node for other in given) == 1
+        for mark in _marks(source, known, zone, alone=alone):
+            if mark.frame.when is None:
+                found.timeless += 1
+            else:
+                marks.append(mark)
+        for node, rank, process, mark in _placed(marks, ranks_per_node, found):
+            by_node[node].append((rank, process, mark))
+    for node, marked in by_node.items():
+        found.most_ranks = max(found.most_ranks, len({rank for rank, _, _ in marked} - {None}))
+        start = _Node(found, (job, attempt, node, gpus))
+        for rank, process, mark in sorted(marked, key=lambda one: one[2].frame.when or 0):
+            start.take(rank, process, mark)
     return found
 
 
-def _parts(line: str, year: int, zone: tzinfo | None) -> tuple[str, int | None, int | None, str]:
-    """Node, rank and time (ns) that the line names, and the rest of it."""
-    where, rank, when = "", None, None
-    if pod := _POD.match(line):
-        where, line = pod["node"], line[pod.end() :]
-    if prefix := _RANK.match(line):
-        rank, line = int((prefix["torch"] or prefix["slurm"])[:9]), line[prefix.end() :]
-    time = _TIME.search(line) or _GLOG.search(line)
-    if time is not None:
-        when = _nanoseconds(time.groupdict(), year, zone)
-        line = line[: time.start()] + line[time.end() :] if time.start() else line[time.end() :].removeprefix(" ")
-    if rank is None and (prefix := _RANK.match(line)):  # behind the time that kubectl put before it
-        rank, line = int((prefix["torch"] or prefix["slurm"])[:9]), line[prefix.end() :]
-    return where, rank, when, line
+def _marks(source: Source, known: Sequence[Pattern], zone: tzinfo | None, *, alone: bool) -> Iterator[_Mark]:
+    """The lines of a log that patterns know. Where it is the only one of its node, lines that end a first step and have
+    none to end are left out: a log has millions."""
+    reader = Reader(zone, source.written or datetime.now(UTC))
+    lines = iter(source.lines)
+    first = list(itertools.islice(lines, LOOK_AHEAD))
+    reader.ahead(first)
+    compiled = [(pattern.has, re.compile(pattern.match).search, pattern) for pattern in known]
+    begins = [one.has for one in known if one.stage != READY or "<seconds>" in one.match or not alone]
+    words = everything = list(dict.fromkeys(pattern.has for pattern in known))
+    origin = hashlib.blake2b(source.path.encode("utf-8", "replace"), digest_size=8)
+    going: dict[tuple[str, int | None, int | None, str], bool] = {}
+    """Lane, as far as the line says -> whether a stage of it is open."""
+    for line in itertools.chain(first, lines):
+        if not going:  # up to the first line that counts: the log may grow
+            origin.update(line.encode("utf-8", "replace"))
+        for word in words:
+            if word in line:
+                break
+        else:
+            if not reader.goes_on and " P " not in line and '"MESSAGE"' not in line:
+                continue
+        for frame in reader.frames(line):
+            lane = (frame.node, frame.rank, frame.label, frame.process)
+            for word, search, pattern in compiled:
+                if word in frame.text and (match := search(frame.text)):
+                    said = match.groupdict()
+                    ends = pattern.stage == READY
+                    if not (alone and ends and not going.get(lane, True)):
+                        yield _Mark(frame._replace(text=""), pattern, said, source, origin.digest())
+                        if frame.when is not None:
+                            going[lane] = not ends
+                            words = everything if any(going.values()) else begins
+                    break
 
 
-def _nanoseconds(time: dict[str, str | None], year: int, zone: tzinfo | None) -> int | None:
-    day = time.get("date") or f"{year}-{time['month']}-{time['day']}"
-    offset = time.get("zone") or ""
-    try:
-        moment = datetime.fromisoformat(f"{day}T{time['clock']}{offset}")
-        if not offset:
-            moment = moment.replace(tzinfo=zone) if zone else moment.astimezone()
-        seconds = int(moment.timestamp())
-    except (ValueError, OverflowError, OSError):
-        return None
-    return seconds * 10**9 + int((time["part"] or "").ljust(9, "0")) if seconds >= 0 else None
+def _placed(marks: Sequence[_Mark], ranks_per_node: int, found: Found) -> Iterator[tuple[str, int | None, str, _Mark]]:
+    """Of each line its node, rank and process."""
+    ranks = {one.frame.rank for one in marks} - {None}
+    labels = {one.frame.label for one in marks} - {None}
+    tasks = any(one.frame.label not in (None, one.frame.rank) for one in marks if one.frame.rank is not None)
+    divided = not tasks and 0 < ranks_per_node < max(len(ranks), len(labels))
+    if divided:
+        found.divided.append(f"{marks[0].source.node} with {max(len(ranks), len(labels))} ranks")
+    processes = len({one.frame.process for one in marks if one.frame.process.startswith("mpi")}) > 1
+    quiet = {(one.frame.node, one.frame.process) for one in marks if one.frame.rank is None}
+    largest = max((int(one.said.get("nranks") or 0) for one in marks), default=0)
+    for one in marks:
+        frame, node = one.frame, one.frame.node or one.source.node
+        rank = one.source.rank if frame.rank is None else frame.rank
+        if frame.soft and (frame.node, frame.process) in quiet:
+            rank = one.source.rank
+        if frame.label is not None and tasks:  # a task for each node, whose processes name their ranks
+            node = f"{node}-{frame.label}"
+        elif frame.label is not None and rank is None:
+            rank = frame.label
+        if rank is None and processes and frame.process.startswith("mpi"):
+            rank = int(frame.process[3:])
+        if rank is None and one.said.get("rank"):
+            if int(one.said.get("nranks") or 0) < largest:
+                continue  # a rank of a few of the processes, and not of all
+            rank = int((one.said["rank"] or "0")[:9])
+        if divided:
+            node = f"{node}-{(rank or 0) // ranks_per_node}"
+        yield node, rank, frame.process, one
+
+
+class _Lane:
+    """Where one rank, or process that names none, is in its start."""
+
+    def __init__(self) -> None:
+        self.open: dict[bool, tuple[str, str, int]] = {}
+        """Span, stage and begin of the stage (False), and of the one inside of it (True)."""
+        self.before = ("", 0)
+        """The last span inside of a stage, and when it ended."""
+        self.began = self.ready = self.resumed = False
+
+    @property
+    def stage(self) -> str:
+        return self.open[False][1] if False in self.open else ""
+
+
+class _Node:
+    """The start of a node; `take` writes what changes with a line."""
+
+    def __init__(self, found: Found, identity: tuple[str, str, str, int]) -> None:
+        self._found, self._identity = found, identity
+        self._lanes: defaultdict[tuple[int | None, str], _Lane] = defaultdict(_Lane)
+        self._cycle = -1
+
+    def take(self, rank: int | None, process: str, mark: _Mark) -> None:
+        """The next line in time."""
+        when, pattern, lane = mark.frame.when or 0, mark.pattern, self._lanes[rank, process]
+        again = mark.source.cycle > self._cycle
+        if again or (pattern.cycle and lane.began and lane.stage != pattern.stage):  # of all of the node's processes
+            for (one, _), other in self._lanes.items():
+                self._enter(other, one, "", when, mark)
+                other.began = other.ready = other.resumed = False
+            self._cycle = max(self._cycle + 1, mark.source.cycle)
+        if lane.ready:
+            return
+        self._found.matched += 1
+        lane.began = True
+        seconds, stage = int(float(mark.said.get("seconds") or 0) * 1e9), pattern.stage
+        if pattern.inside:
+            self._inside(lane, rank, mark, when, seconds)
+            return
+        lane.resumed |= stage == "checkpoint_load"
+        steps = 0 if lane.resumed else int((mark.said.get("steps") or "0")[:9])
+        if stage == READY:
+            if seconds and int((mark.said.get("step") or "0")[:9]) <= 1 and lane.stage != "first_step":
+                self._enter(lane, rank, "first_step", max(when - seconds, lane.open.get(False, ("", "", 0))[2]), mark)
+            lane.ready, stage = bool(lane.stage), ""
+        self._enter(lane, rank, stage, when, mark, steps=steps if steps > 1 else 0)
+
+    def _inside(self, lane: _Lane, rank: int | None, mark: _Mark, when: int, seconds: int) -> None:
+        """A stage inside of the one that is open: it begins, ends, or has ended and says how long it took."""
+        stage, begun = mark.pattern.stage, when - seconds
+        if not seconds:
+            if not stage or stage != lane.stage:
+                self._enter(lane, rank, stage, when, mark, inside=True)
+            return
+        self._enter(lane, rank, "", when, mark, inside=True)
+        around = lane.open[False][0] if lane.stage == stage else lane.before[0] if lane.before[1] >= begun else ""
+        if not around:
+            around = self._span(lane, rank, stage, begun, when, mark)
+        for name, took in _PART.findall(mark.said.get("parts") or ""):
+            ended = begun + int(float(took) * 1e9)
+            self._span(lane, rank, name, begun, ended, mark, parent=around)
+            begun = ended
+
+    def _enter(
+        self, lane: _Lane, rank: int | None, stage: str, when: int, mark: _Mark, *, inside: bool = False, steps: int = 0
+    ) -> None:
+        """End the stage that is open and begin this one, if it is one."""
+        if inside in lane.open:
+            span, name, begun = lane.open[inside]
+            if stage == name or when < begun:
+                return
+            if not inside:
+                self._enter(lane, rank, "", when, mark, inside=True)
+            else:
+                lane.before = span, when
+            del lane.open[inside]
+            steps = steps if name == "first_step" else 0
+            self._found.steps = max(self._found.steps, steps)
+            self._write("end", span, name, rank, when, attrs={"steps": steps} if steps else None)
+        if stage:
+            lane.open[inside] = self._span(lane, rank, stage, when, None, mark), stage, when
+
+    def _span(
+        self, lane: _Lane, rank: int | None, stage: str, begin: int, end: int | None, mark: _Mark, parent: str = ""
+    ) -> str:
+        parent = parent or (lane.open[False][0] if False in lane.open else "")
+        about = (mark.origin.hex(), *self._identity[:3], self._cycle, rank, mark.frame.process, stage, begin, parent)
+        span = hashlib.blake2b("\0".join(map(str, about)).encode("utf-8", "replace"), digest_size=8).hexdigest()
+        self._write("begin", span, stage, rank, begin, parent=parent, attrs={"source": "log"})
+        if end is not None:
+            self._write("end", span, stage, rank, end)
+        return span
+
+    def _write(
+        self, kind: str, span: str, stage: str, rank: int | None, when: int, *,
+        parent: str = "", attrs: dict[str, str | int | float | bool | None] | None = None,
+    ) -> None:  # fmt: skip
+        job, attempt, node, gpus = self._identity
+        self._found.events.append(
+            Event(
+                VERSION, kind, span, when, node, job, attempt, self._cycle, gpus, stage=stage, rank=rank,
+                parent=parent, attrs=attrs,
+            )
+        )  # fmt: skip

@@ -1,0 +1,269 @@
+"""A line of a log: its text, and the time, rank and node that the line names, without what carried it.
+
+Carriers stand in front of a program's own text: container runtimes, kubectl, collectors, launchers, loggers. A line has
+several frames where a progress bar drew itself anew; each has the head of its line.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from typing import Any, NamedTuple
+
+from bootseer.wiretypes import json_as
+
+_PIECE = 1 << 20
+"""Characters of a line that are read at once."""
+_LONGEST = 1 << 16
+"""Characters of a frame that are looked at."""
+LOOK_AHEAD = 2000
+"""Lines in which the year is looked for that the first ones do not name."""
+
+_MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+_TIME = (
+    r"(?:(?P<y>\d{4})(?P<by>[-/])(?P<m>\d\d)(?P=by)(?P<d>\d\d)[T _]"
+    r"|(?P<m1>\d\d)/(?P<d1>\d\d)/(?P<y1>\d{4}|\d\d),? "
+    r"|[IWEFVDC](?P<m2>\d\d)(?P<d2>\d\d) "
+    r"|(?:[A-Z][a-z][a-z] )?(?P<m3>" + "|".join(_MONTHS) + r") +(?P<d3>\d\d?) )?"
+    r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9})\d*)?(?: (?P<half>[AP]M)\b)?"
+    r"(?P<zone> ?(?:Z|UTC|GMT)\b| ?[+-]\d\d:?\d\d\b)?(?(m3)(?: (?P<y3>\d{4})\b)?)(?![\w:/])"
+)  # fmt: skip
+# Brackets, level and logger may stand before a line's time. Anything else is prose, and a time in it is not the line's.
+_TIMED = re.compile(
+    r"\s*(?:\[[^\[\]]{0,80}\]:?\s*"
+    r"|\(?(?i:trace|debug|info|notice|warn(?:ing)?|error|critical|fatal)\b\)?[ :|-]+(?:[\w.]+:)?)*?"
+    r"(?P<open>[\[(])?(?:NeMo [A-Z] |[A-Z]+[ |])?(?:" + _TIME + r"|(?P<epoch>\d{10}\.\d{1,9})\b)"
+    r"(?(open)(?:[^\[\]]{0,80}?[\])])?)[:,]?\s?"
+)  # fmt: skip
+_OWN_TIME = re.compile(r"\bdatetime: " + _TIME)
+_DATED = re.compile(r"(?<![\w/.-])(?P<y>\d{4})([-/])(?P<m>\d\d)\2(?P<d>\d\d)[T ](?P<h>[01]\d|2[0-3]):\d\d:\d\d")
+_CARRIER = re.compile(
+    r"\[pod/(?P<pod>[^/\]]+)/[^\]]*\] ?"
+    r"|(?P<stern>[a-z0-9][a-z0-9.]*-[a-z0-9.-]+) [a-z0-9][a-z0-9-]* (?=\d{4}-\d\d-\d\d[T ])"
+    r"|(?P<compose>[a-z][\w.-]*-\d+) +\| "
+    r"|(?P<pdsh>[a-z][\w.-]*): (?=\[?\d{4}-\d\d-\d\d[T ])"
+    r"|(?P<torchx>[a-z][\w.-]*/\d+) (?=[\[\d])"
+    r"|\[(?:[\w.@-]+@)?\d+,(?:mpirank:(?P<mpi>\d{1,9})(?:,(?P<algo>[\w.-]+))?|(?P<tag>\d{1,9}))\](?:<std\w+>)?:? ?"
+    r"|\([\w.:<>-]+ pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
+    r"| *(?P<label>\d{1,9}): "
+    r"|<\d{1,3}>(?:1 (?P<stamp>\S+) (?P<syslog>\S+) \S+ \S+ \S+ (?:-|\[[^\]]*\]) )?"
+    r"|\[(?:(?!node|host|step|epoch|iter)[a-z_]+(?P<short>\d{1,9})(?:/\d+)?\]:|(?P<plain>\d{1,5})\]:?(?= )) ?"
+    r"|(?:[A-Z]+ *|- +|\| *)?(?:\[(?![^\]]*\d\d:\d\d:\d\d)[^\[\]]*\] ?)*?"
+    r"[\[(](?:[^\[\]]*[, ])?(?P<word>rank|Rank|RANK)(?P<is>[:= ]{0,2})(?P<rank>\d{1,9})(?:/\d+)?[\])]:? ?"
+    r"|(?:[Gg]lobal[_ ])?(?:rank|Rank|RANK)[ :=_]?(?P<bare>\d{1,9})(?:/\d+)? ?[:|>] ?"
+)
+# What stands behind the time of a carrier: streams of container runtimes, hosts of syslog, streams of CloudWatch.
+_BEHIND = re.compile(
+    r"(?P<piece>(?:stdout|stderr) [FP]) "
+    r"|(?P<host>[\w.-]+) [\w./-]+\[\d+\]: "
+    r"|(?P<stream>[\w.$-]+(?:/[\w.\[\]$-]+)+) "
+)
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-Z]|[ -~])")
+_REDRAWN = re.compile(r"\x1b\[\d*[A-HJK]")
+_SPELT = re.compile(r"#0(15|33|11)|\^(M(?![a-z])|\[(?=[\[\]]))")
+_MEANT = {"15": "\r", "M": "\r", "33": "\x1b", "[": "\x1b", "11": "\t"}
+_FRAMES = re.compile(r"[\r\n\x08]+")
+_ELAPSED = re.compile(r"\[(?:(\d+):)?(\d+):(\d+)<")
+
+_TEXTS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "body")
+_TIMES = ("time", "timestamp", "asctime", "ts", "@timestamp", "__REALTIME_TIMESTAMP")
+_NODES = ("_HOSTNAME", "pod_name", "pod", "hostname", "host", "logStreamName", "node_name")
+
+
+class Frame(NamedTuple):
+    """What one frame of a line says. The times are in ns since 1970."""
+
+    text: str
+    when: int | None
+    rank: int | None = None
+    node: str = ""
+    label: int | None = None
+    """The task that ``srun --label`` names."""
+    process: str = ""
+    """What tells it from other processes of the node where none names a rank."""
+    soft: bool = False
+    """Whether the rank is part of the message, such as DeepSpeed's ``[Rank 0]``, which only some of its lines have."""
+
+
+def read(file: io.BufferedReader) -> Iterator[str]:
+    """The lines of a file; only ``\\n`` ends one. A longer one comes in pieces."""
+    wide = file.peek(2)[:2] in (b"\xff\xfe", b"\xfe\xff")
+    text = io.TextIOWrapper(file, "utf-16" if wide else "utf-8-sig", errors="replace", newline="\n")
+    try:
+        while line := text.readline(_PIECE):
+            yield line
+    finally:
+        text.detach()
+
+
+class Reader:
+    """Reads the lines of one log, in their order. ``zone`` is that of times without one (None: this machine's), and
+    ``latest`` when the log was last written: no time without a year or a day is later."""
+
+    def __init__(self, zone: tzinfo | None, latest: datetime) -> None:
+        self._zone, self._latest = zone, latest
+        self._near: datetime | None = None
+        """A time nearby, which says the year and the day of those that do not."""
+        self._parts: dict[tuple[str, str], str] = {}
+        """Of each stream of a container, what its runtime has written of a line that goes on."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a line is known in part."""
+        return bool(self._parts)
+
+    def ahead(self, lines: Iterable[str]) -> None:
+        """Look for the year in the lines that come."""
+        found = next((found for line in lines if (found := _DATED.search(line[:_LONGEST]))), None)
+        if found is not None:
+            try:
+                day = datetime(int(found["y"]), int(found["m"]), int(found["d"]), int(found["h"]), tzinfo=UTC)
+            except ValueError:
+                return
+            self._near = day
+
+    def frames(self, line: str) -> Iterator[Frame]:
+        """Those of a line, each with the head of the line. Raises nothing."""
+        head = Frame("", None)
+        text = line.rstrip("\r\n").lstrip("\0")
+        if text.startswith('{"'):
+            head, text = self._unwrapped(text, head)
+        if "#0" in text or "^" in text:
+            text = _SPELT.sub(lambda found: _MEANT[found[1] or found[2]], text)
+        if "\x1b" in text:
+            text = _ESCAPE.sub("", _REDRAWN.sub("\r", text))
+        if text[:1] in ("\r", "\x08"):
+            text = text.lstrip("\r\x08")
+        head, text, piece = self._head(text, head)
+        if piece:
+            text = self._parts.pop((head.node, piece[:6]), "") + text
+            if piece.endswith("P"):
+                text, self._parts[head.node, piece[:6]] = _cut(text[-_LONGEST:])
+        parts = [part for part in _FRAMES.split(text) if part.strip()] or [""]
+        last = _elapsed(parts[-1]) or next(filter(None, map(_elapsed, reversed(parts))), 0) if len(parts) > 1 else 0
+        for part in parts:
+            mine, rest, _piece = (head, part, "") if len(parts) == 1 else self._head(part, head)
+            when = mine.when
+            if when is None and (own := _OWN_TIME.search(rest[:_LONGEST])):
+                when = self._when(own)
+            elif when is not None and last and (passed := _elapsed(part)):
+                when -= max(last - passed, 0) * 10**9
+            yield mine._replace(text=rest[:_LONGEST], when=when)
+
+    def _unwrapped(self, text: str, head: Frame) -> tuple[Frame, str]:
+        """What a line of JSON carries."""
+        try:
+            found: dict[str, Any] = json_as(text.encode("utf-8", "replace"), dict[str, Any])
+        except ValueError:
+            return head, text
+        inner = found.get("jsonPayload")
+        fields = {**found, **(inner if isinstance(inner, dict) else {})}
+        for name in ("kubernetes", "resource", "labels"):
+            more = fields.get(name)
+            fields |= {key: value for key, value in more.items() if key not in fields} if isinstance(more, dict) else {}
+        said = next((value for name in _TEXTS if (value := fields.get(name))), None)
+        if isinstance(said, list) and all(isinstance(one, int) and 0 <= one < 256 for one in said):
+            said = bytes(said).decode("utf-8", "replace")  # journald, of a line with control characters
+        if not isinstance(said, str):
+            return head, text
+        time = next((value for name in _TIMES if (value := found.get(name))), None)
+        node = next((value for name in _NODES if isinstance(value := fields.get(name), str) and value), "")
+        rank = next((value for name in ("rank", "world_rank") if type(value := fields.get(name)) is int), None)
+        when = None
+        if isinstance(time, (int, float)) or (isinstance(time, str) and time.replace(".", "", 1).isdecimal()):
+            number = float(time)
+            while number >= 1e11:  # in ms, us or ns
+                number /= 1000
+            when = int(number * 10**6) * 1000
+        elif isinstance(time, str) and (stamp := _TIMED.match(time)):
+            when = self._when(stamp)
+        return head._replace(when=when, node=node, rank=rank), said.rstrip("\r\n")
+
+    def _head(self, text: str, head: Frame) -> tuple[Frame, str, str]:
+        """What stands in front of a text: the frame without it, the rest, and which piece of a line that is."""
+        at, piece, more = 0, "", True
+        when, rank, node, label, process, soft = head.when, head.rank, head.node, head.label, head.process, head.soft
+        while more:
+            more = False
+            if (found := _CARRIER.match(text, at)) and found.end() > at:
+                at, more, said = found.end(), True, found.groupdict()
+                node = next(
+                    filter(None, map(said.get, ("pod", "stern", "compose", "pdsh", "torchx", "algo", "ip", "syslog"))),
+                    node,
+                )
+                if said["stamp"] and when is None and (stamp := _TIMED.match(said["stamp"])):
+                    when = self._when(stamp)
+                process = f"mpi{said['mpi']}" if said["mpi"] else said["pid"] or process
+                if said["label"] and label is None and rank is None:
+                    label = int(said["label"])
+                number = said["tag"] or said["short"] or said["plain"] or said["rank"] or said["bare"]
+                if number and (rank is None or soft):
+                    rank, soft = int(number), said["word"] == "Rank" and said["is"] == " "
+            elif found := _TIMED.match(text, at):
+                when = self._when(found) if when is None else when
+                at, more = found.end(), True
+                if behind := _BEHIND.match(text, at):
+                    if behind["stream"] and not (found["zone"] or "").strip(" ZUTCGM"):
+                        continue  # a path
+                    at, piece = behind.end(), behind["piece"] or ""
+                    node = behind["host"] or behind["stream"] or node
+        return Frame("", when, rank, node, label, process, soft), text[at:], piece
+
+    def _when(self, found: re.Match[str]) -> int | None:
+        said = found.groupdict()
+        if epoch := said.get("epoch"):
+            seconds, _, part = epoch.partition(".")
+            return int(seconds) * 10**9 + int(part.ljust(9, "0"))
+        year = said["y"] or said["y1"] or said["y3"]
+        month = said["m"] or said["m1"] or said["m2"] or (said["m3"] and _MONTHS.index(said["m3"]) + 1)
+        day = said["d"] or said["d1"] or said["d2"] or said["d3"]
+        hour, minute, second = map(int, said["clock"].split(":"))
+        if said["half"]:
+            hour = hour % 12 + (12 if said["half"] == "PM" else 0)
+        zone = _zone(said["zone"]) or self._zone
+        near = (self._near or self._latest).astimezone(zone)
+        guesses: list[datetime] = []
+        for step in (0,) if year else (-1, 0, 1):
+            try:
+                if month:
+                    of = int(year) + (2000 if len(year) == 2 else 0) if year else near.year + step
+                    guess = datetime(of, int(month), int(day), hour, minute, min(second, 59), tzinfo=zone)
+                else:
+                    guess = near.replace(hour=hour, minute=minute, second=min(second, 59), microsecond=0)
+                    guess += timedelta(days=step)
+                guesses.append(guess if zone else guess.replace(tzinfo=None).astimezone())
+            except (ValueError, OverflowError, OSError):
+                continue
+        if not year:
+            limit = self._latest + timedelta(days=1 if month else 0)
+            guesses = [one for one in guesses if one <= limit] or guesses[:1]
+        if not guesses:
+            return None
+        best = min(guesses, key=lambda one: abs(one - near))
+        self._near = best
+        seconds_ = int(best.timestamp())
+        return seconds_ * 10**9 + int((said["part"] or "").ljust(9, "0")) if seconds_ >= 0 else None
+
+
+def _zone(text: str | None) -> tzinfo | None:
+    said = (text or "").strip()
+    if not said:
+        return None
+    if said[0] not in "+-":
+        return UTC
+    minutes = int(said[1:3]) * 60 + int(said[-2:])
+    return timezone(timedelta(minutes=-minutes if said[0] == "-" else minutes)) if minutes < 24 * 60 else UTC
+
+
+def _cut(text: str) -> tuple[str, str]:
+    """The frames that are complete, and what goes on."""
+    at = text.rfind("\r") + 1
+    return text[:at], text[at:]
+
+
+def _elapsed(frame: str) -> int:
+    """Seconds that a progress bar of ``tqdm`` says."""
+    found = _ELAPSED.search(frame[:_LONGEST])
+    return int(found[1] or 0) * 3600 + int(found[2]) * 60 + int(found[3]) if found else 0
