@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,6 +197,23 @@ def test_a_list_that_lies_opens_no_pipe_and_follows_no_link(site: Site) -> None:
     assert made.status().bytes_demand == 0
     for name in ("big", "cold"):
         assert (made.target / name).read_bytes() == (site.source / name).read_bytes()
+
+
+@pytest.mark.file_mounts
+def test_what_is_read_ahead_late_is_not_the_jobs_either(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy FUSE server sees a request after the readahead has passed its last range."""
+    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.readahead.open=sleep:0.5")  # the server is stopped before
+    pages = site.pages()
+    site.replace(PageList(pages.tree, pages.created, [*pages.ranges, PageRange(b"cold", 0, 0, 16 * UNIT)]))
+    made = site.mount("empty")
+    server = made.status().server_pid
+    os.kill(server, signal.SIGSTOP)
+    try:
+        until(lambda: "bytes read ahead in" in log_of(made), 20, "the end of the readahead")
+    finally:
+        os.kill(server, signal.SIGCONT)
+    settled(made, pages.size + 16 * UNIT)
+    assert made.status().bytes_demand == 0
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone"])

@@ -111,7 +111,7 @@ def test_a_readahead_that_is_to_keep_still_opens_nothing(
     store = FolderStore(tmp_path / "store")
     Readahead(store, ProfileKey("train"), shared, str(tmp_path), "ab" * 32, lambda: "").run()
     assert shared.counts[Count.READ_AHEAD] == (0 if still else 4096)
-    assert not shared.counts[Count.READAHEAD_TID]
+    assert not shared.counts[Count.READAHEAD_OPEN]
 
 
 class Rig:
@@ -238,7 +238,8 @@ def test_the_thread_of_a_dead_fetcher_is_nobody() -> None:
     supervisor = Supervisor.__new__(Supervisor)
     supervisor._counts, supervisor._server = counts, None
     supervisor._fetcher = Kept("fetcher", lambda: 0, counts[Count.FETCHER_PID :][:4], 1.0, adopt=True)
-    counts[Count.FETCHER_STARTS], counts[Count.READAHEAD_TID] = 1, 77
+    counts[Count.FETCHER_STARTS] = counts[Count.READAHEAD_OPEN] = 1
+    counts[Count.READAHEAD_TID] = 77
     supervisor._fetcher.child._begun = time.monotonic() + 60.0  # it is too early for another
     supervisor._restart()
-    assert counts[Count.READAHEAD_TID] == 0
+    assert (counts[Count.READAHEAD_TID], counts[Count.READAHEAD_OPEN]) == (0, 0)

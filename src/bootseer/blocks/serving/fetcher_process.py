@@ -115,7 +115,7 @@ class FetcherProcess:
             ahead = Readahead(
                 self._store, key, self._shared, self._spec.target, self._tree.digest, lambda: self._plan.pack
             )
-            helpers = [*threads, threading.Thread(target=ahead.run, name="readahead", daemon=True)]
+            helpers = [*threads, threading.Thread(target=_for_good, args=(ahead.run,), name="readahead", daemon=True)]
         more = False
         try:
             # Not joined, as the readahead: they wait for messages, and for the store; the end of the process ends them.
@@ -199,6 +199,11 @@ class FetcherProcess:
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan
+
+
+def _for_good(run: Callable[[], None]) -> None:
+    run()
+    threading.Event().wait()
 
 
 class ReadRequests:

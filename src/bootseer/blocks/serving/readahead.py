@@ -65,6 +65,8 @@ class Readahead:
         return bool(self._shared.counts[Count.STILL])
 
     def run(self) -> None:
+        """For a thread that then lasts as long as its process: the kernel answers in its own time what was asked for,
+        and no other thread may have the number (`Count.READAHEAD_TID`) until then."""
         try:
             pages = self._list()
             if pages is not None and self._mounted():
@@ -109,7 +111,7 @@ class Readahead:
     def _read(self, pages: PageList) -> None:
         counts = self._shared.counts
         counts[Count.INCOMPLETE] = 1  # before the first page that a touch will not be seen of
-        counts[Count.READAHEAD_TID] = threading.get_native_id()
+        counts[Count.READAHEAD_OPEN], counts[Count.READAHEAD_TID] = 1, threading.get_native_id()
         began = time.monotonic()
         try:
             for path, ranges in itertools.groupby(pages.ranges, key=operator.attrgetter("path")):
@@ -119,7 +121,7 @@ class Readahead:
         except OSError as exc:
             log.info("the readahead in tree %s ends: %s", self._digest[:12], exc)
         finally:
-            counts[Count.READAHEAD_TID] = 0
+            counts[Count.READAHEAD_OPEN] = 0
         log.info(
             "%d of %d bytes read ahead in %.1f s, %.1f of them for the hot stream",
             counts[Count.READ_AHEAD], pages.size, time.monotonic() - began, self._waited,

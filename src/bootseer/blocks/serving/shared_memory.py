@@ -65,7 +65,9 @@ class Count:
     READ_AHEAD = 37
     """Bytes of the mount that the fetcher had the kernel read before the job."""
     READAHEAD_TID = 38
-    """The thread that does so: a read of its is not the job's."""
+    """The thread that does so, while its process lives: a read of its, which may come late, is not the job's."""
+    READAHEAD_OPEN = 39
+    """1 while it may have a file open."""
     DETACHED = 40
     """1 when all is persisted and given up, and the fetcher finishes a hot pack for which nobody waits."""
     FETCHED = 96

@@ -209,7 +209,7 @@ class Supervisor:
             if not fetcher.child.failures:
                 counts[Count.HOPELESS] = 0
             if dead:
-                counts[Count.READAHEAD_TID] = 0  # it may be another thread's soon
+                counts[Count.READAHEAD_OPEN] = counts[Count.READAHEAD_TID] = 0  # may be another thread's soon
                 if fetcher.child.failures >= _HOPELESS and not counts[Count.HOPELESS]:
                     log.error("no fetcher stays alive: reads of missing blocks fail until one does")
                     counts[Count.HOPELESS] = 1
@@ -312,7 +312,7 @@ class Supervisor:
             return
         self._counts[Count.STILL] = 1
         until = time.monotonic() + _STILL_SECONDS
-        while self._counts[Count.READAHEAD_TID] and time.monotonic() < until:
+        while self._counts[Count.READAHEAD_OPEN] and time.monotonic() < until:
             time.sleep(0.001)
 
     def _status(self) -> TreeStatus:
