@@ -67,6 +67,7 @@ class ObjectServer:
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are written apart: each answer would wait 40 ms
     store: ObjectServer
 
     def log_message(self, format: str, *args: object) -> None:

@@ -184,6 +184,7 @@ def _handler(proxy: RegistryProxy, where: str) -> type[http.server.BaseHTTPReque
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body are written apart: each answer would wait 40 ms
     proxy: RegistryProxy
     where: str
     server: _Server
