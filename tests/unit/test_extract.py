@@ -161,18 +161,44 @@ def test_into_a_folder_with_things_in_it(site: Site) -> None:
     assert os.listdir(site.folder / "other") == []
 
 
-def test_damage_leaves_nothing(site: Site) -> None:
-    site.damage()
-    with pytest.raises(DataError, match=r"damaged|bad"):
+def failing(error: Exception) -> Callable[..., bytes]:
+    def fail(*args: object, **settings: object) -> bytes:
+        raise error
+
+    return fail
+
+
+EXTRACTION = "bootseer.blocks.extract.tree"
+NO_ROOM = shutil.disk_usage("/")._replace(free=1 << 10)
+FAILURES: dict[str, tuple[Callable[[Site, pytest.MonkeyPatch], object], type[Exception], str]] = {
+    "damage": (lambda site, _: site.damage(), DataError, r"damaged|bad"),
+    "a full disk": (lambda _, to: to.setenv("BOOTSEER_FAULTS", "blocks.extract.place=enospc"), BootseerError, "space"),
+    "no room": (lambda _, to: to.setattr(shutil, "disk_usage", lambda _: NO_ROOM), FullError, "0 MiB free"),
+    "a failure to write": (
+        lambda _, to: to.setattr(f"{EXTRACTION}.Extraction._take", failing(RuntimeError("no"))), RuntimeError, "no",
+    ),
+    "a refusal": (
+        lambda _, to: to.setattr(StoreSource, "read", failing(PrivilegeError("not for you"))), PrivilegeError, "not f",
+    ),
+    "a file that is not whole": (
+        lambda _, to: to.setattr(f"{EXTRACTION}.fetch_all", lambda *args, **settings: True), DataError, "not whole",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_what_fails_is_said_soon_and_leaves_nothing(site: Site, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    happens, error, text = FAILURES[kind]
+    happens(site, monkeypatch)
+    began = time.monotonic()
+    with pytest.raises(error, match=text):
         extract(site.store, site.digest, site.folder / "plain")
+    assert time.monotonic() - began < 10
     assert os.listdir(site.folder / "plain") == []
 
 
 def test_a_store_that_falls_silent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: StoreSource, pack: int, offset: int, length: int) -> bytes:
-        raise UnavailableError("the store is away")
-
-    monkeypatch.setattr(StoreSource, "read", refuse)
+    monkeypatch.setattr(StoreSource, "read", failing(UnavailableError("the store is away")))
     with pytest.raises(UnavailableError, match="is away"):
         extract(site.store, site.digest, site.folder / "plain", stalled=0.5)
     assert os.listdir(site.folder / "plain") == []
@@ -237,21 +263,6 @@ def test_a_crash_leaves_whole_files_only(site: Site, visit: int, least: int, mos
         extract(site.store, site.digest, plain)
 
 
-def test_a_full_disk_in_between(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.extract.place=enospc")
-    with pytest.raises(BootseerError, match="space"):
-        extract(site.store, site.digest, site.folder / "plain")
-    assert os.listdir(site.folder / "plain") == []
-
-
-def test_a_disk_without_room_is_not_filled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(site.folder)._replace(free=1 << 10)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(FullError, match="0 MiB free"):
-        extract(site.store, site.digest, site.folder / "plain")
-    assert os.listdir(site.folder / "plain") == []
-
-
 @pytest.mark.skipif(not ROOT, reason="needs root, to become somebody else")
 def test_without_root_it_says_what_is_missing(site: Site) -> None:
     script = (
@@ -287,27 +298,6 @@ def test_a_look_inside(site: Site) -> None:
             assert reader.read(inode, 0, inode.size) == (site.source / name).read_bytes()
         assert reader.read(reader.stat(b"a-big"), 65_000, 2_000) == (site.source / "a-big").read_bytes()[65_000:67_000]
         assert reader.entries(reader.stat(b"sub/deep")) == []
-
-
-def test_a_failure_to_write_ends_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(self: object, block: int, data: bytes) -> None:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr("bootseer.blocks.extract.tree.Extraction._take", take)
-    with pytest.raises(RuntimeError, match="no"):
-        extract(site.store, site.digest, site.folder / "plain")
-    assert os.listdir(site.folder / "plain") == []
-
-
-def test_a_refusal_is_said_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: StoreSource, pack: int, offset: int, length: int) -> bytes:
-        raise PrivilegeError("not for you")
-
-    monkeypatch.setattr(StoreSource, "read", refuse)
-    began = time.monotonic()
-    with pytest.raises(PrivilegeError, match="not for you"):
-        extract(site.store, site.digest, site.folder / "plain")
-    assert time.monotonic() - began < 10
 
 
 class Published:
@@ -398,13 +388,6 @@ def test_files_that_share_their_indexes_are_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(erofs.Reader, "table_size", lambda self, inode: 1 << 30)
     with pytest.raises(DataError, match="share their chunk indexes"):
         site.extract()
-
-
-def test_a_file_that_is_not_whole_is_noticed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bootseer.blocks.extract.tree.fetch_all", lambda *args, **settings: True)
-    with pytest.raises(DataError, match="not whole"):
-        extract(site.store, site.digest, site.folder / "plain")
-    assert os.listdir(site.folder / "plain") == []
 
 
 def test_a_failure_at_the_end_leaves_nothing_behind_closed_folders(tmp_path: Path) -> None:

@@ -49,24 +49,27 @@ def load(store: FolderStore, key: ProfileKey = KEY) -> list[Trace]:
     return library.load(store, TREE, key, BLOCKS * 4 * UNIT)
 
 
-def test_merge_orders_by_median_first_touch(blob: lazy.LazyBlob) -> None:
-    runs = [trace(3, 1, 2), trace(3, 2, 1), trace(1, 3, 2)]
-    assert merge(runs, blob.map) == [3, 1, 2]
+EIGHT = [trace(1, 2, began=run) for run in range(8)]
 
 
-def test_what_few_runs_touch_comes_last(blob: lazy.LazyBlob) -> None:
-    runs = [trace(9, 1, 2), trace(1, 2), trace(1, 2)]
-    assert merge(runs, blob.map) == [1, 2, 9]
+@pytest.mark.parametrize(
+    ("runs", "order"),
+    [
+        pytest.param([trace(3, 1, 2), trace(3, 2, 1), trace(1, 3, 2)], [3, 1, 2], id="median first touch"),
+        pytest.param([trace(9, 1, 2), trace(1, 2), trace(1, 2)], [1, 2, 9], id="what few touch comes last"),
+        pytest.param([*EIGHT[:7], trace(1, 2, 9)], [1, 2, 9], id="one of eight"),
+        pytest.param([*EIGHT, trace(1, 2, 9)], [1, 2], id="what hardly any touches is left out"),
+        pytest.param([trace(1), trace(5, complete=False)], [1], id="incomplete beside a complete one"),
+        pytest.param([trace(5, complete=False)], [5], id="incomplete alone"),
+    ],
+)
+def test_merge(blob: lazy.LazyBlob, runs: list[Trace], order: list[int]) -> None:
+    assert merge(runs, blob.map) == order
 
 
 def test_a_touch_over_a_border_counts_for_both_blocks(blob: lazy.LazyBlob) -> None:
     wide = Trace(TREE, blob.map.size, 0, True, (Touch(0, 1, 3, 6),))
     assert merge([wide], blob.map) == [0, 1, 2]
-
-
-def test_incomplete_traces_count_only_alone(blob: lazy.LazyBlob) -> None:
-    assert merge([trace(1), trace(5, complete=False)], blob.map) == [1]
-    assert merge([trace(5, complete=False)], blob.map) == [5]
 
 
 def large_map(count: int = 2048) -> BlockMap:
@@ -95,12 +98,6 @@ def test_a_start_of_a_scan_only_is_not_published_and_what_was_left_out_is_named(
     beside = Trace(TREE, blocks.size, 0, True, (Touch(0, 8, 3, 1),), (cat, Process(8, "python")))
     assert library.publish(store, KEY, beside, blocks) == "published"
     assert [library.left_out(one) for one in library.load(store, TREE, KEY, blocks.size)] == [[cat]]
-
-
-def test_what_hardly_any_run_touches_is_left_out(blob: lazy.LazyBlob) -> None:
-    runs = [trace(1, 2, began=run) for run in range(8)]
-    assert merge([*runs[:7], trace(1, 2, 9)], blob.map) == [1, 2, 9]
-    assert merge([*runs, trace(1, 2, 9)], blob.map) == [1, 2]
 
 
 def test_waste_and_misses_are_counted(blob: lazy.LazyBlob) -> None:

@@ -28,31 +28,20 @@ def test_registry_references(text: str, registry: str, name: str, tag: str, dige
 
 
 @pytest.mark.parametrize(
-    ("text", "layout", "tag"),
+    ("text", "layout", "archive", "tag"),
     [
-        ("oci:/a/b:v1", "/a/b", "v1"),
-        ("oci:/a/b", "/a/b", ""),
-        ("oci:/a:x/b", "/a:x/b", ""),
-        ("oci:/a:x/b:v2", "/a:x/b", "v2"),
+        ("oci:/a/b:v1", "/a/b", "", "v1"),
+        ("oci:/a/b", "/a/b", "", ""),
+        ("oci:/a:x/b", "/a:x/b", "", ""),
+        ("oci:/a:x/b:v2", "/a:x/b", "", "v2"),
+        ("docker-archive:/a/b.tar", "", "/a/b.tar", ""),
+        ("docker-archive:/a/b.tar:v1", "", "/a/b.tar", "v1"),
+        ("docker-archive:/a/b.tar:host:5000/team/x:v1", "", "/a/b.tar", "host:5000/team/x:v1"),
     ],
 )
-def test_layout_references(text: str, layout: str, tag: str) -> None:
+def test_references_of_files(text: str, layout: str, archive: str, tag: str) -> None:
     ref = Reference.parse(text)
-    assert (ref.layout, ref.tag, ref.registry) == (layout, tag, "")
-    assert Reference.parse(str(ref)) == ref
-
-
-@pytest.mark.parametrize(
-    ("text", "archive", "tag"),
-    [
-        ("docker-archive:/a/b.tar", "/a/b.tar", ""),
-        ("docker-archive:/a/b.tar:v1", "/a/b.tar", "v1"),
-        ("docker-archive:/a/b.tar:host:5000/team/x:v1", "/a/b.tar", "host:5000/team/x:v1"),
-    ],
-)
-def test_archive_references(text: str, archive: str, tag: str) -> None:
-    ref = Reference.parse(text)
-    assert (ref.archive, ref.tag, ref.registry, ref.layout) == (archive, tag, "", "")
+    assert (ref.layout, ref.archive, ref.tag, ref.registry) == (layout, archive, tag, "")
     assert Reference.parse(str(ref)) == ref
 
 
