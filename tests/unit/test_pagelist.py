@@ -170,7 +170,7 @@ def test_the_first_start_makes_a_list_and_news_renew_it(tmp_path: Path) -> None:
 
     with CacheFile.open(local.cache, local.map, local.map_digest) as cache:
         assert fetch_all(store, cache, [*range(local.map.count)], streams=2)
-        assert renew() == ("no traces", "no hot pack")
+        assert renew() == ("no traces", "no traces")
         assert library.publish(store, key, start(0, 100), local.map) == "published"
         assert renew() == ("published", "published")
         assert listed() == 100 * UNIT

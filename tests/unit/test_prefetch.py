@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.fetch.figures import Fetched
 from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
+from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.library import ProfileKey, Target
@@ -195,6 +197,23 @@ def test_a_pack_of_more_than_half_of_its_owners_budget_is_renewed(rig: Rig, monk
         packs += rig.packs()
         assert rig.store.stat(packs[-1]).size > sum(rig.blob.map.lengths) / 2
     assert len(set(packs)) == 2
+
+
+def test_a_profile_that_is_deleted_while_its_pack_is_made_stays_away(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner has so many profiles: the newest ones, not those whose packs are done last."""
+    key, build = ProfileKey("j", library.owner_of(7)), hotpack_builder.build
+
+    def deleted_meanwhile(*args: Any, **more: Any) -> HotPack | None:
+        for info in list(rig.blob.store.list(key.prefix(TREE))):
+            rig.blob.store.delete(info.key)
+        return build(*args, **more)
+
+    rig.fill()
+    rig.publish(rig.trace(*rig.real[:50]), key)
+    monkeypatch.setattr(hotpack_builder, "build", deleted_meanwhile)
+    for _ in range(2):
+        assert rig.renew(key=key) == "no traces"
+        assert list(rig.blob.store.list(key.prefix(TREE))) == []
 
 
 def test_a_pack_is_renewed_for_news_only(rig: Rig) -> None:

@@ -85,6 +85,8 @@ def renew(
     pack = pages = "failed"
     try:
         traces = library.load_own(store, target.tree, key, target.map.size)
+        if not traces:
+            return "no traces", "no traces"
         with _claimed(store, f"{folder}/hot.claim") as mine:
             if not mine:
                 return "made elsewhere", "made elsewhere"
@@ -124,6 +126,8 @@ def _renew_pack(
         if pack is None:
             return "stopped"
         retired = known.pack.size if known else 0
+        if not library.has_traces(store, folder):  # a profile that made room for others meanwhile stays away
+            return "no traces"
         if not library.make_room(store, key, target.tree, target.map, pack.size - retired):
             return "over budget"
         log.info("hot pack of %d blocks, %d bytes", len(pack.blocks), pack.size)

@@ -183,6 +183,11 @@ def _read(store: Store, prefix: str, tree: str, size: int) -> Iterator[Trace]:
                     yield trace
 
 
+def has_traces(store: Store, folder: str) -> bool:
+    """Whether the profile in this store folder is still there. Raises `UnavailableError` and kin."""
+    return any(info.key.endswith(".trace") for info in store.some(folder))
+
+
 def read_trace(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | None:
     """A trace of ``tree``, whose data has ``size`` bytes; None, and a line in the log, for what is no such trace."""
     try:
