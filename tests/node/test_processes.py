@@ -19,16 +19,14 @@ from pathlib import Path
 
 import pytest
 
-from bootseer import erofs
 from bootseer.blocks import tree
 from bootseer.blocks.serving import client
 from bootseer.blocks.tree import TreeMount
-from bootseer.config import Config
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
-from bootseer.objects.folder import FolderStore
 from bootseer.served.client import await_exit
 from support.node import alive, kill_group
+from support.treesite import TreeSite, publish_tree
 from support.waits import until
 
 pytestmark = pytest.mark.root
@@ -109,66 +107,25 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rand = random.Random(7)
     for index in range(FILES):
         (folder / "tree" / f"f{index:02}").write_bytes(rand.randbytes(FILE_SIZE))
-    erofs.build(folder / "tree", folder / "meta", folder / "data")
-    ref = tree.publish(FolderStore(folder / "store"), folder / "meta", folder / "data", block_size=64 << 10)
-    (folder / "digest").write_text(ref.digest)
+    publish_tree(folder)
     return folder
 
 
-class Node:
-    def __init__(self, base: Path, folder: Path) -> None:
-        self.base, self.folder = base, folder
-        self.digest = (base / "digest").read_text()
-        self.store = folder / "store"
-        shutil.copytree(base / "store", self.store)
-        self.mounted: list[TreeMount] = []
-
-    def mount(
-        self,
-        name: str = "mnt",
-        *,
-        slow: bool = True,
-        command: Sequence[str] = (),
-        cache: str = "cache",
-        **set: object,
-    ) -> TreeMount:
-        settings = {"background_fill": False, "demand_deadline": DEADLINE, **set}
-        made = tree.mount(
-            str(self.store),
-            self.digest,
-            self.folder / name,
-            cache_dir=self.folder / cache,
-            state_dir=self.folder / "state",
-            config=Config(**settings),  # type: ignore[arg-type]
-            server=command or (SLOW if slow else tree.SERVER),
-        )
-        self.mounted.append(made)
-        return made
-
-    def want(self, name: str) -> bytes:
-        return (self.base / "tree" / name).read_bytes()
+class Node(TreeSite):
+    def mount(self, name: str = "mnt", *, slow: bool = True, command: Sequence[str] = (), **set: object) -> TreeMount:
+        return super().mount(name, server=command or (SLOW if slow else tree.SERVER), **set)  # type: ignore[arg-type]
 
     @property
     def data(self) -> Path:
         (folder,) = (self.folder / "cache" / "blocks").iterdir()
         return folder / "data"
 
-    @property
-    def log(self) -> str:
-        return (self.folder / "state" / "trees" / f"{self.digest[:16]}.log").read_text()
-
-    def clean(self) -> bool:
-        left = [path for path in (self.folder / "state" / "trees").glob("*") if path.is_dir()]
-        return not left and not [entry for entry in mounts.entries() if entry.target.startswith(str(self.folder))]
-
 
 @pytest.fixture
 def node(base: Path, tmp_path: Path) -> Iterator[Node]:
-    node = Node(base, tmp_path)
+    node = Node(base, tmp_path, demand_deadline=DEADLINE)
     yield node
-    for made in node.mounted:
-        made.unmount()
-    until(node.clean)
+    node.close()
 
 
 class Readers:
@@ -287,7 +244,7 @@ def test_a_mount_with_another_cache_folder_joins_the_server(
 
 def test_a_server_in_another_mount_namespace_is_joined(node: Node) -> None:
     command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", _MOUNT, "", ""]
-    subprocess.run([*command, str(node.store), node.digest, str(node.folder)], timeout=60, check=True)
+    subprocess.run([*command, node.store.url, node.digest, str(node.folder)], timeout=60, check=True)
     first = tree.attach(node.folder / "mnt", node.folder / "state")
     assert not mounts.is_mounted(first.target)
     pid = first.status().pid
@@ -329,7 +286,7 @@ def mounts_of(pid: int) -> str:
 def test_all_processes_of_a_mount_namespace_die_while_a_read_waits(node: Node) -> None:
     """As when a job with mounts of its own is killed: the last of them unmounts the tree while it has FUSE open."""
     server = [SLOW[0], SLOW[1], SLOW[2].replace(f"rate={RATE}", "rate=100")]
-    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", _READ, str(node.store), node.digest]
+    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", _READ, node.store.url, node.digest]
     job = subprocess.Popen([*command, str(node.folder), *server], stdout=subprocess.PIPE, text=True)
     assert job.stdout
     reader = int(job.stdout.readline())
@@ -368,7 +325,7 @@ def test_the_file_of_a_server_in_another_mount_namespace_is_not_that_of_the_same
     (node.folder / "theirs").mkdir(mode=0o700)
     script = 'mount --bind "$3/theirs" "$3/cache" && exec "$0" -c "$4" "$1" "$2" "$3"'
     command = ["unshare", "-m", "--propagation", "private", "sh", "-c", script, sys.executable]
-    subprocess.run([*command, str(node.store), node.digest, str(node.folder), _LOCAL], timeout=60, check=True)
+    subprocess.run([*command, node.store.url, node.digest, str(node.folder), _LOCAL], timeout=60, check=True)
     first = tree.attach(node.folder / "mnt", node.folder / "state")
     try:
         other = node.mount("other", slow=False)
@@ -472,7 +429,7 @@ def test_the_end_of_the_job_that_mounted_first(node: Node, cgroup: Path, leaves:
     """In a cgroup of its own the server outlives it; else other jobs on the tree get errors, never zeros, and a new
     mount works at once."""
     servers = f"{cgroup.name}/servers" if leaves else ""
-    command = [sys.executable, "-c", _MOUNT, str(cgroup / "job"), servers, str(node.store), node.digest]
+    command = [sys.executable, "-c", _MOUNT, str(cgroup / "job"), servers, node.store.url, node.digest]
     subprocess.run([*command, str(node.folder)], timeout=60, check=True)
     node.mounted.append(tree.attach(node.folder / "mnt", node.folder / "state"))
     other = node.mount("other", slow=False)
@@ -518,7 +475,7 @@ def test_a_tree_that_is_complete_is_mounted_without_a_server(node: Node) -> None
     until(lambda: made.status().complete)
     made.unmount()
     until(node.clean)
-    shutil.rmtree(node.store)
+    shutil.rmtree(node.store.root)
     again = node.mount(slow=False)
     status = again.status()
     assert (status.driver, status.server_pid, status.fetcher_pid) == ("local", 0, 0)

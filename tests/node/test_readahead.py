@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 
 from bootseer import erofs
-from bootseer.blocks import tree
 from bootseer.blocks.formats import pagelist
 from bootseer.blocks.formats.pagelist import PageList, PageRange
 from bootseer.blocks.formats.trace import UNIT
 from bootseer.blocks.tree import ProfileKey, TreeMount
-from bootseer.config import Config
-from bootseer.objects.folder import FolderStore
+from support.treesite import TreeSite, publish_tree
 from support.waits import until
 
 pytestmark = pytest.mark.root
@@ -27,26 +25,9 @@ pytestmark = pytest.mark.root
 FILES = ("big", "d/one", "d/two")
 
 
-class Site:
-    """A published tree, and a node."""
-
-    def __init__(self, base: Path, folder: Path) -> None:
-        self.folder = folder
-        self.source, self.meta = base / "tree", base / "meta"
-        self.size = (base / "data").stat().st_size
-        self.digest = (base / "digest").read_text()
-        shutil.copytree(base / "store", folder / "store")
-        self.store = FolderStore(folder / "store")
-        self.mounted: list[TreeMount] = []
-
-    def mount(self, cache: str, job: str = "job", **set: object) -> TreeMount:
-        settings = {"background_fill": False, "demand_deadline": 20.0, **set}
-        made = tree.mount(
-            self.store.url, self.digest, self.folder / "mnt", cache_dir=self.folder / cache,
-            state_dir=self.folder / "state", profile=ProfileKey(job), config=Config(**settings),  # type: ignore[arg-type]
-        )  # fmt: skip
-        self.mounted.append(made)
-        return made
+class Site(TreeSite):
+    def start(self, cache: str = "empty", job: str = "job", **set: object) -> TreeMount:
+        return self.mount(cache=cache, profile=ProfileKey(job), demand_deadline=20.0, **set)  # type: ignore[arg-type]
 
     def keys(self, ending: str) -> list[str]:
         return [info.key for info in self.store.list("profiles") if info.key.endswith(ending)]
@@ -54,7 +35,9 @@ class Site:
     def pages(self) -> PageList:
         (key,) = self.keys(".pages")
         assert key.endswith(".fuse.pages")
-        return PageList.decode(self.store.get(key, most=1 << 30), self.digest, self.size)
+        return PageList.decode(
+            self.store.get(key, most=1 << 30), self.digest, (self.source.parent / "data").stat().st_size
+        )
 
     def replace(self, pages: PageList) -> None:
         (key,) = self.keys(".pages")
@@ -73,12 +56,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source / "cold").write_bytes(os.urandom(1 << 20))
     os.mkfifo(source / "d" / "pipe")
     (source / "link").symlink_to("d")
-    erofs.build(source, folder / "meta", folder / "data")
-    store = FolderStore(folder / "store")
-    digest = tree.publish(store, folder / "meta", folder / "data", block_size=64 << 10).digest
-    (folder / "digest").write_text(digest)
+    publish_tree(folder)
     site = Site(folder, folder / "recorded")
-    made = site.mount("cache")
+    made = site.start("cache")
     for name in FILES:
         (made.target / name).read_bytes()
     made.ready()
@@ -93,8 +73,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(base: Path, tmp_path: Path) -> Iterator[Site]:
     site = Site(base, tmp_path)
     yield site
-    for made in site.mounted:
-        made.unmount()
+    site.close()
 
 
 def settled(made: TreeMount, size: int) -> int:
@@ -106,23 +85,18 @@ def settled(made: TreeMount, size: int) -> int:
     return reads
 
 
-def log_of(made: TreeMount) -> str:
-    (log,) = (made.target.parent / "state" / "trees").glob("*.log")
-    return log.read_text()
-
-
 @pytest.mark.file_mounts
 def test_the_second_start_finds_everything_read(site: Site) -> None:
     assert len(site.keys(".trace")) == 1
     assert {one.path.decode() for one in site.pages().ranges} == set(FILES)
-    made = site.mount("empty")
+    made = site.start()
     before = settled(made, site.pages().size)
     for name in FILES:
-        assert (made.target / name).read_bytes() == (site.source / name).read_bytes()
+        assert (made.target / name).read_bytes() == site.want(name)
     status = made.status()
     # not all: Linux may take any of the pages back, and with DAMON's reclaim it takes a few within a second
     assert status.reads - before < len(site.pages().ranges) / 2, "the job asked for pages that were there"
-    assert (made.target / "d/other").read_bytes() == (site.source / "d/other").read_bytes()
+    assert (made.target / "d/other").read_bytes() == site.want("d/other")
     assert made.status().reads > status.reads
     made.ready()
     until(lambda: made.status().recording not in ("recording", "publishing"), 20, "the end of the recording")
@@ -133,7 +107,7 @@ def test_the_second_start_finds_everything_read(site: Site) -> None:
 
 
 def test_without_the_setting_nothing_is_read_ahead(site: Site) -> None:
-    made = site.mount("empty", readahead=False)
+    made = site.start(readahead=False)
     until(lambda: 0 < made.status().hot_total == made.status().hot_ready, 20, "the hot blocks")
     before = made.status().reads
     (made.target / "big").read_bytes()
@@ -141,9 +115,9 @@ def test_without_the_setting_nothing_is_read_ahead(site: Site) -> None:
     assert made.status().read_ahead_bytes == 0
 
 
-def decisions(made: TreeMount) -> int:
+def decisions(site: Site) -> int:
     """Whether starts were read ahead of, or recorded instead: how many so far. The log is that of all mounts."""
-    return sum(log_of(made).count(text) for text in ("read ahead in", "recorded in full"))
+    return sum(site.log.count(text) for text in ("read ahead in", "recorded in full"))
 
 
 def test_of_a_day_old_list_some_starts_are_recorded_in_full_and_renew_it(site: Site) -> None:
@@ -152,8 +126,8 @@ def test_of_a_day_old_list_some_starts_are_recorded_in_full_and_renew_it(site: S
     site.replace(PageList(pages.tree, old, pages.ranges))
     ahead = []
     for number in range(30):
-        made = site.mount(f"empty{number}")
-        until(lambda made=made, number=number: decisions(made) > number, 20, "a decision")
+        made = site.start(f"empty{number}")
+        until(lambda number=number: decisions(site) > number, 20, "a decision")
         for name in FILES:
             (made.target / name).read_bytes()
         made.ready()
@@ -170,7 +144,7 @@ def test_of_a_day_old_list_some_starts_are_recorded_in_full_and_renew_it(site: S
 
 def test_another_job_goes_without_and_is_recorded(site: Site) -> None:
     """It takes the first one's hot pack; but a start that was read ahead of would leave it a profile of leftovers."""
-    made = site.mount("empty", job="another")
+    made = site.start(job="another")
     until(lambda: 0 < made.status().hot_total == made.status().hot_ready, 20, "the hot blocks")
     for name in (*FILES, "cold"):
         (made.target / name).read_bytes()
@@ -192,11 +166,11 @@ def test_a_list_that_lies_opens_no_pipe_and_follows_no_link(site: Site) -> None:
     ]
     pages = site.pages()
     site.replace(PageList(pages.tree, pages.created, [*lies, *pages.ranges]))
-    made = site.mount("empty")
+    made = site.start()
     until(lambda: made.status().read_ahead_bytes == pages.size + 17 * UNIT, 20, "the readahead")
     assert made.status().bytes_demand == 0
     for name in ("big", "cold"):
-        assert (made.target / name).read_bytes() == (site.source / name).read_bytes()
+        assert (made.target / name).read_bytes() == site.want(name)
 
 
 @pytest.mark.file_mounts
@@ -205,11 +179,11 @@ def test_what_is_read_ahead_late_is_not_the_jobs_either(site: Site, monkeypatch:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.readahead.open=sleep:0.5")  # the server is stopped before
     pages = site.pages()
     site.replace(PageList(pages.tree, pages.created, [*pages.ranges, PageRange(b"cold", 0, 0, 16 * UNIT)]))
-    made = site.mount("empty")
+    made = site.start()
     server = made.status().server_pid
     os.kill(server, signal.SIGSTOP)
     try:
-        until(lambda: "bytes read ahead in" in log_of(made), 20, "the end of the readahead")
+        until(lambda: "bytes read ahead in" in site.log, 20, "the end of the readahead")
     finally:
         os.kill(server, signal.SIGCONT)
     settled(made, pages.size + 16 * UNIT)
@@ -225,18 +199,18 @@ def test_a_damaged_list_is_survived(site: Site, damage: str) -> None:
         site.store.delete(key)
     else:
         site.store.put(key, bytes(raw) if damage == "flip" else bytes(raw[:20]), overwrite=True)
-    made = site.mount("empty")
-    assert (made.target / "big").read_bytes() == (site.source / "big").read_bytes()
+    made = site.start()
+    assert (made.target / "big").read_bytes() == site.want("big")
     assert made.status().read_ahead_bytes == 0
     if damage != "gone":
-        until(lambda: "no readahead" in log_of(made), 10, "the line in the log")
+        until(lambda: "no readahead" in site.log, 10, "the line in the log")
 
 
 def test_an_unmount_in_the_middle_does_not_wait(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "blocks.readahead.open=sleep:0.3")
-    made = site.mount("empty")
+    made = site.start()
     until(lambda: made.status().read_ahead_bytes > 0, 20, "the readahead")
     assert made.status().read_ahead_bytes < site.pages().size
     began = time.monotonic()
@@ -248,11 +222,11 @@ def test_an_unmount_in_the_middle_does_not_wait(
 @pytest.mark.file_mounts
 def test_blocks_that_do_not_come_are_left_to_the_job(site: Site) -> None:
     """The list names a file that no hot block is of: nobody fetches for the readahead."""
-    reader = erofs.Reader(site.meta.read_bytes())
+    reader = erofs.Reader((site.source.parent / "meta").read_bytes())
     at = next(iter(reader.extents(reader.stat(b"cold")))).data_offset
     pages = site.pages()
     site.replace(PageList(pages.tree, pages.created, [*pages.ranges, PageRange(b"cold", 0, at, UNIT)]))
-    made = site.mount("empty")
+    made = site.start()
     until(lambda: made.status().read_ahead_bytes == pages.size, 20, "the readahead")
     time.sleep(0.2)
     assert (made.status().read_ahead_bytes, made.status().direct_misses) == (pages.size, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -16,15 +15,15 @@ import pytest
 from bootseer import erofs
 from bootseer.blocks import tree
 from bootseer.blocks.formats.trace import Trace
-from bootseer.blocks.tree import ProfileKey, TreeMount
+from bootseer.blocks.tree import ProfileKey
 from bootseer.chunks import inventory
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.manifest import TreeManifest
-from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.objects.folder import FolderStore
 from support.node import alive, kill_group
+from support.treesite import TreeSite, publish_tree
 from support.waits import until
 
 pytestmark = pytest.mark.root
@@ -60,34 +59,10 @@ def fingerprint(root: Path) -> str:
     return state.hexdigest()
 
 
-class Site:
-    """A published tree, and one node that mounts it."""
-
+class Site(TreeSite):
     def __init__(self, base: Path, folder: Path) -> None:
-        self.folder = folder
-        self.source = base / "tree"
-        shutil.copytree(base / "store", folder / "store")
-        self.store = FolderStore(folder / "store")
-        self.digest = (base / "digest").read_text()
-        self.want = (base / "fingerprint").read_text()
-        self.state = folder / "state"
-        self.mounted: list[TreeMount] = []
-
-    def mount(
-        self, name: str = "mnt", *, cache: str = "cache", profile: ProfileKey | None = KEY, **set: object
-    ) -> TreeMount:
-        settings = {"background_fill": False, "demand_deadline": 10.0, "fill_quiet": 0.2, **set}
-        made = tree.mount(
-            self.store.url,
-            self.digest,
-            self.folder / name,
-            cache_dir=self.folder / cache,
-            state_dir=self.state,
-            profile=profile,
-            config=Config(**settings),  # type: ignore[arg-type]
-        )
-        self.mounted.append(made)
-        return made
+        super().__init__(base, folder, profile=KEY, demand_deadline=10.0, fill_quiet=0.2)
+        self.fingerprint = fingerprint(self.source)
 
     @property
     def manifest(self) -> TreeManifest:
@@ -108,25 +83,12 @@ class Site:
         """After an unmount: it is finished behind that."""
         until(lambda: {"trace", "pack"} <= self.profile)
 
-    @property
-    def log(self) -> str:
-        return (self.state / "trees" / f"{self.digest[:16]}.log").read_text()
-
-    def clean(self) -> bool:
-        """No mount, no process, no state of a running tree."""
-        left = [path.name for path in (self.state / "trees").glob("*") if path.is_dir()]
-        ours = [entry for entry in mounts.entries() if entry.target.startswith(str(self.folder))]
-        return not left and not ours
-
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     fill(folder / "tree")
-    erofs.build(folder / "tree", folder / "meta", folder / "data")
-    ref = tree.publish(FolderStore(folder / "store"), folder / "meta", folder / "data", block_size=64 << 10)
-    (folder / "digest").write_text(ref.digest)
-    (folder / "fingerprint").write_text(fingerprint(folder / "tree"))
+    publish_tree(folder)
     return folder
 
 
@@ -134,15 +96,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(base: Path, tmp_path: Path) -> Iterator[Site]:
     site = Site(base, tmp_path)
     yield site
-    for made in site.mounted:
-        made.unmount()
-    until(site.clean)
+    site.close()
 
 
 def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
     made = site.mount()
     assert mounts.is_mounted(made.target)
-    assert fingerprint(made.target) == site.want
+    assert fingerprint(made.target) == site.fingerprint
     status = made.status()
     assert status.blocks_ready == status.blocks_total
     assert status.slow_faults > 0
@@ -183,7 +143,7 @@ def test_nobody_waits_for_the_hot_pack(site: Site, monkeypatch: pytest.MonkeyPat
     assert "pack" not in site.profile
     assert "finishes its hot pack" in site.log
     made = site.mount()
-    assert fingerprint(made.target) == site.want
+    assert fingerprint(made.target) == site.fingerprint
     site.await_pack()
     assert all(info.key.startswith(f"profiles/{site.digest}/test/") for info in site.store.list("profiles"))
 
@@ -203,7 +163,7 @@ def test_the_second_start_reads_the_hot_pack_alone(site: Site) -> None:
     status = second.status()
     assert status.hot_pack.endswith(".pack")
     for name in ("big1", "d3/f3"):
-        assert (second.target / name).read_bytes() == (site.source / name).read_bytes()
+        assert (second.target / name).read_bytes() == site.want(name)
     second.ready()
     until(lambda: second.status().hot_pack == "not needed")
     status = second.status()
@@ -228,10 +188,10 @@ def test_recording_ends_by_itself(site: Site) -> None:
 def test_two_mounts_share_one_server(site: Site) -> None:
     one, two = site.mount("one"), site.mount("two")
     assert one.status().pid == two.status().pid
-    assert fingerprint(one.target) == site.want
+    assert fingerprint(one.target) == site.fingerprint
     fetched = one.status().bytes_demand
     one.unmount()
-    assert fingerprint(two.target) == site.want
+    assert fingerprint(two.target) == site.fingerprint
     assert two.status().bytes_demand == fetched
     assert two.status().targets == [str(two.target)]
     two.unmount()
@@ -313,7 +273,7 @@ def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, ca
     assert site.clean()
     again = site.mount()
     assert again.status().blocks_ready >= before.blocks_ready
-    assert fingerprint(again.target) == site.want
+    assert fingerprint(again.target) == site.fingerprint
     assert again.status().bytes_demand < site.blob.stat().st_size
 
 
@@ -345,7 +305,7 @@ def test_prefetch_warms_the_cache(site: Site) -> None:
     ready = tree.prefetch(site.store.url, site.digest, cache_dir=site.folder / "two", profile=KEY)
     assert ready > 0
     second = site.mount(cache="two")
-    assert (second.target / "big1").read_bytes() == (site.source / "big1").read_bytes()
+    assert (second.target / "big1").read_bytes() == site.want("big1")
     assert (second.status().slow_faults, second.status().bytes_demand) == (0, 0)
 
 
