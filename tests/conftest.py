@@ -29,6 +29,8 @@ LONGEST_FIRST = ("store", "cluster", "chaos", "node", "unit")
 """The suites, in the order of their start."""
 ALONE = ("test_stripefs_faults.py", "test_registry_access.py", "test_registry_store.py")
 """Modules with servers of their own, in suites whose modules share one."""
+WITH_STORES = "test_csi.py"
+"""A module of another suite that needs the HDFS of the suite ``store``: five JVMs less to start."""
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process that imports torch compiles it anew
 sys.dont_write_bytecode = False
@@ -78,6 +80,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             path, suite = nodeid.partition("::")[0], _suite(nodeid)
             if suite == "unit":
                 return nodeid
+            if path.endswith(WITH_STORES):
+                return "store"
             return path if suite in ("node", "cluster") or path.endswith(ALONE) else suite
 
     return Scheduling(config, log)

@@ -555,17 +555,23 @@ def test_row(site: Site, name: str) -> None:
     ROWS[name](site)
 
 
-@pytest.fixture
-def other(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of ``site`` through a second mount."""
+@pytest.fixture(scope="module")
+def second(mounted: tuple[FsMount, StripeFS]) -> Iterator[Path]:
+    """Another mount of the same store."""
     place = Path(tempfile.mkdtemp(prefix="bootseer-pytest-rw2-", dir="/var/tmp"))
     config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
-    made = fsmount.start(site.fs.url, place / "mnt", config=config, writable=True)
+    made = fsmount.start(mounted[1].url, place / "mnt", config=config, writable=True)
     try:
-        yield made.mountpoint / site.name
+        yield made.mountpoint
     finally:
         made.unmount()
         shutil.rmtree(place)
+
+
+@pytest.fixture
+def other(site: Site, second: Path) -> Path:
+    """The folder of ``site`` through a second mount."""
+    return second / site.name
 
 
 def number_of(action: Callable[[], object]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ def walk(command: Any, words: tuple[str, ...] = ("bootseer",)) -> Iterator[tuple
             yield from walk(inner, (*words, name))
 
 
+@functools.cache
 def command_line() -> Any:
     return typer.main.get_command(assemble())
 

@@ -1,5 +1,6 @@
 """The command line as a whole: what it costs to start, that help is everywhere, and what a mistake looks like."""
 
+import functools
 import json
 import os
 import resource
@@ -12,8 +13,8 @@ import pytest
 import typer
 
 from bootseer.cli import main
-from bootseer.cli.verbs import assemble
 from bootseer.errors import DataError
+from support import clireference
 
 CLI = [sys.executable, "-m", "bootseer.cli.main"]
 
@@ -80,6 +81,7 @@ def test_every_verb_has_help(verb):
     assert "Usage" in done.stdout
 
 
+@functools.cache
 def verbs():
     """Name -> command, of every verb that is not hidden."""
 
@@ -90,7 +92,7 @@ def verbs():
         elif not command.hidden:
             yield name, command
 
-    return dict(walk(typer.main.get_command(assemble()), ""))
+    return dict(walk(clireference.command_line(), ""))
 
 
 def test_there_are_at_most_50_verbs_and_each_option_says_what_it_is_for():
