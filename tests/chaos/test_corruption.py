@@ -102,21 +102,6 @@ def test_damage_on_the_way_is_fetched_again(small: Site, node_of: NodeOf) -> Non
 
 
 @each_way
-@pytest.mark.parametrize("part", ["manifest", "map", "meta"])
-def test_small_parts(small: Site, node_of: NodeOf, part: str, how: str) -> None:
-    """They are refused, nothing is mounted, and nothing of them is kept."""
-    node = node_of(small, copy=True)
-    found = manifest(node)
-    key = {"manifest": tree_key(node.digest), "map": found.map.key, "meta": found.meta_stored.key}[part]
-    damage(Path(node.store_url, key), how, random.Random(how))
-    with pytest.raises(DataError, match=r"damaged|bytes, not"):
-        node.mount()
-    assert node.left() == []
-    healed(small, node)
-    assert read_all(small, node.mount()).errors == 0
-
-
-@each_way
 def test_the_record_of_an_image(small: Site, place: Path, how: str) -> None:
     """What is read from a damaged record is what was written, or nothing."""
     store = open_store(str(shutil.copytree(small.store, place / "store")))
