@@ -46,8 +46,9 @@ def forge(fs: StripeFS, path: str, to: Path, begin: bytes = b"FORGED") -> None:
     for stripe in range(pointer.width):
         raw = bytearray((source.parent / layout.FOLDER / f"{pointer.uuid}.{stripe}").read_bytes())
         at = layout.HEADER_SIZE
-        for position in range(pointer.geometry.stripe_chunks(stripe)):
-            length = pointer.geometry.chunk_length(position * pointer.width + stripe)
+        end = pointer.geometry.table_offset(stripe)
+        while at < end:
+            length = min(layout.SECTOR, pointer.unit, end - at)
             raw[at : at + length] = same_crc(bytes(raw[at : at + length]), begin)
             at += length
         (to.parent / layout.FOLDER / f"{pointer.uuid}.{stripe}").write_bytes(raw)

@@ -719,7 +719,7 @@ def test_a_broken_footer_is_not_read_whole():
             pass
 
     with pytest.raises(DataError, match="footer"):
-        scan.read_footer(Tail(), "s.0")
+        scan.read_footer(Tail(), "s.0", UNIT)
 
 
 def damages(pointer: bytes, mask: int) -> Iterator[bytes]:

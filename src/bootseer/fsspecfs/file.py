@@ -306,13 +306,13 @@ class Wanted(NamedTuple):
 def read_ranges(file: ChunkFile, wanted: Sequence[Wanted], gap: int | None) -> list[bytes]:
     """The bytes of each range, in order, as slices have them: fewer where the file ends before.
 
-    Of a striped file whole chunks are read, each once. Raises what `ChunkFile.readinto` does.
+    Of a striped file whole chunks or sectors are read, each once. Raises what `ChunkFile.readinto` does.
     """
     ranges = [slice(item.start, item.end).indices(file.size)[:2] for item in wanted]
     striped = isinstance(file, StripedFile)
-    unit = file.unit if striped else 1
-    units = [(start // unit * unit, min(-(-end // unit) * unit, file.size)) for start, end in ranges if start < end]
-    found = merge(units, gap if gap is not None else (0 if striped else _NEAR))
+    grain = file.geometry.grain if striped else 1
+    wide = [(start // grain * grain, min(-(-end // grain) * grain, file.size)) for start, end in ranges if start < end]
+    found = merge(wide, gap if gap is not None else (0 if striped else _NEAR))
     buffers = [memoryview(bytearray(end - start)) for start, end in found]
     starts = [start for start, _ in found]
     file.readinto_many(list(zip(starts, buffers, strict=True)))

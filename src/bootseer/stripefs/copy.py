@@ -95,7 +95,7 @@ def copy_file(
             raise DataError(f"{path} does not have its digest", hint="restore it from a copy")
         if verify and pointer is not None:
             with StripedFile(dst.backend, target, pointer) as copy:
-                copy.check_headers()
+                copy.check_rest()
                 if commit.digest_of_open(copy) != pointer.digest:
                     raise DataError(f"{target} reads other than it was written")
 

@@ -5,8 +5,10 @@ Nothing here does input or output. Every decoder raises `DataError` for bytes th
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -23,6 +25,8 @@ UNIT = 1 << 20
 WIDTH = 4
 MAX_WIDTH = 256
 MIN_UNIT, MAX_UNIT = 4096, 64 << 20
+SECTOR = 64 << 10
+"""What has a checksum of its own in chunks that are a multiple of it."""
 PLAIN_BELOW = 4 << 20
 """Files smaller than this are stored plain: striping them costs more NameNode operations than it saves."""
 
@@ -83,12 +87,22 @@ def check_shape(width: int, unit: int) -> None:
         raise ConfigError(f"stripe unit {unit} is not a multiple of 4096 between {MIN_UNIT} and {MAX_UNIT}")
 
 
+def sectors(data: int, unit: int) -> int:
+    """Number of checksums of sectors in a stripe with ``data`` bytes of chunks; 0 when a chunk has one alone."""
+    return -(-data // SECTOR) if unit > SECTOR and not unit % SECTOR else 0
+
+
 class Geometry(NamedTuple):
     """Where each byte of a file of ``size`` bytes is. Pure arithmetic."""
 
     size: int
     unit: int
     width: int
+
+    @property
+    def grain(self) -> int:
+        """How many bytes have a checksum that can be known without the others: a sector, or a chunk."""
+        return SECTOR if sectors(self.unit, self.unit) else self.unit
 
     @property
     def chunks(self) -> int:
@@ -109,8 +123,12 @@ class Geometry(NamedTuple):
         last = (count - 1) * self.width + stripe
         return (count - 1) * self.unit + self.chunk_length(last)
 
-    def footer_offset(self, stripe: int) -> int:
+    def table_offset(self, stripe: int) -> int:
+        """Offset in its stripe file of the checksums of the sectors."""
         return HEADER_SIZE + self.stripe_data(stripe)
+
+    def footer_offset(self, stripe: int) -> int:
+        return self.table_offset(stripe) + 4 * sectors(self.stripe_data(stripe), self.unit)
 
     def stripe_length(self, stripe: int) -> int:
         """Bytes of the whole stripe file."""
@@ -165,6 +183,42 @@ def _header_name(data: bytes, name: str) -> str:
     if length > MAX_NAME or _U32.unpack_from(data, end)[0] != crc32c(data[_NAMED:end]):
         raise DataError(f"the header of {name} is damaged")
     return data[_NAMED + 4 : end].decode("utf-8", "surrogateescape")
+
+
+def sector_crcs(pieces: Sequence[memoryview]) -> list[int]:
+    """CRC-32C of each sector of the chunk that ``pieces`` make up."""
+    found, crc, room = list[int](), 0, SECTOR
+    for piece in pieces:
+        for start in range(0, len(piece), SECTOR):
+            rest = piece[start : start + SECTOR]
+            while part := rest[:room]:
+                crc, room, rest = crc32c(part, crc), room - len(part), rest[room:]
+                if not room:
+                    found.append(crc)
+                    crc, room = 0, SECTOR
+    return found if room == SECTOR else [*found, crc]
+
+
+def joined(crcs: Sequence[int], size: int) -> int:
+    """CRC-32C of the ``size`` bytes whose sectors have ``crcs``."""
+    crc = 0
+    for number, following in enumerate(crcs):
+        first, second, third, fourth = _moved(min(SECTOR, size - number * SECTOR))
+        crc = first[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255] ^ fourth[crc >> 24] ^ following
+    return crc
+
+
+@functools.lru_cache(64)
+def _moved(length: int) -> list[list[int]]:
+    """What becomes of each byte of the CRC of some bytes, when ``length`` more follow: CRC is linear in each bit."""
+    zeros, tables = bytes(length), list[list[int]]()
+    for shift in range(0, 32, 8):
+        table = [0]
+        for bit in range(shift, shift + 8):
+            moved = crc32c(zeros, 1 << bit) ^ crc32c(zeros)
+            table += [moved ^ value for value in table]
+        tables.append(table)
+    return tables
 
 
 class Footer(NamedTuple):

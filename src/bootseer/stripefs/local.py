@@ -148,6 +148,9 @@ class _LoadedFile(Local):
         if self._noted is not None and self._ours:
             self._noted.add(self._url, self._file.size, offset, length)
 
+    def has(self, chunk: int) -> bool:
+        return self._ours and self._cached.has(chunk)
+
     def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
         return self._cached.fill(wanted) if self._ours else wanted
 

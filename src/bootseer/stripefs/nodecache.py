@@ -124,6 +124,9 @@ class NodeFile(Local):
         sound = self.users and self._good.find(b"\0", first, last) < 0 and durable.find(b"\0", first, last) < 0
         return self.fd if sound else None
 
+    def has(self, chunk: int) -> bool:
+        return self._blocks.ready[chunk] > 0
+
     def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
         chunks = [chunk for chunk in wanted if self._blocks.ready[chunk]]
         if not chunks or not self._cache.hold(self):

@@ -189,7 +189,7 @@ class StripeFS:
         for stat in stats:
             with self.open(stat.path) as file:
                 if isinstance(file, StripedFile):
-                    file.check_headers()
+                    file.check_rest()
                 digest = commit.digest_of_open(file)
             wanted = expected.get(stat.path) or self.committed_digest(stat.path)
             if wanted not in ("", digest) or stat.digest not in ("", digest):

@@ -53,9 +53,10 @@ class Destination:
         return {name: tuple(runs(chunks)) for name, chunks in self._wanted.items()}
 
     @property
-    def cached(self) -> int:
-        """Bytes that came from the node cache so far."""
-        return sum(file.cached for file in self.files.values())
+    def read_so_far(self) -> tuple[int, int]:
+        """Bytes that came from the store, and from the node cache."""
+        files = self.files.values()
+        return sum(file.fetched for file in files), sum(file.cached for file in files)
 
     def place(self, piece: Span) -> Place:
         striped = isinstance(self.files[piece.file], StripedFile)
@@ -76,17 +77,9 @@ class Destination:
             self._copy(place)
         return places
 
-    def read_alone(self, pieces: Sequence[Span]) -> int:
-        """Read what is wanted of ``pieces`` from the store, and how many bytes that took. Errors as of `read`."""
-        parts, read = list[tuple[FileId, int, memoryview]](), 0
-        for piece in pieces:
-            found = [(piece.file, *part) for part in self._parts(piece)]
-            striped = isinstance(self.files[piece.file], StripedFile)
-            # a chunk of a plain file is not checked: no need for the rest of it
-            read += piece.size if striped else sum(len(view) for _, _, view in found)
-            parts += found
-        self._read(parts)
-        return read
+    def read_alone(self, pieces: Sequence[Span]) -> None:
+        """Read what is wanted of ``pieces`` from the store. Errors as of `read`."""
+        self._read((piece.file, *part) for piece in pieces for part in self._parts(piece))
 
     def _read(self, parts: Iterable[tuple[FileId, int, memoryview]]) -> None:
         ranges: dict[FileId, list[tuple[int, memoryview]]] = {}

@@ -16,7 +16,7 @@ from bootseer.ranges import flat
 from bootseer.stripefs import ChunkFile, Given, layout, place
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
-from bootseer.stripefs.files.reader import PlainFile, StripedFile
+from bootseer.stripefs.files.reader import PlainFile, StripedFile, Views
 from bootseer.stripefs.local import Load
 from bootseer.torch.destination import Request
 from bootseer.torch.shared_read import read_shared
@@ -34,11 +34,12 @@ class SmallFile(ChunkFile):
         if blake3(self._content).hexdigest() != digest:
             raise DataError(f"{file.path} does not have the digest of its COMMIT", hint="restore it from a copy")
 
-    def readinto_many(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    def readinto_many(self, ranges: Views) -> int:
         for offset, target in ranges:
             view = flat(target)
             self.check_range(offset, len(view))
             view[:] = self._content[offset : offset + len(view)]
+        return 0
 
 
 class CheckpointFolder:

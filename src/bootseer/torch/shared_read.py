@@ -95,7 +95,7 @@ def read_shared(
     """
     began = time.monotonic()
     destination = Destination(requests)
-    before, needs = destination.cached, shared_plan.encode(destination.needs())
+    before, needs = destination.read_so_far, shared_plan.encode(destination.needs())
     peers, alone = None, "no group"
     if group is not None:
         try:
@@ -112,16 +112,16 @@ def read_shared(
     if peers is None:
         with ThreadPoolExecutor(READS, "bootseer-shared") as readers:
             own = shared_plan.batches(shared_plan.plan([needs], bucket).own[0], _REQUEST)
-            counts["read"] = sum(readers.map(destination.read_alone, own))
+            deque(readers.map(destination.read_alone, own), 0)
     else:
         try:
             _Exchange(destination, peers, planned, counts, late).run()
         finally:
             peers.close()
-    cached = destination.cached - before
+    read, cached = (now - then for now, then in zip(destination.read_so_far, before, strict=True))
     report = SharedReadReport(
         needed=destination.size,
-        read=counts["read"] - cached,
+        read=read,
         cached=cached,
         received=counts["received"],
         sent=counts["sent"],
@@ -159,7 +159,7 @@ class _Exchange:
             ThreadPoolExecutor(len(self._others), "bootseer-receive") as receivers,
         ):
 
-            def read(spans: Sequence[Span]) -> list[Future[int]]:
+            def read(spans: Sequence[Span]) -> list[Future[None]]:
                 return [readers.submit(self._to.read_alone, each) for each in shared_plan.batches(spans, _REQUEST)]
 
             try:
@@ -172,13 +172,13 @@ class _Exchange:
                 peers.finish()
                 reads += read(missing)
                 counts["read_again"] = sum(span.size for span in missing)
-                counts["read"] += sum(each.result() for each in reads)
+                for each in reads:
+                    each.result()
             except BaseException:
                 peers.close()
                 readers.shutdown(wait=False, cancel_futures=True)
                 raise
         owned = [[span for bucket in buckets for span in bucket] for buckets in self._plan.owned]
-        counts["read"] += sum(span.size for span in owned[me])
         needed = sum(span.size for owner in self._others for span in owned[owner] if span.ranks >> me & 1)
         counts["received"] = needed - counts["read_again"]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from bootseer.backends.engine.memory import ByteBudget
 from bootseer.backends.engine.memory import process as process_budget
 from bootseer.errors import BootseerError
 from bootseer.stripefs.files.flight import Flights
-from bootseer.stripefs.files.reader import ChunkFile, PlainFile
+from bootseer.stripefs.files.reader import ChunkFile
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +47,12 @@ Target = Callable[[int], memoryview | None]
 class _Order:
     """How one file is being read: where the ``next`` read in order starts, up to which chunk it is fetched ``ahead``,
     and how far that goes now (``step``: from ``least`` up to ``far`` bytes). ``jumped``: the last read was not in
-    order."""
+    order; ``_from``: where it began, a chunk of which perhaps only a part was read."""
 
     def __init__(self, least: int, far: int) -> None:
         self._least, self._far = least, far
         self.next, self.ahead, self.step = 0, 0, least
-        self.jumped = False
+        self.jumped, self._from = False, sys.maxsize
 
     def advance(self, file: ChunkFile, offset: int, end: int, room: int) -> range:
         """The chunks to fetch ahead, perhaps none, when ``offset`` to ``end`` is read and there is memory for ``room``
@@ -60,10 +61,13 @@ class _Order:
         near = min(self._least, _NEAR * (end - offset))
         self.jumped = abs(offset - self.next) > near
         if self.jumped:  # begin anew from here
-            self.next, self.ahead, self.step = end, 0, self._least
+            self.next, self.ahead, self.step, self._from = end, 0, self._least, offset // file.unit
             return range(0)
         self.next = max(self.next, end)
         start = max(self.ahead, -(-end // file.unit))
+        if self._from < offset // file.unit:
+            start = self._from
+        self._from = sys.maxsize
         stop = min(file.geometry.chunks, self.next // file.unit + max(1, self.step // file.unit))
         # wait until half a step is wanted: fewer and larger reads
         wanted = min(self.step // 2, file.size - start * file.unit)
@@ -112,9 +116,8 @@ class ReadAhead:
         jumped = self._plan(file, offset, end)
         if (fd := file.local.fd_of(first, last)) is not None:
             return fd, offset
-        if jumped and isinstance(file, PlainFile) and not self._holds(file, first, last):
-            self.demand += size  # its chunks have no checksums, for which all of one would be needed
-            return memoryview(file.read(offset, size))
+        if jumped and self._apart(file, offset, view := memoryview(bytearray(size))):
+            return view
         self._load(file, range(first, last), demand=True)
         parts = []
         for chunk in range(first, last):
@@ -130,7 +133,8 @@ class ReadAhead:
         """
         end = offset + len(view)
         first, last = offset // file.unit, -(-end // file.unit)
-        self._plan(file, offset, end)
+        if self._plan(file, offset, end) and self._apart(file, offset, view):
+            return
 
         def target(chunk: int) -> memoryview | None:
             start = chunk * file.unit - offset
@@ -226,9 +230,16 @@ class ReadAhead:
         _, gone = self._held.popitem(last=False)
         self._budget.give(len(gone))
 
-    def _holds(self, file: ChunkFile, first: int, last: int) -> bool:
+    def _apart(self, file: ChunkFile, offset: int, view: memoryview) -> bool:
+        """Read by itself what a reader who has jumped wants; whether that was worth it."""
+        chunks = range(offset // file.unit, -(-(offset + len(view)) // file.unit))
         with self._lock:
-            return all((file.identity, chunk) in self._held for chunk in range(first, last))
+            if all((file.identity, chunk) in self._held for chunk in chunks):
+                return False
+        if not file.apart(offset, len(view)):
+            return False
+        self.demand += file.readinto_many([(offset, view)])
+        return True
 
     def _plan(self, file: ChunkFile, offset: int, end: int) -> bool:
         """Fetch ahead when ``file`` is read in order; whether this read is not."""

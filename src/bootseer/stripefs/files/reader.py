@@ -1,9 +1,10 @@
-"""Reads of striped and plain files into the caller's memory, every chunk of a striped file compared with its checksum.
+"""Reads of striped and plain files into the caller's memory, all bytes of striped files compared with their checksums.
 
 A checksum tells damage. Which bytes a file has is for those who may write it, and for nobody else: see `content_of`.
 
-A request becomes one `Piece` per stripe: consecutive chunks, with the CRC that each must have. The backend reads all
-pieces at once, and decides from where, in which order and in how large runs.
+A request becomes one `Piece` per stripe: consecutive chunks, with the CRC that each must have. Of chunks of which it
+wants little, only those sectors are read. The backend reads all pieces at once, and decides from where, in which order
+and in how large runs.
 
 Concurrency: any number of threads may read one file. A call returns, or raises, when nothing can touch the destination
 any more.
@@ -12,9 +13,11 @@ any more.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import struct
 import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Self
 
 from blake3 import blake3
@@ -23,9 +26,9 @@ from crc32c import crc32c
 from bootseer.backends.interface import Backend, Piece, Source, join
 from bootseer.backends.pool import parallel
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError
-from bootseer.ranges import flat
+from bootseer.ranges import flat, runs
 from bootseer.stripefs import layout
-from bootseer.stripefs.layout import Footer, Geometry, Pointer
+from bootseer.stripefs.layout import SECTOR, Footer, Geometry, Pointer
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +40,15 @@ _POINTER_READ = layout.MAX_REMNANT
 
 _TRIES = 5
 """How often a file that is replaced all the time is opened."""
+_TABLES, _ENTRIES = 256, 1024
+"""Parts of the tables of sectors that an open file holds, and checksums in each."""
+
+Tables = dict[tuple[int, int], bytes]
+"""Checksums of sectors, by stripe and part of its table."""
+Views = Sequence[tuple[int, memoryview]]
+"""Memory, and the offset in the file of the bytes that it is for."""
+Copies = list[tuple[memoryview, memoryview]]
+"""(target, source) of what is to be copied when all is read."""
 
 
 class Local:
@@ -45,6 +57,10 @@ class Local:
 
     def note(self, offset: int, length: int) -> None:
         """These bytes are about to be read."""
+
+    def has(self, chunk: int) -> bool:
+        """Whether `fill` will most likely find it."""
+        return False
 
     def fill(self, wanted: Mapping[int, memoryview]) -> Mapping[int, memoryview]:
         """Fill the memory of those whole chunks that are here, checked. Returns the others."""
@@ -109,8 +125,9 @@ class ChunkFile:
         """
         self.readinto_many([(offset, view)])
 
-    def readinto_many(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """`readinto` of several (offset, view) in one request. A chunk that several of them touch is read once."""
+    def readinto_many(self, ranges: Views) -> int:
+        """`readinto` of several (offset, view) in one request; returns how many bytes came from the storage. A chunk
+        that several of them touch is read once."""
         views: list[tuple[int, memoryview]] = []
         for offset, target in ranges:
             view = flat(target)
@@ -118,10 +135,16 @@ class ChunkFile:
             if len(view):
                 views.append((offset, view))
                 self.local.note(offset, len(view))
-        copies: list[tuple[memoryview, memoryview]] = []
-        self._fetch(self._pieces(views, copies))
-        for target, source in copies:
-            target[:] = source
+        return self._read(views)
+
+    def _read(self, views: Views) -> int:
+        copies: Copies = []
+        return self._fetch(self._pieces(views, copies), copies)
+
+    def apart(self, offset: int, size: int) -> bool:
+        """Whether a reader who has jumped there had better read these bytes by themselves, and not all of their chunks:
+        not when that was said of these chunks often."""
+        return False
 
     def check_range(self, offset: int, length: int) -> None:
         """Raise `DataError` for bytes that the file does not have."""
@@ -138,13 +161,14 @@ class ChunkFile:
         self.local.note(first * self.unit, sum(map(len, parts)))
         return self._fetch(self.by_stripe(dict(enumerate(parts, first)), keep=keep))
 
-    def _fetch(self, pieces: Sequence[Piece]) -> int:
-        if not pieces:
-            return 0
-        self._backend.read_many(pieces)
+    def _fetch(self, pieces: Sequence[Piece], copies: Iterable[tuple[memoryview, memoryview]] = ()) -> int:
         fetched = sum(len(part) for piece in pieces for part in piece.parts)
-        with self._lock:
-            self.fetched += fetched
+        if pieces:
+            self._backend.read_many(pieces)
+            with self._lock:
+                self.fetched += fetched
+        for target, source in copies:
+            target[:] = source
         return fetched
 
     def by_stripe(self, wanted: Mapping[int, memoryview], *, keep: Container[int] | None = None) -> list[Piece]:
@@ -160,27 +184,29 @@ class ChunkFile:
             run[2].append(wanted[chunk])
         return [self._piece(*run, keep) for run in runs]
 
-    def _pieces(
-        self, views: Sequence[tuple[int, memoryview]], copies: list[tuple[memoryview, memoryview]]
-    ) -> list[Piece]:
-        """The chunks that ``views`` (file offset, memory) touch.
+    def _pieces(self, views: Views, copies: Copies) -> list[Piece]:
+        """The chunks that ``views`` touch. ``copies``: as of `_cut`."""
+        return self.by_stripe(self._cut(views, copies, self.unit))
 
-        Of a chunk at an edge only a part may be wanted, but its CRC needs all of it: it is read elsewhere, and
-        ``copies`` gets (target in a view, source); so it does for a chunk that another view has already.
+    def _cut(self, views: Views, copies: Copies, size: int) -> dict[int, memoryview]:
+        """Memory for each part of ``size`` bytes of the file that ``views`` touch.
+
+        Of one at an edge only a part may be wanted, but its CRC needs all of it: it is read elsewhere, and ``copies``
+        gets (target in a view, source); so it does for one that another view has already.
         """
         wanted: dict[int, memoryview] = {}
         for offset, view in views:
-            for chunk in range(offset // self.unit, -(-(offset + len(view)) // self.unit)):
-                start = chunk * self.unit - offset
-                length = self.geometry.chunk_length(chunk)
+            for number in range(offset // size, -(-(offset + len(view)) // size)):
+                start = number * size - offset
+                length = min(size, self.size - number * size)
                 low, high = max(start, 0), min(start + length, len(view))
-                if chunk not in wanted:
+                if number not in wanted:
                     if high - low == length:
-                        wanted[chunk] = view[low:high]
+                        wanted[number] = view[low:high]
                         continue
-                    wanted[chunk] = memoryview(bytearray(length))
-                copies.append((view[low:high], wanted[chunk][low - start : high - start]))
-        return self.by_stripe(wanted)
+                    wanted[number] = memoryview(bytearray(length))
+                copies.append((view[low:high], wanted[number][low - start : high - start]))
+        return wanted
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: Container[int] | None) -> Piece:
         """Consecutive whole chunks of ``stripe``, from position ``first`` on. ``keep``: these in `local`, or all."""
@@ -279,18 +305,19 @@ class PlainFile(ChunkFile):
             raise DataError(f"{self.path} was replaced while it was read", hint="open it again")
         return source
 
-    def _pieces(
-        self, views: Sequence[tuple[int, memoryview]], copies: list[tuple[memoryview, memoryview]]
-    ) -> list[Piece]:
-        runs: list[tuple[int, list[memoryview]]] = []
+    def apart(self, offset: int, size: int) -> bool:
+        return True  # it has no checksums, for which more would be needed
+
+    def _pieces(self, views: Views, copies: Copies) -> list[Piece]:
+        found: list[tuple[int, list[memoryview]]] = []
         end = -1
         for offset, view in views:
             if offset != end:
-                runs.append((offset, []))
-            runs[-1][1].extend(view[start : start + _PLAIN_UNIT] for start in range(0, len(view), _PLAIN_UNIT))
+                found.append((offset, []))
+            found[-1][1].extend(view[start : start + _PLAIN_UNIT] for start in range(0, len(view), _PLAIN_UNIT))
             end = offset + len(view)
         return [
-            Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path) for offset, parts in runs
+            Piece(self._source(0), offset, parts, reopen=self._reopened(0), name=self.path) for offset, parts in found
         ]
 
     def _piece(self, stripe: int, first: int, parts: Sequence[memoryview], keep: Container[int] | None) -> Piece:
@@ -315,6 +342,12 @@ class StripedFile(ChunkFile):
         self.pointer, self.content = pointer, content_of(version, pointer.uuid)
         self.identity = identity_of(backend, path, self.content)
         self._footers: tuple[Footer, ...] = ()
+        self._per_chunk = self.unit // self.geometry.grain
+        # so many sectors of a chunk a request reads by themselves; who wants more gets all of it, which is kept
+        self._few = max(1, self._per_chunk // 4) if self._per_chunk > 1 else 0
+        self._apart = bytearray(self.geometry.chunks)  # sectors that jumps have read, by chunk
+        self._page = max(1, _ENTRIES // self._per_chunk)  # chunks whose sectors have their checksums in one of:
+        self._tables = Tables()
         try:
             self._footers = self._read_footers()
         except BaseException:
@@ -378,16 +411,137 @@ class StripedFile(ChunkFile):
             position = first + part
             chunk = position * self.geometry.width + stripe
             if crc32c(data) != crcs[position]:
-                name = self.pointer.stripe_path(self.path, stripe)
-                raise DataError(f"chunk {chunk} of {self.path} is damaged ({name})", hint="restore it from a copy")
+                raise self._damaged(chunk)
             if keep is None or chunk in keep:
                 self.local.keep(chunk, [data])
 
         source, offset = self._source(stripe), self.geometry.chunk_offset(first)
         return Piece(source, offset, parts, check, self._reopened(stripe), self.path)
 
-    def check_headers(self) -> None:
-        """Read and check the header of every stripe, which reads of the content do not need."""
+    def _damaged(self, chunk: int) -> DataError:
+        name = self.pointer.stripe_path(self.path, chunk % self.geometry.width)
+        return DataError(f"chunk {chunk} of {self.path} is damaged ({name})", hint="restore it from a copy")
+
+    # -- sectors --------------------------------------------------------------------------------------------------
+
+    def apart(self, offset: int, size: int) -> bool:
+        found = dict[int, int]()
+        for chunk in range(offset // self.unit, -(-(offset + size) // self.unit)):
+            low, high = max(offset, chunk * self.unit), min(offset + size, (chunk + 1) * self.unit)
+            sectors = -(-high // SECTOR) - low // SECTOR
+            if sectors > self._few or self.local.has(chunk):
+                return False
+            found[chunk] = self._apart[chunk] + sectors
+        often = max(found.values()) > min(self._per_chunk, 255)  # that took as many bytes as all of the chunk
+        for chunk, sectors in found.items():
+            self._apart[chunk] = 0 if often else sectors
+        return not often
+
+    def _read(self, views: Views) -> int:
+        whole, parts = self._split(views)
+        if not parts:
+            return super()._read(views)
+        tables = self._tables = self._tables if len(self._tables) < _TABLES else {}
+        try:
+            fetched = self._fetch(self._missing_tables({offset // self.unit for offset, _ in parts}, tables))
+        except DataError as exc:
+            _log.warning("%s; chunks of this file are read whole", exc.message)
+            self._few = 0
+            return super()._read(views)
+        copies: Copies = []
+        sectors = self._sectors(self._cut(parts, copies, SECTOR), tables)
+        return fetched + self._fetch([*self._pieces(whole, copies), *sectors], copies)
+
+    def _split(self, views: Views) -> tuple[Views, Views]:
+        """``views``, cut at chunks: what is read in whole chunks, and what of chunks of which they want little."""
+        if not self._few or not views:
+            return views, ()
+        first = min(offset for offset, _ in views) // self.unit
+        last = -(-max(offset + len(view) for offset, view in views) // self.unit)
+        if sum(len(view) for _, view in views) > (last - first) * self._few * SECTOR:
+            return views, ()
+        wanted = dict[int, set[int]]()
+        cut = list[tuple[int, memoryview]]()
+        for offset, view in views:
+            end = offset + len(view)
+            head = min(end, -(-(offset + 1) // self.unit) * self.unit)
+            tail = max(head, end // self.unit * self.unit)
+            for start, stop in ((offset, head), (head, tail), (tail, end)):
+                if start < stop:
+                    cut.append((start, view[start - offset : stop - offset]))
+                    wanted.setdefault(start // self.unit, set()).update(range(start // SECTOR, -(-stop // SECTOR)))
+        few = {
+            chunk
+            for chunk, sectors in wanted.items()
+            if len(sectors) <= self._few
+            and len(sectors) * SECTOR < self.geometry.chunk_length(chunk)
+            and not self.local.has(chunk)
+        }
+        return (
+            [part for part in cut if part[0] // self.unit not in few],
+            [part for part in cut if part[0] // self.unit in few],
+        )
+
+    def _sectors(self, wanted: Mapping[int, memoryview], tables: Tables) -> list[Piece]:
+        """Sectors by their numbers in the file, each into its memory."""
+        pieces = list[Piece]()
+        for chunk, numbers in itertools.groupby(sorted(wanted), lambda number: number // self._per_chunk):
+            position, stripe = divmod(chunk, self.geometry.width)
+            page, row = divmod(position, self._page)
+            crcs = self._row(tables[stripe, page], row, chunk)
+            for first, count in runs(numbers):
+                at = first % self._per_chunk
+
+                def check(
+                    part: int, data: memoryview, chunk: int = chunk, crcs: Sequence[int] = crcs, at: int = at
+                ) -> None:
+                    if crc32c(data) != crcs[at + part]:
+                        raise self._damaged(chunk)
+
+                parts = [wanted[number] for number in range(first, first + count)]
+                offset = self.geometry.chunk_offset(position) + at * SECTOR
+                pieces.append(Piece(self._source(stripe), offset, parts, check, self._reopened(stripe), self.path))
+        return pieces
+
+    def _row(self, part: bytes | memoryview, row: int, chunk: int) -> tuple[int, ...]:
+        """The checksums of the sectors of ``chunk``, which is number ``row`` in a part of a table."""
+        count = -(-self.geometry.chunk_length(chunk) // SECTOR)
+        return struct.unpack_from(f"<{count}I", part, 4 * self._per_chunk * row)
+
+    def _missing_tables(self, chunks: Iterable[int], tables: Tables) -> list[Piece]:
+        """What ``tables`` lacks of the checksums of the sectors of ``chunks``; to be read into it."""
+        width = self.geometry.width
+        return [
+            self._table(*page, tables)
+            for page in sorted({(chunk % width, chunk // width // self._page) for chunk in chunks} - tables.keys())
+        ]
+
+    def _table(self, stripe: int, page: int, tables: Tables) -> Piece:
+        first = page * self._page
+        rows = range(min(self._page, self.geometry.stripe_chunks(stripe) - first))
+        begin = self.geometry.table_offset(stripe) + 4 * self._per_chunk * first
+        end = min(begin + 4 * self._per_chunk * len(rows), self.geometry.footer_offset(stripe))
+
+        def check(part: int, data: memoryview) -> None:
+            for row in rows:
+                chunk = (first + row) * self.geometry.width + stripe
+                length = self.geometry.chunk_length(chunk)
+                if layout.joined(self._row(data, row, chunk), length) != self.chunk_crc(chunk):
+                    name = self.pointer.stripe_path(self.path, stripe)
+                    raise DataError(f"the checksums of the sectors of chunk {chunk} are damaged ({name})")
+            tables[stripe, page] = bytes(data)
+
+        parts = [memoryview(bytearray(end - begin))]
+        return Piece(self._source(stripe), begin, parts, check, self._reopened(stripe), self.path)
+
+    def check_rest(self) -> None:
+        """Read and check what reads of the whole content do not need: the header of every stripe, and the checksums of
+        its sectors."""
+        if self._few:
+            for chunk in range(0, self.geometry.chunks, self._page * self.geometry.width):
+                self._fetch(
+                    self._missing_tables(range(chunk, min(chunk + self.geometry.width, self.geometry.chunks)), {})
+                )
         for stripe in range(self.geometry.width):
             name = self.pointer.stripe_path(self.path, stripe)
             header = layout.decode_header(self._source(stripe).read(0, layout.HEADER_SIZE), name)

@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
-
-from crc32c import crc32c
 
 from bootseer import faults
 from bootseer.backends.interface import DEADLINE, FILE_MODE, Backend, Sink
@@ -90,25 +89,26 @@ class Stripe:
 
     def _work(self) -> None:
         sink: Sink | None = None
-        crcs, length = list[int](), 0
+        crcs, table, length = list[int](), bytearray(), 0
         try:
             sink = self._backend.create(self.path, siblings=self._siblings, mode=self._mode)
             sink.write(layout.encode_header(self._header))
             while not isinstance(item := self._queue.get(), int | None):
                 faults.point("stripefs.write.stripe")
-                crc = 0
+                found, size = layout.sector_crcs(item), sum(map(len, item))
                 for piece in item:
-                    crc = crc32c(piece, crc)
                     sink.write(piece)
-                    length += len(piece)
-                crcs.append(crc)
+                crcs.append(layout.joined(found, size))
+                length += size
+                if layout.sectors(size, self._header.unit):
+                    table += struct.pack(f"<{len(found)}I", *found)
                 del item  # it may be large, and the next one late
             if item is None:
                 sink.abandon()
                 return
             footer = Footer(self._header.uuid, self._header.stripe, length, item, tuple(crcs))
             encoded, self.footer_crc = layout.encode_footer(footer)
-            sink.write(encoded)
+            sink.write(bytes(table) + encoded)
             faults.point("stripefs.write.close")
             sink.close()
         except BaseException as exc:

@@ -318,7 +318,7 @@ class _Check:
                     return _finding("wrong-length", path, detail, pointer.uuid)
                 header = scan.read_header(source, name)
                 kind = "damaged-footer"
-                stripe = Stripe(header, *scan.read_footer(source, name))
+                stripe = Stripe(header, *scan.read_footer(source, name, header.unit))
         except NotFoundError:
             trash = index in folder.trash.get(pointer.uuid, {})
             repair = f"rename it back from {folder.trash_path(pointer.uuid, index)}" if trash else ""

@@ -183,22 +183,24 @@ def read_header(source: Source, path: str) -> Header:
     return layout.decode_header(source.read(0, min(layout.HEADER_SIZE, source.size)), path)
 
 
-def read_footer(source: Source, path: str) -> tuple[Footer, int]:
-    """The footer of the stripe ``source`` and its CRC, found from its end. Raises `DataError`."""
+def read_footer(source: Source, path: str, unit: int) -> tuple[Footer, int]:
+    """The footer of the stripe ``source`` of chunks of ``unit`` bytes, and its CRC, found from its end. Raises
+    `DataError`."""
     most = max(0, source.size - layout.HEADER_SIZE)
     said = source.read(source.size - 8, 4) if most >= 8 else b""
     # The largest footer that a stripe of this size can have: what says more is no footer, and is not read.
     if (length := int.from_bytes(said, "little")) > min(most, layout.footer_length(most // layout.MIN_UNIT + 1)):
         raise DataError(f"the footer of {path} is damaged, or its writer did not finish")
     footer, crc = layout.decode_footer(source.read(source.size - length, length), path)
-    if layout.HEADER_SIZE + footer.data + length != source.size:
+    if layout.HEADER_SIZE + footer.data + 4 * layout.sectors(footer.data, unit) + length != source.size:
         raise DataError(f"the footer of {path} is damaged, or its writer did not finish")
     return footer, crc
 
 
 def _read(backend: Backend, path: str) -> Stripe:
     with contextlib.closing(backend.open(path)) as source:
-        return Stripe(read_header(source, path), *read_footer(source, path))
+        header = read_header(source, path)
+        return Stripe(header, *read_footer(source, path, header.unit))
 
 
 def inspect(backend: Backend, folder: str, uuid: str, indices: Iterable[int]) -> Pointer:
