@@ -1,5 +1,6 @@
 """Sectors: of a chunk of which little is wanted, that much is read and checked, and no more."""
 
+import contextlib
 import os
 import random
 from pathlib import Path
@@ -128,6 +129,15 @@ def test_a_flipped_bit_is_found_by_who_reads_its_sector(tmp_path, at):
         assert file.read(other, 9) == DATA[other : other + 9]
         with pytest.raises(DataError, match=f"chunk {chunk} of f is damaged"):
             file.read(chunk * UNIT, min(UNIT, len(DATA) - chunk * UNIT))
+        ahead, sound = ReadAhead(memory=8 << 20), []
+        for start in range(chunk * UNIT, min((chunk + 1) * UNIT, len(DATA)), SECTOR):  # in order
+            with contextlib.suppress(DataError):
+                size = min(SECTOR, len(DATA) - start)
+                assert ahead.read(file, start, size) == DATA[start : start + size]
+                sound.append(start)
+        ahead.close()
+    assert at // SECTOR * SECTOR not in sound
+    assert len(sound) == min(UNIT, len(DATA) - chunk * UNIT) // SECTOR - (len(DATA) - at > SECTOR)
 
 
 def test_damaged_checksums_of_sectors_cost_no_byte_and_are_found_by_verify(tmp_path, caplog):

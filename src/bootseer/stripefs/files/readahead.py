@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from bootseer.backends.engine.memory import ByteBudget
 from bootseer.backends.engine.memory import process as process_budget
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, DataError
 from bootseer.stripefs.files.flight import Flights
 from bootseer.stripefs.files.reader import ChunkFile
 
@@ -118,12 +118,18 @@ class ReadAhead:
             return fd, offset
         if jumped and self._apart(file, offset, view := memoryview(bytearray(size))):
             return view
-        self._load(file, range(first, last), demand=True)
         parts = []
-        for chunk in range(first, last):
-            start = chunk * file.unit
-            low, high = max(offset - start, 0), min(end - start, file.unit)
-            parts.append(self._take(file, chunk, drop=start + high == start + file.unit)[low:high])
+        try:
+            self._load(file, range(first, last), demand=True)
+            for chunk in range(first, last):
+                start = chunk * file.unit
+                low, high = max(offset - start, 0), min(end - start, file.unit)
+                parts.append(self._take(file, chunk, drop=start + high == start + file.unit)[low:high])
+        except DataError:
+            if file.geometry.grain == file.unit:
+                raise  # else other sectors of a damaged chunk may be sound
+            self.demand += file.readinto_many([(offset, view := memoryview(bytearray(size)))])
+            return view
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def readinto(self, file: ChunkFile, offset: int, view: memoryview) -> None:
