@@ -115,6 +115,121 @@ def test_names_and_attempts() -> None:
     assert read(bare).identities() == [("owner", "0", 0)]
 
 
+def one(*, started: int | None = 120, uid: str = "u", made: int = 0, labels: Json | None = None, **status: Any) -> Json:
+    """A pod of 8 GPUs that was bound after 5 s."""
+    running = {"running": {"startedAt": at(started)}} if started else {"waiting": {}}
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": at(made + 5)}
+    found = {"conditions": [bound], "containerStatuses": [{"name": "c", "state": running}], **status}
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
+    return {
+        "kind": "Pod", "status": found, "spec": {"nodeName": "n1", "containers": [{"name": "c", **limits}]},
+        "metadata": {"name": "p", "uid": uid, "namespace": "d", "creationTimestamp": at(made), "labels": labels or {}},
+    }  # fmt: skip
+
+
+def pull(reason: str, first: int | str | None, last: int | None = None, **more: Any) -> Json:
+    times = {
+        "firstTimestamp": at(first) if isinstance(first, int) else first,
+        "lastTimestamp": at(last) if last else None,
+    }
+    return {"kind": "Event", "involvedObject": {"kind": "Pod", "uid": "u"}, "reason": reason, **times, **more}
+
+
+def ran(begin: int, end: int) -> Json:
+    return {"terminated": {"startedAt": at(begin), "finishedAt": at(end)}}
+
+
+def again(count: int, begin: int, end: int, then: int) -> Json:
+    state = {"running": {"startedAt": at(then)}}
+    return {"containerStatuses": [{"name": "c", "restartCount": count, "state": state, "lastState": ran(begin, end)}]}
+
+
+ZERO = "0001-01-01T00:00:00Z"
+BOUND = {"type": "PodScheduled", "status": "True"}
+PULLED = [pull("Pulling", 10), pull("Pulled", 115)]
+VOLCANO = {"volcano.sh/job-name": "llm"}
+RAY = {"ray.io/originated-from-cr-name": "llm"}
+TWICE: dict[str, tuple[list[Json], list[tuple[str, int, str, float, float | None]]]] = {
+    "zero first time": ([one(), pull("Pulling", ZERO, 10), pull("Pulled", 115)], [("0", 0, "image", 10, 115)]),
+    "eventTime": (
+        [one(), pull("Pulling", None, eventTime=at(10)), pull("Pulled", None, eventTime=at(115), series={"count": 3})],
+        [("0", 0, "image", 10, 115)],
+    ),
+    "zero condition": ([one(conditions=[BOUND | {"lastTransitionTime": ZERO}]), *PULLED], [("0", 0, "image", 10, 115)]),
+    "null condition": ([one(conditions=[BOUND | {"lastTransitionTime": None}]), *PULLED], [("0", 0, "image", 10, 115)]),
+    "unknown start": ([one(containerStatuses=[{"name": "c", "state": {"terminated": {"startedAt": ZERO}}}])], []),
+    "started again": (
+        [one(**again(1, 120, 900, 910)), pull("Pulling", 10, 901), pull("Pulled", 115), pull("Pulled", 905)],
+        [("0", 0, "image", 10, 115), ("0", 1, "alloc", 900, 901), ("0", 1, "image", 901, 905)],
+    ),
+    "started again, events gone": (
+        [one(**again(1, 120, 900, 910)), pull("Pulling", 901), pull("Pulled", 905)],
+        [("0", 0, "image", 5, 120), ("0", 1, "alloc", 900, 901), ("0", 1, "image", 901, 905)],
+    ),
+    "first start forgotten": ([one(**again(5, 800, 890, 900))], [("0", 5, "alloc", 890, 900)]),
+    "retries": (
+        [one(started=400), pull("Pulling", 10, 300), pull("Failed", 20, message="failed to pull"), pull("Pulled", 390)],
+        [("0", 0, "image", 10, 390)],
+    ),
+    "sidecar": ([one(initContainerStatuses=[{"name": "i", "state": {"running": {"startedAt": at(30)}}}]), *PULLED[:1],
+                 pull("Pulled", 30)], [("0", 0, "image", 10, 30)]),
+    "image after init": (
+        [one(started=180, initContainerStatuses=[{"name": "i", "state": ran(30, 100)}]), *PULLED[:1],
+         pull("Pulled", 29), pull("Pulling", 101), pull("Pulled", 175)],
+        [("0", 0, "image", 10, 29), ("0", 0, "image", 101, 175), ("0", 0, "env", 30, 100)],
+    ),
+    "same name again": (
+        [one(labels=VOLCANO), one(uid="v", made=900, started=930, labels=VOLCANO)],
+        [("0", 0, "image", 5, 120), ("1", 0, "image", 905, 930)],
+    ),
+    "a retry": (
+        [one(phase="Failed", containerStatuses=[{"name": "c", "state": ran(120, 800)}], labels={"job-name": "llm"}),
+         one(uid="v", made=810, started=830, labels={"job-name": "llm"})],
+        [("0", 0, "image", 5, 120), ("1", 0, "image", 815, 830)],
+    ),
+    "clusters of a RayJob": (
+        [one(labels=RAY | {"ray.io/cluster": "z"}),
+         one(uid="v", made=900, started=930, labels=RAY | {"ray.io/cluster": "a"})],
+        [("0", 0, "image", 5, 120), ("1", 0, "image", 905, 930)],
+    ),
+    "odd objects": ([one(), {"kind": "Pod", "metadata": {"name": "odd"}}, {"kind": "Event"}, *PULLED],
+                    [("0", 0, "image", 10, 115)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TWICE)
+def test_what_happens_twice_or_is_not_known(case: str) -> None:
+    items, expected = TWICE[case]
+    zero = events.parse(kubernetes.events(json.dumps({"items": [one()]}).encode())).spans[0].begin
+    assert zero
+    got = [
+        (span.attempt, span.cycle, span.stage, (span.begin.wall - zero.wall) / 1e9, (span.end.wall - zero.wall) / 1e9)
+        for span in read(*items).spans
+        if span.begin and span.end and span.stage != "queue" and (span.stage != "alloc" or span.cycle)
+    ]
+    assert got == expected
+    assert not [span for span in read(*items).spans if span.state is events.State.OPEN]
+
+
+def test_jobs_of_many_kinds_and_their_queues() -> None:
+    other = one(uid="v", made=700, started=800, labels={"job-name": "train"})
+    other["metadata"]["namespace"] = "other"
+    log = read(one(labels={"job-name": "train"}), other)
+    assert [(job, report.queue_seconds) for job, _, _ in log.identities()
+            if (report := analysis.analyse(log, (job, "0", 0)))] == [("d/train", 5), ("other/train", 5)]  # fmt: skip
+    for label in ("volcano.sh/job-name", "leaderworkerset.sigs.k8s.io/name", "kueue.x-k8s.io/pod-group-name"):
+        assert read(one(labels={label: "llm"})).identities() == [("llm", "0", 0)]
+    resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": at(300)}
+    made = {"name": "llm", "namespace": "d", "creationTimestamp": at(0)}
+    kueue = {"kind": "Job", "metadata": made, "status": {"conditions": [resumed]}}
+    log = read(kueue, one(made=300, started=400, labels={"job-name": "llm"}))
+    assert log.spans[0].attrs["held_seconds"] == 300
+    assert analysis.analyse(log).queue_seconds == 305
+    odd = one()
+    odd["spec"]["containers"] = [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1k", "habana.ai/gaudi": 8}}}]
+    assert read(odd).spans[-1].gpus == 1008
+
+
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[]", b"3", b'{"items": 3}', b'{"items": []}', b'{"items": [3]}', b'{"kind": "Pod"}',
              b'{"kind": "Pod", "metadata": {"name": "p", "creationTimestamp": "yesterday"}}'],

@@ -21,7 +21,7 @@ def lines(
     job, attempt, cycle = identity[0][:_LIMIT], identity[1][:_LIMIT], identity[2]
     about = "|".join((by, job, attempt, stage, node) + (() if more is None else (more,)))
     span = hashlib.blake2b(about.encode("utf-8", "replace"), digest_size=8).hexdigest()
-    for kind, when in (("begin", begin), ("end", end)):
+    for kind, when in (("begin", begin), ("end", max(begin, end) if end else 0)):
         if when:
             line = {
                 "bootseer": VERSION, "ev": kind, "span": span, "stage": stage, "job": job, "attempt": attempt,

@@ -1,65 +1,142 @@
 """What Kubernetes says of start-ups, as events: ``queue``, and of each pod ``alloc``, ``image`` and ``env``.
 
-Reads what ``kubectl get pods,events -o json`` prints. The cluster keeps events for an hour only: without them the image
-is taken to have come when the pod's first container started. Times are whole seconds mostly.
+Reads what ``kubectl get pods,events -o json`` prints, and of jobs in it when they were let in. The cluster keeps events
+for an hour only: without them the image is taken to have come when the pod's first container started. Of a container
+that has started again Kubernetes keeps the last two starts; what it does not know is left out. Times are whole seconds
+mostly.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from bootseer.errors import DataError
-from bootseer.profile import imported
+from bootseer.profile import imported, intervals
 from bootseer.profile.events import AttrValue
 from bootseer.wiretypes import json_as
 
+log = logging.getLogger(__name__)
+
 JOB_LABELS = (
-    "jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "ray.io/cluster",
-    "batch.kubernetes.io/job-name", "job-name",
+    "jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "volcano.sh/job-name",
+    "leaderworkerset.sigs.k8s.io/name", "kueue.x-k8s.io/pod-group-name", "ray.io/originated-from-cr-name",
+    "ray.io/cluster", "batch.kubernetes.io/job-name", "job-name",
 )  # fmt: skip
 """Labels that name the job of a pod; the first one that it has."""
-_ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
-_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+_ATTEMPT_LABELS = ("jobset.sigs.k8s.io/restart-attempt", "volcano.sh/job-version", "ray.io/cluster")
+_INDEX = "batch.kubernetes.io/job-completion-index"
+_GPUS = re.compile(
+    r"(?:nvidia|amd)\.com/gpu|nvidia\.com/mig-.+|habana\.ai/gaudi|gpu\.intel\.com/(?:i915|xe)|google\.com/tpu"
+    r"|aws\.amazon\.com/neuron(?:device)?|huawei\.com/Ascend.+"
+)
+_SCALE = {"": 1, "k": 1000, "M": 10**6, "Ki": 1024, "Mi": 1 << 20}
 _HINT = "give what kubectl get pods,events -o json prints"
+_BAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+class _Happened(NamedTuple):
+    reason: str
+    where: str
+    first: int
+    last: int
+    times: int
+    text: str
 
 
 class _Pod(NamedTuple):
-    name: str
+    uid: str
+    space: str
     job: str
-    attempt: str
+    label: str
+    """Which attempt of the job, where a label says so."""
+    slot: str
+    """Pods of one attempt have each their own."""
     node: str
     gpus: int
     created: int
     scheduled: int
-    spans: list[tuple[str, int, int]]
-    """Stage, begin and end in ns since 1970; 0: not yet."""
+    waits: bool
+    failed: int
+    """When it failed; 0: it has not, as far as is known."""
+    spans: list[tuple[int, str, int, int]]
+    """Cycle, stage, begin and end in ns since 1970; 0: not yet."""
+    retries: int
+
+
+class _Let(NamedTuple):
+    """When a job was made, and when it was let in: by Kueue, or no longer suspended."""
+
+    created: int
+    admitted: int
 
 
 def events(text: bytes, job: str = "") -> Iterator[bytes]:
     """The lines of an events file; ``job`` replaces the names that the cluster has. A pod's spans always have the same
     ids, so that a second import of it counts as a duplicate. Raises `DataError` where there is no pod."""
-    pods = _read(text, job)
-    by_start: defaultdict[tuple[str, str], list[_Pod]] = defaultdict(list)
+    pods, let = _read(text)
+    if job:
+        pods = [pod._replace(job=job) for pod in pods]
+    spaces: defaultdict[str, set[str]] = defaultdict(set)
     for pod in pods:
-        by_start[pod.job, pod.attempt].append(pod)
-    for (name, attempt), mine in by_start.items():
-        identity = (name, attempt, 0)
-        begin, waiting = min(pod.created for pod in mine), any(not pod.scheduled for pod in mine)
-        end = 0 if waiting else max(pod.scheduled for pod in mine)
-        about: dict[str, AttrValue] = {"pods": len(mine)}
-        yield from imported.lines("kubernetes", identity, "queue", "kubernetes", begin, end, attrs=about, more="")
+        spaces[pod.job].add(pod.space)
+    for (space, name, attempt), mine in _starts(pods).items():
+        named = name if len(spaces[name]) == 1 else f"{space}/{name}"
+        yield from _start((named, attempt, 0), mine, let.get((space, name)) if attempt == "0" else None)
+
+
+def _start(identity: tuple[str, str, int], mine: list[_Pod], let: _Let | None) -> Iterator[bytes]:
+    begin = min(pod.created for pod in mine)
+    known = [pod.scheduled for pod in mine if pod.scheduled]
+    about: dict[str, AttrValue] = {"pods": len(mine)}
+    if let is not None and 0 < let.created <= begin:
+        begin = let.created
+        if let.admitted > begin:
+            about["held_seconds"] = (let.admitted - begin) // 10**9
+    waits = any(pod.waits for pod in mine)
+    if known or waits:
+        end = 0 if waits else max(begin, *known)
+        yield from imported.lines(
+            "kubernetes", identity, "queue", "kubernetes", begin, end, attrs=about, more=mine[0].uid
+        )
+    gpus: defaultdict[str, int] = defaultdict(int)
+    for pod in mine:
+        gpus[pod.node] += pod.gpus
+    for pod in mine:
         about = {"nodes": len({pod.node for pod in mine if pod.node})}
-        for pod in mine:
-            for stage, begin, end in pod.spans if pod.node else ():
-                yield from imported.lines(
-                    "kubernetes", identity, stage, pod.node, begin, end, gpus=pod.gpus, attrs=about, more=pod.name
-                )
+        for number, (cycle, stage, begin, end) in enumerate(pod.spans if pod.node else ()):
+            more = about | {"retries": pod.retries} if stage == "image" and pod.retries else about
+            yield from imported.lines(
+                "kubernetes", (*identity[:2], cycle), stage, pod.node, begin, end, gpus=gpus[pod.node], attrs=more,
+                more=f"{pod.uid} {number}",
+            )  # fmt: skip
 
 
-def _read(text: bytes, job: str) -> list[_Pod]:
+def _starts(pods: Iterable[_Pod]) -> dict[tuple[str, str, str], list[_Pod]]:
+    """Namespace, job and attempt -> its pods. Where no label says the attempt, a pod that was made after another had
+    failed, or in its place, is of the next one."""
+    found: dict[tuple[str, str, str], list[_Pod]] = {}
+    labels: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    state: dict[tuple[str, str, str], tuple[int, set[str], int]] = {}
+    for pod in sorted(pods, key=lambda pod: (pod.created, pod.uid)):
+        seen = labels[pod.space, pod.job]
+        seen.setdefault(pod.label)
+        label = pod.label if pod.label.isdecimal() else str(list(seen).index(pod.label))
+        number, slots, failed = state.get((pod.space, pod.job, pod.label), (0, set(), 0))
+        if pod.slot in slots or 0 < failed <= pod.created:
+            number, slots, failed = number + 1, set(), 0
+        failed = min(filter(None, (failed, pod.failed)), default=0)
+        state[pod.space, pod.job, pod.label] = number, slots | {pod.slot}, failed
+        attempt = label if not number else f"{label}.{number}" if pod.label else str(number)
+        found.setdefault((pod.space, pod.job, attempt), []).append(pod)
+    return found
+
+
+def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
     try:
         document = json_as(text, object)
     except ValueError as exc:
@@ -67,70 +144,181 @@ def _read(text: bytes, job: str) -> list[_Pod]:
     items = document.get("items", [document]) if isinstance(document, dict) else None
     if not isinstance(items, list):
         raise DataError("this is no list of Kubernetes objects", hint=_HINT)
-    happened: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-    pods = []
-    try:
-        for item in items:
-            if item.get("kind") == "Event" and item["involvedObject"].get("kind") == "Pod":
-                when = item.get("eventTime") or item.get("firstTimestamp") or item.get("lastTimestamp")
-                happened[item["involvedObject"].get("uid", "")].append((item.get("reason", ""), _ns(when)))
-        for item in items:
-            if item.get("kind") == "Pod":
-                pods.append(_pod(item, happened[item["metadata"].get("uid", "")], job))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as exc:
-        raise DataError(f"a pod or event is not as Kubernetes writes it: {exc!r}", hint=_HINT) from None
+    happened: defaultdict[str, list[_Happened]] = defaultdict(list)
+    pods: dict[str, _Pod] = {}
+    let: dict[tuple[str, str], _Let] = {}
+    bad: list[str] = []
+    for wanted in (False, True):
+        for number, item in enumerate(items, start=1):
+            try:
+                kind = item["kind"]
+                if (kind == "Pod") != wanted:
+                    continue
+                if kind == "Pod":
+                    pod = _pod(item, happened[item["metadata"].get("uid", "")])
+                    pods[pod.uid] = pod
+                elif kind == "Event":
+                    about = item.get("involvedObject") or item.get("regarding") or {}
+                    if about.get("kind") == "Pod":
+                        happened[about.get("uid", "")].append(_happened(item, about))
+                elif "metadata" in item:
+                    key, one = _let(item)
+                    before = let.get(key, one)
+                    let[key] = _Let(min(one.created, before.created), max(one.admitted, before.admitted))
+            except _BAD as exc:
+                if wanted or not isinstance(item, dict):
+                    bad.append(f"object {number}: {exc!r}")
     if not pods:
-        raise DataError("there is no pod in it", hint=_HINT)
-    return pods
+        raise DataError("there is no pod in it" + (f": {bad[0]}" if bad else ""), hint=_HINT)
+    if bad:
+        log.warning("%d objects are not as Kubernetes writes them and were left out; the first: %s", len(bad), bad[0])
+    return list(pods.values()), let
 
 
-def _pod(item: dict[str, Any], happened: list[tuple[str, int]], job: str) -> _Pod:
+def _happened(item: dict[str, Any], about: dict[str, Any]) -> _Happened:
+    series = item.get("series") or {}
+    names = ("eventTime", "firstTimestamp", "deprecatedFirstTimestamp", "lastTimestamp", "deprecatedLastTimestamp")
+    times = [when for name in names if (when := _ns(item.get(name)))]
+    times = times or [_ns((item.get("metadata") or {}).get("creationTimestamp"))]
+    last = max(_ns(item.get("lastTimestamp")), _ns(series.get("lastObservedTime")), times[0])
+    count = item.get("count") or series.get("count") or 1
+    return _Happened(
+        item.get("reason") or "", about.get("fieldPath") or "", times[0], last, int(count),
+        str(item.get("message") or item.get("note") or ""),
+    )  # fmt: skip
+
+
+def _let(item: dict[str, Any]) -> tuple[tuple[str, str], _Let]:
+    """Of a job, or of Kueue's workload of one."""
+    meta = item["metadata"]
+    owners = meta.get("ownerReferences") or ()
+    name = owners[0]["name"] if item["kind"] == "Workload" and owners else meta["name"]
+    let_in = {("Suspended", "False"), ("Admitted", "True")}
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    times = [_ns(one.get("lastTransitionTime")) for one in conditions if (one.get("type"), one.get("status")) in let_in]
+    return (str(meta.get("namespace", "")), str(name)), _Let(_ns(meta.get("creationTimestamp")), max(times, default=0))
+
+
+def _pod(item: dict[str, Any], happened: list[_Happened]) -> _Pod:
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
-    labels = meta.get("labels") or {}
+    labels, phase = meta.get("labels") or {}, status.get("phase")
     owners = [owner["name"] for owner in meta.get("ownerReferences") or ()]
     conditions = {
         one["type"]: _ns(one.get("lastTransitionTime"))
         for one in status.get("conditions") or ()
         if one.get("status") == "True"
     }
-    scheduled = conditions.get("PodScheduled", 0)
-    started = min((when for one in status.get("containerStatuses") or () if (when := _began(one))), default=0)
-    inits = [one.get("state", {}).get("terminated") or {} for one in status.get("initContainerStatuses") or ()]
-    begun = [when for one in status.get("initContainerStatuses") or () if (when := _began(one))]
-    ended = [_ns(one.get("finishedAt")) for one in inits]
-    sandbox = conditions.get("PodReadyToStartContainers", 0)
-    pulling = min((when for reason, when in happened if reason == "Pulling"), default=0)
-    pulled = max((when for reason, when in happened if reason == "Pulled"), default=0)
-    first = min((when for when in (*begun, started) if when), default=0)
-    image = pulling or sandbox or scheduled
-    spans = [("alloc", scheduled, image), ("image", image, (pulled if pulling else 0) or first)]
-    if begun:
-        spans.append(("env", min(begun), max(ended) if all(ended) else 0))
+    at = min((one.first for one in happened if one.reason == "Scheduled"), default=0)
+    scheduled = conditions.get("PodScheduled", 0) or at
+    held = {one.get("name"): _gpus(one) for one in spec.get("containers") or ()}
+    statuses = status.get("containerStatuses") or ()
+    mains = [one for one in statuses if held.get(one.get("name"))] or statuses
+    node, created = str(spec.get("nodeName") or ""), _ns(meta["creationTimestamp"])
+    if not created:
+        raise ValueError("it has no time of creation")
     return _Pod(
-        name=str(meta["name"]),
-        job=job or str(next((labels[name] for name in JOB_LABELS if labels.get(name)), (owners or [meta["name"]])[0])),
-        attempt=str(labels.get(_ATTEMPT_LABEL, "0")),
-        node=str(spec.get("nodeName") or ""),
-        gpus=sum(_gpus(one) for one in spec.get("containers") or ()),
-        created=_ns(meta["creationTimestamp"]),
-        scheduled=scheduled,
-        spans=[(stage, begin, max(begin, end) if end else 0) for stage, begin, end in spans if begin],
+        uid=str(meta.get("uid") or meta["name"]),
+        space=str(meta.get("namespace", "")),
+        job=str(next((labels[name] for name in JOB_LABELS if labels.get(name)), (owners or [meta["name"]])[0])),
+        label=str(next((labels[name] for name in _ATTEMPT_LABELS if labels.get(name)), "")),
+        slot=f"{labels.get('job-name')} {labels[_INDEX]}" if _INDEX in labels else str(meta["name"]),
+        node=node,
+        gpus=sum(held.values()),
+        created=created,
+        scheduled=max(scheduled, created) if scheduled else 0,
+        waits=not scheduled and not node and phase not in ("Failed", "Succeeded"),
+        failed=max((_ended(one) for one in statuses), default=0) if phase == "Failed" else 0,
+        spans=_first_start(scheduled, conditions, mains, status, spec, happened) + _last_start(mains, happened),
+        retries=sum(one.times for one in happened if one.reason == "Failed" and "pull" in one.text),
     )
 
 
-def _began(container: dict[str, Any]) -> int:
-    state = container.get("state") or {}
+def _first_start(
+    scheduled: int, conditions: dict[str, int], mains: Iterable[dict[str, Any]], status: dict[str, Any],
+    spec: dict[str, Any], happened: list[_Happened],
+) -> list[tuple[int, str, int, int]]:  # fmt: skip
+    begun = [
+        bool(state.get("running") or state.get("terminated")) for one in mains if (state := one.get("state") or {})
+    ]
+    starts = [
+        _began(one, "lastState" if one["restartCount"] == 1 else "") if one.get("restartCount") else _began(one)
+        for one in mains
+    ]  # of what has started thrice the first time is not known
+    started = min(filter(None, starts), default=0)
+    sidecars = {one.get("name") for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"}
+    inits = [one for one in status.get("initContainerStatuses") or () if one.get("name") not in sidecars]
+    if any(begun):  # what goes on beside the main containers is a sidecar
+        inits = [one for one in inits if _ended(one)]
+    inits = [one for one in inits if (when := _began(one)) and (not started or when <= started)]
+    first = min(filter(None, (started, *map(_began, inits))), default=0)
+    pulls = [(begin, end or started) for begin, end in _pulls(happened) if not started or begin < started]
+    pulls = [(begin, min(end, started or end)) for begin, end in pulls if end or not any(begun)]
+    sandbox = conditions.get("PodReadyToStartContainers", 0)
+    ready = sandbox if sandbox and (not first or sandbox <= first) else scheduled
+    image = [one for one in pulls if not one[1]][:1] or intervals.union(pulls)
+    if not pulls and ready and (first or not any(begun)):
+        image = [(ready, max(first, ready) if first else 0)]
+    spans = [(0, "image", begin, end) for begin, end in image]
+    if scheduled and (image or sandbox):
+        spans.insert(0, (0, "alloc", scheduled, max(scheduled, min(image)[0] if image else ready)))
+    if inits:
+        ends = list(map(_ended, inits))
+        spans.append((0, "env", min(map(_began, inits)), max(ends) if all(ends) else 0))
+    return spans
+
+
+def _last_start(mains: Iterable[dict[str, Any]], happened: list[_Happened]) -> list[tuple[int, str, int, int]]:
+    """Of a container that was started again: from its end until then."""
+    for one in mains:
+        cycle, ended, began = int(one.get("restartCount") or 0), _ended(one, "lastState"), _began(one)
+        if cycle and 0 < ended <= began:
+            pulls = intervals.union(
+                [pull for pull in _pulls(happened, again=True) if ended <= pull[0] and 0 < pull[1] <= began]
+            )
+            return [
+                (cycle, "alloc", ended, pulls[0][0] if pulls else began),
+                *((cycle, "image", *pull) for pull in pulls),
+            ]
+    return []
+
+
+def _pulls(happened: list[_Happened], *, again: bool = False) -> list[tuple[int, int]]:
+    """When images were pulled; 0: not yet. ``again``: what an event of several says last."""
+    open_: dict[str, int] = {}
+    found = []
+    for when, reason, where in sorted((one.last if again else one.first, one.reason, one.where) for one in happened):
+        if reason == "Pulling":
+            open_.setdefault(where, when)
+        elif reason == "Pulled":
+            found += [(open_.pop(one), when) for one in {where, ""} & open_.keys()]
+    return found + [(when, 0) for when in open_.values()]
+
+
+def _began(container: dict[str, Any], of: str = "state") -> int:
+    state = container.get(of) or {}
     return _ns((state.get("running") or state.get("terminated") or {}).get("startedAt"))
+
+
+def _ended(container: dict[str, Any], of: str = "state") -> int:
+    return _ns(((container.get(of) or {}).get("terminated") or {}).get("finishedAt"))
 
 
 def _gpus(container: dict[str, Any]) -> int:
     limits = (container.get("resources") or {}).get("limits") or {}
-    held = sum(int(limits.get(name, 0)) for name in _GPUS)
+    held = sum(_quantity(count) for name, count in limits.items() if _GPUS.fullmatch(name))
     if not 0 <= held < 1 << 24:
         raise ValueError(f"{held} GPUs")
     return held
 
 
+def _quantity(text: object) -> int:
+    """A number as Kubernetes writes it, such as 8, 1k or 1e1."""
+    found = re.fullmatch(r"([0-9.]+(?:[eE][0-9]{1,2})?)(k|M|Ki|Mi)?", str(text))
+    if found is None:
+        raise ValueError(f"{text!r} is no quantity")
+    return int(float(found[1]) * _SCALE[found[2] or ""])
+
+
 def _ns(text: str | None) -> int:
-    """A time such as 2026-01-02T03:04:05Z or with a fraction; 0 without one."""
-    return int(datetime.fromisoformat(text).timestamp() * 1e6) * 1000 if text else 0
+    """A time such as 2026-01-02T03:04:05Z or with a fraction; 0 without one, or where it is Go's zero."""
+    return max(int(datetime.fromisoformat(text).timestamp() * 1e6) * 1000, 0) if text else 0
