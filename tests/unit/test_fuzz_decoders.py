@@ -163,7 +163,8 @@ def pods(raw: bytes) -> object:
 
 
 def log_lines(raw: bytes) -> object:
-    return logs.extract(raw.decode("utf-8", "replace").splitlines(), logs.patterns(), job="j", node="n")
+    source = logs.Source(raw.decode("utf-8", "replace").split("\n"), "n")
+    return logs.extract([source], logs.patterns(), job="j", ranks_per_node=2)
 
 
 def archive(raw: bytes) -> object:

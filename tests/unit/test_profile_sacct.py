@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,9 @@ def test_queue_alloc_and_requeue():
     """A job of two nodes that was requeued, 10 s after its submission in all, and one with a separator in its name."""
     found = log(JSON)
     assert not sacct.read(JSON).bad
-    assert set(found.identities()) == {("llama-7b", "1.0.0", 0), ("llama-7b", "1.1.0", 0), ("pipe|name", "2.0", 0)}
+    assert set(found.identities()) == {("llama-7b", "1.0.0", 0), ("llama-7b", "1.1.0", 0), ("pipe|name", "2.0.0", 0)}
     first, again, other = (analyse(found, (job, attempt, 0)) for job, attempt in
-                           (("llama-7b", "1.0.0"), ("llama-7b", "1.1.0"), ("pipe|name", "2.0")))  # fmt: skip
+                           (("llama-7b", "1.0.0"), ("llama-7b", "1.1.0"), ("pipe|name", "2.0.0")))  # fmt: skip
     assert [report.queue_seconds for report in (first, again, other)] == [0, 6, 4]
     assert [report.gpus for report in (first, again, other)] == [16, 16, 4]
     assert [node.node for node in again.nodes] == ["n1", "n2"]
@@ -62,12 +63,68 @@ def test_newer_json_has_numbers_and_states_of_other_shapes():
     found = log(json.dumps({"jobs": [job, pending, 3, {"job_id": 9}]}).encode())
     report = analyse(found, ("j", "7.0.0", 0))
     assert (report.queue_seconds, report.gpus, report.stage("alloc").max) == (100, 16, 5)
-    assert [span.state.value for span in found.spans if span.attempt == "8.0"] == ["OPEN"]
+    assert [span.state.value for span in found.spans if span.attempt == "8.0.0"] == ["OPEN"]
 
 
 def job(number, **more):
     times = {"submission": 100, "start": 110, "end": 900}
     return {"job_id": number, "name": "j", "nodes": "n1", "time": times, **more}
+
+
+def table(*rows, columns="JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName"):
+    return "\n".join([columns, *rows, ""]).encode()
+
+
+def told(text):
+    """Of each span of an output: attempt, node, stage, and begin and end in s."""
+    return [(span.attempt, span.node, span.stage, *(at and at.wall // 10**9 for at in (span.begin, span.end)))
+            for span in log(text).spans]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (table("7|100|160|86400", columns="JobIDRaw|Submit|Start|End"), [("7.0.0", "slurm", "queue", 100, 160)]),
+        (table("7|100|100|Unknown|Unknown|PENDING|None assigned|a|b"), [("7.0.0", "slurm", "queue", 100, None)]),
+        (table("7|100|100|None|150|CANCELLED by 5|(null)|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
+        (table("7|100|100|110|120|RESIZING|n1|j", "7|100|100|120|900|COMPLETED|n[1-2]|j", "7.0|||130|||n1|x"),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]),
+        (table("7|100|100|110|120|FAILED|n1|j|a", "7|100|100|110|120|FAILED|n1|j|b",
+               columns="JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|Cluster"),
+         [(f"7.0@{c}", *rest) for c in "ab" for rest in (("slurm", "queue", 100, 110), ("n1", "alloc", 110, 120))]),
+        (json.dumps({"jobs": [{"job_id": 7, "restart_cnt": 3, "name": "j", "nodes": "n1",
+                               "time": {"submission": 100, "start": 110, "end": 120}}]}).encode(),
+         [("7.3.0", "slurm", "queue", 100, 110), ("7.3.0", "n1", "alloc", 110, 120)]),
+    ],
+    ids=["no nodes said", "pending", "cancelled", "resized", "two clusters", "restarts"],
+)  # fmt: skip
+def test_records_as_they_are(text, expected):
+    assert told(text) == expected
+
+
+def test_held_time_team_and_the_hour_that_comes_twice(monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        row = "7|2026-10-25T02:50:00|2026-10-25T02:55:00|2026-10-25T02:10:00|Unknown|RUNNING|n1|j|physics|me"
+        columns = "JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|Account|User"
+        queue = log(table(row, columns=columns)).spans[0]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert (queue.duration.ns / 1e9, queue.attrs["held_seconds"], queue.attrs["team"]) == (1200, 300, "physics")
+
+
+def test_one_node_and_one_attempt_have_one_name():
+    """Slurm's n1 is the host n1.example.org, and JOB.RESTART, as a batch script names it, is of its first step."""
+    lines = sacct.events(sacct.read(table("7|100|100|110|900|RUNNING|n[1-2]|j", "7.0|||130|||n1|x")).attempts)
+    own = b'{"bootseer":2,"ev":"begin","span":"%s","stage":"env","job":"j","attempt":"7.0","node":"%s","wall":131}\n'
+    found = events.parse([*lines, *(own % (node[:2], node) for node in (b"n1.example.org", b"n2.example.org"))])
+    assert found.identities() == [("j", "7.0.0", 0)]
+    assert {span.node for span in found.spans} == {"slurm", "n1", "n2"}
+    others = {"n1", "n1.a.org", "n1.b.org", "10.0.0.1"}  # whose n1 is meant is not known
+    other = events.parse(own % (node[::-1].encode(), node.encode()) for node in others)
+    assert {span.node for span in other.spans} == others
 
 
 def test_a_batch_script_without_srun_ends_alloc():
@@ -83,7 +140,7 @@ def test_what_is_not_understood_is_counted_and_the_rest_shown():
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"hello\n", b"{}", b"{", b'{"jobs": 3}', b'{"jobs": [{}]}', b"JobIDRaw|Submit|Start\n5|100|110\n"]
+    "text", [b"", b"hello\n", b"{}", b"{", b'{"jobs": 3}', b'{"jobs": [{}]}', b"JobIDRaw|Submit\n5|100\n"]
 )
 def test_what_is_no_output_of_sacct_is_one_line(text):
     with pytest.raises(DataError, match="sacct"):

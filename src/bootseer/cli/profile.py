@@ -235,6 +235,7 @@ def _choose(log: EventLog, job: str | None, attempt: str | None, cycle: int | No
     from bootseer.profile import events as event_files
 
     known = log.identities()
+    attempt = attempt and event_files.attempt_name(attempt)
     found = [
         identity
         for identity in known

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _LOG = "Log of a training program that the patterns know, such as HF's Trainer or Megatron-LM; - is stdin"
 _TORCHRUN = re.compile(r"(?P<run>[^/]+)/attempt_(?P<cycle>\d{1,6})/(?P<rank>\d{1,9})/(?:stdout|stderr)\.log$")
 _PODS = "What kubectl get pods,events -o json printed; - is stdin"
-_SACCT = "What sacct -D --json printed (Slurm 21.08 or newer); - is stdin"
+_SACCT = "What sacct -D --json (Slurm 21.08 or newer) or --parsable2 printed; - is stdin"
 
 
 def import_(

@@ -241,6 +241,12 @@ def identity_text(job: str, attempt: str, cycle: int) -> str:
     return f"job {job or '(no name)'}, attempt {attempt}, cycle {cycle}"
 
 
+def attempt_name(text: str) -> str:
+    """What an attempt is called: JOB.RESTART of Slurm, as batch scripts name it, is JOB.RESTART.0, its first step's."""
+    job, dot, restart = text.partition(".")
+    return f"{text}.0" if dot and job.isdecimal() and restart.isdecimal() else text
+
+
 def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Found]) -> EventLog:
     """Read event files, and every ``*.jsonl`` below folders.
 
@@ -378,7 +384,7 @@ class _Joiner:
             return
         if begins or spans.begin.wall[row] < 0:
             # The begin says what the span is; an end may come from a process that knows less.
-            identity = (event.job, event.attempt, event.cycle)
+            identity = (event.job, attempt_name(event.attempt), event.cycle)
             identity = self._one.setdefault(identity, identity)
             lane = Lane(identity, sys.intern(event.node), event.rank, event.gpus)
             spans.lane[row] = self._one.setdefault(lane, lane)
@@ -400,9 +406,26 @@ class _Joiner:
         for span_id, more in self._notes.items():
             if (row := self._rows.get(span_id)) is not None:
                 attrs[row] = {**attrs[row], **more}
+        self._name_nodes()
         self._settle()
         self._find_details()
         return self.log
+
+    def _name_nodes(self) -> None:
+        """Give a node one name, where some spans of a start have its host's whole name, and others the first part of it
+        alone, as Slurm's NodeName is."""
+        lanes, nodes = self.log.spans.lane, dict[Identity, set[str]]()
+        for lane in (known := set(lanes)):
+            nodes.setdefault(lane.identity, set()).add(lane.node)
+        renamed: dict[Lane, Lane] = {}
+        for lane in known:
+            first, dot, _ = lane.node.partition(".")
+            if not dot or first not in (names := nodes[lane.identity]):
+                continue
+            if sum(name.startswith(f"{first}.") for name in names) == 1:
+                renamed[lane] = msgspec.structs.replace(lane, node=first)
+        if renamed:
+            lanes[:] = [renamed.get(lane, lane) for lane in lanes]
 
     def _settle(self) -> None:
         """Give every span its state and its duration: from the monotonic clock under one boot id, else from the wall

@@ -1,12 +1,14 @@
 """What Slurm's accounting says of start-ups, as events: ``queue`` and ``alloc`` of each attempt of each job.
 
-Reads ``sacct -D --json`` (all records of a job that was requeued), which Slurm has since 21.08. An attempt is named as
-`bootseer run` names it: JOB_ID.RESTART.STEP_ID, of its first ``srun`` step. Times are whole seconds.
+Reads ``sacct -D`` (all records of a job that was requeued), with ``--json``, which Slurm has since 21.08, or the table
+of ``--parsable2``. An attempt is named as `bootseer run` names it: JOB_ID.RESTART.STEP_ID, of its first ``srun`` step.
+Times are whole seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,6 +19,9 @@ from bootseer.profile.events import AttrValue
 from bootseer.wiretypes import json_as
 
 _TEXT_LIMIT = 512
+_HINT = "give what sacct -D --json prints, or sacct -D --parsable2 -o JobIDRaw,Submit,Eligible,Start,End,State,NodeList"
+_NOTHING = ("", "0", "None", "Unknown", "(null)", "None assigned", "N/A")
+"""What Slurm writes where there is nothing."""
 
 
 class Attempt(msgspec.Struct):
@@ -36,6 +41,10 @@ class Attempt(msgspec.Struct):
     step: str = ""
     step_started: int = 0
     """When the step began, or where there is none the batch script."""
+    eligible: int = 0
+    """When nothing but resources was missing: no job that it depends on, and no hold."""
+    cluster: str = ""
+    team: str = ""
 
 
 class Accounts(NamedTuple):
@@ -48,25 +57,31 @@ class Accounts(NamedTuple):
 def read(text: bytes) -> Accounts:
     """The attempts in an output of ``sacct``. Raises `DataError` where it is none."""
     accounts = Accounts([], [])
-    latest: dict[str, Attempt] = {}
-    for where, record in _records(text):
+    latest: dict[tuple[str, str], Attempt] = {}
+    for where, record in _records(text) if text.lstrip()[:1] == b"{" else _rows(text):
         try:
             _take(record, latest, accounts.attempts)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, ConfigError) as exc:
             accounts.bad.append(f"{where}: {exc or type(exc).__name__}")
     if not accounts.attempts:
         why = f": {accounts.bad[0]}" if accounts.bad else ""
-        raise DataError(f"no job in this output of sacct{why}", hint="give what sacct -D --json prints")
+        raise DataError(f"no job in this output of sacct{why}", hint=_HINT)
     return accounts
 
 
 def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
     """The lines of an events file; ``job`` replaces the names that Slurm has. An attempt's spans always have the same
     ids, so that a second import of it counts as a duplicate."""
+    several = len({one.cluster for one in attempts}) > 1  # clusters count jobs by themselves
     for one in attempts:
         name = f"{one.job_id}.{one.restart}" + (f".{one.step}" if one.step else "")
+        name += f"@{one.cluster}" if several else ""
         identity = (job or one.name, name, 0)
         attrs: dict[str, AttrValue] = {"state": one.state[:_TEXT_LIMIT], "restart": one.restart}
+        if one.team:
+            attrs["team"] = one.team[:_TEXT_LIMIT]
+        if one.submitted < one.eligible <= (one.started or one.eligible):
+            attrs["held_seconds"] = one.eligible - one.submitted
         submitted, started, ended = (when * 10**9 for when in (one.submitted, one.started, one.ended))
         yield from imported.lines("sacct", identity, "queue", "slurm", submitted, started or ended, attrs=attrs)
         if started:
@@ -76,43 +91,62 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
                 yield from imported.lines("sacct", identity, "alloc", node, started, end, gpus=one.gpus, attrs=attrs)
 
 
-def _take(record: dict[str, str], latest: dict[str, Attempt], found: list[Attempt]) -> None:
+def _take(record: dict[str, str], latest: dict[tuple[str, str], Attempt], found: list[Attempt]) -> None:
     if not record:
         raise ValueError("it has not the fields of a record")
     job_id, _, step = record["JobIDRaw"].partition(".")
     if not job_id.isdecimal():
         raise ValueError(f"{record['JobIDRaw']!r} is no job")
+    key = record.get("Cluster", ""), job_id
+    before = latest.get(key)
     if step:
-        mine = latest.get(job_id)
+        mine = before
         if mine is not None and not mine.step and step != "extern":
-            mine.step_started = _seconds(record["Start"])
+            mine.step_started = _seconds(record["Start"], mine.started)
             mine.step = step if step.isdecimal() else ""
         return
     nodelist = record.get("NodeList", "")
-    nodes = 0 if nodelist == "None assigned" else len(hostlist.expand(nodelist))
-    started = _seconds(record["Start"]) if nodes else 0
-    before = latest.get(job_id)
+    nodelist = "" if nodelist in _NOTHING else nodelist
+    nodes = len(hostlist.expand(nodelist))
+    submitted = _seconds(record["Submit"])
+    started = _seconds(record["Start"], submitted) if nodes or "NodeList" not in record else 0
+    ended = _seconds(record.get("End", ""), started or submitted)
+    if before is not None and before.state.startswith("RESIZING"):  # it goes on, with other nodes
+        before.state, before.ended = record.get("State", ""), ended
+        return
+    restarts = record.get("Restarts", "")
     attempt = Attempt(
         job_id=job_id,
         name=record.get("JobName", "") or job_id,
-        submitted=_seconds(record["Submit"]),
+        submitted=submitted,
         started=started,
-        ended=_seconds(record.get("End", "")),
+        ended=ended,
         state=record.get("State", ""),
         nodelist=nodelist,
         nodes=nodes,
         gpus=_gpus(record.get("AllocTRES", "")) // max(nodes, 1),
-        restart=before.restart + 1 if before else 0,
+        restart=max(before.restart + 1 if before else 0, int(restarts) if restarts.isdecimal() else 0),
+        eligible=_seconds(record.get("Eligible", ""), submitted),
+        cluster=key[0],
+        team=next((text for name in ("Account", "User") if (text := record.get(name, "")) not in _NOTHING), ""),
     )
     if not attempt.submitted:
         raise ValueError(f"job {job_id} has no time of submission")
-    latest[job_id] = attempt
+    latest[key] = attempt
     found.append(attempt)
 
 
-def _seconds(text: str) -> int:
-    """Seconds since 1970; 0 for what has not been yet."""
-    seconds = int(text or 0)
+def _seconds(text: str, after: int = 0) -> int:
+    """Seconds since 1970 (JSON, ``SLURM_TIME_FORMAT=%s``), or this machine's local time; 0 for what has not been yet.
+    Of an hour that comes twice in autumn it is the first that is not before ``after``."""
+    if text in _NOTHING:
+        return 0
+    if text.isdecimal():
+        seconds = int(text)
+    else:
+        local = datetime.fromisoformat(text)
+        seconds = int(local.timestamp())
+        seconds = seconds if seconds >= after else int(local.replace(fold=1).timestamp())
     if not 0 <= seconds < 1 << 32:
         raise ValueError(f"{text!r} is no time")
     return seconds
@@ -120,7 +154,7 @@ def _seconds(text: str) -> int:
 
 def _gpus(tres: str) -> int:
     """All GPUs of ``billing=2,gres/gpu=16,gres/gpu:h100=16``; 0 where the site does not account for them."""
-    held = dict(part.partition("=")[::2] for part in tres.split(","))
+    held = dict(part.partition("=")[::2] for part in tres.split(",")) if tres not in _NOTHING else {}
     typed = [count for name, count in held.items() if name.startswith("gres/gpu:")]
     gpus = int(held["gres/gpu"]) if "gres/gpu" in held else sum(map(int, typed))
     if not 0 <= gpus < 1 << 24:
@@ -128,16 +162,37 @@ def _gpus(tres: str) -> int:
     return gpus
 
 
+def _rows(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
+    """The records of a table."""
+    lines = [line.removesuffix("\r") for line in text.decode("utf-8-sig", "replace").split("\n")]
+    columns = lines[0].split("|")
+    if missing := [name for name in ("JobIDRaw", "Submit", "Start") if name not in columns]:
+        raise DataError(f"this is no output of sacct with the column {missing[0]}", hint=_HINT)
+    name = columns.index("JobName") if "JobName" in columns else -1
+    for number, line in enumerate(lines[1:], start=2):
+        parts = line.split("|")
+        more = len(parts) - len(columns)
+        if name >= 0 and more > 0:  # Slurm lets a job's name have the separator in it
+            parts[name : name + more + 1] = ["|".join(parts[name : name + more + 1])]
+        if line and parts != columns:
+            yield f"line {number}", dict(zip(columns, parts, strict=True)) if len(parts) == len(columns) else {}
+
+
 def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
     try:
         jobs = json_as(text, dict[str, Any]).get("jobs")
     except ValueError as exc:
-        raise DataError(f"this is no output of sacct --json: {exc}", hint="give what sacct -D --json prints") from None
+        raise DataError(f"this is no output of sacct --json: {exc}", hint=_HINT) from None
     for number, job in enumerate(jobs if isinstance(jobs, list) else [], start=1):
         try:
             record = {
                 "JobIDRaw": str(_plain(job["job_id"])),
                 "JobName": str(job.get("name") or ""),
+                "Cluster": str(job.get("cluster") or ""),
+                "Account": str(job.get("account") or ""),
+                "User": str(job.get("user") or (job.get("association") or {}).get("user") or ""),
+                "Restarts": str(_plain(job.get("restart_cnt"))),
+                "Eligible": str(_plain(job["time"].get("eligible"))),
                 "Submit": str(_plain(job["time"]["submission"])),
                 "Start": str(_plain(job["time"]["start"])),
                 "End": str(_plain(job["time"].get("end"))),
@@ -145,13 +200,16 @@ def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
                 "NodeList": str(job.get("nodes") or ""),
                 "AllocTRES": ",".join(_tres(one) for one in job.get("tres", {}).get("allocated") or ()),
             }
+            if "nodes" not in job:
+                del record["NodeList"]
             steps = [(one["step"]["id"], one["time"]["start"]) for one in job.get("steps") or ()]
         except (KeyError, TypeError, AttributeError):
             record, steps = {}, []
         yield f"job {number}", record
         for step, start in steps:
             step_id = str(step).rpartition(".")[2]  # newer versions: "1.0"
-            yield f"job {number}", {"JobIDRaw": f"{record['JobIDRaw']}.{step_id}", "Start": str(_plain(start))}
+            about = {"JobIDRaw": f"{record['JobIDRaw']}.{step_id}", "Cluster": record["Cluster"]}
+            yield f"job {number}", about | {"Start": str(_plain(start))}
 
 
 def _plain(value: Any) -> Any:
