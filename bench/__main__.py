@@ -37,7 +37,7 @@ BENCHMARKS = {
     "stripefs": Benchmark("bench.stripes.stripefs", "striped files against one HDFS file, with faults and without",
                           "12 minutes, quick 3", "root, Hadoop, 4 GB of memory"),
     "env": Benchmark("bench.env.env", "environments: the first node, publication, mount, unpack; pip and uv",
-                     "10 minutes, quick 2", "root"),
+                     "12 minutes, quick 3", "root"),
     "scheduler": Benchmark("bench.stripes.scheduler", "what the parts of the engine of replicas are worth, simulated",
                            "2 minutes", "nothing"),
     "checkpoint": Benchmark("bench.checkpoint.checkpoint", "resuming and saving: mount, torch, shared reads; vanilla",

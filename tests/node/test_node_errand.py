@@ -17,7 +17,7 @@ import pytest
 
 import bootseer
 from bootseer.config import Config
-from bootseer.env import overlay
+from bootseer.env import Target, lock, overlay
 from bootseer.errors import PrivilegeError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.node import client, thin
@@ -175,6 +175,19 @@ def test_the_errand_ends_with_the_one_that_asks(job: Job) -> None:
         process.communicate(timeout=60)
     until(lambda: client.node(config=job.daemon.config).running == 0, 30.0, "the end of the errand")
     assert job.run()[0] == "restored-mount"
+
+
+def test_another_stage_on_the_target_is_waited_for_by_the_one_that_asks(job: Job) -> None:
+    job.run()
+    job.release()
+    state = Path(job.config.state_dir)
+    with lock.locked((Target(str(job.target)),), state):
+        process = job.start()
+        until(lambda: job.errands() == (0, 2), 30.0, "the end of the errand")
+        assert process.poll() is None
+    said, errors = process.communicate(timeout=60)
+    assert json.loads(said)["outcome"] == "restored-mount"
+    assert "too long" not in errors
 
 
 def test_where_the_daemon_is_drained_or_gone_it_is_done_without(job: Job) -> None:

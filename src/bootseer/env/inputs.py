@@ -133,6 +133,7 @@ class Digests:
     def __init__(self, spec: EnvSpec, config: Config, seconds: float = SECONDS) -> None:
         self._spec = spec
         self._config = config
+        self._plain = not spec.contained
         self._known: dict[str, str] = {}
         self._slow_left = MAX_SLOW
         self._until = time.monotonic() + seconds
@@ -147,7 +148,7 @@ class Digests:
         kind = f"input {os.path.basename(path)!r}"
         with remembered.at_hand(self._config) as facts:
             try:
-                if not self._spec.contained and (found := facts.known(os.stat(path), kind)):
+                if self._plain and (found := facts.known(os.stat(path), kind)):
                     return found
                 if (fd := _opened(self._spec, path)) < 0:
                     return ""

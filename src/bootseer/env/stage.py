@@ -30,6 +30,8 @@ from bootseer.objects import Store, lease
 log = logging.getLogger(__name__)
 
 _LEAST_PATIENCE, _TIMES = 300.0, 4
+_LENT_SECONDS = 2.0
+"""For another stage on the target, when somebody else waits for it better (`EnvSpec.only_restore`)."""
 
 
 def run(
@@ -79,7 +81,8 @@ class _Stage:
             self.key = document.key
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(locks.locked(spec.targets, Path(self.config.state_dir)))
+                wait = _LENT_SECONDS if spec.only_restore else locks.WAIT_SECONDS
+                stack.enter_context(locks.locked(spec.targets, Path(self.config.state_dir), wait=wait))
                 place.check(spec.targets, dict(spec.mounts))
                 overlay.sweep(self.config)
                 for target in spec.targets:
@@ -92,6 +95,8 @@ class _Stage:
             except overlay.InUseError:
                 raise
             except (BootseerError, OSError) as exc:
+                if spec.only_restore:
+                    raise MissError(str(exc)) from None
                 log.warning("%s; running the command without a snapshot", exc)
                 return self.execution.run_plain(str(exc), self.key)
             try:
