@@ -81,7 +81,10 @@ def run(
     cache: Annotated[
         list[str],
         typer.Option(
-            "--cache", metavar="KIND", help="Without --target: hand on what CMD compiles (inductor, auto, ...)"
+            "--cache",
+            metavar="KIND",
+            help="Give CMD the downloads of earlier ones (pip, uv); without --target hand on what it compiles "
+            "(inductor, auto, ...)",
         ),
     ] = [],  # noqa: B006
     store: StoreUrl = "",
@@ -92,8 +95,8 @@ def run(
     It ends with the command: a process of idle priority publishes, and ends with the job. Where nothing would outlive
     the command, as in a step of Slurm of its own, it ends when that is done, as with --no-background.
 
-    With --cache CMD is no set-up command but the program itself, such as a training, and always runs: it finds what
-    earlier runs compiled (docs/howto/compile-caches.md), and what it adds is captured.
+    With --cache, and without --target, CMD is no set-up command but the program itself, such as a training, and always
+    runs: it finds what earlier runs compiled (docs/howto/compile-caches.md), and what it adds is captured.
 
     With --dry-run nothing is changed: it prints what the key is made of, and whether it is a hit here and now.
 
@@ -109,6 +112,7 @@ def run(
     background.lend()
     if restoring_for and (not target or cache or dry_run or check or refresh or not snapshot):
         raise env.MissError("that is more than a restore")
+    names = _packages(cache, bool(target)) if cache else []
     if cache and not target:
         raise typer.Exit(_cached(command, cache, settings(store), quiet=as_json))
     if not target:
@@ -144,15 +148,35 @@ def run(
         words = shlex.split(check)
     except ValueError as exc:
         raise mistake(f"--check {check!r} is no command: {exc}") from None
+    caches = None
+    if names:
+        from bootseer.env.packagecache import PackageCaches
+
+        caches = PackageCaches(names, spec, (os.geteuid(), os.getegid()), config.store_url, config)
     result = env.run(
         spec,
-        lambda: _execute(command, quiet=as_json),
+        lambda: _execute(command, caches.variables if caches else {}, quiet=as_json),
         store_url=config.store_url,
         config=config,
-        check=(lambda: _execute(words, quiet=as_json)) if words else None,
+        check=(lambda: _execute(words, {}, quiet=as_json)) if words else None,
+        caches=caches,
     )
-    _print_result(result, as_json)
+    _print_result(result, caches.said if caches else "", as_json)
     raise typer.Exit(result.exit_code)
+
+
+def _packages(cache: list[str], target: bool) -> list[str]:
+    """The package caches among those named: for a set-up command these alone, and none for another."""
+    from bootseer.env import cachekinds
+
+    if cache == ["auto"]:
+        return cachekinds.chosen("auto", "packages") if target else []
+    names, others = cachekinds.chosen(cache, "packages"), cachekinds.chosen(cache, "compile")
+    if target and others:
+        raise mistake(f"--cache {others[0]} is for the program itself, not for a set-up command: leave out --target")
+    if names and not target:
+        raise mistake(f"--cache {names[0]} is for a set-up command: name the folder that it fills with --target")
+    return names
 
 
 def _cached(command: list[str], names: list[str], config: Config, *, quiet: bool) -> int:
@@ -164,7 +188,7 @@ def _cached(command: list[str], names: list[str], config: Config, *, quiet: bool
     held.begin()
     try:
         os.environ.update(held.variables(os.environ, str(held.folder)))
-        return _execute(command, quiet=quiet)
+        return _execute(command, {}, quiet=quiet)
     finally:
         typer.echo(f"caches: {held.close().said}", err=True)
 
@@ -348,13 +372,15 @@ def _outlived() -> bool:
         return True
 
 
-def _execute(command: list[str], *, quiet: bool) -> int:
-    """Run the command in the foreground; with JSON output its stdout goes to stderr."""
+def _execute(command: list[str], variables: dict[str, str], *, quiet: bool) -> int:
+    """Run the command in the foreground with these variables, too; with JSON output its stdout goes to stderr."""
+    import os
     import subprocess
     import sys
 
     try:
-        done = subprocess.run(command, stdout=sys.stderr if quiet else None, check=False)
+        environ = {**os.environ, **variables}
+        done = subprocess.run(command, env=environ, stdout=sys.stderr if quiet else None, check=False)
     except FileNotFoundError:
         typer.echo(f"bootseer: cannot run {command[0]}: no such command", err=True)
         return 127
@@ -364,7 +390,7 @@ def _execute(command: list[str], *, quiet: bool) -> int:
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
 
-def _print_result(result: EnvResult, as_json: bool) -> None:
+def _print_result(result: EnvResult, caches: str, as_json: bool) -> None:
     if as_json:
         answer = {
             "outcome": result.outcome,
@@ -373,10 +399,12 @@ def _print_result(result: EnvResult, as_json: bool) -> None:
             "seconds": round(result.seconds, 6),
             "key": result.key,
             "timings": result.timings,
+            "caches": caches,
         }
         print_json(answer)
         return
     steps = ", ".join(f"{name} {_seconds(value)}" for name, value in result.timings.items())
+    steps += f"; package caches {caches}" if caches else ""
     typer.echo(f"env: {result.outcome.value} ({result.reason}), key {result.key[:12]}; {steps}", err=True)
 
 

@@ -16,11 +16,13 @@ Group = Literal["compile", "packages"]
 
 class Kind(NamedTuple):
     """``variables``: what makes a program use the cache; ``{}`` stands for the kind's own folder. ``left_out``: matches
-    paths in it that are of one start: locks, unfinished files."""
+    paths in it that are of one start: locks, unfinished files. ``unit``: matches the folder of entries that stay or go
+    together."""
 
     group: Group
     variables: Mapping[str, str]
     left_out: str = r"$^"
+    unit: str = r"$^"
 
 
 KINDS: Mapping[str, Kind] = {
@@ -48,6 +50,15 @@ KINDS: Mapping[str, Kind] = {
     "cuda": Kind("compile", {"CUDA_CACHE_PATH": "{}", "CUDA_CACHE_MAXSIZE": "4294967296"}),
     # one that finds the file `lock` waits until somebody removes it
     "torch-extensions": Kind("compile", {"TORCH_EXTENSIONS_DIR": "{}"}, r"(?:^|/)lock$"),
+    # of the others see `packages`
+    "pip": Kind("packages", {"PIP_CACHE_DIR": "{}", "PIP_NO_CACHE_DIR": ""}, r"^(?!(?:http|http-v2|wheels)/)"),
+    "uv": Kind(
+        "packages",
+        # links into it would lead nowhere when the command has ended
+        {"UV_CACHE_DIR": "{}", "UV_NO_CACHE": "0", "UV_LINK_MODE": "copy"},
+        r"^(?!archive-v\d+/|(?:wheels|sdists)-v\d+/.*(?:\.http|\.rev|\.msgpack|\.whl)$)",
+        r"archive-v\d+/[^/]+",
+    ),
 }
 
 _OF_ONE_START = re.compile(r"(?:^|/)(?:locks(?:/|$)|\.|[^/]*(?:\.lock|\.tmp|\.part)$|tmp[^/]*$)")
@@ -88,3 +99,10 @@ def is_entry(path: str) -> bool:
     if kind is None or (kind.group == "compile" and _OF_ONE_START.search(inner)):
         return False
     return not re.search(kind.left_out, inner)
+
+
+def unit_of(path: str) -> str:
+    """What the entry ``path`` stays or goes with: a folder, or itself."""
+    name, _, inner = path.partition("/")
+    found = re.match(KINDS[name].unit, inner) if name in KINDS else None
+    return f"{name}/{found[0]}" if found else path

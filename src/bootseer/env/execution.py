@@ -10,8 +10,9 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,6 +25,9 @@ from bootseer.env.result import EnvResult, Timer
 from bootseer.env.spec import EnvSpec, MissError, Outcome
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.objects import lease
+
+if TYPE_CHECKING:
+    from bootseer.env.packagecache import PackageCaches
 
 log = logging.getLogger(__name__)
 
@@ -50,9 +54,27 @@ class Execution:
         store_url: str,
         config: Config,
         timed: Timer,
+        caches: PackageCaches | None = None,
     ) -> None:
-        self._check = check
-        self.spec, self.command, self.store_url, self.config, self.timed = spec, command, store_url, config, timed
+        self._check, self._caches, self._command = check, caches, command
+        self.spec, self.store_url, self.config, self.timed = spec, store_url, config, timed
+
+    def command(self) -> int:
+        """Run it; its exit code."""
+        return self._caches.run(self._command) if self._caches else self._command()
+
+    @contextlib.contextmanager
+    def _helped(self) -> Iterator[None]:
+        """Package caches are there; afterwards what the command has added to them is captured."""
+        if not self._caches or self._caches.folder:
+            yield
+            return
+        with self.timed("caches"):
+            self._caches.begin()
+        try:
+            yield
+        finally:
+            self._caches.end(beside=self.spec.background)
 
     def checked(self) -> None:
         """The check of what the targets show now. Raises `CheckError`, and what running it raises."""
@@ -65,7 +87,7 @@ class Execution:
     def run_plain(self, reason: str, key: str) -> EnvResult:
         """Without a snapshot, for ``reason``."""
         self._refuse(reason)
-        with self.timed("command"):
+        with self._helped(), self.timed("command"):
             code = self.command()
         return EnvResult(outcome=Outcome.RAN, reason=reason, exit_code=code, key=key)
 
@@ -73,8 +95,12 @@ class Execution:
         """Run the command after the miss ``look`` and publish what it made; the lead is given up when that is done.
 
         After a publication that was killed this one is waited for: perhaps each start ends at once."""
-        lead = turn.lead
         self._refuse(look.reason)
+        with self._helped():
+            return self._run(look, turn)
+
+    def _run(self, look: Lookup, turn: lease.Turn) -> EnvResult:
+        lead = turn.lead
         if look.store is None:
             return self.run_plain(look.reason, look.key)
         attempt = _Attempt(self, look, lead, beside=self.spec.background and not turn.follows_dead)

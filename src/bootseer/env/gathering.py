@@ -25,7 +25,7 @@ from bootseer.blocks import tree
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
-from bootseer.env import cachekinds, generation, layer, manifest, scan, snapshots
+from bootseer.env import cachekinds, generation, layer, manifest, packages, scan, snapshots
 from bootseer.env.contents import Contents, File
 from bootseer.env.generation import USED, Gather
 from bootseer.env.inventory import Entry, sort_key
@@ -44,6 +44,7 @@ _FRESH = 2.0
 _TRIES = 5
 _MANY, _PAUSE = 20, 600
 """After so many generations there is one in so many seconds: some programs name entries anew at each start."""
+_LITTLE = 20
 _NOTHING = "nothing is new"
 _PACK = 16 << 20
 
@@ -86,22 +87,30 @@ class _Union:
             self._listed = {one.inner: one for one in listed if one.kind in "fh" and cachekinds.is_entry(one.inner)}
 
     def publish(self) -> tuple[bool, str]:
-        view, last = Path(self._told.view), self._work / "last"
+        view, last, anew = Path(self._told.view), self._work / "last", self._work / "anew"
         here = dict(scan.walk(view / "0"))
         files = {path: status for path, status in here.items() if self._is_whole(path, status)}
+        if packed := self._cache.group == "packages":
+            unknown = {path: status for path, status in files.items() if not _same(self._listed.get(path), status)}
+            public = packages.public(view / "0", unknown, anew / "0")
+            files = {path: status for path, status in files.items() if path in public or path not in unknown}
         changed = {path for path in self._told.changed if not _same(self._listed.get(path), files.get(path))}
-        own = {path for path in files if path not in self._listed or path in changed}
+        own = {path for path in files if path not in self._listed or (path in changed and not packed)}
         if not own:
             return False, _NOTHING
         if self._last and self._number > _MANY and time.time() - self._last.created < _PAUSE:
             return False, f"not published: generation {self._number - 1} is younger than {_PAUSE} s"
-        others = {path for path, one in self._listed.items() if path not in own and not _same(one, files.get(path))}
+        if packed and self._is_little(own, files):
+            return False, "what is new is little beside what is there"
+        same = {path for path, one in self._listed.items() if (packed and path in files) or _same(one, files.get(path))}
+        others = self._listed.keys() - own - same
         used = self._used(own)
         kept = self._kept(used, {path: self._size(path, files) for path in used})
         if others & kept:
             assert self._last
             tree.extract(self._store, self._last.tree, last)
         places = {path: last if path in others else view for path in kept}
+        places |= {path: anew for path in kept - others if (anew / "0" / path).exists()}
         for path in kept:
             for above in scan.above(path):
                 places.setdefault(above, view if stat.S_ISDIR(_mode(here, above)) else last)
@@ -128,6 +137,11 @@ class _Union:
         written = stat.S_ISREG(status.st_mode) and (self._told.last or time.time() - status.st_ctime > _FRESH)
         return cachekinds.is_entry(path) and (written or (path in self._listed and stat.S_ISREG(status.st_mode)))
 
+    def _is_little(self, own: set[str], files: Mapping[str, os.stat_result]) -> bool:
+        """Whether less is new than it is worth to read all for that: no wheel was built, and little was fetched."""
+        new, old = sum(files[path].st_size for path in own), sum(one.size for one in self._listed.values())
+        return _LITTLE * new < old and not any(path.endswith(".whl") for path in own)
+
     def _used(self, own: set[str]) -> dict[str, int]:
         """When each entry was last used, but for those that are to go because that is long ago."""
         used = {path: _number(one) or self._number - 1 for path, one in self._listed.items()}
@@ -139,13 +153,17 @@ class _Union:
 
     def _kept(self, used: Mapping[str, int], sizes: Mapping[str, int]) -> set[str]:
         """What the limits allow, the last used first."""
+        units: dict[str, list[str]] = {}
+        for path in used:
+            units.setdefault(cachekinds.unit_of(path), []).append(path)
+        whole = {unit: sum(sizes[path] for path in paths) for unit, paths in units.items()}
         kept, left = set[str](), self._cache.most_bytes
-        for path in sorted(used, key=lambda path: (-used[path], sizes[path], path))[: self._cache.most_files]:
-            left -= sizes[path]
-            if left < 0:
-                log.warning("the cache is beyond its limit, %d bytes: %s goes", self._cache.most_bytes, path)
+        for unit in sorted(units, key=lambda unit: (-max(used[path] for path in units[unit]), whole[unit], unit)):
+            left -= whole[unit]
+            if left < 0 or len(kept) + len(units[unit]) > self._cache.most_files:
+                log.warning("the cache is beyond its limit, %d bytes: %s goes", self._cache.most_bytes, unit)
                 break
-            kept.add(path)
+            kept.update(units[unit])
         return kept
 
     def _tree(self, places: Mapping[str, Path], used: Mapping[str, int]) -> tuple[list[Entry], tree.TreeRef]:
@@ -166,7 +184,8 @@ class _Union:
                     break
                 for path, what in secrets:
                     log.warning("%s is no part of the cache: %s in it", path, what)
-                places = {path: root for path, root in places.items() if path not in dict(secrets)}
+                gone = {cachekinds.unit_of(path) for path, _ in secrets}
+                places = {path: root for path, root in places.items() if cachekinds.unit_of(path) not in gone}
             faults.point("env.gather.before-tree")
             entries = layer.entries_of(items, first, contents.digest)
             ref = writer.seal(contents.seal(items, entries), contents.dead())
@@ -228,6 +247,9 @@ def main() -> int:
     log.info("cache %s: %s", told.cache.document.key[:12], "published" if done else why)
     with contextlib.suppress(OSError):  # nobody waits for it
         os.write(answer, b"published" if done else why.encode(errors="replace"))
+    if told.last:
+        with contextlib.suppress(BootseerError, OSError):  # the next start on the node does it
+            generation.give_up(told)
     return 0
 
 

@@ -161,10 +161,16 @@ class Held:
         found = {path: (status.st_size, status.st_mtime_ns) for path, status in _entries(place).items()}
         return {path: state for path, state in found.items() if self._known.get(path) != state}
 
+    @property
+    def damaged(self) -> bool:
+        """Whether not all that was restored could be read."""
+        return bool(self.group and self.restored and not self.group.intact)
+
     def capture(self, used: Iterable[str] = (), *, seconds: float = 0.0, last: bool = False) -> Publication | None:
         """Have a process of idle priority make the next generation, when anything was added. ``used``: the entries that
         this start has used beside those; ``seconds``: how long it took to fill a cache that was empty. ``last``: nobody
-        writes to it any more. Raises `BootseerError`, `OSError`."""
+        writes to it any more, and the process gives it up if this one has ended by then. Raises `BootseerError`,
+        `OSError`."""
         added = self.added()
         if not added:
             return None
@@ -182,6 +188,7 @@ class Held:
         started = Publication(message, Path(self.config.state_dir), PROGRAM)
         if self.group:
             self.group.record.publisher = started.named
+            self.group.record.users += [started.named] if last else []
             self.group.save()
         if why := started.go_on(None):
             raise BootseerError(why)
@@ -192,6 +199,14 @@ class Held:
         """Give it up; the overlay goes with its last user on the node. Safe to call twice."""
         if self.group:
             self.group.unmount()
+
+
+def give_up(told: Gather) -> None:
+    """Take the cache down if nobody uses it."""
+    for group in overlay.groups_on([Path(told.view, "0")], Path(told.config.state_dir), 0):
+        group.record.publisher = ""  # this process
+        group.save()
+        group.unmount()
 
 
 def restore(

@@ -114,7 +114,7 @@ def build(spec: EnvSpec, config: Config | None = None) -> KeyDocument:
         },
         image=spec.image_digest,
         python=describe(find_python(spec), config),
-        libc="" if contained else _libc_version(),
+        libc="" if contained else libc_version(),
         machine=os.uname().machine,
         salt=spec.salt,
     )
@@ -183,7 +183,7 @@ def describe(python: str, config: Config | None = None) -> PythonInfo:
             os.close(fd)
 
 
-def _libc_version() -> str:
+def libc_version() -> str:
     """For example ``"glibc 2.36"``; ``"unknown"`` with another C library."""
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or "unknown"

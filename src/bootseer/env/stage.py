@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bootseer.config import Config
 from bootseer.env import capture, inputs, key, leads, lookup, overlay, place, quarantine, remembered, snapshots, wager
@@ -26,6 +27,9 @@ from bootseer.env.spec import EnvSpec, MissError, Outcome
 from bootseer.env.unpack import recover, unpack
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnsupportedError
 from bootseer.objects import Store, lease
+
+if TYPE_CHECKING:
+    from bootseer.env.packagecache import PackageCaches
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +45,14 @@ def run(
     store_url: str,
     config: Config,
     check: Callable[[], int] | None = None,
+    caches: PackageCaches | None = None,
 ) -> EnvResult:
     """Bring the targets of ``spec`` to what its command makes of them; ``runner`` runs the command, at most once.
     (Once more, without a snapshot, in the rare case that the overlay with its result cannot be mounted again.)
 
     ``check`` tries what the targets show, after a restore and before a publication, and returns 0 when that is good: a
-    snapshot with another one is restored on no node, or not published.
+    snapshot with another one is restored on no node, or not published. ``caches`` are restored if ``runner`` is called,
+    which uses them as they say.
 
     With mounts, the targets' overlays are there before ``runner`` is called and stay after it, until the result's
     ``mounts`` are unmounted or ``bootseer unmount`` is called. Raises `ConfigError` for a wrong ``spec``,
@@ -56,7 +62,7 @@ def run(
     """
     spec.check()
     began = time.monotonic()
-    stage = _Stage(spec, Execution(spec, runner, check, store_url, config, Timer()))
+    stage = _Stage(spec, Execution(spec, runner, check, store_url, config, Timer(), caches))
     result = stage.run()
     result.seconds = time.monotonic() - began
     result.timings = {name: round(seconds, 6) for name, seconds in stage.timed.seconds.items()}

@@ -116,7 +116,7 @@ class Caches:
     @property
     def damaged(self) -> bool:
         """Whether a read of what was restored has failed."""
-        return bool(self._held and self._held.restored and self._held.group and not self._held.group.intact)
+        return self._held is not None and self._held.damaged
 
     def renew(self) -> str:
         """Begin again, with nothing in it; how, in words."""

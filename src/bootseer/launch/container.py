@@ -143,23 +143,32 @@ class Container:
         """``path`` without links of the image in it."""
         return "/" + os.path.relpath(env.resolve_in(self.rootfs, path), self.rootfs)
 
-    def run(self, argv: Sequence[str], *, span: str = "", auto: bool = False) -> int:
-        """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits.
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        span: str = "",
+        auto: bool = False,
+        more: Mapping[str, str] | None = None,
+        folders: Sequence[Bind] = (),
+    ) -> int:
+        """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits. It alone gets
+        the variables ``more`` and sees ``folders``.
 
         ``auto``: its Python programs record their own start (`bootseer.profile.auto`).
         """
         hooks = variables(self._environ["PYTHONPATH"], f"{PYTHON_DIR}/bootseer") if auto else {}
-        environ = {**self._environ, **hooks, **emit.child_env(span)}
+        environ, mounts = {**self._environ, **(more or {}), **hooks, **emit.child_env(span)}, [*self._mounts, *folders]
         cwd, grace = self.job.job.cwd, self.job.job.stop_grace or None
         if os.geteuid():
-            binds = [mount._replace(target=self._inside(mount.target)) for mount in self._mounts]
+            binds = [mount._replace(target=self._inside(mount.target)) for mount in mounts]
             return user.run(self.rootfs, self.config, argv, env=environ, mounts=binds, cwd=cwd, stop_grace=grace)
         return image.runtime.run(
             self.rootfs,
             self.config,
             argv,
             env=environ,
-            mounts=self._mounts,
+            mounts=mounts,
             cwd=cwd,
             devices=self._devices,
             stop_grace=grace,

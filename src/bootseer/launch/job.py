@@ -87,8 +87,8 @@ class CachesTable(_Table, frozen=True, kw_only=True):
     """``[caches]``: what programs compile and fetch, handed on from start to start."""
 
     kinds: list[str] | Literal["auto"]
-    """Of ``inductor``, ``triton``, ``jax``, ``cuda`` and ``torch-extensions``, which the training command fills; or
-    ``auto``, all of these."""
+    """Of ``inductor``, ``triton``, ``jax``, ``cuda`` and ``torch-extensions``, which the training command fills, and of
+    ``pip`` and ``uv``, which the set-up command does; or ``auto``, all of these."""
     salt: str = ""
     """Any text; starts with another one have caches of their own."""
     most_bytes: Annotated[int, msgspec.Meta(ge=0)] = 4 << 30

@@ -27,6 +27,7 @@ from bootseer.env.generation import Cache
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import cdi
+from bootseer.image.container import Bind
 from bootseer.image.mount import STARTS
 from bootseer.kernel import background, pressure
 from bootseer.launch.advice import advisory
@@ -46,6 +47,7 @@ from bootseer.profile import emit
 from bootseer.units import parse_age
 
 if TYPE_CHECKING:
+    from bootseer.env.packagecache import PackageCaches
     from bootseer.node.userimage import UserImage
     from bootseer.profile.events import AttrValue
 
@@ -239,13 +241,20 @@ class _Node:
             job=self.job.job.name,
         )
 
+        caches = self._package_caches(container, spec)
+
+        def command() -> int:
+            folders = [Bind(str(caches.folder), caches.place)] if caches and caches.folder else []
+            return container.run(table.command, span=span, more=caches.variables if caches else {}, folders=folders)
+
         with self._watched():
             result = env.run(
                 spec,
-                lambda: container.run(table.command, span=span),
+                command,
                 store_url=self.config.store_url,
                 config=self.config,
                 check=(lambda: container.run(table.check, span=span)) if table.check else None,
+                caches=caches,
             )
         for mount in result.mounts:
             self.stack.callback(mount.unmount)
@@ -253,8 +262,22 @@ class _Node:
             self.stack.enter_context(seen_out(result.publication, self.record))
         how, reason = result.outcome.value, result.reason
         emit.annotate(span, how=how, reason=reason)
-        self.record.env = {"how": how, "reason": reason, "key": result.key, "seconds": result.timings}
+        if caches and caches.said:
+            self.stack.enter_context(caches.seen_out())
+            emit.annotate(span, caches=caches.said)
+        said = {"caches": caches.said} if caches else {}
+        self.record.env = {"how": how, "reason": reason, "key": result.key, "seconds": result.timings, **said}
         return result.exit_code
+
+    def _package_caches(self, container: Container, spec: env.EnvSpec) -> PackageCaches | None:
+        table = self.job.caches
+        names = cachekinds.chosen(table.kinds, "packages") if table and table.enabled else []
+        if not table or not names:
+            return None
+        from bootseer.env.packagecache import PackageCaches  # few jobs have them
+
+        spec = msgspec.structs.replace(spec, salt=f"{spec.salt}{table.salt}")
+        return PackageCaches(names, spec, container.owner, self.config.store_url, self.config)
 
     def _caches(self, container: Container, table: CachesTable) -> None:
         kinds = cachekinds.chosen(table.kinds, "compile")
