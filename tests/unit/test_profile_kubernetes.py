@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from bootseer.cli.profile import app
 from bootseer.errors import DataError
-from bootseer.profile import analysis, events, kubernetes
+from bootseer.profile import analysis, events, index, kubernetes
 
 Json = dict[str, Any]
 
@@ -209,6 +209,23 @@ def test_what_happens_twice_or_is_not_known(case: str) -> None:
     ]
     assert got == expected
     assert not [span for span in read(*items).spans if span.state is events.State.OPEN]
+
+
+def test_pods_made_again_under_one_name_are_starts_of_their_own(tmp_path: Path) -> None:
+    """Each dump has the pods of one start alone, and the second one cannot know of the first."""
+    label = {"job-name": "llm"}
+    for uid, made, started in (("u", 0, 120), ("v", 900, 930)):
+        dump = json.dumps(one(uid=uid, made=made, started=started, labels=label)).encode()
+        (tmp_path / f"{uid}.jsonl").write_bytes(b"".join(kubernetes.events(dump)))
+    log = events.read(tmp_path)
+    assert log.identities() == [("llm", "0", 0), ("llm", "0+1", 0)]
+    assert [analysis.analyse(log, start).elapsed_seconds for start in log.identities()] == [115, 25]
+    held = index.Index([tmp_path])
+    held.refresh()
+    assert len(held.state.rows) == 2
+    (tmp_path / "u.jsonl").unlink()
+    held.refresh()
+    assert [row.attempt for row in held.state.rows.values()] == ["0"]
 
 
 def test_jobs_of_many_kinds_and_their_queues() -> None:

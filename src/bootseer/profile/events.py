@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -247,6 +248,11 @@ def attempt_name(text: str) -> str:
     return f"{text}.0" if dot and job.isdecimal() and restart.isdecimal() else text
 
 
+def origin(identity: Identity) -> Identity:
+    """The start-up that this one was parted from, because it had been queued again; itself for others."""
+    return identity[0], identity[1].partition(_AGAIN)[0], identity[2]
+
+
 def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Found]) -> EventLog:
     """Read event files, and every ``*.jsonl`` below folders.
 
@@ -281,6 +287,7 @@ def parse(lines: Iterable[bytes]) -> EventLog:
 _NONE: dict[str, AttrValue] = {}
 """Attributes of the many spans that have none: shared, and never changed."""
 _NEVER = 1 << 63
+_AGAIN = "+"
 
 
 class _Joiner:
@@ -406,10 +413,34 @@ class _Joiner:
         for span_id, more in self._notes.items():
             if (row := self._rows.get(span_id)) is not None:
                 attrs[row] = {**attrs[row], **more}
+        self._part_starts()
         self._name_nodes()
         self._settle()
         self._find_details()
         return self.log
+
+    def _part_starts(self) -> None:
+        """Part starts that have one name, as of pods that a controller makes again: where a second `queue` begins after
+        the first has ended, what began since then is of an attempt of its own."""
+        spans, queues = self.log.spans, dict[Identity, list[tuple[int, int]]]()
+        for stage, lane, began, ended in zip(spans.stage, spans.lane, spans.begin.wall, spans.end.wall, strict=True):
+            if stage == "queue" and began >= 0:
+                queues.setdefault(lane.identity, []).append((began, ended if ended >= 0 else _NEVER))
+        again: dict[Identity, list[int]] = {}
+        for identity, found in queues.items():
+            until = min(found)[1]
+            for began, ended in sorted(found):
+                if began > until:
+                    again.setdefault(identity, []).append(began)
+                until = max(until, ended)
+        if not again:
+            return
+        for row, (lane, began, ended) in enumerate(zip(spans.lane, spans.begin.wall, spans.end.wall, strict=True)):
+            number = bisect_right(again.get(lane.identity, ()), began if began >= 0 else ended)
+            if number:
+                job, attempt, cycle = lane.identity
+                other = msgspec.structs.replace(lane, identity=(job, f"{attempt}{_AGAIN}{number}", cycle))
+                spans.lane[row] = self._one.setdefault(other, other)
 
     def _name_nodes(self) -> None:
         """Give a node one name, where some spans of a start have its host's whole name, and others the first part of it

@@ -204,8 +204,8 @@ class Index:
         for path, file in self._files.items():
             for identity in file.identities:
                 of.setdefault(identity, []).append(path)
-        for identity in left:
-            self._own.pop(identity, None)
+        for identity in [one for one in self._own if one in left or events.origin(one) in left]:
+            del self._own[identity]
         while left:
             mine, together = self._together(left, of)
             left -= mine
@@ -256,7 +256,7 @@ class Index:
             for path in together:  # one of them went meanwhile: they are read again next time
                 self._files[path] = _File((-1, -1), self._files[path].identities, problem=str(exc))
             return
-        for one in mine & logs.keys():
+        for one in [one for one in logs if one in mine or events.origin(one) in mine]:
             try:
                 found = analysis.look(logs[one], one)
                 row = starts.row(found[0], logs[one])
