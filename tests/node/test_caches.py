@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bootseer.config import Config
@@ -94,3 +96,97 @@ def test_a_text_with_a_credential_stays_on_the_node(nodes: Nodes) -> None:
     add(second, "aa/log.txt", text="export AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMIK7MDENGbPxRfiCYzzzzzzzzzzzz")
     assert captured(second) == (False, "nothing is new")
     assert nodes.generations == [1]
+
+
+def test_two_nodes_that_end_at_once_both_count(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = nodes.start("a"), nodes.start("b")
+    add(first, "aa/one.so", "aa/both.so")
+    add(second, "bb/two.so", "aa/both.so", text="compiled elsewhere")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.gather.before-manifest=sleep:3")
+    running = [held.capture(last=True) for held in (first, second)]
+    assert [one.wait(60) for one in running if one] == [(True, ""), (True, "")]
+    assert names(nodes.start("c")) == {"aa/one.so", "aa/both.so", "bb/two.so"}
+    assert nodes.generations == [2, 1]
+
+
+def test_a_capture_that_is_killed_leaves_the_generation_before(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = nodes.start("a")
+    add(first, "aa/one.so")
+    assert captured(first) == (True, "")
+    add(first, "aa/two.so")
+    monkeypatch.setenv("BOOTSEER_FAULTS", "env.gather.before-manifest=kill")
+    running = first.capture(last=True)
+    assert running
+    assert not running.wait(60)[0]
+    monkeypatch.delenv("BOOTSEER_FAULTS")
+    assert names(nodes.start("b")) == {"aa/one.so"}
+
+
+@pytest.mark.parametrize("what", ["tree", "blobs", "manifest"])
+def test_damage_is_cold_or_the_generation_before(nodes: Nodes, what: str) -> None:
+    first = nodes.start("a")
+    add(first, "aa/one.so")
+    assert captured(first) == (True, "")
+    for path in {
+        "tree": nodes.store.glob("trees/*"),
+        "blobs": (path for path in nodes.store.glob("blobs/**/*") if path.is_file()),
+        "manifest": nodes.store.glob("env/snapshots/*/*.json"),
+    }[what]:
+        path.write_bytes(path.read_bytes()[:-9] + b"damaged!!")
+    second = nodes.start("b")
+    if what == "blobs" and second.restored:  # seen when it is read
+        with pytest.raises(OSError, match="Input/output"):
+            (second.folder / "inductor/aa/one.so").read_text()
+        assert second.group
+        assert not second.group.intact
+    else:
+        assert second.said.startswith("cold"), second.said
+        assert names(second) == set()
+        add(second, "aa/one.so")
+        assert captured(second)[0]
+
+
+def test_what_no_start_uses_goes_and_what_is_beyond_the_limits(nodes: Nodes) -> None:
+    cache = msgspec.structs.replace(nodes.cache, generations=2, most_files=3)
+    for number in range(4):
+        held = nodes.start(f"n{number}", cache)
+        add(held, f"aa/{number}.so")
+        assert held.capture(["inductor/aa/0.so"], last=True).wait(60) == (True, "")  # type: ignore[union-attr]
+    assert names(nodes.start("last", cache)) == {"aa/0.so", "aa/2.so", "aa/3.so"}
+
+
+def test_a_store_that_cannot_be_written_to_or_read(nodes: Nodes) -> None:
+    held = nodes.start("a")
+    add(held, "aa/one.so")
+    nodes.store.mkdir(exist_ok=True)
+    (nodes.store / "env").write_text("no folder")
+    published, why = captured(held)
+    assert not published
+    assert "not published" in why
+    again = nodes.start("b")
+    assert again.said.startswith("cold")
+    add(again, "aa/one.so")
+
+
+def test_links_and_devices_of_a_job_are_no_entries(nodes: Nodes) -> None:
+    held = nodes.start("a")
+    add(held, "aa/one.so")
+    folder = held.folder / "inductor"
+    (folder / "link.so").symlink_to("/etc/shadow")
+    (folder / "up").symlink_to("/etc")
+    os.mkfifo(folder / "fifo.so")
+    (folder / "aa/one.so").chmod(0o6777)
+    assert captured(held) == (True, "")
+    again = nodes.start("b")
+    assert names(again) == {"aa/one.so"}
+    assert (again.folder / "inductor/aa/one.so").stat().st_mode & 0o7777 == 0o755
+    assert not (again.folder / "inductor/up").is_symlink()
+
+
+def test_another_owner_another_fact_and_another_salt_have_caches_of_their_own(nodes: Nodes) -> None:
+    held = nodes.start("a")
+    add(held, "aa/one.so")
+    assert captured(held) == (True, "")
+    for number, other in enumerate(({"owner": (1234, 1234)}, {"facts": {"OMP_NUM_THREADS": "1"}}, {"salt": "x"})):
+        assert names(nodes.start(f"n{number}", msgspec.structs.replace(nodes.cache, **other))) == set()
+    assert nodes.start("last").restored

@@ -25,7 +25,7 @@ from bootseer.blocks import tree
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
-from bootseer.env import cachekinds, generation, layer, manifest, packages, scan, snapshots
+from bootseer.env import cachekinds, generation, layer, manifest, packages, quarantine, scan, snapshots
 from bootseer.env.contents import Contents, File
 from bootseer.env.generation import USED, Gather
 from bootseer.env.inventory import Entry, sort_key
@@ -77,10 +77,18 @@ class _Union:
     def __init__(self, told: Gather, store: Store, work: Path) -> None:
         self._told, self._store, self._work, self._cache = told, store, work, told.cache
         self._document = told.cache.document
-        found = generation.generations(store, self._document.key, told.config)
+        cache_dir = Path(told.config.cache_dir)
+        found = [
+            one
+            for one in generation.generations(store, self._document.key, told.config)
+            if not quarantine.reason(cache_dir, quarantine.mark_of(one))
+        ]
         self._older = found[1:]
         self._last = found[0] if found else None
         self._number = (generation.number_of(self._last) if self._last else 0) + 1
+        taken = set(snapshots.names(store, self._document.key))  # also by damaged ones
+        while f"{self._document.key}/{generation.named(self._number).name}" in taken:
+            self._number += 1
         self._listed: dict[str, Entry] = {}
         if self._last:
             listed = snapshots.entries(store, self._last)

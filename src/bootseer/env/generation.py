@@ -15,6 +15,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from bootseer.env.spec import Target, Technique
 from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, doing
 from bootseer.folders import private_folder
 from bootseer.kernel import background
+from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, open_store, signature
 
@@ -44,6 +46,8 @@ USED = "user.bootseer.used"
 _KEPT = 8
 """Generations of a key that a start looks at; two are kept."""
 _LOCK_SECONDS = 60.0
+_END_SECONDS = 3.0
+"""For processes that compile beside a program, and end after it."""
 _FREE = 1 << 30
 """Bytes that are free on the disk before a cache is kept there: programs end that cannot write to theirs."""
 
@@ -198,6 +202,9 @@ class Held:
     def close(self) -> None:
         """Give it up; the overlay goes with its last user on the node. Safe to call twice."""
         if self.group:
+            until = time.monotonic() + _END_SECONDS
+            while mounts.in_use(self.folder) and time.monotonic() < until:
+                time.sleep(0.05)
             self.group.unmount()
 
 
