@@ -161,6 +161,24 @@ def test_states_and_doubts_are_words():
         assert part in shown, shown
 
 
+def test_a_start_that_hangs_names_who_holds_it_up_first():
+    s = StartUp()
+    for number in range(5):
+        s.span(f"n{number}", "image", 0, 10)
+        s.span(f"n{number}", "import", 10, 40 if number < 4 else None, rank=number)
+        if number < 4:
+            s.span(f"n{number}", "dist_init", 40, None, rank=number)
+    s.span("n0", "probe", 599, 600)
+    report = analyse(s.log())
+    assert [(one.stage, one.nodes, one.seconds) for one in report.still] == [
+        ("import", ["n4"], 590), ("dist_init", ["n0", "n1", "n2", "n3"], 560),
+    ]  # fmt: skip
+    said = " ".join(text(card.render(report)).split())
+    assert "cycle 0 still in import: 1 node since 590 s (n4); dist_init: 4 nodes since 560 s (n0, n1, n2, ...)" in said
+    assert "nothing heard after 20" in said
+    assert analyse(start(4).log()).still == []
+
+
 def test_before_the_first_step_has_ended_nothing_is_promised():
     s = StartUp()
     s.span("n0", "image", 0, 30)

@@ -257,6 +257,8 @@ SHAPES: dict[str, tuple[list[str], Wanted]] = {
     "american": (two("09/01/2026 10:00:0{n} - INFO - __main__ - {text}"), FIRST),
     "asctime": (two("Tue Sep  1 10:00:0{n} 2026 {text}"), FIRST),
     "a clock alone": ([two("{iso} {text}")[0], two("[10:00:0{n}] {text}")[1]], FIRST),
+    "newer glog": (two("I20260901 10:00:0{n}.000000 12 x.cc:2] {text}"), FIRST),
+    "month by name": (two("[01/Sep/2026:10:00:0{n} +0000] {text}"), FIRST),
     "twelve hours": ([f"2026-09-01 11:59:58 AM {RUN}", f"2026-09-01 12:00:03 PM {LOSS}"], FIRST),
     "zones": ([f"2026-09-01T15:30:00+05:30 {RUN}", f"2026-09-01 02:00:05 -0800 {LOSS}"], FIRST),
     "a level first": (two("[INFO|trainer.py:2414] {day} >> {text}"), FIRST),
@@ -287,7 +289,8 @@ SHAPES: dict[str, tuple[list[str], Wanted]] = {
         two("0: [rank0]:{day} {text}") + two("1: [rank3]:{day} {text}"), STEP_3 | {(0, "first_step"): 5},
     ),
     "olmo": (two("[{day}] INFO     [olmo_core.x, rank=3] {text}", "Starting epoch 1", "[step=1/9,epoch=1]"), STEP_3),
-    "other ranks": ([*two("{iso} [rank: 3] {text}")[:1], *two("[RANK 3] {iso} {text}")[1:]], STEP_3),
+    "other ranks": ([*two("{iso} [rank: 3] {text}")[:1], *two("{day} - INFO - x - [RANK 3] {text}")[1:]], STEP_3),
+    "a bare rank": ([*two("rank3: {day} {text}")[:1], *two("{iso} rank 3: {text}")[1:]], STEP_3),
     # programs
     "maxtext": (two("I0901 10:00:0{n}.000000 1 x:2] {text}", "Finished restoring checkpoint", MAXTEXT + "4.5"), FIRST),
     "maxtext, its seconds": (two("I0901 10:00:0{n}.000000 1 x:2] {text}", "", MAXTEXT + "5.0"), FIRST),

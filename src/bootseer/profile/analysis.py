@@ -16,8 +16,8 @@ from bootseer.profile import causes, hostlist, intervals, whatif
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import EventLog, Identity, Spans, State, identity_text
 from bootseer.profile.parts import Parts, share_out
-from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport
-from bootseer.profile.timeline import Timeline, Track
+from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport, Still
+from bootseer.profile.timeline import ORDER, Timeline, Track
 
 STRAGGLER_RATIO = 1.5
 STRAGGLER_SECONDS = 5.0
@@ -109,6 +109,7 @@ def look(
         startup_seconds=elapsed if line.complete else None,
         elapsed_seconds=elapsed,
         queue_seconds=line.queue_ns / 1e9 if line.queue_ns is not None else None,
+        queue_held_seconds=line.queue_held,
         gap_seconds=shares[""] / 1e9,
         gpus=sum(line.gpus.values()),
         ranks=len({(lane.node, lane.rank) for lane in set(spans.lane) if lane.rank is not None}),
@@ -121,6 +122,7 @@ def look(
         stages=[_stage(line, sums, nodes_found, stage, shares[stage]) for stage in line.stages],
         nodes=nodes_found,
         what_if=[],
+        still=_still(line),
         problems=_problems(log, line),
     )
     found = causes.find(report)
@@ -279,6 +281,27 @@ def _missing(nodes: Iterable[str], names: Collection[str], expected: int | None)
     if len(names) != expected or not seen <= {name.partition(".")[0] for name in names}:
         return []
     return [name for name in names if name.partition(".")[0] not in seen]
+
+
+def _still(line: Timeline) -> list[Still]:
+    """Where the nodes are: each where that of its ranks is which has been longest in one stage."""
+    found: dict[str, dict[str, int]] = {}
+    for node in () if line.complete else line.nodes:
+        latest = []
+        for track in line.tracks[node]:
+            open_ = [
+                (one.begin, stage)
+                for stage, spans in line.spans[track].items()
+                for one in spans
+                if one.begin is not None and line.states[one.row] is State.OPEN
+            ]
+            if open_ and track not in line.ready:
+                latest.append(max(open_))
+        if latest:
+            begin, stage = min(latest)
+            found.setdefault(stage, {})[node] = begin
+    stages = sorted(found, key=lambda stage: ORDER.get(stage, len(ORDER)))
+    return [Still(one, list(found[one]), (line.end - min(found[one].values())) / 1e9) for one in stages]
 
 
 def _problems(log: EventLog, line: Timeline) -> Problems:

@@ -6,6 +6,7 @@ Text from events goes through `_text` and never through rich's markup, which a j
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -104,6 +105,14 @@ def _compared(values: Sequence[float | None]) -> list[str]:
 def _head(report: JobReport) -> list[str]:
     start = "hot restart" if report.hot else "start-up"
     lines = [f"{start} of {identity_text(report.job, report.attempt, report.cycle)}"]
+    if report.still:
+        places = (
+            f"{one.stage}: {_count(len(one.nodes), 'node')} since {one.seconds:,.0f} s"
+            f" ({', '.join(map(one_line, one.nodes[:3]))}{', ...' if len(one.nodes) > 3 else ''})"
+            for one in report.still[:3]
+        )
+        heard = datetime.fromtimestamp(report.started_ns / 1e9 + report.elapsed_seconds, UTC)
+        lines.append(f"  still in     {'; '.join(places)}; nothing heard after {heard:%Y-%m-%d %H:%M:%S} UTC")
     if report.startup_seconds is None:
         lines.append(
             f"  no end yet   {seconds_text(report.elapsed_seconds)} s up to the last event; nobody knows the rest"
@@ -115,7 +124,8 @@ def _head(report: JobReport) -> list[str]:
         where = "everywhere" if ended == there else f"on {ended} of {there} nodes"
         lines.append(f"  ready after  {seconds_text(report.startup_seconds)} s: the first step has ended {where}{on}")
     if report.queue_seconds is not None:
-        lines.append(f"  queued       {seconds_text(report.queue_seconds)} s before that, at no GPU cost")
+        held = f"; {report.queue_held_seconds} s of it held" if report.queue_held_seconds else ""
+        lines.append(f"  queued       {seconds_text(report.queue_seconds)} s before that, at no GPU cost{held}")
     size = _count(len(report.nodes), "node")
     size += f", {_count(report.gpus, 'GPU')}" if report.gpus else ""
     size += f", {_count(report.ranks, 'rank')}" if report.ranks else ""

@@ -23,9 +23,10 @@ LOOK_AHEAD = 2000
 
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _TIME = (
-    r"(?:(?P<y>\d{4})(?P<by>[-/])(?P<m>\d\d)(?P=by)(?P<d>\d\d)[T _]"
+    r"(?:[IWEFVDC]?(?P<y>\d{4})(?P<by>[-/]?)(?P<m>\d\d)(?P=by)(?P<d>\d\d)[T _]"
     r"|(?P<m1>\d\d)/(?P<d1>\d\d)/(?P<y1>\d{4}|\d\d),? "
     r"|[IWEFVDC](?P<m2>\d\d)(?P<d2>\d\d) "
+    r"|(?P<d4>\d\d)[-/](?P<m4>" + "|".join(_MONTHS) + r")[-/](?P<y4>\d{4})[ :]"
     r"|(?:[A-Z][a-z][a-z] )?(?P<m3>" + "|".join(_MONTHS) + r") +(?P<d3>\d\d?) )?"
     r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9})\d*)?(?: (?P<half>[AP]M)\b)?"
     r"(?P<zone> ?(?:Z|UTC|GMT)\b| ?[+-]\d\d:?\d\d\b)?(?(m3)(?: (?P<y3>\d{4})\b)?)(?![\w:/])"
@@ -43,14 +44,14 @@ _CARRIER = re.compile(
     r"\[pod/(?P<pod>[^/\]]+)/[^\]]*\] ?"
     r"|(?P<stern>[a-z0-9][a-z0-9.]*-[a-z0-9.-]+) [a-z0-9][a-z0-9-]* (?=\d{4}-\d\d-\d\d[T ])"
     r"|(?P<compose>[a-z][\w.-]*-\d+) +\| "
-    r"|(?P<pdsh>[a-z][\w.-]*): (?=\[?\d{4}-\d\d-\d\d[T ])"
+    r"|(?P<pdsh>(?!rank)[a-z][\w.-]*): (?=\[?\d{4}-\d\d-\d\d[T ])"
     r"|(?P<torchx>[a-z][\w.-]*/\d+) (?=[\[\d])"
     r"|\[(?:[\w.@-]+@)?\d+,(?:mpirank:(?P<mpi>\d{1,9})(?:,(?P<algo>[\w.-]+))?|(?P<tag>\d{1,9}))\](?:<std\w+>)?:? ?"
     r"|\([\w.:<>-]+ pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
     r"| *(?P<label>\d{1,9}): "
     r"|<\d{1,3}>(?:1 (?P<stamp>\S+) (?P<syslog>\S+) \S+ \S+ \S+ (?:-|\[[^\]]*\]) )?"
     r"|\[(?:(?!node|host|step|epoch|iter)[a-z_]+(?P<short>\d{1,9})(?:/\d+)?\]:|(?P<plain>\d{1,5})\]:?(?= )) ?"
-    r"|(?:[A-Z]+ *|- +|\| *)?(?:\[(?![^\]]*\d\d:\d\d:\d\d)[^\[\]]*\] ?)*?"
+    r"|(?:[A-Z]+ *|- (?:[\w.]+ - )*|\| *)?(?:\[(?![^\]]*\d\d:\d\d:\d\d)[^\[\]]*\] ?)*?"
     r"[\[(](?:[^\[\]]*[, ])?(?P<word>rank|Rank|RANK)(?P<is>[:= ]{0,2})(?P<rank>\d{1,9})(?:/\d+)?[\])]:? ?"
     r"|(?:[Gg]lobal[_ ])?(?:rank|Rank|RANK)[ :=_]?(?P<bare>\d{1,9})(?:/\d+)? ?[:|>] ?"
 )
@@ -216,9 +217,10 @@ class Reader:
         if epoch := said.get("epoch"):
             seconds, _, part = epoch.partition(".")
             return int(seconds) * 10**9 + int(part.ljust(9, "0"))
-        year = said["y"] or said["y1"] or said["y3"]
-        month = said["m"] or said["m1"] or said["m2"] or (said["m3"] and _MONTHS.index(said["m3"]) + 1)
-        day = said["d"] or said["d1"] or said["d2"] or said["d3"]
+        year = said["y"] or said["y1"] or said["y3"] or said["y4"]
+        month, name = said["m"] or said["m1"] or said["m2"], said["m3"] or said["m4"]
+        month = month or (name and str(_MONTHS.index(name) + 1))
+        day = said["d"] or said["d1"] or said["d2"] or said["d3"] or said["d4"]
         hour, minute, second = map(int, said["clock"].split(":"))
         if said["half"]:
             hour = hour % 12 + (12 if said["half"] == "PM" else 0)

@@ -56,6 +56,15 @@ class StageReport(msgspec.Struct, frozen=True):
     unfinished: int
 
 
+class Still(msgspec.Struct, frozen=True):
+    """Nodes of a start without an end whose last span that is open lies in a stage. ``seconds``: of the one that has
+    been there longest, up to the last event."""
+
+    stage: str
+    nodes: list[str]
+    seconds: float
+
+
 class Cost(msgspec.Struct, frozen=True):
     """``total = own + wait + gap``, in GPU-hours (node-hours where no node says how many GPUs it holds)."""
 
@@ -113,6 +122,8 @@ class JobReport(msgspec.Struct, frozen=True):
     elapsed_seconds: float
     """Start-up time; while it lasts, the time up to the last event."""
     queue_seconds: float | None
+    queue_held_seconds: int | None
+    """Of these, how long a hold, a dependency or a suspension kept it from waiting for resources."""
     gap_seconds: float
     gpus: int
     ranks: int
@@ -127,6 +138,8 @@ class JobReport(msgspec.Struct, frozen=True):
     stages: list[StageReport]
     nodes: list[NodeReport]
     what_if: list[WhatIf]
+    still: list[Still]
+    """Least advanced first."""
     problems: Problems
     causes: list[Cause] = []
 

@@ -79,6 +79,7 @@ class Timeline:
         )
         queued = done(queue)
         self.queue_ns = intervals.measure(queued) if queued else None
+        self.queue_held = _expected(rows, "held_seconds")
         self.begin, self.end = self._bounds([one for found in by_node.values() for one in found], queued)
         self.length = self.end - self.begin
         self._init_end = self._init_ends()
