@@ -31,7 +31,15 @@ def _likeness(process: int | str) -> list[object]:
     base = Path(f"/proc/{process}")
     lines = base.joinpath("status").read_text().splitlines()
     places = [base / "root", *(base / "ns" / name for name in _NAMESPACES)]
-    return [[line for line in lines if line.startswith(_ALIKE)], *((p.stat().st_dev, p.stat().st_ino) for p in places)]
+    try:
+        label = base.joinpath("attr/current").read_text()
+    except OSError:  # without a security module
+        label = ""
+    return [
+        label,
+        [line for line in lines if line.startswith(_ALIKE)],
+        *((p.stat().st_dev, p.stat().st_ino) for p in places),
+    ]
 
 
 def become(pid: int, pidfd: int, file: int, own: bytes) -> tuple[list[str], int]:
