@@ -32,7 +32,7 @@ JOB = """
 set -e
 bootseer env run --target env --json --wait 0 $OPTIONS -- sh -c "$COMMAND" > answer
 [ -z "$WRITES" ] || echo of the job > env/late
-sleep 4
+sleep $LASTS
 cat env/pkg/data | wc -c
 """
 
@@ -49,7 +49,7 @@ def test_a_publication_killed_at_any_step_hurts_nobody(tmp_path: Path, point: st
         home.mkdir(exist_ok=True)
         environ = {**os.environ, "BOOTSEER_STORE": str(store), "COMMAND": COMMAND, **faults}
         environ |= {"BOOTSEER_CACHE_DIR": f"{home}/cache", "BOOTSEER_STATE_DIR": f"{home}/state"}
-        environ["OPTIONS"] = f"--restore {restore}"
+        environ |= {"OPTIONS": f"--restore {restore}", "LASTS": "4" if faults else "1"}
         environ["WRITES"] = "yes" if restore == "mount" else ""  # else the snapshot would be given up
         work = tmp_path / name / "work"
         work.mkdir(exist_ok=True)

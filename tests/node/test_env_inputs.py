@@ -928,8 +928,8 @@ def test_what_a_container_reads_of_the_host_counts(
     from bootseer.oci.spec import RootFS
 
     if late:  # events are read when the container has ended
-        drained, watch, ended = Opens.drained, Opens.watch, threading.Event()
-        monkeypatch.setattr(Opens, "watch", lambda self: (ended.wait(60), watch(self)))
+        drained, take, ended = Opens.drained, Opens.take, threading.Event()
+        monkeypatch.setattr(Opens, "take", lambda self, data: (ended.wait(60), take(self, data)))
         monkeypatch.setattr(Opens, "drained", lambda self: (ended.set(), drained(self))[1])
     for folder in ("root", "up", "wk"):
         (tmp_path / folder).mkdir()
