@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -258,8 +259,22 @@ def test_a_server_that_cannot_start_says_why(site: Site) -> None:
     assert site.clean()
 
 
+PERSISTING = (
+    sys.executable,
+    "-c",
+    """
+import sys
+from bootseer.blocks.serving import fetcher_process
+from bootseer.blocks.serving.server import main
+fetcher_process._REST_SECONDS = 0.0
+sys.exit(main())
+""",
+)
+"""A server that does not rest before it persists what came."""
+
+
 def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    made = site.mount()
+    made = site.mount(server=PERSISTING)
     (made.target / "big1").read_bytes()
     before = made.status()
     until(lambda: inventory.parts(site.folder / "cache")[0].blocks_ready >= before.blocks_ready, 20)
