@@ -277,6 +277,10 @@ SHAPES: dict[str, tuple[list[str], Wanted]] = {
         [f"{at(0)} {RUN}", f"{at(45)} \r{BAR}\r  0%| | 1/850 [00:05<01:00, 5s/it]\r  1%| | 9/850 [00:45<01:00, 5s/it]"],
         FIRST,
     ),
+    "a bar's rate": (
+        [f"{at(0)} {RUN}", f"{at(1)} {BAR}",
+         f"{at(9)} \r  0%| | 1/850 [00:04<01:00, 4.00s/it]\r  1%| | 9/850 [00:08<01:00,  1.1it/s]"], FIRST,
+    ),
     "other bars": ([*two("{iso} {text}", end="Map:  50%|##  | 1/2 [00:01<00:01, 1s/it]"), f"{at(5)} {LOSS}"], FIRST),
     "long lines": (two("{iso} {text}", end="y" * 9000 + "\r" + LOSS), FIRST),
     "rich's bar": (
@@ -343,6 +347,17 @@ def test_what_is_settled_by_several_lines() -> None:
     past, _found = read("\n".join([*agent, "2024-09-01 10:00:05 anything"]))
     assert past.spans[0].begin
     assert past.spans[0].begin.wall == 1725184800 * 10**9
+
+
+def test_the_steps_of_a_long_log_are_passed_over() -> None:
+    """A rank that never ends its first step does not make a million lines of others slow, and a restart is seen."""
+    told = [f"{at(0)} [rank{r}]: {RUN}" for r in (0, 1)] + [f"{at(5)} [rank0]: {LOSS}"] * 30_000
+    again = [f"{at(6)} [default] {AGENT[0]}", f"{at(7)} [rank1]: {RUN}", f"{at(9)} [rank1]: {LOSS}"]
+    log, found = read("\n".join([f"{at(-9)} {AGENT[0]}", f"{at(-8)} {AGENT[1]}", *told, *again]))
+    assert [(span.rank, span.cycle, span.state.name) for span in log.spans if span.stage == "first_step"] == [
+        (0, 0, "DONE"), (1, 0, "DONE"), (1, 1, "DONE")
+    ]  # fmt: skip
+    assert found.matched < 10
 
 
 def test_a_log_of_several_nodes() -> None:

@@ -66,7 +66,12 @@ _REDRAWN = re.compile(r"\x1b\[\d*[A-HJK]")
 _SPELT = re.compile(r"#0(15|33|11)|\^(M(?![a-z])|\[(?=[\[\]]))")
 _MEANT = {"15": "\r", "M": "\r", "33": "\x1b", "[": "\x1b", "11": "\t"}
 _FRAMES = re.compile(r"[\r\n\x08]+")
-_ELAPSED = re.compile(r"\[(?:(\d+):)?(\d+):(\d+)<")
+_BAR = re.compile(
+    r"\b(?P<done>\d{1,12})/[\d?]+ \[(?:(?P<h>\d{1,6}):)?(?P<m>\d\d):(?P<s>\d\d)<"
+    r"(?:[^,\]]*, *(?P<rate>\d+(?:\.\d+)?)(?P<unit>[a-z]+/[a-z]+))?"
+)
+_BAR_END = 400
+"""Characters at the end of a frame in which its bar's figures are."""
 
 _TEXTS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "body")
 _TIMES = ("time", "timestamp", "asctime", "ts", "@timestamp", "__REALTIME_TIMESTAMP")
@@ -107,6 +112,8 @@ class Reader:
         self._zone, self._latest = zone, latest
         self._near: datetime | None = None
         """A time nearby, which says the year and the day of those that do not."""
+        self._begun = 0
+        """When the last bar began."""
         self._parts: dict[tuple[str, str], str] = {}
         """Of each stream of a container, what its runtime has written of a line that goes on."""
 
@@ -143,15 +150,30 @@ class Reader:
             if piece.endswith("P"):
                 text, self._parts[head.node, piece[:6]] = _cut(text[-_LONGEST:])
         parts = [part for part in _FRAMES.split(text) if part.strip()] or [""]
-        last = _elapsed(parts[-1]) or next(filter(None, map(_elapsed, reversed(parts))), 0) if len(parts) > 1 else 0
-        for part in parts:
+        bars = [_BAR.search(part[-_BAR_END:]) for part in parts]
+        last = next((_elapsed(bar) for bar in reversed(bars) if bar), 0)
+        for part, bar in zip(parts, bars, strict=True):
             mine, rest, _piece = (head, part, "") if len(parts) == 1 else self._head(part, head)
             when = mine.when
             if when is None and (own := _OWN_TIME.search(rest[:_LONGEST])):
                 when = self._when(own)
-            elif when is not None and last and (passed := _elapsed(part)):
-                when -= max(last - passed, 0) * 10**9
+            elif when is not None and bar is not None:
+                when = self._drawn(bar, when, last)
             yield mine._replace(text=rest[:_LONGEST], when=when)
+
+    def _drawn(self, bar: re.Match[str], when: int, last: int) -> int:
+        """When a frame of a bar was drawn whose line was written at ``when``, after ``last`` seconds of the bar: by its
+        rate where its begin was seen, and else by its seconds."""
+        passed, done = _elapsed(bar), int(bar["done"])
+        if not done:
+            self._begun = when - last * 10**9
+        elif passed < last:
+            rate = float(bar["rate"] or 0)
+            took = done * rate if bar["unit"] and bar["unit"].startswith("s") else done / rate if rate else -1
+            if self._begun and abs(took - passed) < 1.5:
+                return min(self._begun + int(took * 1e9), when)
+            return when - (last - passed) * 10**9
+        return when
 
     def _unwrapped(self, text: str, head: Frame) -> tuple[Frame, str]:
         """What a line of JSON carries."""
@@ -265,7 +287,6 @@ def _cut(text: str) -> tuple[str, str]:
     return text[:at], text[at:]
 
 
-def _elapsed(frame: str) -> int:
+def _elapsed(bar: re.Match[str]) -> int:
     """Seconds that a progress bar of ``tqdm`` says."""
-    found = _ELAPSED.search(frame[:_LONGEST])
-    return int(found[1] or 0) * 3600 + int(found[2]) * 60 + int(found[3]) if found else 0
+    return int(bar["h"] or 0) * 3600 + int(bar["m"]) * 60 + int(bar["s"])

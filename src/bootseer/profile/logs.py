@@ -26,6 +26,8 @@ from bootseer.wiretypes import known, loaded
 
 READY = "ready"
 """The pseudo-stage of a line that ends the first step."""
+_IDLE = 20_000
+"""Lines in a row that end steps of ranks whose first one has ended, after which no other one is waited for."""
 _PART = re.compile(r"(\w+) ([\d.]+)")
 
 
@@ -140,7 +142,8 @@ def _marks(source: Source, known: Sequence[Pattern], zone: tzinfo | None, *, alo
     first = list(itertools.islice(lines, LOOK_AHEAD))
     reader.ahead(first)
     compiled = [(pattern.has, re.compile(pattern.match).search, pattern) for pattern in known]
-    begins = [one.has for one in known if one.stage != READY or "<seconds>" in one.match or not alone]
+    begins = list({one.has: None for one in known if one.stage != READY or "<seconds>" in one.match})
+    idle = 0
     words = everything = list(dict.fromkeys(pattern.has for pattern in known))
     origin = hashlib.blake2b(source.path.encode("utf-8", "replace"), digest_size=8)
     going: dict[tuple[str, int | None, int | None, str], bool] = {}
@@ -160,11 +163,14 @@ def _marks(source: Source, known: Sequence[Pattern], zone: tzinfo | None, *, alo
                 if word in frame.text and (match := search(frame.text)):
                     said = match.groupdict()
                     ends = pattern.stage == READY
-                    if not (alone and ends and not going.get(lane, True)):
+                    idle = idle + 1 if ends and not going.get(lane, True) else 0
+                    if idle > _IDLE:
+                        words = begins
+                    elif not (alone and idle):
                         yield _Mark(frame._replace(text=""), pattern, said, source, origin.digest())
                         if frame.when is not None:
                             going[lane] = not ends
-                            words = everything if any(going.values()) else begins
+                            words = everything if any(going.values()) or not alone else begins
                     break
 
 
