@@ -6,6 +6,7 @@ Nothing here does input or output. Every decoder raises `DataError` for bytes th
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import struct
 from collections.abc import Sequence
@@ -190,13 +191,11 @@ def sector_crcs(pieces: Sequence[memoryview]) -> list[int]:
     that a sector takes: a busy thread gives it back after 5 ms only."""
     found, crc, room = list[int](), 0, SECTOR
     for piece in pieces:
-        for start in range(0, len(piece), SECTOR):
-            rest = piece[start : start + SECTOR]
-            while part := rest[:room]:
-                crc, room, rest = crc32c(part, crc, gil_release_mode=0), room - len(part), rest[room:]
-                if not room:
-                    found.append(crc)
-                    crc, room = 0, SECTOR
+        for low, high in itertools.pairwise([0, *range(room, len(piece), SECTOR), len(piece)]):
+            crc, room = crc32c(piece[low:high], crc, gil_release_mode=0), room - (high - low)
+            if not room:
+                found.append(crc)
+                crc, room = 0, SECTOR
     return found if room == SECTOR else [*found, crc]
 
 
