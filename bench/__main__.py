@@ -38,6 +38,8 @@ BENCHMARKS = {
                           "12 minutes, quick 3", "root, Hadoop, 4 GB of memory"),
     "env": Benchmark("bench.env.env", "environments: the first node, publication, mount, unpack; pip and uv",
                      "12 minutes, quick 3", "root"),
+    "caches": Benchmark("bench.env.caches", "compile caches: the first step under torch.compile cold, restored, warm",
+                        "12 minutes, quick 3", "root, torch, gcc"),
     "packages": Benchmark("bench.env.packages", "one changed requirement, with the package caches of earlier commands",
                           "5 minutes, quick 1", "root"),
     "scheduler": Benchmark("bench.stripes.scheduler", "what the parts of the engine of replicas are worth, simulated",

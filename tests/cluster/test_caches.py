@@ -23,7 +23,8 @@ compile() {
     mkdir -p $TORCHINDUCTOR_CACHE_DIR/locks && : >$TORCHINDUCTOR_CACHE_DIR/locks/x.lock || exit 9
     for one in $KERNELS; do
         file=$TORCHINDUCTOR_CACHE_DIR/${one}.so
-        [ -e $file ] && cat $file >/dev/null || { echo compiled $one; echo code of $one >$file; } || exit 9
+        if [ -e $file ]; then cat $file >/dev/null || exit 9; continue; fi
+        echo compiled $one && cat /bin/sh >$file || exit 9
     done
 }
 bootseer_span first_step -- compile
@@ -94,3 +95,37 @@ def test_what_a_later_start_adds_is_united(site: Site) -> None:
     assert (caches["restored"], caches["used"], caches["compiled"]) == (1, 1, 1), said
     code, said, caches = site.start("a", "two one")  # the first node, again
     assert (code, caches["restored"], caches["used"], caches["compiled"]) == (0, 2, 2, 0), said
+
+
+def test_a_cache_that_is_not_used_twice_is_not_restored_a_third_time(site: Site) -> None:
+    site.start("a", "one")
+    for number, kernel in enumerate(("two", "three")):
+        code, said, caches = site.start("b", kernel)
+        assert (code, caches["restored"], caches["used"], caches["compiled"]) == (0, number + 1, 0, 1), said
+        assert "the cache was restored and not used" in said
+    code, said, caches = site.start("b", "four")
+    assert (code, caches["restored"], caches["compiled"]) == (0, 0, 1), said
+    assert "cold: it was restored twice and not used" in str(caches["how"])
+    assert site.start("c", "one")[2]["used"] == 1  # other nodes have their own experience
+
+
+def test_a_damaged_block_costs_a_second_begin_of_the_command_and_no_more(site: Site) -> None:
+    blobs = site.base / "store/blobs"
+    before = set(blobs.rglob("*"))
+    site.start("a", "one")
+    pack = max(set(blobs.rglob("*")) - before, key=lambda path: path.stat().st_size if path.is_file() else 0)
+    pack.write_bytes(bytes(pack.stat().st_size))
+    code, said, caches = site.start("b", "one")
+    assert code == 0, said
+    assert "the training command starts once more, cold" in said
+    assert caches["how"] == "cold, compiled 1", said
+    code, said, caches = site.start("b", "one")
+    assert (code, caches["restored"], caches["used"]) == (0, 1, 1), said  # what the second begin captured
+
+
+def test_a_start_is_right_when_its_capture_is_killed_and_when_caches_are_off(site: Site) -> None:
+    code, said, caches = site.start("a", "one", BOOTSEER_FAULTS="env.gather.before-manifest=kill")
+    assert (code, caches["how"]) == (0, "cold, compiled 1"), said
+    code, said, caches = site.start("b", "one", more="enabled = false")
+    assert (code, caches) == (0, {}), said
+    assert site.start("b", "one")[2]["how"] == "cold, compiled 1"

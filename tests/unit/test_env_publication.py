@@ -99,6 +99,21 @@ def test_the_stage_ends_with_the_command_and_the_publication_goes_on(
     assert (site.target / "pkg/7").read_text() == "7 made by the command"
 
 
+def test_an_empty_result_is_not_published_without_a_word(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    def runner() -> int:
+        (site.target / "cache/inductor").mkdir(parents=True)
+        return 0
+
+    target = Target("/opt/env", str(site.target))
+    spec = EnvSpec(targets=(target,), command=("mkdir",), image_digest="sha256:1", restore="unpack")
+    result = env.run(spec, runner, store_url=str(site.store), config=site.config)
+    assert "it left no file in its targets" in result.reason
+    assert "its snapshot is empty" in caplog.text
+    assert result.publication
+    assert result.publication.wait(30)[0]
+    assert "left no file" not in site.run().reason
+
+
 @pytest.mark.parametrize("how", ["written", "in place", "gone", "added"])
 def test_what_the_job_changes_afterwards_is_not_published(
     site: Site, monkeypatch: pytest.MonkeyPatch, how: str

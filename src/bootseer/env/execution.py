@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, overlay, place
+from bootseer.env import capture, inputs, overlay, place, scan
 from bootseer.env.inputs import Observed, Opened
 from bootseer.env.lookup import Lookup
 from bootseer.env.publication import Begin, End, Publication
@@ -209,6 +210,9 @@ class _Attempt:
                         self._group.complete(known=False)
         if end:
             result.reason = hit(self._look.reason, end.inputs.known)
+            if self._is_empty(end):
+                log.warning("the set-up command left no file in its targets: its snapshot is empty")
+                result.reason += "; it left no file in its targets"
             if self._publication:
                 why = self._publication.go_on(end._replace(lead=self._lead.hand_on() if self._lead else None))
                 if not why:
@@ -226,6 +230,15 @@ class _Attempt:
         if why:
             result.reason += f"; {why}"
         return result
+
+    def _is_empty(self, end: End) -> bool:
+        """Whether the command left nothing but folders."""
+        if self._group:
+            return all(stat.S_ISDIR(status.st_mode) for _, status in scan.walk(self._group.upper))
+        return not any(
+            change.deleted or any(not stat.S_ISDIR(change.marks[path].mode) for path in change.changed)
+            for change in end.changes
+        )
 
     def _stop(self) -> None:
         """There will be nothing to publish."""
