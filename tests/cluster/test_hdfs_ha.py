@@ -82,7 +82,9 @@ class Pair:
             self._admins[name].close()
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["open", "kerberos"])
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.kerberos)], ids=["open", "kerberos"]
+)
 def pair(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Pair]:
     root = tmp_path_factory.mktemp("ha")
     with contextlib.ExitStack() as stack:

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bootseer import fsmount
+from bootseer.backends.cluster import HdfsBackend
+from bootseer.config import Config
 from bootseer.errors import (
     BootseerError,
     ConfigError,
@@ -23,11 +26,12 @@ from bootseer.errors import (
 from bootseer.hdfs import access
 from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.sasl import tokens
 from bootseer.stripefs import open_fs
 from support.hadoop import HadoopCluster
 from support.kerberos import Realm
 
-pytestmark = pytest.mark.hdfs
+pytestmark = [pytest.mark.hdfs, pytest.mark.kerberos]
 QUICK = 5.0
 DATA = os.urandom(5 << 20)
 
@@ -85,8 +89,6 @@ def test_each_protection_is_read_and_written_by_our_engine(tmp_path, realm, capl
             with client.create("/user/alice/native") as out:
                 out.write(DATA)
             out = bytearray(len(DATA))
-            from bootseer.backends.cluster import HdfsBackend
-
             HdfsBackend(home(cluster)).open("native").readinto(0, [memoryview(out)])
             assert bytes(out) == DATA
         token = cluster.token(cluster.root / "token")
@@ -245,6 +247,41 @@ def test_a_ticket_that_is_replaced_while_one_works_is_used(cluster):
         assert node.list("/user/alice")  # waits for it, as for a NameNode that is away
 
 
+@pytest.mark.root
+def test_a_save_and_a_mount_outlive_the_kdc_and_their_ticket(cluster, tmp_path):
+    """Right bytes or an error within the deadline, and with a new ticket the next try works."""
+    realm, config = cluster.realm, Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    cache = realm.ticket("alice", "-l", "6s", cache="chaos")
+    with realm.login("alice", KRB5CCNAME=f"FILE:{cache}"):
+        fs = open_fs(home(cluster))
+        for name in ("a", "b"):
+            with fs.create(name) as file:
+                file.write(DATA)
+        mounted = fsmount.start(fs.url, tmp_path / "mnt", config=config)
+        try:
+            assert (mounted.mountpoint / "a").read_bytes() == DATA
+            with fs.create("saved") as file:
+                file.write(DATA)
+                with realm.without_kdc():
+                    time.sleep(7)  # the ticket expires meanwhile
+                    NameNode.connect(cluster.url).close()
+                    began = time.monotonic()
+                    with pytest.raises(PrivilegeError, match="expired"):
+                        NameNode.connect(cluster.url).list("/user/alice")
+                    assert time.monotonic() - began < 15
+                    writing = threading.Thread(target=file.write, args=(DATA,))
+                    writing.start()
+                    assert (mounted.mountpoint / "a").read_bytes() == DATA
+                realm.ticket("alice", cache="chaos")
+                writing.join()
+            out = bytearray(2 * len(DATA))
+            fs.open("saved").readinto(0, memoryview(out))
+            assert out == DATA + DATA
+            assert (mounted.mountpoint / "b").read_bytes() == DATA
+        finally:
+            mounted.unmount()
+
+
 def test_a_frozen_datanode_delays_reads_and_writes_for_seconds(cluster):
     """Red before: 57 s for the read, and after 30 s an error of the write."""
     data = os.urandom(64 << 20)
@@ -274,8 +311,6 @@ def test_the_command_line_says_it_in_one_line(cluster):
 
 
 def test_secrets_are_in_no_log_and_no_error(cluster, token, caplog):
-    from bootseer.hdfs.sasl import tokens
-
     caplog.set_level(logging.DEBUG)
     with cluster.realm.login("alice", HADOOP_TOKEN_FILE_LOCATION=str(token)):
         (found,) = tokens.read(str(token))

@@ -68,8 +68,8 @@ class Realm:
         encrypt: bool = False,
         aes: bool = False,
     ) -> None:
-        for program in ("krb5kdc", "kdb5_util", "kadmin.local", "kinit"):
-            _program(program)  # says what is missing before anything is made
+        if why := missing():
+            raise UnsupportedError(why, hint="apt-get install krb5-kdc krb5-admin-server krb5-user")
         self.protection, self.rpc, self.encrypt, self.aes = protection, rpc, encrypt, aes
         self.conf: Path  # of the client of Hadoop
 
@@ -203,8 +203,12 @@ class Realm:
         return "\n".join([*lines, f"as() {{ export KRB5CCNAME=FILE:{self.folder}/cc_$1; }}", ""])
 
 
+def missing() -> str:
+    """What is not installed, "" when all is."""
+    programs = ("krb5kdc", "kdb5_util", "kadmin.local", "kinit")
+    gone = [each for each in programs if not shutil.which(_program(each))]
+    return f"needs {', '.join(gone)} (scripts/setup installs them)" if gone else ""
+
+
 def _program(name: str) -> str:
-    if found := shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin"):
-        return found
-    hint = "apt-get install krb5-kdc krb5-admin-server krb5-user"
-    raise UnsupportedError(f"{name} is not installed", hint=hint)
+    return shutil.which(name) or f"/usr/sbin/{name}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bootseer.doctor import canary, checks
 from bootseer.errors import BootseerError
-from support import hadoop, slurm
+from support import hadoop, kerberos, slurm
 
 
 def _hadoop() -> str:
@@ -46,6 +46,7 @@ _INSTALLED: dict[str, Callable[[], str]] = {
     "slurm": lambda: (
         "" if slurm.installed() else "needs slurmctld, slurmd, slurm-client, munge (scripts/setup does it)"
     ),
+    "kerberos": kerberos.missing,
     "torch": lambda: "" if importlib.util.find_spec("torch") else "torch is not installed",
 }
 _KERNEL: dict[str, Callable[[], str]] = {
