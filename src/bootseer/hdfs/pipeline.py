@@ -185,6 +185,8 @@ class Pipeline:
             self._sock.close()
             self._connect()
             return self._log_in(again=False)
+        if self._received:
+            raise Broken(f"{self.nodes[0].address} sent more than its login", (0,))
         self._stream = handshake.stream if handshake else None
 
     def _next(self) -> bytes:

@@ -28,16 +28,13 @@ _PRINCIPAL = _KRB5 + b"\x01"
 _FLAGS = 2 | 4 | 8 | 16 | 32  # mutual, replay, sequence, confidentiality, integrity
 _MOST = b"\xff\xff\xff"  # bytes that a message to us may have
 
+_AWAY = "check that a KDC of krb5.conf (KRB5_CONFIG) runs and is reachable from here"
+
 # what the library says, the first match wins: (pattern, what to do, error, whether a later try may work)
 _CAUSES: tuple[tuple[str, str, type[BootseerError], bool], ...] = (
     (r"expired", "kinit again, or kinit -R before a renewable ticket ends", PrivilegeError, True),
     (r"[Cc]lock skew", "set the clock of this machine, as NTP does", UnavailableError, True),
-    (
-        r"Cannot (contact|find) any KDC|Cannot resolve",
-        "check that a KDC of krb5.conf (KRB5_CONFIG) runs and is reachable from here",
-        UnavailableError,
-        True,
-    ),
+    (r"Cannot (contact|find) any KDC|Cannot resolve", _AWAY, UnavailableError, True),
     (
         r"KDC for|[Dd]efault realm|Server .*not found|realm",
         "compare the realm of klist, of krb5.conf (KRB5_CONFIG) and of dfs.namenode.kerberos.principal",
@@ -65,17 +62,25 @@ def _lib() -> ctypes.CDLL:
     try:
         lib = ctypes.CDLL("libgssapi_krb5.so.2")
     except OSError as exc:
-        raise LoginFailed(
-            f"Kerberos needs libgssapi_krb5.so.2: {exc}",
-            "install the package libgssapi-krb5-2 (krb5-libs)",
-            UnsupportedError,
-        ) from None
+        hint = "install the package libgssapi-krb5-2 (krb5-libs)"
+        raise LoginFailed(f"Kerberos needs libgssapi_krb5.so.2: {exc}", hint, UnsupportedError) from None
     number, handle, buffer, oid = POINTER(c_uint32), POINTER(c_void_p), POINTER(_Buffer), POINTER(_Oid)
     given = c_void_p
     for name, arguments in {
         "import_name": (buffer, oid, handle),
         "init_sec_context": (
-            (given, handle, given, oid, c_uint32, c_uint32, given, buffer, given, buffer, number, number)
+            given,
+            handle,
+            given,
+            oid,
+            c_uint32,
+            c_uint32,
+            given,
+            buffer,
+            given,
+            buffer,
+            number,
+            number,
         ),
         "inquire_context": (given, handle, handle, number, given, number, given, given),
         "display_name": (given, buffer, given),
@@ -104,7 +109,7 @@ def _call(name: str, *arguments: object) -> int:
     minor = c_uint32()
     status: int = getattr(_lib(), f"gss_{name}")(byref(minor), *arguments)
     if status & 0xFFFF0000:
-        why = _text(minor.value, 2) or _text(status, 1)
+        why = (minor.value and _text(minor.value, 2)) or _text(status, 1)
         known = next((cause for cause in _CAUSES if re.search(cause[0], why)), None)
         _, hint, kind, passing = known or ("", "see klist and krb5.conf (KRB5_CONFIG)", PrivilegeError, True)
         raise LoginFailed(f"Kerberos: {why}", hint, kind, passing=passing)
@@ -163,19 +168,13 @@ class Kerberos:
                     raise
                 raise LoginFailed(f"{exc.why} ({self._tickets})", exc.hint, passing=exc.passing) from None
             except TimeoutError:
-                pattern = "Cannot contact any KDC"
-                hint = next(cause[1] for cause in _CAUSES if re.search(cause[0], pattern))
-                raise LoginFailed(
-                    f"Kerberos: no KDC answered within {self._seconds:.0f} s", hint, UnavailableError, passing=True
-                ) from None
+                why = f"Kerberos: no KDC answered within {self._seconds:.0f} s"
+                raise LoginFailed(why, _AWAY, UnavailableError, passing=True) from None
         offered = self.unwrap(challenge)[:1] or b"\0"
         self.qop = next((each for each in self._qops if offered[0] & 1 << QOPS.index(each)), "")
         if not self.qop:
-            raise LoginFailed(
-                f"the NameNode does not offer {self._qops[0]}",
-                "compare hadoop.rpc.protection here and there",
-                ConfigError,
-            )
+            hint = "compare hadoop.rpc.protection here and there"
+            raise LoginFailed(f"the NameNode does not offer {self._qops[0]}", hint, ConfigError)
         most = b"\0\0\0" if self.qop == "auth" else _MOST
         return self._wrap(bytes([1 << QOPS.index(self.qop)]) + most, secret=False)
 
