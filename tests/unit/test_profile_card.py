@@ -50,6 +50,14 @@ def test_the_card_says_what_matters():
         assert part in shown, shown
 
 
+def test_the_card_of_many_nodes_says_whether_their_caches_were_used():
+    s = start()
+    for i in range(6):
+        s.span(f"n{i}", "caches", 31, 31.2, how="restored 53, used 41, compiled 0 anew" if i else "cold, compiled 53")
+    assert "caches on 5 of 6 nodes: restored 53, used 41, compiled 0 anew" in text(card.render(analyse(s.log())))
+    assert "caches on" not in text(card.render(analyse(start().log())))
+
+
 def test_the_card_of_a_start_that_goes_on_names_the_nodes_with_the_fewest_hot_blocks():
     s = StartUp("llm", gpus=8)
     for i, ready in enumerate((100, 90, 12, 100)):

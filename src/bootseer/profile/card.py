@@ -5,6 +5,7 @@ Text from events goes through `_text` and never through rich's markup, which a j
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -193,7 +194,15 @@ def _remarks(report: JobReport) -> list[str]:
                 f"what if: {change.name}: {seconds_text(change.startup_seconds)} s"
                 f" (-{seconds_text(change.saved_seconds)} s, -{_hours(change.saved_hours)} {report.cost.unit})"
             )
-    return lines + _doubts(report)
+    return lines + _caches(report) + _doubts(report)
+
+
+def _caches(report: JobReport) -> list[str]:
+    """What came of the compile caches, as most of several nodes say it."""
+    cells = [node.stages["caches"] for node in report.nodes if "caches" in node.stages]
+    said = Counter(str(cell.attrs["how"]) for cell in cells if cell.attrs.get("how"))
+    count = len(report.nodes)
+    return [f"caches on {times} of {count} nodes: {how}" for how, times in said.most_common(int(count > 1))]
 
 
 def _doubts(report: JobReport) -> list[str]:
