@@ -18,11 +18,12 @@ sys.exit(publisher.main())
 def main() -> None:
     part = sys.argv.pop(1)
     from bootseer.cli.main import main as cli
-    from bootseer.env import publication
     from bootseer.kernel import background
 
+    program = background.program
     if part == EARLY:
-        publication.PROGRAM = (sys.executable, "-P", "-c", _PUBLISHER)
+        late = (sys.executable, "-P", "-c", _PUBLISHER)
+        background.program = lambda module: late if module == "bootseer.env.publisher" else program(module)
     else:
         background.lend = lambda: None
     cli()
