@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import os
 import pickle
 import select
@@ -44,7 +45,7 @@ log = logging.getLogger(__name__)
 _SETTLED = 0.2
 """Seconds without a change after which a file counts as finished. What changes later was stored in vain, once."""
 _ROUND, _SHARE = 0.2, 10.0
-"""Seconds between two looks for such files; at least so many times what the look took."""
+"""Seconds between two looks for such files; at least so many times what it took to find them."""
 _SCORE = 1000
 """Of the kernel's killer of processes: nobody loses anything by the end of this one, and the job is beside it."""
 _PACK = 16 << 20
@@ -122,27 +123,32 @@ class Work:
 
         return told
 
-    def settled(self, stop: Callable[[], bool]) -> None:
-        """Store the files of the upper layers that nobody has changed for a while, until it is to ``stop``."""
+    def settled(self, stop: Callable[[], bool]) -> float:
+        """Store the files of the upper layers that nobody has changed for a while, until it is to ``stop``. The seconds
+        that it took to look for them."""
         if not self._may_publish or self.failed:
-            return
+            return 0.0
         self._early = True
         try:
-            self._settled(stop)
+            return self._stored(Path(self._begin.area, "upper"), time.time() - _SETTLED, stop)
         except (BootseerError, OSError) as exc:
             log.info("nothing is stored before the command has ended: %s", exc)
             self.failed = True
+            return 0.0
 
-    def _settled(self, stop: Callable[[], bool]) -> None:
-        upper = Path(self._begin.area, "upper")
-        with beneath.folder(upper) as root:
-            files = [File(root, path, status) for path, status in scan.walk(upper) if stat.S_ISREG(status.st_mode)]
-            for _ in self._contents.early(files, time.time() - _SETTLED):
+    def _stored(self, layers: Path, before: float, stop: Callable[[], bool] = lambda: False) -> float:
+        """What last changed before then, as far as nobody has it open for writing, goes on its way."""
+        began = time.monotonic()
+        with beneath.folder(layers) as root:
+            files = [File(root, path, status) for path, status in scan.walk(layers) if stat.S_ISREG(status.st_mode)]
+            looked = time.monotonic() - began
+            for _ in self._contents.early(files, before):
                 faults.point("env.publish.early")
                 self._tree.packs.hand_over()
                 if stop():
-                    return
+                    break
         self._tree.packs.hand_over()
+        return looked
 
     def publish(self, end: End) -> tuple[bool, str]:
         """(published, why not). Raises `BootseerError`, `OSError` when it could not be. What was stored early, when it
@@ -164,6 +170,8 @@ class Work:
         faults.point("env.publish.before-capture")
         read = end.inputs.digested(self._spec, begin.config)  # at once: the job may write to these files
         layers = self._staged(end) if end.changes else Path(begin.area, "upper")
+        if begin.area:
+            self._stored(layers, math.inf)  # first: the link is busy while the rest is made
         compiled = self._work / "compiled"
         for number, target in enumerate(self._spec.targets):
             pyc.compile_missing(self._spec, target, layers / str(number), compiled / str(number))
@@ -269,12 +277,10 @@ def _await_end(work: Work | None) -> bool:
     """Whether the command has succeeded. Until then what has settled is stored."""
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    pause = _ROUND
+    pause = 0.0
     while not poll.poll(int(pause * 1000) if work else None):
         assert work
-        looked = time.monotonic()
-        work.settled(lambda: bool(poll.poll(0)))
-        pause = max(_ROUND, _SHARE * (time.monotonic() - looked))
+        pause = max(_ROUND, _SHARE * work.settled(lambda: bool(poll.poll(0))))
     return bool(os.read(0, 1))
 
 
