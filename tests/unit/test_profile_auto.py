@@ -85,7 +85,7 @@ PROGRAMS = {
         print(torch.__loader__ is torch.__spec__.loader, pickle.dumps(torch.load))
         print(inspect.signature(torch.load), torch.load.__doc__, inspect.getsource(torch.load))
     """,
-    "step": "import torch.optim.optimizer as o\no.step()\nprint('stepped')",
+    "step": "import torch.optim.optimizer as o\no.step()\no.step()\nprint('stepped')",
     "compile": "import torch._dynamo.callback as c\nc.callback_handler.run()\nprint('compiled')",
     "hook": """
         import torch.optim.optimizer as o
@@ -97,6 +97,7 @@ PROGRAMS = {
         import pickle, torch, torch.optim.optimizer as o
         kept = torch.load
         print(pickle.dumps(kept))
+        o.step()
         o.step()
         print(pickle.dumps(kept))
     """,
@@ -224,6 +225,10 @@ def main():
         torch.save(model.state_dict(), folder + "/m.pt")
         model.load_state_dict(torch.load(folder + "/m.pt"))
     optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()  # once without gradients, to make its state
+    optimizer.zero_grad()
     load = torch.load
     if CTX:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict

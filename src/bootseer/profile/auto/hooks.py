@@ -79,6 +79,8 @@ class Hooks:
         self._pid = os.getpid()
         self._is_rank = False
         self._step = ""
+        self._trains = False
+        """Whether gradients were made, or the optimizer has stepped: many step it once without, to make its state."""
         self._over = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
@@ -133,6 +135,7 @@ class Hooks:
 
             def before(args: Any) -> Token | None:
                 self._step_begins()
+                self._trains = self._trains or get_ident() not in self._inside
                 return None
 
             def after(token: Token | None, args: Any, done: bool) -> None:
@@ -171,12 +174,14 @@ class Hooks:
 
         # The compiler traces both; there they do nothing, so that the code that it makes is the same.
         def before(optimizer: object, args: object, kwargs: object) -> None:
-            if not compiles():
+            if not compiles() and self._trains:
                 self._step_begins()
 
         def after(optimizer: object, args: object, kwargs: object) -> None:
             if not compiles():
-                self._step_ended()
+                if self._trains:
+                    self._step_ended()
+                self._trains = self._trains or get_ident() not in self._inside
 
         def undo() -> None:
             """Inside `after`: torch goes through these hooks, and none may go while another one is to come."""
