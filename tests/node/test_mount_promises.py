@@ -281,7 +281,7 @@ class Snapshot(Kind):
 
     def again(self) -> None:
         """Another container shares them."""
-        assert self._node.run(self._ref, "other", "/bin/sleep", "0").returncode == 0
+        assert self._node.run(self._ref, "other", "/bin/sleep", "--version").returncode == 0
 
     def kill_maker(self) -> None:
         self._node.kill()
