@@ -1,10 +1,11 @@
 """What a set-up command with one changed requirement costs an empty node, with the package caches of earlier commands.
 
-    scripts/bench packages [--size 8] [--quick] [--runs N] [--out report.json]
+    scripts/bench packages [--size 6] [--quick] [--runs N] [--out report.json]
 
 Ten packages of so many MB each, of which another one is in the index at each round, lie in an index behind a link of
 100 Mbit/s; the store is a folder. ``pip-cached`` and ``uv-cached``: `bootseer env run --cache`; ``pip-empty`` and
-``uv-empty``: `bootseer env run` on a node with an empty cache. ``received``: bytes that the node has got of the index.
+``uv-empty``: `bootseer env run` on a node with an empty cache; environments are neither restored nor made.
+``received``: bytes that the node has got of the index.
 Processor seconds are those of the whole command, without what goes on in the background.
 """
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
-from bootseer.demo.programs import BOOTSEER, run
+from bootseer.demo.programs import BOOTSEER
 from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
 from bootseer.kernel import mount as mounts
@@ -57,7 +58,18 @@ class Bench:
         environ |= {"BOOTSEER_STORE": str(self.work / "store"), "HOME": str(folder)}
         names = [f"part0=={n}", *(f"part{number}" for number in range(1, PACKAGES))]
         options = ["--cache", kind] if cached else []
-        argv = [*BOOTSEER, "env", "run", "--json", *options, "--target", str(self.target), "--", *self.commands[kind]]
+        argv = [
+            *BOOTSEER,
+            "env",
+            "run",
+            "--json",
+            "--no-snapshot",
+            *options,
+            "--target",
+            str(self.target),
+            "--",
+            *self.commands[kind],
+        ]
         argv = self.node.argv([*argv, "--target", str(self.target), *names])
         try:
             folder.mkdir()
@@ -74,13 +86,10 @@ class Bench:
                 "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 3),
                 "received": self.node.bytes_received() - received,
             }
-            log = folder / "state/env/publications.log"
-            _until(lambda: log.read_text().count("published") > cached or "nothing is new" in log.read_text())
             _until(lambda: not mounts.below(folder / "cache/caches"))
         except BootseerError as exc:
             made.failed = str(exc)
         finally:
-            run([*BOOTSEER, "unmount", "--environments"], env=environ)
             for path in (self.target, folder):
                 shutil.rmtree(path, ignore_errors=True)
         say(f"{made.variant} {made.n}: {made.failed or f'{made.seconds:.2f} s, {made.details}'}")
@@ -105,7 +114,7 @@ def compute(made: Report, say: Say) -> Figures:
 
 
 def _run(options: Options, made: Report) -> None:
-    size = (options.size or (3 if options.quick else 8)) << 20
+    size = (options.size or (3 if options.quick else 6)) << 20
     wheels = [wheel(f"part{number}", "1", size=size, files=_FILES) for number in range(PACKAGES)]
     wheels += [wheel("part0", str(n + 1), size=size, files=_FILES) for n in range(1, options.runs + 1)]
     with (
@@ -123,5 +132,5 @@ def _run(options: Options, made: Report) -> None:
 
 if __name__ == "__main__":
     parser = invocation.parser("packages", __doc__, quick="3 MB each, two runs", runs=(5, 2), work=True)
-    parser.add_argument("--size", type=int, help="MB of each package (default 8, quick 3)")
+    parser.add_argument("--size", type=int, help="MB of each package (default 6, quick 3)")
     sys.exit(invocation.carry_out(parser, _run, compute))
