@@ -22,6 +22,7 @@ than `CONNECTIONS` wait for one another. A forked child begins with no connectio
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -152,6 +153,7 @@ class RpcClient:
     def forget(self) -> None:
         """Begin anew, as another client: a NameNode would take a forked child's calls for its parent's, made again."""
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
+        self._login_turn = threading.Lock()
         self._lock = threading.Lock()
         self.client_id = uuid.uuid4().bytes
         self._last_call = 0
@@ -261,14 +263,11 @@ class RpcClient:
             if len(self._addresses) > 1:  # a frozen one must leave time for the others
                 until = min(until, time.monotonic() + max(deadline / _SHARE, _SHORTEST))
             address = self._addresses[turn]
-            kept = self._idle.take(address)
-            connection = kept or connect(address, until, Transfer(), silent_ms=_SILENT)
+            connection, greeting = self._connected(address, until)
             keep = False
             try:
                 connection.begin(until, Transfer())
-                if kept is None:
-                    packed = self._greeting(connection) + packed
-                answer = _exchange(connection, packed, call_id)
+                answer = _exchange(connection, greeting + packed, call_id)
                 keep = True
                 return answer
             except RemoteError as exc:
@@ -281,6 +280,29 @@ class RpcClient:
                     connection.close()
         finally:
             slots.release()
+
+    def _connected(self, address: Address, until: float) -> tuple[Connection, bytes]:
+        """A connection, and what goes before the first call over it.
+
+        One at a time is logged in: meanwhile others end their calls, and theirs serve those who wait sooner.
+        """
+        if kept := self._idle.take(address):
+            return kept, b""
+        with contextlib.ExitStack() as stack:
+            if self._secured:
+                turn = self._login_turn
+                if not turn.acquire(timeout=remaining(until)):
+                    raise TimeoutError("others are still logging in")
+                stack.callback(turn.release)
+                if kept := self._idle.take(address):
+                    return kept, b""
+            connection = connect(address, until, Transfer(), silent_ms=_SILENT)
+            try:
+                connection.begin(until, Transfer())
+                return connection, self._greeting(connection)
+            except BaseException:
+                connection.close()
+                raise
 
     def _greeting(self, connection: Connection) -> bytes:
         """What goes before the first call of a connection: `_HELLO` or a login, and who calls whom."""
