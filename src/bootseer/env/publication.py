@@ -93,7 +93,7 @@ class Publication:
     def _start(self, errors: BinaryIO) -> None:
         """In a thread of its own, whose priority the process has from its first moment on."""
         with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # and with it the idle class of disks
+            # Not SCHED_IDLE: beside a busy processor that gets no time on an idle one either.
             os.setpriority(os.PRIO_PROCESS, 0, 19)
         try:
             self._process = subprocess.Popen(
