@@ -10,7 +10,7 @@ WITHOUT = (sys.executable, "-m", "bench.env.without")
 _PUBLISHER = """
 import sys
 from bootseer.env import publisher
-publisher.Work.settled = lambda work, stop: None
+publisher.Work.settled = lambda work, stop: 0.0
 sys.exit(publisher.main())
 """
 
