@@ -23,6 +23,7 @@ from bootseer.demo.image import Say
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.demo.starts import losses
 from bootseer.errors import FullError
+from bootseer.stripefs import layout
 from bootseer.wiretypes import loaded
 
 JOB_ENV = "/opt/job-env"
@@ -70,7 +71,7 @@ class Ingredients:
 
     def prepare(self, say: Say) -> None:
         """Make what is missing. Raises `FullError` before anything is written when the disk is too small."""
-        key = hashlib.sha256(f"{bootseer.__version__} {sys.version} {image.PYTHON}".encode())
+        key = hashlib.sha256(f"{bootseer.__version__} {layout.VERSION} {sys.version} {image.PYTHON}".encode())
         for path in sorted((*image.JOB.iterdir(), Path(image.__file__), Path(__file__))):
             if path.is_file():
                 key.update(path.read_bytes())
