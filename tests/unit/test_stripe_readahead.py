@@ -288,3 +288,24 @@ def test_small_reads_at_random_fetch_no_more_than_they_need(tmp_path, monkeypatc
                 assert get(loader, file, offset, 4096) == data[offset : offset + 4096]
             loader.close()
         assert (loader.demand + loader.ahead) / (reads * 4096) <= 20
+
+
+@pytest.mark.parametrize("kind", ["striped", "plain"])
+@pytest.mark.parametrize("streams", [2, 4])
+def test_readers_in_order_of_one_file_need_no_more_requests_beside_each_other(tmp_path, monkeypatch, streams, kind):
+    """Each read counted as a jump, and was read by itself: 454 requests for 64 chunks."""
+    fs, size, step = open_fs(str(tmp_path / "store")), 32 << 20, 128 << 10
+    data = os.urandom(1 << 20) * 32
+    with fs.create("f", striped=kind == "striped", width=2) as out:
+        out.write(data)
+    loader, requests = ReadAhead(memory=64 << 20), []
+    real = type(fs.backend).read_many
+    with fs.open("f") as file:
+        monkeypatch.setattr(
+            type(fs.backend), "read_many", lambda self, pieces: requests.append(1) or real(self, pieces)
+        )
+        for at in range(0, size // streams, step):
+            for offset in range(at, size, size // streams):
+                assert get(loader, file, offset, step) == data[offset : offset + step]
+        loader.close()
+    assert len(requests) <= 1.2 * size / file.unit

@@ -35,6 +35,8 @@ _PIECE = 16 << 20
 """Most bytes that read-ahead asks for at once."""
 _NEAR = 8
 """A read is in order that begins within so many times its length of the end of the one before."""
+_STREAMS = 16
+"""Readers of one file that are told apart; a jump within a read's length of the end of one's last read is his."""
 _FILES = 1024
 """Files of which is known how they are being read; one that was dropped is fetched ahead again after its next read."""
 _THREADS = 3
@@ -46,21 +48,25 @@ Target = Callable[[int], memoryview | None]
 
 class _Order:
     """How one file is being read: where the ``next`` read in order starts, up to which chunk it is fetched ``ahead``,
-    and how far that goes now (``step``: from ``least`` up to ``far`` bytes). ``jumped``: the last read was not in
-    order; ``_from``: where it began, a chunk of which perhaps only a part was read."""
+    and how far that goes now (``step``: from ``least`` up to ``far`` bytes). ``alone``: the last read was not in
+    order, nor does it go on where one of several readers was; ``_from``: the chunk in which the last read out of order
+    began, perhaps only a part of it was read."""
 
     def __init__(self, least: int, far: int) -> None:
         self._least, self._far = least, far
         self.next, self.ahead, self.step = 0, 0, least
-        self.jumped, self._from = False, sys.maxsize
+        self.alone, self._from, self._ends = False, sys.maxsize, list[int]()
 
     def advance(self, file: ChunkFile, offset: int, end: int, room: int) -> range:
         """The chunks to fetch ahead, perhaps none, when ``offset`` to ``end`` is read and there is memory for ``room``
         bytes. The kernel's own requests may come slightly out of order."""
         # who reads little at a time goes no far way in order
         near = min(self._least, _NEAR * (end - offset))
-        self.jumped = abs(offset - self.next) > near
-        if self.jumped:  # begin anew from here
+        jumped = abs(offset - self.next) > near
+        others = [at for at in self._ends if abs(offset - at) > end - offset]
+        self.alone = jumped and len(others) == len(self._ends)
+        self._ends = [*others, end][-_STREAMS:]
+        if jumped:  # begin anew from here
             self.next, self.ahead, self.step, self._from = end, 0, self._least, offset // file.unit
             return range(0)
         self.next = max(self.next, end)
@@ -113,10 +119,10 @@ class ReadAhead:
         """
         end = offset + size
         first, last = offset // file.unit, -(-end // file.unit)
-        jumped = self._plan(file, offset, end)
+        alone = self._plan(file, offset, end)
         if (fd := file.local.fd_of(first, last)) is not None:
             return fd, offset
-        if jumped and self._apart(file, offset, view := memoryview(bytearray(size))):
+        if alone and self._apart(file, offset, view := memoryview(bytearray(size))):
             return view
         parts = []
         try:
@@ -248,7 +254,7 @@ class ReadAhead:
         return True
 
     def _plan(self, file: ChunkFile, offset: int, end: int) -> bool:
-        """Fetch ahead when ``file`` is read in order; whether this read is not."""
+        """Fetch ahead when ``file`` is read in order; whether no reader of it gets on with this read."""
         with self._lock:
             order = self._orders.setdefault(file.identity, _Order(self._step, self._far))
             self._orders.move_to_end(file.identity)
@@ -258,7 +264,7 @@ class ReadAhead:
         if chunks and not self._closed:
             with contextlib.suppress(RuntimeError):  # the program ends: readers fetch what they want themselves
                 self._pool.submit(self._ahead_of, file, chunks)
-        return order.jumped
+        return order.alone
 
     def _ahead_of(self, file: ChunkFile, chunks: range) -> None:
         piece = max(1, _PIECE // file.unit)
