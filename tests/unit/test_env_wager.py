@@ -45,7 +45,7 @@ def test_no_node_is_later_than_by_its_turn_or_than_with_the_result(
     step = max(1.0, publication / 400)
     ended, at_once = start(nodes, command, publication)
     for rank, took in enumerate(ended):
-        turn = max(command, LEAST) + (rank // FEW + 1) * command
+        turn = (rank // FEW + 1) * max(command, LEAST) + command
         assert took <= min(command + publication + 1e-6, turn + step) * (1 + 1e-9) + step
     if command > 2 * step:
         assert at_once <= FEW + math.ceil(step / command) * FEW
@@ -83,6 +83,8 @@ def test_how_many_ask_the_index() -> None:
     assert [ran(8, times) for times in (0.5, 1.0, 1.5, 2.5, 10.0)] == [1, 1, 3, 6, 8]
     assert [ran(3, times) for times in (1.0, 1.5)] == [1, 3]
     assert all(waits(Progress(1.0, 1e6, 1e15, 1.0), 0, rank) for rank in (0, 63)), "nobody knows how many there are"
+    assert waits(Progress(1.0, 1e6, 1e15, 1.0), 1000, -1), "nobody knows which one this is"
+    assert sum(not waits(Progress(0.0, 5.0, 1e15, 1.0), 1000, rank) for rank in range(1000)) <= 6 * FEW
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,8 @@ def test_how_many_ask_the_index() -> None:
         ({"SLURM_STEP_NUM_NODES": "8", "SLURM_NODEID": "5", "SLURM_JOB_NUM_NODES": "9"}, (8, 5)),
         ({"GROUP_WORLD_SIZE": "64", "GROUP_RANK": "63"}, (64, 63)),
         ({"BOOTSEER_NODES": "3", "JOB_COMPLETION_INDEX": "2"}, (3, 2)),
-        ({"BOOTSEER_NODES": "many"}, (0, 0)),
+        ({"BOOTSEER_NODES": "many", "GROUP_RANK": "0"}, (0, 0)),
+        ({"BOOTSEER_NODES": "1000"}, (1000, -1)),
     ],
 )
 def test_env_run_knows_how_many_nodes_there_are(

@@ -138,7 +138,7 @@ def run(
         background=beside and _outlived(),
         wait=wait,
         nodes=ranks.first(os.environ, ranks.NODES) or 0,
-        rank=ranks.first(os.environ, ranks.NODE_RANKS) or 0,
+        rank=-1 if (rank := ranks.first(os.environ, ranks.NODE_RANKS)) is None else rank,
     )
     config = settings(store)
     if dry_run:

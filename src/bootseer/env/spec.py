@@ -74,7 +74,7 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Longest wait, in seconds, for another node that runs the same command; it ends when that node is seen no more."""
     nodes: int = 0
     """How many nodes start together; 0: nobody said."""
-    rank: int = 0
+    rank: int = -1
     """The number of this one. See `wager` for when it runs the command though another one does."""
     caller: int = 0
     """Process that uses the targets when this one has ended, such as the script that ran `bootseer env run`."""

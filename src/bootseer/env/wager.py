@@ -14,7 +14,8 @@ LEAST = 1.0
 
 
 def waits(told: Progress, nodes: int, rank: int) -> bool:
-    """Whether node ``rank`` is to wait on. ``nodes``: how many the start has; 0, which nobody knows: it waits.
+    """Whether node ``rank`` is to wait on. ``nodes``: how many the start has. It waits where nobody knows that (0),
+    or its rank (-1).
 
     What is left of the publication is compared with the command as a whole. Where that is shorter, the first ``FEW``
     nodes run it, the next ones when these have had the time for it, and so on: a node is never later than it would be
@@ -24,4 +25,5 @@ def waits(told: Progress, nodes: int, rank: int) -> bool:
     if not 0 <= rank < nodes:
         return True
     left = told.left / told.rate if told.rate else told.since
-    return left <= max(told.elapsed, LEAST) or told.since < rank // FEW * told.elapsed
+    command = max(told.elapsed, LEAST)
+    return left <= command or told.since < rank // FEW * command
