@@ -61,8 +61,8 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 
-_OF_ONE_START = re.compile(r"(?:^|/)(?:locks(?:/|$)|\.|[^/]*(?:\.lock|\.tmp|\.part)$|tmp[^/]*$)")
-"""Of any kind that programs compile into."""
+_OF_ONE_START = re.compile(r"(?:^|/)(?:locks(?:/|$)|\.(?!ninja_(?:log|deps)$)|[^/]*(?:\.lock|\.tmp|\.part)$|tmp[^/]*$)")
+"""Of any kind that programs compile into. Without its log ninja builds all anew."""
 
 
 def chosen(names: Iterable[str] | Literal["auto"], group: Group) -> list[str]:
