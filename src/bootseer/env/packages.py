@@ -39,9 +39,11 @@ _ARCHIVE = pattern(r"archive-v\d+/([\w-]+)/")
 _ENTRY = pattern(r"(?:wheels|sdists)-v\d+/(?:pypi|index|url|git)/(?!.*/src/).+")
 _POINTERS = (".http", ".rev", ".msgpack")
 _LOGIN = pattern(
-    rb"(?i)(?:authorization|cookie)[ -~]|\b(?:basic|bearer) |[a-z]://[^\s\"'/\0]{0,1000}@|[a-z]://[^\s\"'\0]{0,1000}\?"
+    rb"(?i)(?:authorization|cookie)[ -~]|\b(?:basic|bearer) |[a-z]://[^\s\"'/@\0]*+@"
+    rb"|(?:^|[\s\"'\0])(?>[^\s\"'\0]*?[a-z]://)[^\s\"'?\0]*+\?"
 )
-"""A login, or a URL that may have one. (On which headers an answer depends a pointer says, without their values.)"""
+"""A login, or a URL that may have one; each word is looked through once. (On which headers an answer depends a pointer
+says, without their values.)"""
 _MOST = 16 << 20
 _STRANGE = (OSError, ValueError, KeyError, RecursionError)
 """What comes of a file that is no entry: the command wrote what it liked."""
