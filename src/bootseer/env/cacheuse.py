@@ -36,14 +36,16 @@ class Use:
     def __init__(self, held: Held) -> None:
         self._held = held
         self._seen = set[tuple[int, int]]()
-        self._events, self._over = -1, os.eventfd(0)
+        self._events = self._over = -1
         self._thread = threading.Thread(target=self._watch, name="cache-use", daemon=True)
         if held.restored and held.group and not held.joined:
             try:
                 self._events = libc.fanotify_init(_CLASS, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
                 libc.fanotify_mark(self._events, _ADD_FILE_SYSTEM, _OPEN, str(held.folder))
+                self._over = os.eventfd(0)
                 self._thread.start()
             except (OSError, RuntimeError) as exc:
+                self._close()
                 log.info("nobody can tell what of the cache is used: %s", exc)
 
     def ended(self) -> tuple[int, set[str] | None]:
@@ -59,6 +61,8 @@ class Use:
             return len(restored), None
         os.eventfd_write(self._over, 1)
         self._thread.join(10)
+        if not self._thread.is_alive():
+            self._close()
         here = self._held.entries()
         return len(restored), {p for p in restored & here.keys() if (here[p].st_dev, here[p].st_ino) in self._seen}
 
@@ -84,8 +88,10 @@ class Use:
                         self._take(data)
         except OSError as exc:
             log.info("nobody can tell what of the cache is used: %s", exc)
-        finally:
-            os.close(self._events)
+
+    def _close(self) -> None:
+        for fd in {self._events, self._over} - {-1}:
+            os.close(fd)
 
     def _take(self, data: bytes) -> None:
         at = 0
