@@ -134,6 +134,8 @@ def test_a_flipped_bit_is_found_by_who_reads_its_sector(tmp_path, at):
             with contextlib.suppress(DataError):
                 size = min(SECTOR, len(DATA) - start)
                 assert ahead.read(file, start, size) == DATA[start : start + size]
+                ahead.readinto(file, start, memoryview(into := bytearray(size)))
+                assert into == DATA[start : start + size]
                 sound.append(start)
         ahead.close()
     assert at // SECTOR * SECTOR not in sound

@@ -153,14 +153,19 @@ class ReadAhead:
             stop = start + file.geometry.chunk_length(chunk)
             return view[start:stop] if start >= 0 and stop <= len(view) else None
 
-        filled = self._load(file, range(first, last), demand=True, target=target)
-        for chunk in range(first, last):
-            if chunk not in filled:
-                start = chunk * file.unit
-                low, high = max(offset, start), min(end, start + file.unit)
-                view[low - offset : high - offset] = self._take(file, chunk, drop=high == start + file.unit)[
-                    low - start : high - start
-                ]
+        try:
+            filled = self._load(file, range(first, last), demand=True, target=target)
+            for chunk in range(first, last):
+                if chunk not in filled:
+                    start = chunk * file.unit
+                    low, high = max(offset, start), min(end, start + file.unit)
+                    view[low - offset : high - offset] = self._take(file, chunk, drop=high == start + file.unit)[
+                        low - start : high - start
+                    ]
+        except DataError:
+            if file.geometry.grain == file.unit:
+                raise  # as of `read`
+            self.demand += file.readinto_many([(offset, view)])
 
     def _take(self, file: ChunkFile, chunk: int, *, drop: bool) -> memoryview:
         """A chunk that `_load` brought; fetched again when the budget has pushed it out since."""
