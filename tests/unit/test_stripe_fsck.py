@@ -83,6 +83,27 @@ def test_damaged_stripes(fs, kind, break_it):
     assert collect.gc(fs.backend, age=0) == []
 
 
+@pytest.mark.parametrize("unit", [UNIT, 128 << 10])
+def test_a_file_of_an_earlier_version_says_so(fs, unit):
+    """It had no checksums of sectors: its stripes looked too short."""
+    with fs.create("f", striped=True, unit=unit, width=1) as out:
+        out.write(bytes(5 * unit))
+    path, geometry = stripe(fs, "f", 0), layout.Geometry(5 * unit, unit, 1)
+    data, table, footer = bytearray(path.read_bytes()), geometry.table_offset(0), geometry.footer_offset(0)
+    data[8] = data[footer + 8] = 1
+    path.write_bytes(data[:table] + data[footer:])
+    found = only(fs)
+    assert (found.kind, found.level, found.repair) == ("other-version", "error", "")
+    assert collect.gc(fs.backend, age=0) == []
+    with pytest.raises(
+        DataError, match=r"^f \(.bsx/\w+.0\) was written by an earlier version of bootseer; write it again$"
+    ):
+        fs.open("f")
+    with fs.create("f", striped=True, unit=unit, width=1) as out:
+        out.write(bytes(5 * unit))
+    assert kinds(fs) == []
+
+
 @pytest.mark.parametrize("how", ["replaced", "removed"])
 def test_a_file_that_changes_while_it_is_looked_at_is_no_finding(fs, monkeypatch, how):
     write(fs, "f")

@@ -72,7 +72,8 @@ def fsck(
         first = report.errors[0]
         more = f" and {len(report.errors) - 1} more" if len(report.errors) > 1 else ""
         mendable = not repair and any(finding.repair for finding in report.errors)
-        hint = "run again with --repair" if mendable else "restore it from a copy"
+        lost = "write it again" if first.kind == "other-version" else "restore it from a copy"
+        hint = "run again with --repair" if mendable else lost
         raise DataError(f"{url} has errors: {one_line(first.path)}: {first.kind}{more}", hint=hint)
 
 

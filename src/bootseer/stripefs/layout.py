@@ -21,7 +21,7 @@ from bootseer.wiretypes import json_as
 
 T = TypeVar("T")
 
-VERSION = 1
+VERSION = 2
 UNIT = 1 << 20
 WIDTH = 4
 MAX_WIDTH = 256
@@ -164,13 +164,23 @@ def encode_header(header: Header) -> bytes:
     return body.ljust(HEADER_SIZE, b"\0")
 
 
+def check_version(data: bytes, name: str) -> None:
+    """Raise `DataError` where the header or footer ``data`` of the stripe ``name`` is of another version."""
+    version = (
+        _U32.unpack_from(data, 8)[0] if data[:8] in {_HEADER_MAGIC, _FOOTER_MAGIC} and len(data) >= 12 else VERSION
+    )
+    if version < VERSION:
+        raise DataError(f"{name} was written by an earlier version of bootseer", hint="write it again")
+    if version > VERSION:
+        raise DataError(f"{name} has stripe format {version}, this bootseer reads {VERSION}", hint="update bootseer")
+
+
 def decode_header(data: bytes, name: str) -> Header:
     """``name`` is the stripe's, for messages."""
     if len(data) < HEADER_SIZE or data[:8] != _HEADER_MAGIC:
         raise DataError(f"{name} is not a stripe")
-    _, version, length, uuid, index, width, unit, epoch = _HEADER.unpack_from(data)
-    if version != VERSION:
-        raise DataError(f"{name} has stripe format {version}, this bootseer reads {VERSION}", hint="update bootseer")
+    check_version(data, name)
+    _, _, length, uuid, index, width, unit, epoch = _HEADER.unpack_from(data)
     if length != HEADER_SIZE or _U32.unpack_from(data, _HEADER.size)[0] != crc32c(data[: _HEADER.size]):
         raise DataError(f"the header of {name} is damaged")
     return Header(uuid, index, width, unit, epoch, _header_name(data, name))
@@ -250,9 +260,8 @@ def decode_footer(data: bytes, name: str) -> tuple[Footer, int]:
     damaged = DataError(f"the footer of {name} is damaged, or its writer did not finish")
     if len(data) < footer_length(0) or data[:8] != _FOOTER_MAGIC:
         raise damaged
-    _, version, count, length, size, uuid, index, zero = _FOOTER.unpack_from(data)
-    if version != VERSION:
-        raise DataError(f"{name} has stripe format {version}, this bootseer reads {VERSION}", hint="update bootseer")
+    check_version(data, name)
+    _, _, count, length, size, uuid, index, zero = _FOOTER.unpack_from(data)
     if len(data) != footer_length(count) or zero or _U32.unpack_from(data, len(data) - 8)[0] != len(data):
         raise damaged
     crc = crc32c(data[:-4])

@@ -362,7 +362,8 @@ class StripedFile(ChunkFile):
             raise self._gone(f"stripe {stripe} of {self.path} is missing ({name})") from None
         if source.size != (expected := self.geometry.stripe_length(stripe)):
             found = source.size
-            source.close()
+            with contextlib.closing(source):
+                layout.check_version(source.read(0, min(layout.HEADER_SIZE, found)), f"{self.path} ({name})")
             raise DataError(f"stripe {stripe} of {self.path} has {found} bytes, not {expected} ({name})")
         return source
 
@@ -399,7 +400,7 @@ class StripedFile(ChunkFile):
 
     def _decode_footer(self, stripe: int, data: memoryview) -> Footer:
         name = self.pointer.stripe_path(self.path, stripe)
-        footer, crc = layout.decode_footer(bytes(data), name)
+        footer, crc = layout.decode_footer(bytes(data), f"{self.path} ({name})")
         if crc != self.pointer.footers[stripe] or footer.stripe != stripe or footer.size != self.size:
             raise DataError(f"{name} is not stripe {stripe} of {self.path}")
         return footer

@@ -310,13 +310,16 @@ class _Check:
 
     def _stripe(self, folder: Folder, path: str, pointer: Pointer, index: int) -> Finding | None:
         """What is wrong with a stripe of the file at ``path``."""
-        name, kind = pointer.stripe_path(path, index), "damaged-header"
+        name, kind = pointer.stripe_path(path, index), "other-version"
         try:
             with contextlib.closing(self._backend.open(name)) as source:
+                head = source.read(0, min(layout.HEADER_SIZE, source.size))
+                layout.check_version(head, name)
+                kind = "damaged-header"
                 if source.size != (expected := pointer.geometry.stripe_length(index)):
                     detail = f"{name} has {source.size} bytes of {expected}"
                     return _finding("wrong-length", path, detail, pointer.uuid)
-                header = scan.read_header(source, name)
+                header = layout.decode_header(head, name)
                 kind = "damaged-footer"
                 stripe = Stripe(header, *scan.read_footer(source, name, header.unit))
         except NotFoundError:

@@ -178,11 +178,6 @@ class Stripe(NamedTuple):
         )
 
 
-def read_header(source: Source, path: str) -> Header:
-    """The header of the stripe ``source``, whose name is ``path``. Raises `DataError`."""
-    return layout.decode_header(source.read(0, min(layout.HEADER_SIZE, source.size)), path)
-
-
 def read_footer(source: Source, path: str, unit: int) -> tuple[Footer, int]:
     """The footer of the stripe ``source`` of chunks of ``unit`` bytes, and its CRC, found from its end. Raises
     `DataError`."""
@@ -199,7 +194,7 @@ def read_footer(source: Source, path: str, unit: int) -> tuple[Footer, int]:
 
 def _read(backend: Backend, path: str) -> Stripe:
     with contextlib.closing(backend.open(path)) as source:
-        header = read_header(source, path)
+        header = layout.decode_header(source.read(0, min(layout.HEADER_SIZE, source.size)), path)
         return Stripe(header, *read_footer(source, path, header.unit))
 
 
