@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +13,10 @@ import msgspec
 import pytest
 
 from bootseer.config import Config
-from bootseer.env import generation
+from bootseer.env import generation, overlay, users
 from bootseer.env.generation import Cache, Held
 from bootseer.env.spec import Technique
+from bootseer.kernel import mount as mounts
 from bootseer.objects import open_store
 
 pytestmark = pytest.mark.root
@@ -190,3 +193,49 @@ def test_another_owner_another_fact_and_another_salt_have_caches_of_their_own(no
     for number, other in enumerate(({"owner": (1234, 1234)}, {"facts": {"OMP_NUM_THREADS": "1"}}, {"salt": "x"})):
         assert names(nodes.start(f"n{number}", msgspec.structs.replace(nodes.cache, **other))) == set()
     assert nodes.start("last").restored
+
+
+@contextlib.contextmanager
+def another_user(held: Held) -> Iterator[None]:
+    """Another process of the node that uses the cache, too."""
+    state = Path(held.config.state_dir)
+    with subprocess.Popen(["sleep", "300"]) as process:
+        try:
+            (group,) = overlay.groups_on([held.folder], state, 0)
+            group.mine = users.named([process.pid])
+            group.join()
+            yield
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_who_joined_keeps_the_cache_when_another_start_has_captured_and_ended(tmp_path: Path, last: bool) -> None:
+    nodes = Nodes(tmp_path, "mount")
+    held = nodes.start("a")
+    add(held, "aa/one.so")
+    with another_user(held):
+        running = held.capture(last=last)
+        assert running
+        assert running.wait(60)[0] == last  # else it is too fresh
+        held.close()
+        assert names(held) == {"aa/one.so"}
+    held.close()
+    assert not mounts.below(tmp_path)
+
+
+def test_who_joins_while_a_capture_gives_up_keeps_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(tmp_path, "mount")
+    held = nodes.start("a")
+    add(held, "aa/one.so")
+    told = generation.Gather(
+        cache=held.cache, view=str(held.folder.parent), work="", used=[], changed=[], seconds=0, last=True,
+        store_url=str(nodes.store), config=held.config,
+    )  # fmt: skip
+    read = overlay.groups_on([held.folder], Path(held.config.state_dir), 0)
+    with another_user(held):
+        monkeypatch.setattr(overlay, "groups_on", lambda *_: read)
+        generation.give_up(told)
+        assert names(held) == {"aa/one.so"}
+    held.close()
+    assert not mounts.below(tmp_path)

@@ -191,9 +191,11 @@ class Held:
         )
         started = Publication(message, Path(self.config.state_dir), PROGRAM)
         if self.group:
-            self.group.record.publisher = started.named
-            self.group.record.users += [started.named] if last else []
-            self.group.save()
+            try:
+                self.group.published_by(started.named, also_used=last)
+            except (BootseerError, OSError):
+                started.give_up()
+                raise
         if why := started.go_on(None):
             raise BootseerError(why)
         self._known |= added
@@ -211,8 +213,6 @@ class Held:
 def give_up(told: Gather) -> None:
     """Take the cache down if nobody uses it."""
     for group in overlay.groups_on([Path(told.view, "0")], Path(told.config.state_dir), 0):
-        group.record.publisher = ""  # this process
-        group.save()
         group.unmount()
 
 

@@ -75,7 +75,7 @@ class GroupRecord(Record, kw_only=True):
 
 class Group:
     """The overlays of one run. Not safe for two threads; two processes are kept apart by the lock of the stage, which
-    the caller of all methods but `unmount` holds."""
+    the caller of all methods but `unmount` and `published_by` holds."""
 
     def __init__(self, record: GroupRecord, state_dir: Path, mine: list[str]) -> None:
         self.record = record
@@ -164,6 +164,15 @@ class Group:
         """Note that `mine` use it, too."""
         self.record.users = [*self._others(), *self.mine]
         self.save()
+
+    def published_by(self, publisher: str, *, also_used: bool) -> None:
+        """Note who publishes what is in ``upper``, and whether that uses the group, beside all who do by now. Not for
+        who holds the lock of the stage. Raises `BootseerError`, `OSError`."""
+        with locks.locked(tuple(self.record.targets), self._state_dir, wait=_LOCK_SECONDS):
+            self.record = _records(self._state_dir).read(self.record.id)
+            self.record.publisher = publisher
+            self.record.users += [publisher] if also_used else []
+            self.save()
 
     @property
     def intact(self) -> bool:
@@ -310,6 +319,8 @@ class Group:
                     self.record = _records(self._state_dir).read(self.record.id)
                 except FileNotFoundError:
                     return
+                if self.record.publisher in self.mine:  # it has published
+                    self.record.publisher = ""
                 if others := self._others():
                     self.record.users = others
                     self.save()
