@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -239,3 +240,39 @@ def test_who_joins_while_a_capture_gives_up_keeps_the_cache(tmp_path: Path, monk
         assert names(held) == {"aa/one.so"}
     held.close()
     assert not mounts.below(tmp_path)
+
+
+UNMOUNT = "import os, subprocess; subprocess.run(['umount', os.path.dirname(os.environ['TRITON_CACHE_DIR'])], check=1)"
+TOO_LONG = """
+import os
+os.makedirs(os.environ['TRITON_CACHE_DIR'])
+os.chdir(os.environ['TRITON_CACHE_DIR'])
+open('one.so', 'w').write('compiled')
+for _ in range(30):
+    os.mkdir('d' * 200)
+    os.chdir('d' * 200)
+open('deep.so', 'w').write('compiled')
+"""
+
+
+def own(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
+    """The command line of a command with the cache of Triton, and its variables."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("BOOTSEER_", "TRITON_"))}
+    environ |= {f"BOOTSEER_{name.upper()}_DIR": str(tmp_path / name) for name in ("cache", "state")}
+    environ |= {"BOOTSEER_STORE": str(tmp_path / "store")}
+    return [sys.executable, "-m", "bootseer.cli.main", "env", "run", "--cache", "triton", "--"], environ
+
+
+@pytest.mark.parametrize("job", [UNMOUNT, TOO_LONG])
+def test_the_exit_code_is_the_jobs_whatever_it_does_to_its_cache(tmp_path: Path, job: str) -> None:
+    argv, environ = own(tmp_path)
+    argv += [sys.executable, "-c", f"{job}\nraise SystemExit(3)"]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not mounts.below(tmp_path)
+    if job == TOO_LONG:
+        show = "import os; print(os.listdir(os.environ['TRITON_CACHE_DIR']))"
+        argv = [*argv[:-2], "-c", show]
+        shown = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        assert shown.stdout == "['one.so']\n", done.stderr + shown.stderr

@@ -5,6 +5,7 @@ A kind of the group ``compile`` is filled by the training command, one of the gr
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
@@ -63,6 +64,8 @@ KINDS: Mapping[str, Kind] = {
 
 _OF_ONE_START = re.compile(r"(?:^|/)(?:locks(?:/|$)|\.(?!ninja_(?:log|deps)$)|[^/]*(?:\.lock|\.tmp|\.part)$|tmp[^/]*$)")
 """Of any kind that programs compile into. Without its log ninja builds all anew."""
+_LONGEST = 2048
+"""Bytes of a path: it is to be found below the folders of other nodes, too."""
 
 
 def chosen(names: Iterable[str] | Literal["auto"], group: Group) -> list[str]:
@@ -96,7 +99,7 @@ def is_entry(path: str) -> bool:
     """Whether the file ``path``, below the folder of all kinds of a group, is handed on to other starts."""
     name, _, inner = path.partition("/")
     kind = KINDS.get(name)
-    if kind is None or (kind.group == "compile" and _OF_ONE_START.search(inner)):
+    if kind is None or len(os.fsencode(path)) > _LONGEST or (kind.group == "compile" and _OF_ONE_START.search(inner)):
         return False
     return not re.search(kind.left_out, inner)
 

@@ -96,7 +96,7 @@ class _Union:
 
     def publish(self) -> tuple[bool, str]:
         view, last, anew = Path(self._told.view), self._work / "last", self._work / "anew"
-        here = dict(scan.walk(view / "0"))
+        here = dict(scan.walk(view / "0", skip=scan.UNREADABLE))
         files = {path: status for path, status in here.items() if self._is_whole(path, status)}
         if packed := self._cache.group == "packages":
             unknown = {path: status for path, status in files.items() if not _same(self._listed.get(path), status)}

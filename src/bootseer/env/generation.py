@@ -205,9 +205,13 @@ class Held:
         """Give it up; the overlay goes with its last user on the node. Safe to call twice."""
         if self.group:
             until = time.monotonic() + _END_SECONDS
-            while mounts.in_use(self.folder) and time.monotonic() < until:
-                time.sleep(0.05)
-            self.group.unmount()
+            try:
+                while mounts.in_use(self.folder) and time.monotonic() < until:
+                    time.sleep(0.05)
+            except (BootseerError, OSError) as exc:
+                log.info("%s", exc)
+            finally:
+                self.group.unmount()
 
 
 def give_up(told: Gather) -> None:
@@ -340,5 +344,7 @@ def _unpack(held: Held, found: SnapshotManifest | None, job: str) -> None:
 
 def _entries(folder: Path) -> dict[str, os.stat_result]:
     return {
-        path: status for path, status in scan.walk(folder) if stat.S_ISREG(status.st_mode) and cachekinds.is_entry(path)
+        path: status
+        for path, status in scan.walk(folder, skip=scan.UNREADABLE)
+        if stat.S_ISREG(status.st_mode) and cachekinds.is_entry(path)
     }

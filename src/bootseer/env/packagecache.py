@@ -116,7 +116,10 @@ class PackageCaches:
     def close(self) -> None:
         """Give them up."""
         if self._held:
-            self._held.close()
+            try:
+                self._held.close()
+            except (BootseerError, OSError) as exc:
+                log.warning("the package caches stay on this node: %s", exc)
 
 
 def _facts(spec: EnvSpec, config: Config) -> dict[str, str]:

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,11 +43,15 @@ def mount_points_below(root: Path) -> set[str]:
     return {entry.target for entry in mounts.below(root)}
 
 
-def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+UNREADABLE = (errno.ENAMETOOLONG, errno.EACCES)
+"""Of a folder deeper than any path may be long, or closed to us."""
+
+
+def walk(root: Path, *, skip: Collection[int] = ()) -> Iterator[tuple[str, os.stat_result]]:
     """(path relative to ``root``, lstat) of each entry below it, directories before their content; not ``root`` itself.
 
-    Mount points below ``root`` are left out with all they hold. Raises `OSError` for what cannot be read; entries that
-    vanish meanwhile are skipped.
+    Mount points below ``root`` are left out with all they hold. Raises `OSError` for what cannot be read, but for the
+    errors to ``skip``; entries that vanish meanwhile are skipped.
     """
     try:
         base = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -60,7 +64,7 @@ def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
         while stack:
             folder = stack.pop()
             below: list[str] = []
-            for name, found in _listing(base, folder):
+            for name, found in _listing(base, folder, skip):
                 path = f"{folder}/{name}" if folder else name
                 if fence and f"{real}/{path}" in fence:
                     continue
@@ -72,7 +76,7 @@ def walk(root: Path) -> Iterator[tuple[str, os.stat_result]]:
         os.close(base)
 
 
-def _listing(root: int, folder: str) -> list[tuple[str, os.stat_result]]:
+def _listing(root: int, folder: str, skip: Collection[int]) -> list[tuple[str, os.stat_result]]:
     """(name, lstat) of what is in ``folder`` now, by name; nothing when that is no folder any more."""
     try:
         with beneath.folder(folder, root=root) as fd, os.scandir(fd) as items:
@@ -81,7 +85,7 @@ def _listing(root: int, folder: str) -> list[tuple[str, os.stat_result]]:
                 with contextlib.suppress(FileNotFoundError):
                     rows.append((item.name, item.stat(follow_symlinks=False)))
     except OSError as exc:
-        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, *skip):
             return []
         raise
     return sorted(rows)

@@ -16,5 +16,5 @@ def advisory(doing: str) -> Iterator[None]:
     """The job runs whether this works or not: trouble is a log line."""
     try:
         yield
-    except BootseerError as exc:
+    except (BootseerError, OSError) as exc:
         log.warning("cannot %s: %s", doing, exc)

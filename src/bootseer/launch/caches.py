@@ -94,8 +94,13 @@ class Caches:
     def stepped(self, seconds: float = 0.0) -> Report:
         """The first step has ended, ``seconds`` after the programs began. Was the cache used?"""
         held, use, self._use = self._held, self._use, None
-        if not held or not use:
-            return Report("no cache")
+        report = Report("no cache")
+        if held and use:
+            with advisory("see what of the caches was used"):
+                report = self._ended(held, use, seconds)
+        return report
+
+    def _ended(self, held: Held, use: Use, seconds: float) -> Report:
         restored, used = use.ended()
         compiled = len(held.added())
         self._seconds = 0.0 if held.restored else seconds
@@ -140,7 +145,8 @@ class Caches:
             if not (held.joined and held.group and held.group.in_use):
                 self._capture(last=True)
                 self._see_out()
-        held.close()
+        with advisory("give up the caches"):
+            held.close()
         self._held = None
         return report
 
@@ -159,13 +165,14 @@ class Caches:
             log.warning("cannot capture the caches: %s", exc)
 
     def _watch(self) -> None:
-        captured, pause, before, since = 0, 1.0, None, 0.0
+        captured, pause, before, since = 0, 1.0, dict[str, tuple[int, int]](), 0.0
         while not self._over.wait(pause):
             held = self._held
             if held is None or held.joined or (self._running and not self._running.ended(0)):
                 continue
-            looked = time.monotonic()
-            added = held.added()
+            looked, added = time.monotonic(), before
+            with advisory("look at the caches"):
+                added = held.added()
             pause = max(_PAUSE if captured else 1.0, _SHARE * (time.monotonic() - looked))
             if added != before:
                 before, since = added, looked
