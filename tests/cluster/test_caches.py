@@ -23,7 +23,7 @@ compile() {
     mkdir -p $TORCHINDUCTOR_CACHE_DIR/locks && : >$TORCHINDUCTOR_CACHE_DIR/locks/x.lock || exit 9
     for one in $KERNELS; do
         file=$TORCHINDUCTOR_CACHE_DIR/${one}.so
-        if [ -e $file ]; then cat $file >/dev/null || exit 9; continue; fi
+        if [ -e $file ]; then cat $file >/dev/null || exit $DAMAGED; continue; fi
         echo compiled $one && cat /bin/sh >$file || exit 9
     done
 }
@@ -43,7 +43,7 @@ class Site:
             image.convert(f"oci:{layout}:v1", str(base / "store"), work_dir=base / "work")
 
     def start(
-        self, node: str, kernels: str, *, user: str = "", more: str = "", **environ: str
+        self, node: str, kernels: str, *, user: str = "", more: str = "", damaged: str = "9", **environ: str
     ) -> tuple[int, str, dict]:
         here = self.base / node
         here.mkdir(exist_ok=True)
@@ -51,7 +51,7 @@ class Site:
 [job]
 name = "small"
 command = ["sh", "-c", '''{TRAIN}''']
-env = {{ KERNELS = "{kernels}" }}
+env = {{ KERNELS = "{kernels}", DAMAGED = "{damaged}" }}
 [image]
 ref = "oci:{self.base}/layout{user}:v1"
 [caches]
@@ -107,6 +107,17 @@ def test_a_cache_that_is_not_used_twice_is_not_restored_a_third_time(site: Site)
     assert (code, caches["restored"], caches["compiled"]) == (0, 0, 1), said
     assert "cold: it was restored twice and not used" in str(caches["how"])
     assert site.start("c", "one")[2]["used"] == 1  # other nodes have their own experience
+
+
+def test_a_command_that_was_killed_does_not_start_once_more(site: Site) -> None:
+    blobs = site.base / "store/blobs"
+    before = set(blobs.rglob("*"))
+    site.start("a", "one")
+    pack = max(set(blobs.rglob("*")) - before, key=lambda path: path.stat().st_size if path.is_file() else 0)
+    pack.write_bytes(bytes(pack.stat().st_size))
+    code, said, _ = site.start("b", "one", damaged="137")
+    assert code == 137, said
+    assert "once more" not in said
 
 
 def test_a_damaged_block_costs_a_second_begin_of_the_command_and_no_more(site: Site) -> None:

@@ -17,7 +17,9 @@ from bootseer.config import Config
 from bootseer.env import generation, overlay, users
 from bootseer.env.generation import Cache, Held
 from bootseer.env.spec import Technique
+from bootseer.errors import BootseerError
 from bootseer.kernel import mount as mounts
+from bootseer.launch.caches import Caches, may_begin_again
 from bootseer.objects import open_store
 
 pytestmark = pytest.mark.root
@@ -240,6 +242,53 @@ def test_who_joins_while_a_capture_gives_up_keeps_the_cache(tmp_path: Path, monk
         assert names(held) == {"aa/one.so"}
     held.close()
     assert not mounts.below(tmp_path)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Iterator[tuple[Nodes, Held]]:
+    """A cache that was restored, and of which not all can be read."""
+    nodes = Nodes(tmp_path, "mount")
+    first = nodes.start("a")
+    add(first, "aa/one.so", text=os.urandom(5_000).hex())
+    assert captured(first) == (True, "")
+    first.close()
+    pack = max(
+        (path for path in nodes.store.glob("blobs/**/*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
+    pack.write_bytes(bytes(pack.stat().st_size))
+    held = nodes.start("b")
+    assert held.restored
+    with pytest.raises(OSError, match="Input/output"):
+        (held.folder / "inductor/aa/one.so").read_text()
+    add(held, "aa/two.so")
+    yield nodes, held
+    nodes.end()
+    assert not mounts.below(tmp_path)
+
+
+def test_a_start_does_not_take_a_damaged_cache_from_one_that_runs(damaged: tuple[Nodes, Held]) -> None:
+    nodes, held = damaged
+    with another_user(held):
+        with pytest.raises(BootseerError, match=r"not all can be read is in use by process \d+ \(sleep\)"):
+            nodes.start("b")
+        assert names(held) == {"aa/one.so", "aa/two.so"}
+    assert names(nodes.start("b")) == set()
+
+
+def test_a_start_begins_again_beside_another_one_without_caches(damaged: tuple[Nodes, Held]) -> None:
+    _, held = damaged
+    caches = Caches(held.cache, ["triton"], held.store_url, held.config)
+    with another_user(held):
+        assert caches.begin().startswith("no cache: a cache of which not all can be read")
+        assert caches.close().said == "no cache"
+        assert names(held) == {"aa/one.so", "aa/two.so"}
+
+
+def test_a_command_begins_again_only_after_a_failure_of_its_own_and_soon() -> None:
+    assert may_begin_again(1, 5)
+    assert not may_begin_again(0, 5)
+    assert not may_begin_again(137, 5)
+    assert not may_begin_again(1, 3600)
 
 
 UNMOUNT = "import os, subprocess; subprocess.run(['umount', os.path.dirname(os.environ['TRITON_CACHE_DIR'])], check=1)"

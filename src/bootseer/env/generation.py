@@ -247,14 +247,18 @@ def restore(
 
 
 def _joined(held: Held, state: Path) -> bool:
-    """Whether it is in place already, for other processes of the node, and shared from now on."""
+    """Whether it is in place already, for other processes of the node, and shared from now on. Raises `BootseerError`
+    when they have it, and not all of it can be read: it is not taken from them."""
     with locks.groups_locked(state):
         for group in overlay.groups_on([held.folder], state, 0):
-            if group.intact and group.in_use:
-                group.join()
-                held.group, held.joined, held.said = group, True, "shared with others on this node"
-                return True
-            group.take_down()
+            if not (user := group.in_use):
+                group.take_down()
+                continue
+            if not group.intact:
+                raise BootseerError(f"a cache of which not all can be read is in use by {user}")
+            group.join()
+            held.group, held.joined, held.said = group, True, "shared with others on this node"
+            return True
     return False
 
 

@@ -34,6 +34,8 @@ _PAUSE, _SHARE = 30.0, 50.0
 """Seconds between two looks after a capture; at least so many times what the last look took."""
 _MUCH = 0.05
 """Of the entries: so much more is captured again before the end."""
+_BEGIN_SECONDS = 600.0
+"""A command that ends by itself so soon may have ended for what it read of the caches."""
 _LAST_SECONDS = 120.0
 """For a capture at the end of the start."""
 
@@ -124,9 +126,11 @@ class Caches:
         return self._held is not None and self._held.damaged
 
     def renew(self) -> str:
-        """Begin again, with nothing in it; how, in words."""
-        assert self._held
-        self._held.close()
+        """Begin again, with nothing in it; how, in words. Raises `BootseerError` and `OSError` when that cannot be; there
+        is no cache then."""
+        held, self._held = self._held, None
+        assert held
+        held.close()
         self._held = generation.restore(self._cache, self._store, self._config, use=False)
         return "cold: what was restored is damaged"
 
@@ -181,6 +185,12 @@ class Caches:
             if enough and looked - since >= patience:
                 captured = captured + len(added)
                 self._capture()
+
+
+def may_begin_again(code: int, seconds: float) -> bool:
+    """Whether a command that ended with ``code``, so long after its begin, may have failed for a cache that could not
+    be read. One that a signal ended did not; and nobody wants hours of work again."""
+    return 0 < code < 128 and seconds < _BEGIN_SECONDS
 
 
 def of_host(names: Sequence[str] | Literal["auto"], command: Sequence[str], config: Config) -> Caches:

@@ -32,7 +32,7 @@ from bootseer.image.mount import STARTS
 from bootseer.kernel import background, pressure
 from bootseer.launch.advice import advisory
 from bootseer.launch.attempt import begin_events
-from bootseer.launch.caches import PLACE, Caches, Report
+from bootseer.launch.caches import PLACE, Caches, Report, may_begin_again
 from bootseer.launch.checkpoint import CheckpointStage
 from bootseer.launch.container import Container
 from bootseer.launch.identity import Identity
@@ -345,11 +345,20 @@ class _Node:
                 container.add_mount(self.checkpoint.provide(init), self.job.checkpoint.path)
                 container.tell(self.checkpoint.variables)
             command, auto = self.job.job.command, self.job.job.auto
-            self.record.exit_code = container.run(command, span=init, auto=auto)
-            if self.record.exit_code and self.caches and self.caches.damaged and not self._is_ready():
-                log.warning("what was restored of the caches is damaged; the training command starts once more, cold")
-                self._tell_caches(Report(self.caches.renew()))
+            started = time.monotonic()
+            code = self.record.exit_code = container.run(command, span=init, auto=auto)
+            if may_begin_again(code, time.monotonic() - started) and not self._is_ready() and self._renewed():
                 self.record.exit_code = container.run(command, span=init, auto=auto)
+
+    def _renewed(self) -> bool:
+        """Whether what was restored of the caches is damaged, and they are empty now."""
+        with advisory("start the training command once more, with empty caches"):
+            if self.caches and self.caches.damaged:
+                said = self.caches.renew()
+                log.warning("what was restored of the caches is damaged; the training command starts once more, cold")
+                self._tell_caches(Report(said))
+                return True
+        return False
 
     @contextlib.contextmanager
     def _watched(
