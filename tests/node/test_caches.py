@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from bootseer.errors import BootseerError
 from bootseer.kernel import mount as mounts
 from bootseer.launch.caches import Caches, may_begin_again
 from bootseer.objects import open_store
+from support.waits import until
 
 pytestmark = pytest.mark.root
 
@@ -325,3 +327,21 @@ def test_the_exit_code_is_the_jobs_whatever_it_does_to_its_cache(tmp_path: Path,
         argv = [*argv[:-2], "-c", show]
         shown = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
         assert shown.stdout == "['one.so']\n", done.stderr + shown.stderr
+
+
+def test_a_start_that_is_broken_off_waits_for_no_capture(tmp_path: Path) -> None:
+    argv, environ = own(tmp_path)
+    job = (
+        "import os, time; os.makedirs(p := os.environ['TRITON_CACHE_DIR']); open(p + '/one.so', 'w').write('compiled')"
+    )
+    argv += [sys.executable, "-c", f"{job}; open({str(tmp_path / 'ready')!r}, 'w'); time.sleep(60)"]
+    environ["BOOTSEER_FAULTS"] = "env.gather.before-build=sleep:60"
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True) as process:
+        until((tmp_path / "ready").exists, 60, "the command's begin")
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=90)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert time.monotonic() - began < 20, said
+    assert "caches: cold, compiled 1" in said
+    assert not mounts.below(tmp_path)

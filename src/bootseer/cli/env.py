@@ -185,12 +185,13 @@ def _cached(command: list[str], names: list[str], config: Config, *, quiet: bool
     from bootseer.launch import caches
 
     held = caches.of_host("auto" if names == ["auto"] else names, command, config)
-    held.begin()
     try:
-        os.environ.update(held.variables(os.environ, str(held.folder)))
-        return _execute(command, {}, quiet=quiet)
+        with held.seen_out():
+            held.begin()
+            os.environ.update(held.variables(os.environ, str(held.folder)))
+            return _execute(command, {}, quiet=quiet)
     finally:
-        typer.echo(f"caches: {held.close().said}", err=True)
+        typer.echo(f"caches: {held.report.said}", err=True)
 
 
 def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:

@@ -6,11 +6,12 @@ and starts the process that captures it (`env.generation.Held.capture`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -37,7 +38,9 @@ _MUCH = 0.05
 _BEGIN_SECONDS = 600.0
 """A command that ends by itself so soon may have ended for what it read of the caches."""
 _LAST_SECONDS = 120.0
-"""For a capture at the end of the start."""
+"""For all captures at the end of the start."""
+_CANCEL_SECONDS = 20.0
+"""For a cancelled capture to end."""
 
 
 class Report(NamedTuple):
@@ -50,8 +53,8 @@ class Report(NamedTuple):
 
 
 class Caches:
-    """``begin``, then `variables` and `folder` for the programs, ``stepped`` when the first step has ended, ``close``
-    when they have."""
+    """``begin``, then `variables` and `folder` for the programs, ``stepped`` when the first step has ended, and
+    `seen_out` around all that."""
 
     def __init__(self, cache: Cache, kinds: Sequence[str], store_url: str, config: Config, *, job: str = "") -> None:
         self._cache, self._kinds, self._store, self._config, self._job = cache, kinds, store_url, config, job
@@ -63,6 +66,8 @@ class Caches:
         self._thread = threading.Thread(target=self._watch, name="caches", daemon=True)
         self._running: Publication | None = None
         self._seconds = 0.0
+        self.report = Report("no cache")
+        """What the first step has come to."""
 
     def begin(self) -> str:
         """How it begins, in words. There may be no cache at all afterwards."""
@@ -96,11 +101,10 @@ class Caches:
     def stepped(self, seconds: float = 0.0) -> Report:
         """The first step has ended, ``seconds`` after the programs began. Was the cache used?"""
         held, use, self._use = self._held, self._use, None
-        report = Report("no cache")
         if held and use:
             with advisory("see what of the caches was used"):
-                report = self._ended(held, use, seconds)
-        return report
+                self.report = self._ended(held, use, seconds)
+        return self.report
 
     def _ended(self, held: Held, use: Use, seconds: float) -> Report:
         restored, used = use.ended()
@@ -126,39 +130,60 @@ class Caches:
         return self._held is not None and self._held.damaged
 
     def renew(self) -> str:
-        """Begin again, with nothing in it; how, in words. Raises `BootseerError` and `OSError` when that cannot be; there
-        is no cache then."""
+        """Begin again, with nothing in it; how, in words. Raises `BootseerError` and `OSError` when that cannot be;
+        there is no cache then."""
         held, self._held = self._held, None
         assert held
         held.close()
         self._held = generation.restore(self._cache, self._store, self._config, use=False)
         return "cold: what was restored is damaged"
 
+    @contextlib.contextmanager
+    def seen_out(self) -> Iterator[None]:
+        """At the end of a start wait until what the programs added is captured, unless the start is being broken
+        off."""
+        try:
+            yield
+            with advisory("capture the caches"):
+                self._capture_all(time.monotonic() + _LAST_SECONDS)
+        finally:
+            self.close()
+
     def close(self) -> Report:
-        """The programs have ended. What they added is captured; then the folder goes with its last user."""
-        held, report = self._held, Report("no cache")
-        if not held:
-            return report
+        """The programs have ended: a capture that runs is cancelled, and the folder goes with its last user. Safe to
+        call twice."""
+        until = time.monotonic() + _CANCEL_SECONDS
+        self._end(until)
+        held, self._held = self._held, None
+        if held:
+            with advisory("give up the caches"):
+                if self._running:
+                    self._running.cancel()
+                    self._see_out(until)
+                held.close()
+        return self.report
+
+    def _end(self, until: float) -> None:
+        """The thread captures nothing more, and all is seen of what the programs used."""
         self._over.set()
         if self._thread.ident:
-            self._thread.join(_LAST_SECONDS)
+            self._thread.join(max(until - time.monotonic(), 0))
         if self._use:
-            report = self.stepped()
-        with advisory("capture the caches"):
-            self._see_out()
-            if not (held.joined and held.group and held.group.in_use):
-                self._capture(last=True)
-                self._see_out()
-        with advisory("give up the caches"):
-            held.close()
-        self._held = None
-        return report
+            self.stepped()
 
-    def _see_out(self) -> None:
-        if self._running:
-            published, why = self._running.wait(_LAST_SECONDS)
+    def _capture_all(self, until: float) -> None:
+        """What the programs added and nobody else on this node captures."""
+        self._end(until)
+        self._see_out(until)
+        held = self._held
+        if held and not self._running and not (held.joined and held.group and held.group.in_use):
+            self._capture(last=True)
+            self._see_out(until)
+
+    def _see_out(self, until: float) -> None:
+        if self._running and self._running.ended(max(until - time.monotonic(), 0)):
+            published, why = self._running.wait(0)
             log.info("the caches were captured" if published else f"the caches were not captured: {why}")
-            self._running.cancel()
             self._running = None
 
     def _capture(self, *, last: bool = False) -> None:

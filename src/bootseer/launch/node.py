@@ -299,7 +299,7 @@ class _Node:
         )
         self.caches = Caches(cache, kinds, self.config.store_url, self.config, job=self.job.job.name)
         said = self.caches.begin()
-        self.stack.callback(self.caches.close)
+        self.stack.enter_context(self.caches.seen_out())
         if self.caches.folder:
             container.add_mount(self.caches.folder, PLACE, readonly=False)
             container.tell(self.caches.variables(given, PLACE))
