@@ -345,3 +345,42 @@ def test_a_start_that_is_broken_off_waits_for_no_capture(tmp_path: Path) -> None
     assert time.monotonic() - began < 20, said
     assert "caches: cold, compiled 1" in said
     assert not mounts.below(tmp_path)
+
+
+def test_one_entry_beyond_the_limit_drives_out_no_other(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "unpack")
+    cache = msgspec.structs.replace(nodes.cache, most_bytes=100_000)
+    first = nodes.start("a", cache)
+    add(first, "aa/one.so")
+    assert captured(first) == (True, "")
+    add(first, "aa/large.so", text="x" * 5_000)
+    add(first, "aa/two.so")
+    assert captured(first) == (True, "")
+    assert names(nodes.start("b", cache)) == {"aa/one.so", "aa/two.so"}
+
+
+WITHOUT_MOUNTS = """
+import sys
+from pathlib import Path
+from bootseer.config import Config
+from bootseer.env import generation
+from bootseer.env.generation import Cache
+base, node = sys.argv[1:]
+config = Config(cache_dir=f"{base}/{node}/cache", state_dir=f"{base}/{node}/state")
+cache = Cache(group="compile", path="/run/bootseer/caches", owner=(0, 0))
+held = generation.restore(cache, f"{base}/store", config)
+print(held.said, *held.entries())
+Path(f"{held.folder}/inductor").mkdir(exist_ok=True)
+Path(f"{held.folder}/inductor/one.so").write_text("compiled")
+running = held.capture(last=True)
+print(running and running.wait(60)[0])
+held.close()
+"""
+
+
+def test_root_that_may_not_mount_gets_a_plain_folder(tmp_path: Path) -> None:
+    base = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", WITHOUT_MOUNTS, str(tmp_path)]
+    for node, expected in (("a", "cold\nTrue\n"), ("b", "restored generation 1 inductor/one.so\nTrue\n")):
+        said = subprocess.run([*base, node], capture_output=True, text=True, timeout=120, check=False)
+        assert said.stdout == expected, said.stderr
+        assert not list((tmp_path / node / "cache/env").iterdir())

@@ -165,13 +165,16 @@ class _Union:
         for path in used:
             units.setdefault(cachekinds.unit_of(path), []).append(path)
         whole = {unit: sum(sizes[path] for path in paths) for unit, paths in units.items()}
-        kept, left = set[str](), self._cache.most_bytes
+        kept, gone, left = set[str](), list[str](), self._cache.most_bytes
         for unit in sorted(units, key=lambda unit: (-max(used[path] for path in units[unit]), whole[unit], unit)):
+            if whole[unit] > left or len(kept) + len(units[unit]) > self._cache.most_files:
+                gone.append(unit)
+                continue
             left -= whole[unit]
-            if left < 0 or len(kept) + len(units[unit]) > self._cache.most_files:
-                log.warning("the cache is beyond its limit, %d bytes: %s goes", self._cache.most_bytes, unit)
-                break
             kept.update(units[unit])
+        if gone:
+            limits = self._cache.most_bytes, self._cache.most_files
+            log.warning("beyond the limits, %d bytes and %d files, %d go, such as %s", *limits, len(gone), gone[0])
         return kept
 
     def _tree(self, places: Mapping[str, Path], used: Mapping[str, int]) -> tuple[list[Entry], tree.TreeRef]:

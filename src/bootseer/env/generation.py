@@ -30,7 +30,7 @@ from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.publication import Publication
 from bootseer.env.spec import Target, Technique
-from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, doing
+from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, PrivilegeError, doing
 from bootseer.folders import private_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
@@ -241,8 +241,14 @@ def restore(
                 held.folder.mkdir(mode=0o755, exist_ok=True)
                 if os.geteuid() == 0:
                     os.chown(held.folder, *cache.owner)
-            way = _mount if os.geteuid() == 0 and how != "unpack" else _unpack
-            _begin(held, way, _newest(held) if use else [], job)
+            found = _newest(held) if use else []
+            if os.geteuid() == 0 and how != "unpack":
+                try:
+                    _begin(held, _mount, found, job)
+                    return held
+                except PrivilegeError as exc:  # as in most containers
+                    log.info("%s; the cache is a plain folder", exc)
+            _begin(held, _unpack, found, job)
     return held
 
 
@@ -289,11 +295,14 @@ _Way = Callable[[Held, SnapshotManifest | None, str], None]
 
 
 def _begin(held: Held, way: _Way, found: Sequence[SnapshotManifest], job: str) -> None:
-    """Show the first of ``found`` that can be shown, else an empty folder."""
+    """Show the first of ``found`` that can be shown, else an empty folder. Raises `PrivilegeError` when this process
+    may mount nothing."""
     for one in [*found, None]:
         try:
             way(held, one, job)
         except (BootseerError, OSError) as exc:
+            if isinstance(exc, PrivilegeError) and way is _mount:
+                raise
             if one is None:
                 log.warning("%s; the cache is a plain folder", exc)
                 return
@@ -314,6 +323,9 @@ def _mount(held: Held, found: SnapshotManifest | None, job: str) -> None:
             group.mount_tree(held.store_url, held.config, job)
         group.mount_targets()
         group.complete(known=False)
+    except PrivilegeError:
+        group.forget()
+        raise
     except BaseException:
         group.take_down()
         raise

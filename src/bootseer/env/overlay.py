@@ -367,6 +367,13 @@ class Group:
             log.warning("%s; taking %s for in use", exc, self.area)
             return False
 
+    def forget(self) -> None:
+        """`take_down` for who may not mount: no overlay can have the upper directories."""
+        if self.mounted or mounts.is_mounted(self.tree_point):
+            self.take_down()
+        else:
+            self._delete()
+
     def _delete(self) -> None:
         discard_tree(self.area)
         if not self.area.exists():
