@@ -43,7 +43,15 @@ class Site:
             image.convert(f"oci:{layout}:v1", str(base / "store"), work_dir=base / "work")
 
     def start(
-        self, node: str, kernels: str, *, user: str = "", more: str = "", damaged: str = "9", **environ: str
+        self,
+        node: str,
+        kernels: str,
+        *,
+        user: str = "",
+        more: str = "",
+        kinds: str = '"auto"',
+        damaged: str = "9",
+        **environ: str,
     ) -> tuple[int, str, dict]:
         here = self.base / node
         here.mkdir(exist_ok=True)
@@ -55,7 +63,7 @@ env = {{ KERNELS = "{kernels}", DAMAGED = "{damaged}" }}
 [image]
 ref = "oci:{self.base}/layout{user}:v1"
 [caches]
-kinds = "auto"
+kinds = {kinds}
 {more}
 """)
         env = {k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")}
@@ -140,3 +148,9 @@ def test_a_start_is_right_when_its_capture_is_killed_and_when_caches_are_off(sit
     code, said, caches = site.start("b", "one", more="enabled = false")
     assert (code, caches) == (0, {}), said
     assert site.start("b", "one")[2]["how"] == "cold, compiled 1"
+
+
+def test_package_caches_without_a_set_up_command_are_named_in_the_log(site: Site) -> None:
+    code, said, _ = site.start("a", "one", kinds='["inductor", "pip"]')
+    assert (code, "caches of a set-up command are not used, the job has none: pip" in said) == (0, True), said
+    assert "set-up command are not used" not in site.start("b", "one")[1]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -384,3 +386,32 @@ def test_root_that_may_not_mount_gets_a_plain_folder(tmp_path: Path) -> None:
         said = subprocess.run([*base, node], capture_output=True, text=True, timeout=120, check=False)
         assert said.stdout == expected, said.stderr
         assert not list((tmp_path / node / "cache/env").iterdir())
+
+
+def test_a_store_that_is_read_only(nodes: Nodes) -> None:
+    first = nodes.start("a")
+    add(first, "aa/one.so")
+    assert captured(first) == (True, "")
+    subprocess.run(["mount", "--bind", str(nodes.store), str(nodes.store)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(nodes.store)], check=True)
+        second = nodes.start("b")
+        assert names(second) == {"aa/one.so"}
+        add(second, "aa/two.so")
+        published, why = captured(second)
+        assert (published, why.startswith("not published: ")) == (False, True), why
+        assert names(second) == {"aa/one.so", "aa/two.so"}
+        second.close()
+    finally:
+        subprocess.run(["umount", str(nodes.store)], check=True)
+
+
+def test_a_disk_that_is_nearly_full(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = nodes.start("a")
+    held.close()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=(1 << 30) - 1))
+    caches = Caches(held.cache, ["triton"], held.store_url, held.config)
+    with caches.seen_out():
+        said = caches.begin()
+        assert (said.startswith("no cache: "), "has 1023 MiB free, a cache needs 1024" in said) == (True, True), said
+        assert (caches.folder, caches.variables({}, "/x")) == (None, {})

@@ -281,6 +281,8 @@ class _Node:
 
     def _caches(self, container: Container, table: CachesTable) -> None:
         kinds = cachekinds.chosen(table.kinds, "compile")
+        if not self.job.env and table.kinds != "auto" and (idle := cachekinds.chosen(table.kinds, "packages")):
+            log.warning("caches of a set-up command are not used, the job has none: %s", ", ".join(idle))
         if not kinds:
             return
         given = container.variables
