@@ -150,6 +150,12 @@ def connected(first: Node, *others: Node) -> Pipeline:
     return Pipeline(located(*ports, *(first.port,) * (3 - len(ports))), TERMS, Setup())
 
 
+def test_a_message_without_end_is_refused(made):
+    """Red before: whatever came was kept."""
+    with pytest.raises(Broken, match="announces a message of 34359738"):
+        connected(made(setup=b"\xff\xff\xff\xff\x7f"))
+
+
 def packet(number: int, offset: int, data: bytes, *, last: bool = False) -> Packet:
     parts = [memoryview(data[:10]), memoryview(data[10:])]
     return Packet(number, offset, len(data), checksum.of(parts, STEP), tuple(parts), last)

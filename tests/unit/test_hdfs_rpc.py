@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -54,7 +55,8 @@ class Call:
         self.connection.sendall(frame(header, message))
 
     def fail(self, java: str, text: str = "", status: int = 1) -> None:
-        header = wire.RpcResponseHeader(call_id=self.header.call_id, status=status, exception=java, message=text)
+        call_id = self.header.call_id % (1 << 32)
+        header = wire.RpcResponseHeader(call_id=call_id, status=status, exception=java, message=text)
         self.connection.sendall(frame(header))
 
 
@@ -351,6 +353,82 @@ def test_who_wants_a_login_gets_one(way, monkeypatch):
         assert server.logins == [False, True, True]  # once it is known, nothing is tried without
 
 
+@pytest.mark.parametrize(
+    ("java", "text"),
+    [
+        ("java.io.FileNotFoundException", "gone"),
+        ("x.AccessControlException", "/a (is not a directory)"),
+        ("x.AccessControlException", "a: ParentNotDirectoryException b"),
+        ("x.FileAlreadyExistsException", "/a"),
+        ("x.RetriableException", "FileNotFoundException"),
+    ],
+)
+def test_what_is_said_before_the_login_is_not_about_files(java, text):
+    """Red before: whoever answered at the NameNode's port could say that a file is not there."""
+    with serving(lambda call: call.fail(java, text)) as (server, _):
+        node = NameNode([("127.0.0.1", server.port)], "ann")
+        node._rpc._secured = True
+        with pytest.raises((UnavailableError, NotWritableError), match=r"refused the login|: RetriableException; "):
+            node.info("/a", deadline=0.5)
+        node.close()
+
+
+@pytest.mark.parametrize(("method", "error"), [("KERBEROS", ConfigError), ("OTHER~", UnsupportedError)])
+def test_names_in_an_offer_that_are_not_utf8_are_shown(method, error, tmp_path, monkeypatch):
+    """Red before: a `TypeError`."""
+    site(tmp_path, {"dfs.namenode.kerberos.principal": "hdfs/_HOST@SITE"})
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+
+    def act(call: Call) -> None:
+        auth = wire.RpcSasl.Auth(method=method, mechanism="x", protocol="hdfs", server_id="caf~")
+        answer = frame(wire.RpcResponseHeader(call_id=2**32 - 33, status=0), wire.RpcSasl(state=1, auths=[auth]))
+        call.connection.sendall(answer.replace(b"~", b"\xe9"))
+
+    with serving(act) as (_, channel):
+        channel._secured = True
+        with pytest.raises(error, match="\ufffd"):
+            ask(channel)
+
+
+def test_a_login_waits_for_none_at_another_namenode(monkeypatch):
+    """Red before: it waited until the frozen one's deadline."""
+    frozen, reached = threading.Event(), threading.Event()
+
+    def log_in(connection: rpc.Connection, identity: object) -> str:
+        if connection.address == first:
+            reached.set()
+            frozen.wait(10)
+        return ""
+
+    monkeypatch.setattr(rpc.negotiation, "log_in", log_in)
+    with serving(yes) as (one, _), serving(yes) as (other, _):
+        first, second = (("127.0.0.1", server.port) for server in (one, other))
+        channel = RpcClient([first, second], "a.Protocol", user="ann")
+        channel._secured = True
+        made: list[rpc.Connection] = []
+        thread = threading.Thread(target=lambda: made.append(channel._connected(first, time.monotonic() + 10)[0]))
+        thread.start()
+        reached.wait(10)
+        try:
+            made.append(channel._connected(second, time.monotonic() + 1)[0])
+        finally:
+            frozen.set()
+            thread.join()
+            for connection in made:
+                connection.close()
+
+
+def test_the_key_of_transfers_is_waited_for_as_long_as_its_reader_waits(monkeypatch):
+    node, given = NameNode([("127.0.0.1", 1)], "ann"), []
+    found = SimpleNamespace(key=wire.DataKey(id=1))
+    monkeypatch.setattr(node, "_call", lambda *arguments: given.append(arguments[-1]) or found)
+    node._defaults = 0.0, SimpleNamespace(encrypt_data_transfer=True)
+    for left in (0.5, 1000.0):
+        assert node._data_key(time.monotonic() + left) is found.key
+    assert 0 < given[0] <= 0.5
+    assert given[1] == namenode.DEADLINE
+
+
 def test_a_refusal_before_the_request_was_read_is_seen():
     """Hadoop answers a client without SASL after its first 7 bytes, and closes: the rest is answered by a reset."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -446,7 +524,12 @@ def test_a_process_ends_without_a_word_about_open_connections():
 def test_there_is_one_namenode_object_for_a_name_service(monkeypatch):
     monkeypatch.setattr(nameservice, "addresses", lambda service: (("127.0.0.1", 1),))
     monkeypatch.setattr(namenode, "_known", {})
-    assert NameNode.connect("hdfs://service/b") is NameNode.connect("hdfs://service/a")
+    first = NameNode.connect("hdfs://service/b")
+    assert first is NameNode.connect("hdfs://service/a")
+    for name in ("KRB5CCNAME", "KRB5_CONFIG", "KRB5_CLIENT_KTNAME", "HADOOP_TOKEN_FILE_LOCATION"):
+        with monkeypatch.context() as changed:  # somebody else
+            changed.setenv(name, "/another")
+            assert NameNode.connect("hdfs://service/a") is not first
 
 
 # -- errors, names, users ---------------------------------------------------------------------------------------------

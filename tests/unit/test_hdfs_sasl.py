@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.hdfs import nameservice
-from bootseer.hdfs.framing import delimited
+from bootseer.hdfs.framing import delimited, frame
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.sasl import digest, login, tokens, transfer
+from bootseer.hdfs.sasl import digest, gssapi, login, negotiation, tokens, transfer
 from bootseer.hdfs.sasl.digest import Digest
+from bootseer.hdfs.sasl.gssapi import Kerberos
 from bootseer.hdfs.sasl.login import LoginFailed
 from bootseer.hdfs.sasl.streams import Aes, Framed
 from bootseer.hdfs.sasl.transfer import Guard, KeyRefused, TokenRefused
 
+UNTIL = 1e9
 RECORDED = json.loads((Path(__file__).parents[1] / "golden/hdfs/transfers-1.json").read_text())
 """Logins at a DataNode of Hadoop 3.4.2 and the answer to a read after each, as it sent them. The tokens are of a
 cluster that ended with the recording."""
@@ -51,7 +53,7 @@ def test_what_hadoop_said_is_understood(name, monkeypatch):
     token = wire.Token(identifier=told["identifier"], password=told["password"], kind="", service="")
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.delenv("HADOOP_HOME", raising=False)
-    handshake = Guard(lambda: True, lambda anew: None).handshake(9866, token)
+    handshake = Guard(lambda: True, lambda until: None).handshake(9866, token, UNTIL)
     assert handshake.begin() + handshake.answer(told["challenge"]) == told["begin"] + told["response"]
     assert handshake.answer(told["proof"]) == b""
     assert type(handshake.stream) is {"authentication": type(None), "privacy-aes": Aes}.get(name, Framed)
@@ -61,7 +63,7 @@ def test_what_hadoop_said_is_understood(name, monkeypatch):
         assert b"".join(stream.plain(bytes([byte])) for byte in told["sealed answer"]) == told["answer"]
     changed = bytearray(told["proof"])
     changed[20] ^= 1
-    other = Guard(lambda: True, lambda anew: None).handshake(9866, token)
+    other = Guard(lambda: True, lambda until: None).handshake(9866, token, UNTIL)
     other.answer(told["challenge"])
     with pytest.raises(LoginFailed):
         other.answer(bytes(changed))
@@ -111,28 +113,38 @@ def test_what_a_datanode_refuses_is_known():
 
 def test_when_a_connection_to_a_datanode_begins_with_a_login(tmp_path, monkeypatch):
     token = wire.Token(identifier=b"i", password=b"p", kind="", service="")
-    secured = Guard(lambda: True, lambda anew: None)
+    secured = Guard(lambda: True, lambda until: None)
     for name in ("HADOOP_CONF_DIR", "HADOOP_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert transfer.OPEN.handshake(9866, token) is None
-    assert secured.handshake(9866, token)
-    assert secured.handshake(1004, token) is None  # root's port
+    assert transfer.OPEN.handshake(9866, token, UNTIL) is None
+    assert secured.handshake(9866, token, UNTIL)
+    assert secured.handshake(1004, token, UNTIL) is None  # root's port
     for number, value in enumerate(("", "privacy")):
         (folder := tmp_path / str(number)).mkdir()
         rows = f"<property><name>dfs.data.transfer.protection</name><value>{value}</value></property>"
         (folder / "hdfs-site.xml").write_text(f"<configuration>{rows}</configuration>")
         monkeypatch.setenv("HADOOP_CONF_DIR", str(folder))
         assert nameservice.setting("dfs.data.transfer.protection") == value
-        assert bool(secured.handshake(9866, token)) == bool(value)
+        assert bool(secured.handshake(9866, token, UNTIL)) == bool(value)
         assert transfer.is_slow() == bool(value)
-    asked: list[bool] = []
-    key = wire.DataKey(id=1, pool="p", nonce=b"n", key=b"k", expires=0)
-    encrypting = Guard(lambda: False, lambda anew: asked.append(anew) or key)
-    handshake = encrypting.handshake(1004, token)
-    with pytest.raises(KeyRefused):
-        handshake.answer(wire.TransferSasl(status=1).SerializeToString())
-    encrypting.handshake(1004, token)
-    assert asked == [False, True]
+
+
+def test_a_key_that_a_datanode_refused_is_asked_for_once_anew_by_whoever_comes_next():
+    """Red before: one flag for all, which the next connection took, whichever key it had."""
+    asked: list[float] = []
+
+    def ask(until: float) -> wire.DataKey:
+        asked.append(until)
+        return wire.DataKey(id=1, pool="p", nonce=b"%d" % len(asked), key=b"k", expires=1 << 50)
+
+    token, guard = wire.Token(identifier=b"i", password=b"p", kind="", service=""), Guard(lambda: False, ask)
+    first, second = guard.handshake(1004, token, 7.0), guard.handshake(1004, token, 8.0)
+    assert asked == [7.0]
+    for handshake in (first, second):  # both have the old one
+        with pytest.raises(KeyRefused):
+            handshake.answer(wire.TransferSasl(status=1).SerializeToString())
+        guard.handshake(1004, token, 9.0)
+    assert asked == [7.0, 9.0]
 
 
 def test_what_a_site_allows():
@@ -140,9 +152,121 @@ def test_what_a_site_allows():
     assert login.qops("authentication") == ["auth", "auth-int", "auth-conf"]
     assert login.qops("privacy") == ["auth-conf"]
     assert login.qops("Integrity, authentication") == ["auth-int", "auth", "auth-conf"]
+    assert login.qops("privacy,") == ["auth-conf"]
     with pytest.raises(LoginFailed, match="offers auth, and the site wants auth-conf") as caught:
         Digest(b"a", b"b", "hdfs/0", login.qops("privacy")).answer(b'nonce="a",qop="auth"')
     assert isinstance(caught.value.error("read"), UnsupportedError)
+
+
+@pytest.mark.parametrize("value", ["privcy", "${x.protection}", "privacy;integrity", "authentication,privcy"])
+def test_a_protection_that_nobody_knows_is_an_error(value, tmp_path, monkeypatch):
+    """Red before: any was good enough."""
+    with pytest.raises(ConfigError, match=r"hadoop\.rpc\.protection has "):
+        login.qops(value)
+    rows = f"<property><name>dfs.data.transfer.protection</name><value>{value}</value></property>"
+    (tmp_path / "hdfs-site.xml").write_text(f"<configuration>{rows}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    token = wire.Token(identifier=b"i", password=b"p", kind="", service="")
+    with pytest.raises(ConfigError, match=r"dfs\.data\.transfer\.protection has "):
+        Guard(lambda: True, lambda until: None).handshake(9866, token, UNTIL)
+
+
+def test_a_challenge_longer_than_any_is_refused_unread():
+    """Red before: looking through it took seconds to hours."""
+    with pytest.raises(LoginFailed, match="too long"):
+        Digest(b"a", b"b", "hdfs/0", login.QOPS).answer(b"a" * 4096)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        frame(wire.RpcResponseHeader(call_id=1, status=1, exception="java.io.FileNotFoundException")),
+        frame(wire.RpcResponseHeader(call_id=1, status=0), wire.RpcSasl(state=0, token=b"plain")),
+    ],
+    ids=["error", "success"],
+)
+def test_what_comes_outside_of_the_seal_is_not_believed(body):
+    """Red before: it was an exception of the NameNode, or a message for the mechanism."""
+    stream = negotiation.Wrapped(SimpleNamespace(unwrap=lambda sealed: sealed), 1 << 20)
+    with pytest.raises(LoginFailed, match="unprotected"):
+        stream.plain(body)
+    right = frame(wire.RpcResponseHeader(call_id=1, status=0), wire.RpcSasl(state=5, token=b"sealed"))
+    assert negotiation.Wrapped(SimpleNamespace(unwrap=lambda sealed: sealed), 1 << 20).plain(right) == b"sealed"
+
+
+# -- tickets ----------------------------------------------------------------------------------------------------------
+
+
+class Library:
+    """What is asked of libgssapi. ``status``: its answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, status: int = 0) -> None:
+        self.calls: list[tuple[str, tuple[object, ...]]] = []
+        self.status, self.released = status, 0
+        monkeypatch.setattr(gssapi, "_call", self._call)
+        monkeypatch.setattr(gssapi, "_lib", lambda: SimpleNamespace(gss_release_buffer=self._release))
+
+    def _call(self, name: str, *arguments: object) -> int:
+        self.calls.append((name, arguments))
+        if name == "init_sec_context" and self.status >> 16:
+            raise LoginFailed("no", "")
+        return self.status
+
+    def _release(self, *arguments: object) -> None:
+        self.released += 1
+
+
+@pytest.mark.parametrize("status", [2, 4, 8, 16])
+def test_a_message_that_comes_twice_or_out_of_order_is_refused(status, monkeypatch):
+    """Red before: one was taken three times."""
+    library = Library(monkeypatch)
+    made = Kerberos("hdfs@localhost", login.QOPS)
+    assert made.unwrap(b"x") == b""
+    library.status = status
+    with pytest.raises(LoginFailed, match="twice or out of order") as caught:
+        made.unwrap(b"x")
+    assert caught.value.passing
+    assert library.released == 2
+
+
+def test_a_forked_child_does_not_call_the_library_for_what_its_parent_had(monkeypatch):
+    Library(monkeypatch)
+    made = Kerberos("hdfs@localhost", login.QOPS)
+    made._name = gssapi.c_void_p(1)
+    monkeypatch.setattr(gssapi, "_lib", lambda: os._exit(1))
+    if not (pid := os.fork()):
+        made.__del__()
+        os._exit(0)
+    made._name = gssapi.c_void_p()
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_what_a_failed_step_says_is_released(monkeypatch):
+    library = Library(monkeypatch, 1 << 16)
+    with pytest.raises(LoginFailed):
+        Kerberos("hdfs@localhost", login.QOPS).answer(b"")
+    assert library.released == 1
+
+
+@pytest.mark.parametrize("said", ["", "FILE:/caf\udce9"], ids=["default", "variable"])
+def test_one_stays_who_one_is_when_the_variable_changes(said, tmp_path, monkeypatch):
+    """Red before: without the variable at first, tickets were where it said later; a name that is no UTF-8 was a
+    crash."""
+    (tmp_path / "krb5.conf").write_text("[libdefaults]\ndefault_ccache_name = FILE:/of/alice\n")
+    monkeypatch.setenv("KRB5_CONFIG", str(tmp_path / "krb5.conf"))
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("KRB5CCNAME", said) if said else monkeypatch.delenv("KRB5CCNAME", raising=False)
+    if not said and not login.default_tickets():
+        pytest.skip("without libkrb5.so.3")
+    identity = login.Identity.now("", "")
+    assert identity.tickets == (said or "FILE:/of/alice")
+    library, right = Library(monkeypatch, 1), os.fsencode(said or "FILE:/of/alice")
+    for now in (said, "FILE:/of/bob"):
+        if now:
+            monkeypatch.setenv("KRB5CCNAME", now)
+        Kerberos("hdfs@localhost", login.QOPS, identity.tickets).answer(b"")
+    named = [given[0] for name, given in library.calls if name == "krb5_ccache_name"]
+    assert named == [right] * (2 if said else 1)  # else the library looks there by itself
 
 
 # -- token files ------------------------------------------------------------------------------------------------------
@@ -207,6 +331,13 @@ def test_torn_and_foreign_files_are_no_token_files(form, tmp_path):
     with pytest.raises(LoginFailed, match="no token file"):
         tokens.read(str(file))
     assert tokens.read("") == []
+
+
+@pytest.mark.parametrize("form", [old, new])
+def test_a_token_with_a_name_that_is_not_utf8_is_one_for_others(form):
+    """Red before: a `TypeError` for the new form, no token file for the old one."""
+    data = form((tokens.KIND, "caf~:1", b"i", b"p"), (tokens.KIND, "nn:1", b"i", b"p")).replace(b"~", b"\xe9")
+    assert [token.fits("10.0.0.1", "nn", 1, "") for token in tokens.parse(data)] == [False, True]
 
 
 @given(st.binary(max_size=120))

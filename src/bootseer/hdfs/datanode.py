@@ -31,7 +31,17 @@ from bootseer.errors import BootseerError, ConfigError, UnavailableError
 from bootseer.hdfs.checksum import CRC32, CRC32C, SIZE, Chunks
 from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
 from bootseer.hdfs.dial import Address, host_port, own_limit
-from bootseer.hdfs.framing import BAD_TOKEN, CHECKSUM_OK, READ_BLOCK, SUCCESS, delimited, locate, operation, status_text
+from bootseer.hdfs.framing import (
+    BAD_TOKEN,
+    CHECKSUM_OK,
+    READ_BLOCK,
+    SUCCESS,
+    delimited,
+    locate,
+    operation,
+    status_text,
+    text,
+)
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode, Located
 from bootseer.hdfs.replica_errors import Cancelled, CorruptReplica, OwnLimit, StaleReplica, UncheckedReplica
@@ -119,8 +129,8 @@ def read(
         fresh = _connect(address, located, until, transfer)
         _turn(fresh, until, transfer, _Reader(fresh, located, offset, views, verify, transfer))
     except TokenRefused as exc:
-        text = f"DataNode {node.address}, block {located.block.id}: {exc}"
-        raise StaleReplica(text, hint="fetch the locations again") from None
+        why = f"DataNode {node.address}, block {located.block.id}: {exc}"
+        raise StaleReplica(why, hint="fetch the locations again") from None
     except (OSError, EOFError, ConfigError, _Malformed) as exc:
         doing = f"cannot read block {located.block.id} at {offset} from DataNode {node.address}"
         raise _unavailable(doing, exc, deadline) from exc
@@ -130,7 +140,7 @@ def _connect(address: Address, located: Located, until: float, transfer: Transfe
     """A connection that is ready for operations: logged in, where the cluster wants that."""
     connection = connect(address, until, transfer)
     try:
-        if handshake := located.guard.handshake(address[1], located.token):
+        if handshake := located.guard.handshake(address[1], located.token, until):
             connection.begin(until, transfer)
             said = handshake.begin()
             while said:
@@ -274,13 +284,15 @@ class _Reader:
         self._agree(answer.read_checksum)
 
     def _refused(self, answer: wire.BlockOpResponse) -> BootseerError:
-        text = f"{self._who}, block {self._located.block.id}: "
+        where = f"{self._who}, block {self._located.block.id}: "
         if answer.status == BAD_TOKEN:
-            return StaleReplica(text + "the block token is missing, wrong or expired", hint="fetch the locations again")
-        said = " ".join(answer.message.split())[:300]
+            return StaleReplica(
+                where + "the block token is missing, wrong or expired", hint="fetch the locations again"
+            )
+        said = " ".join(text(answer.message).split())[:300]
         if any(sign in said for sign in _GONE):
-            return StaleReplica(f"{text}{said}", hint="fetch the locations again")
-        return UnavailableError(text + f"{status_text(answer.status)} {said}".rstrip())
+            return StaleReplica(f"{where}{said}", hint="fetch the locations again")
+        return UnavailableError(where + f"{status_text(answer.status)} {said}".rstrip())
 
     def _agree(self, told: wire.ReadChecksum) -> None:
         kind, step = told.checksum.type, told.checksum.bytes_per_checksum

@@ -75,6 +75,11 @@ def take(data: memoryview, start: int) -> tuple[memoryview, int]:
     raise DataError(f"an RPC answer of {len(data)} bytes is torn at byte {start}")
 
 
+def text(value: object) -> str:
+    """A field that should be text: protobuf gives bytes for what is not UTF-8."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
 def parse(kind: type[M], data: memoryview | bytes) -> M:
     """The message in ``data``; `DataError` when it is none."""
     message = kind()

@@ -32,6 +32,7 @@ from google.protobuf.message import Message
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.hdfs import nameservice
 from bootseer.hdfs.client import split
+from bootseer.hdfs.dial import remaining
 from bootseer.hdfs.errors import is_below_a_file
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located, storage_ids
@@ -48,6 +49,7 @@ _PROTOCOL = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
 _CREATE = 1
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
+_SETTINGS = ("KRB5_CLIENT_KTNAME", "KRB5_CONFIG", "HADOOP_CONF_DIR")
 
 _known: dict[tuple[str, ...], NameNode] = {}
 
@@ -92,7 +94,6 @@ class NameNode:
         self._rpc = RpcClient(addresses, _PROTOCOL, name=name, user=user, real_user=real_user)
         self.url = self._rpc.name
         self._defaults: tuple[float, wire.ServerDefaults] | None = None
-        self._key: wire.DataKey | None = None
         self._guard = Guard(lambda: bool(self._rpc.login), self._data_key)
 
     @classmethod
@@ -106,7 +107,7 @@ class NameNode:
         parts = urlsplit(base)
         host, port = parts.hostname or "", parts.port
         user, real = login_user()
-        key = (base, user, real, *(os.environ.get(name, "") for name in (*VARIABLES, "HADOOP_CONF_DIR")))
+        key = (base, user, real, *(os.environ.get(name, "") for name in (*VARIABLES, *_SETTINGS)))
         known = _known.get(key)
         if known is None:
             # name services are case-sensitive, which hostname is not
@@ -359,15 +360,13 @@ class NameNode:
         """Who this process is by its login, as a phrase (``ticket of a@SITE``); "" where the NameNode wants none."""
         return self._rpc.login
 
-    def _data_key(self, anew: bool) -> wire.DataKey | None:
+    def _data_key(self, until: float) -> wire.DataKey | None:
         # what it said once is enough: a read must not wait for a NameNode that is away
-        defaults = self._defaults[1] if self._defaults else self.defaults()
+        defaults = self._defaults[1] if self._defaults else self.defaults(deadline=min(remaining(until), DEADLINE))
         if not defaults.encrypt_data_transfer:
             return None
-        if anew or self._key is None or self._key.expires < time.time() * 1000:
-            answer = wire.GetDataEncryptionKeyResponse
-            self._key = self._call("getDataEncryptionKey", wire.Empty(), answer, "ask for the key of transfers").key
-        return self._key
+        answer, doing, left = wire.GetDataEncryptionKeyResponse, "ask for the key of transfers", remaining(until)
+        return self._call("getDataEncryptionKey", wire.Empty(), answer, doing, min(left, DEADLINE)).key
 
     def space(self) -> tuple[int, int]:
         """Bytes of the cluster in all, and free ones; replicas count."""

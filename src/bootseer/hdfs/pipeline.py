@@ -38,7 +38,8 @@ from bootseer.hdfs.sasl.streams import Stream
 from bootseer.hdfs.sasl.transfer import KeyRefused
 
 CONNECT = 5.0
-"""Seconds for a connection to the first DataNode."""
+"""Seconds for a connection to the first DataNode, and for the key of its login."""
+_LONGEST = 1 << 20  # bytes of a message of a DataNode
 STALL = 0.3
 """Seconds without an acknowledgement after which the DataNodes are asked whether they live; each time that all do, a
 pipeline doubles them, up to `LONGEST_STALL`: a slow cluster is asked a few times per block."""
@@ -173,7 +174,7 @@ class Pipeline:
 
     def _log_in(self, *, again: bool = True) -> None:
         """As whom the block's token says, where the cluster wants that."""
-        handshake = self.located.guard.handshake(self.nodes[0].port, self.located.token)
+        handshake = self.located.guard.handshake(self.nodes[0].port, self.located.token, time.monotonic() + CONNECT)
         said = handshake.begin() if handshake else b""
         try:
             while handshake and said:
@@ -322,6 +323,8 @@ class Pipeline:
             found = locate(self._received)
         except ValueError:
             raise Broken(f"{self.nodes[0].address} sent something that is no acknowledgement", (0,)) from None
+        if found and found[1] > _LONGEST:
+            raise Broken(f"{self.nodes[0].address} announces a message of {found[1]} bytes", (0,))
         if found is None or len(self._received) < found[1]:
             return None
         message = bytes(self._received[slice(*found)])

@@ -39,7 +39,7 @@ from bootseer.hdfs import nameservice
 from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
 from bootseer.hdfs.dial import Address, host_port, remaining
 from bootseer.hdfs.errors import REACH, RemoteError, SaslRequired, remote
-from bootseer.hdfs.framing import M, frame, parse, take
+from bootseer.hdfs.framing import M, frame, parse, take, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl import negotiation
 from bootseer.hdfs.sasl.login import Identity, LoginFailed
@@ -69,11 +69,6 @@ _log = logging.getLogger(__name__)
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-def _text(value: object) -> str:
-    """A field that should be text: protobuf gives bytes for what is not UTF-8."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
 def parse_answer(data: bytes | bytearray, call_id: int) -> memoryview:
     """The answer to call ``call_id`` in ``data``, a frame without its length.
 
@@ -87,11 +82,11 @@ def parse_answer(data: bytes | bytearray, call_id: int) -> memoryview:
     if answered == _SASL_CALL:
         raise SaslRequired
     if header.status:
-        java, text = _text(header.exception), _text(header.message)
-        if "SIMPLE authentication is not enabled" in text:
+        java, said = text(header.exception), text(header.message)
+        if "SIMPLE authentication is not enabled" in said:
             raise SaslRequired
         if header.status == 2 or answered == call_id:
-            raise RemoteError(java, text, fatal=header.status == 2)
+            raise RemoteError(java, said, fatal=header.status == 2)
     if answered != call_id:
         raise DataError(f"an RPC answer is for call {answered}, not {call_id}")
     body, end = take(view, end)
@@ -153,7 +148,7 @@ class RpcClient:
     def forget(self) -> None:
         """Begin anew, as another client: a NameNode would take a forked child's calls for its parent's, made again."""
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
-        self._login_turn = threading.Lock()
+        self._login_turns = {address: threading.Lock() for address in self._addresses}
         self._lock = threading.Lock()
         self.client_id = uuid.uuid4().bytes
         self._last_call = 0
@@ -284,13 +279,14 @@ class RpcClient:
     def _connected(self, address: Address, until: float) -> tuple[Connection, bytes]:
         """A connection, and what goes before the first call over it.
 
-        One at a time is logged in: meanwhile others end their calls, and theirs serve those who wait sooner.
+        One at a time is logged in at an address: meanwhile others end their calls, and theirs serve those who wait
+        sooner.
         """
         if kept := self._idle.take(address):
             return kept, b""
         with contextlib.ExitStack() as stack:
             if self._secured:
-                turn = self._login_turn
+                turn = self._login_turns[address]
                 if not turn.acquire(timeout=remaining(until)):
                     raise TimeoutError("others are still logging in")
                 stack.callback(turn.release)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _FIELD = re.compile(rb'([a-zA-Z0-9-]+)=(?:"((?:[^"\\]|\\.)*)"|([^,]*))')
 _MAC, _NUMBERED = 10, b"\x00\x01"  # bytes of a message's HMAC; the version behind it, before the number
 _TAIL = len(_NUMBERED) + 4
+_LONGEST = 2048  # bytes that no challenge has (RFC 2831, 2.1.1)
 _CIPHERS = (b"rc4", b"3des")
 _SEAL = b"Digest H(A1) to %s sealing key magic constant"
 _SIGN = b"Digest session key to %s signing key magic constant"
@@ -45,6 +46,8 @@ class Digest:
         self._decrypt: CipherContext | None = None
 
     def answer(self, challenge: bytes) -> bytes:
+        if len(challenge) >= _LONGEST:
+            raise LoginFailed("its DIGEST-MD5 challenge is too long", "is it a daemon of HDFS?", UnavailableError)
         fields = {key: quoted or bare for key, quoted, bare in _FIELD.findall(challenge)}
         offered = [each.strip() for each in fields.get(b"qop", b"auth").split(b",")]
         if b"nonce" not in fields:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint32, c_void_p
 
 from bootseer.errors import BootseerError, ConfigError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.hdfs.deadline import Workers
-from bootseer.hdfs.sasl.login import QOPS, LoginFailed
+from bootseer.hdfs.sasl.login import QOPS, LoginFailed, default_tickets
 
 KDC = 4.0
 """Seconds for which a KDC is waited for."""
@@ -26,6 +27,7 @@ _KRB5 = b"\x2a\x86\x48\x86\xf7\x12\x01\x02\x02"
 _HOSTBASED = _KRB5[:-1] + b"\x01\x04"
 _PRINCIPAL = _KRB5 + b"\x01"
 _FLAGS = 2 | 4 | 8 | 16 | 32  # mutual, replay, sequence, confidentiality, integrity
+_OUT_OF_ORDER = 2 | 4 | 8 | 16  # duplicate, old, unsequenced, gap: no errors to the library
 _MOST = b"\xff\xff\xff"  # bytes that a message to us may have
 
 _AWAY = "check that a KDC of krb5.conf (KRB5_CONFIG) runs and is reachable from here"
@@ -145,6 +147,7 @@ class Kerberos:
     """
 
     def __init__(self, name: str, qops: Sequence[str], tickets: str = "", seconds: float = KDC) -> None:
+        self._process = os.getpid()
         self._tickets, self._seconds = tickets, min(seconds, KDC)
         self.qop = self.user = ""
         self._qops, self._ready = qops, False
@@ -153,6 +156,8 @@ class Kerberos:
         _call("import_name", byref(_Given(name.encode())), byref(kind), byref(self._name))
 
     def __del__(self) -> None:
+        if os.getpid() != self._process:  # another thread of the parent may have had the library's lock
+            return
         minor = byref(c_uint32())
         if self._name:
             _lib().gss_release_name(minor, byref(self._name))
@@ -164,7 +169,7 @@ class Kerberos:
             try:
                 return _kdcs.call(lambda: self._step(challenge), self._seconds)
             except LoginFailed as exc:
-                if not self._tickets or exc.kind is not PrivilegeError:
+                if self._tickets in exc.why or exc.kind is not PrivilegeError:
                     raise
                 raise LoginFailed(f"{exc.why} ({self._tickets})", exc.hint, passing=exc.passing) from None
             except TimeoutError:
@@ -180,13 +185,16 @@ class Kerberos:
 
     def _step(self, challenge: bytes) -> bytes:
         out = _Buffer()
-        if self._tickets:  # of this thread, which ends with the call
-            _call("krb5_ccache_name", self._tickets.encode(), None)
-        status = _call(
-            *("init_sec_context", None, byref(self._context), self._name, byref(_oid(_KRB5)), _FLAGS, 0),
-            *(None, byref(_Given(challenge)), None, byref(out), None, None),
-        )
-        answer = _taken(out)
+        # of this thread, which ends with the call; the library by itself chooses among the tickets of a collection
+        if self._tickets and self._tickets != default_tickets():
+            _call("krb5_ccache_name", os.fsencode(self._tickets), None)
+        try:
+            status = _call(
+                *("init_sec_context", None, byref(self._context), self._name, byref(_oid(_KRB5)), _FLAGS, 0),
+                *(None, byref(_Given(challenge)), None, byref(out), None, None),
+            )
+        finally:
+            answer = _taken(out)
         self._ready = not status & 0xFFFF
         if self._ready:
             self.user = self._whose()
@@ -215,8 +223,11 @@ class Kerberos:
 
     def unwrap(self, data: bytes) -> bytes:
         out, secret = _Buffer(), c_int()
-        _call("unwrap", self._context, byref(_Given(data)), byref(out), byref(secret), byref(c_uint32()))
+        status = _call("unwrap", self._context, byref(_Given(data)), byref(out), byref(secret), byref(c_uint32()))
         found = _taken(out)
+        if status & _OUT_OF_ORDER:
+            why = "a message came twice or out of order"
+            raise LoginFailed(why, "check the network", UnavailableError, passing=True)
         if self.qop == "auth-conf" and not secret:
             raise LoginFailed("a message came unencrypted", "check the network", UnavailableError)
         return found

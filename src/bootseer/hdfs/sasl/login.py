@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from bootseer.errors import BootseerError, PrivilegeError
+from bootseer.errors import BootseerError, ConfigError, PrivilegeError
+from bootseer.hdfs import nameservice
 
 QOPS = ("auth", "auth-int", "auth-conf")
 """Qualities of protection, the cheapest first: who it is; that nobody changed the bytes; that nobody reads them."""
@@ -32,7 +34,7 @@ class LoginFailed(OSError):
 
 class Identity(NamedTuple):
     """Who logs in: ``service``, the name of the NameNodes ("": one by its address); for whom it acts (``proxied``, "":
-    for itself); where its ``tickets`` and its ``token_file`` are ("": by default; none)."""
+    for itself); where its ``tickets`` and its ``token_file`` are ("": nobody knows; none)."""
 
     service: str
     proxied: str
@@ -42,7 +44,27 @@ class Identity(NamedTuple):
     @classmethod
     def now(cls, service: str, proxied: str) -> Identity:
         """As the environment says now: who it is stays so, whatever the environment says later."""
-        return cls(service, proxied, *(os.environ.get(name, "") for name in VARIABLES))
+        tickets, token_file = (os.environ.get(name, "") for name in VARIABLES)
+        if nameservice.folder():  # without the site's settings no ticket is used
+            tickets = tickets or default_tickets()
+        return cls(service, proxied, tickets, token_file)
+
+
+def default_tickets() -> str:
+    """Where tickets are by krb5.conf while ``KRB5CCNAME`` says nothing; "" while it does, and without Kerberos."""
+    if os.environ.get("KRB5CCNAME"):
+        return ""
+    try:
+        lib = ctypes.CDLL("libkrb5.so.3")
+    except OSError:
+        return ""
+    context, lib.krb5_cc_default_name.restype = ctypes.c_void_p(), ctypes.c_char_p
+    if lib.krb5_init_context(ctypes.byref(context)):
+        return ""
+    try:
+        return os.fsdecode(lib.krb5_cc_default_name(context) or b"")
+    finally:
+        lib.krb5_free_context(context)
 
 
 class Seal(Protocol):
@@ -67,11 +89,14 @@ class Mechanism(Seal, Protocol):
         """`LoginFailed` unless the server, whose last message is ``last``, has proved who it is."""
 
 
-def qops(setting: str) -> Sequence[str]:
+def qops(setting: str, name: str = "hadoop.rpc.protection") -> Sequence[str]:
     """What a site's setting allows (``authentication``, ``integrity,privacy``), and what is stronger than all of that.
 
-    "": everything.
+    "": everything. `ConfigError` for other words: nobody knows how strong they were meant.
     """
-    named = [_NAMES[each.strip().lower()] for each in setting.split(",") if each.strip().lower() in _NAMES]
+    words = [each.strip().lower() for each in setting.split(",") if each.strip()]
+    if unknown := [word for word in words if word not in _NAMES]:
+        raise ConfigError(f"{name} has {unknown[0]!r}", hint=f"it is a list of {', '.join(_NAMES)}")
+    named = [_NAMES[word] for word in words]
     strongest = max((QOPS.index(each) for each in named), default=-1)
     return [*named, *QOPS[strongest + 1 :]]

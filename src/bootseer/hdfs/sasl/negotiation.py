@@ -17,13 +17,13 @@ import socket
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
+from bootseer.errors import ConfigError, NotWritableError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.hdfs import nameservice
 from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import host_port
-from bootseer.hdfs.errors import RemoteError
-from bootseer.hdfs.framing import frame, parse, take
+from bootseer.hdfs.errors import RemoteError, remote
+from bootseer.hdfs.framing import frame, parse, take, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl import tokens
 from bootseer.hdfs.sasl.digest import Digest
@@ -51,7 +51,7 @@ def log_in(connection: Connection, who: Identity) -> str:
     connection.send(_HELLO)
     told = _ask(connection, wire.RpcSasl(state=_NEGOTIATE))
     try:
-        auth, mechanism, by = _choose(connection, {auth.method: auth for auth in told.auths}, who)
+        auth, mechanism, by = _choose(connection, {auth.method: auth for auth in map(_readable, told.auths)}, who)
         first = mechanism.answer(auth.challenge) if mechanism else b""
     except LoginFailed as exc:
         why = exc.why + _unfit(connection, who)
@@ -68,12 +68,18 @@ def log_in(connection: Connection, who: Identity) -> str:
         if told.state == _SUCCESS:
             mechanism.finish(told.token)
             if mechanism.qop != "auth":
-                connection.protect(_Wrapped(mechanism, _LIMIT))
+                connection.protect(Wrapped(mechanism, _LIMIT))
             return f"{by} of {mechanism.user}"
         if told.state != _CHALLENGE:
             break
         said = wire.RpcSasl(state=_RESPONSE, token=mechanism.answer(told.token))
     raise LoginFailed("the NameNode's part of the login makes no sense", "is it a NameNode?", UnavailableError)
+
+
+def _readable(auth: wire.RpcSasl.Auth) -> wire.RpcSasl.Auth:
+    """An offer, with text wherever text should be."""
+    said = {name: text(getattr(auth, name)) for name in ("method", "mechanism", "protocol", "server_id")}
+    return wire.RpcSasl.Auth(challenge=auth.challenge, **said)
 
 
 def _choose(
@@ -157,7 +163,15 @@ def _ask(connection: Connection, message: wire.RpcSasl) -> wire.RpcSasl:
         raise LoginFailed(f"an answer that claims {length} bytes", "is it a NameNode?", UnavailableError)
     body = bytearray(length)
     connection.fill([memoryview(body)], length)
-    return _told(body)
+    try:
+        return _told(body)
+    except RemoteError as exc:  # of nobody knows whom yet: what it says is told, and says nothing about files
+        if exc.elsewhere:
+            raise RemoteError(exc.java, "", fatal=True) from None
+        known, why = remote(exc, "log in"), f"it refused the login ({exc})".replace(": ", ", ")
+        if isinstance(known, PrivilegeError | NotWritableError):
+            raise LoginFailed(why, known.hint, type(known)) from None
+        raise LoginFailed(why, "is it a NameNode of this site?", UnavailableError) from None
 
 
 def _told(body: bytes | bytearray) -> wire.RpcSasl:
@@ -165,18 +179,21 @@ def _told(body: bytes | bytearray) -> wire.RpcSasl:
     head, end = take(view, 0)
     header = parse(wire.RpcResponseHeader, head)
     if header.status:
-        raise RemoteError(str(header.exception), str(header.message), fatal=True)
+        raise RemoteError(text(header.exception), text(header.message), fatal=True)
     return parse(wire.RpcSasl, take(view, end)[0])
 
 
-class _Wrapped(Framed):
+class Wrapped(Framed):
     """Calls and answers inside of messages of the login."""
 
     def message(self, sealed: bytes) -> bytes:
         return _framed(wire.RpcSasl(state=_WRAP, token=sealed))
 
     def sealed(self, body: bytes) -> bytes:
-        return _told(body).token
+        with contextlib.suppress(RemoteError):
+            if (told := _told(body)).state == _WRAP:
+                return told.token
+        raise LoginFailed("a message came unprotected", "check the network", UnavailableError, passing=True)
 
 
 def ignored(user: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from bootseer.errors import ConfigError, NotFoundError
-from bootseer.hdfs.framing import locate
+from bootseer.hdfs.framing import locate, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl.login import LoginFailed
 
@@ -84,13 +84,13 @@ def parse(data: bytes) -> list[Token]:
         if found is None or found[1] > len(data):
             raise ValueError("torn")
         tokens = [each.token for each in wire.Credentials.FromString(data[slice(*found)]).tokens]
-        return [Token(each.kind, each.service, each.identifier, each.password) for each in tokens]
+        return [Token(text(each.kind), text(each.service), each.identifier, each.password) for each in tokens]
     count, at = _number(data, 5)
     texts = _texts(data, at, 5 * count)
     made = []
     for _ in range(count):
         _, identifier, password, kind, service = (next(texts) for _ in range(5))
-        made.append(Token(kind.decode(), service.decode(), identifier, password))
+        made.append(Token(text(kind), text(service), identifier, password))
     return made
 
 

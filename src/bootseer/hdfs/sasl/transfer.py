@@ -10,14 +10,16 @@ are encrypted (``dfs.encrypt.data.transfer``). It sends nothing itself, so that 
 from __future__ import annotations
 
 import base64
+import functools
 import logging
+import time
 from collections.abc import Callable
 
 from google.protobuf.message import DecodeError
 
 from bootseer.errors import UnavailableError
 from bootseer.hdfs import nameservice
-from bootseer.hdfs.framing import delimited
+from bootseer.hdfs.framing import delimited, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl.digest import Digest
 from bootseer.hdfs.sasl.login import LoginFailed, qops
@@ -27,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _MAGIC = bytes.fromhex("DEADBEEF")
 _SERVICE = "hdfs/0"
+_PROTECTION = "dfs.data.transfer.protection"
 _AES = 2
 _PRIVILEGED = 1024  # ports below can be taken by root only, which is proof enough for Hadoop
 
@@ -37,7 +40,7 @@ _said: set[str] = set()
 
 def is_slow() -> bool:
     """Whether the site asks for privacy, and not for AES: as Hadoop is set up where nobody thinks of it."""
-    wanted = nameservice.setting("dfs.data.transfer.protection").lower().split(",")[0].strip() == "privacy"
+    wanted = nameservice.setting(_PROTECTION).lower().split(",")[0].strip() == "privacy"
     encrypts = nameservice.setting("dfs.encrypt.data.transfer").lower() == "true"
     return (wanted or encrypts) and not nameservice.setting("dfs.encrypt.data.transfer.cipher.suites")
 
@@ -53,32 +56,36 @@ class KeyRefused(LoginFailed):
 class Guard:
     """How connections to the DataNodes of a cluster begin.
 
-    ``secured``: whether its NameNode wanted a login. ``key``: the key for all transfers, another one when ``anew``;
-    None where the cluster does not encrypt them.
+    ``secured``: whether its NameNode wanted a login. ``ask``: asks it for the key for all transfers until a time
+    (monotonic seconds); None where the cluster does not encrypt them.
     """
 
-    def __init__(self, secured: Callable[[], bool], key: Callable[[bool], wire.DataKey | None]) -> None:
-        self._secured, self._key = secured, key
-        self._anew = False
+    def __init__(self, secured: Callable[[], bool], ask: Callable[[float], wire.DataKey | None]) -> None:
+        self._secured, self._ask = secured, ask
+        self._key: wire.DataKey | None = None
 
-    def handshake(self, port: int, token: wire.Token) -> Handshake | None:
+    def handshake(self, port: int, token: wire.Token, until: float) -> Handshake | None:
         """What a connection to the DataNode at ``port`` begins with, for the block of ``token``; None: with nothing."""
-        anew, self._anew = self._anew, False
-        if key := self._key(anew):
-            name = b"%d %s %s" % (key.id, key.pool.encode(), base64.b64encode(key.nonce))
-            return Handshake(Digest(name, base64.b64encode(key.key), _SERVICE, ("auth-conf",)), self._refused)
-        wanted = nameservice.setting("dfs.data.transfer.protection")
+        key = self._key  # threads that ask at once have a good one each, and the last one stays
+        if key is None or key.expires < time.time() * 1000:
+            self._key = key = self._ask(until)
+        if key:
+            name = b"%d %s %s" % (key.id, text(key.pool).encode(), base64.b64encode(key.nonce))
+            digest = Digest(name, base64.b64encode(key.key), _SERVICE, ("auth-conf",))
+            return Handshake(digest, functools.partial(self._refused, key))
+        wanted = nameservice.setting(_PROTECTION)
         # a site that does not say it means: none; of one that is not known a DataNode says it
         if not self._secured() or port < _PRIVILEGED or (not wanted and nameservice.folder()):
             return None
         name, password = base64.b64encode(token.identifier), base64.b64encode(token.password)
-        return Handshake(Digest(name, password, _SERVICE, qops(wanted)), self._refused)
+        return Handshake(Digest(name, password, _SERVICE, qops(wanted, _PROTECTION)), lambda: None)
 
-    def _refused(self) -> None:
-        self._anew = True
+    def _refused(self, key: wire.DataKey) -> None:
+        if self._key is key:  # else another thread has a newer one already
+            self._key = None
 
 
-OPEN = Guard(lambda: False, lambda anew: None)
+OPEN = Guard(lambda: False, lambda until: None)
 """Of a cluster where connections begin with nothing."""
 
 
@@ -121,7 +128,7 @@ class Handshake:
         return b""
 
     def _error(self, told: wire.TransferSasl) -> LoginFailed:
-        why = " ".join(str(told.message).split())[:300] or "it refused the login"
+        why = " ".join(text(told.message).split())[:300] or "it refused the login"
         if told.status == 1:
             self._refused()
             return KeyRefused(why, "try again", UnavailableError, passing=True)
