@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,8 +11,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -20,7 +24,9 @@ from bootseer.config import Config
 from bootseer.env import Target, lock, overlay
 from bootseer.errors import PrivilegeError, UnavailableError
 from bootseer.kernel import mount as mounts
-from bootseer.node import client, thin
+from bootseer.kernel import procfs
+from bootseer.node import access, client, thin
+from bootseer.node.daemon import Daemon
 from bootseer.node.protocol import NodeReply, socket_path
 from bootseer.wiretypes import json_as
 from support.nodedaemon import NodeDaemon, User
@@ -139,6 +145,28 @@ def test_another_bootseer_does_it_alone(job: Job, tmp_path: Path) -> None:
     shutil.copytree(Path(bootseer.__file__).parent, tmp_path / "other/bootseer")
     assert job.run(PYTHONPATH=str(tmp_path / "other"))[0] == "restored-mount"
     assert job.errands() == (0, 2)
+
+
+def test_an_errand_counts_for_the_one_that_asks_and_has_its_time_zone() -> None:
+    """Red before: the cgroups and the time zone stayed those of the service."""
+    steps: list[object] = []
+    serving = SimpleNamespace(
+        _errand=lambda words, parent: bool(steps.append((words, time.tzname[0]))) or True,
+        _part=SimpleNamespace(draining=False),
+        _stamp=thin.stamp(),
+        _start=lambda client, name, work, *rest: steps.append(work()),
+    )
+    file, pidfd = os.memfd_create("errand"), os.pidfd_open(os.getpid())
+    os.write(file, b"\0".join([thin.stamp(), b"18", b"1", b"env", b"TZ=XYZ-1", b""]))
+    asking = SimpleNamespace(uid=0, file=file, pid=os.getpid(), pidfd=pidfd)
+    if not (pid := os.fork()):
+        with contextlib.suppress(BaseException), mock.patch.object(access, "join", steps.append):
+            vars(Daemon)["_do_errand"](serving, asking, None)
+            os._exit(steps != [tuple(procfs.cgroups()), (["env"], "XYZ"), NodeReply()])
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(file)
+    os.close(pidfd)
 
 
 def asked(path: Path, text: bytes | None) -> NodeReply:

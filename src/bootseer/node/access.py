@@ -116,7 +116,7 @@ def digest_for(asker: Asker, ref: oci.Reference, config: Config) -> str:
 def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: int) -> int:
     """In a process that becomes nobody: the next one is the first of a process namespace, which ends with it."""
     die_with(parent)
-    _join(asker.like.cgroups)
+    join(asker.like.cgroups)
     bounds.be_ended_early(asker.like.score)
     libc.unshare(libc.CLONE_NEWPID)
     null = os.open(os.devnull, os.O_RDWR)
@@ -141,7 +141,7 @@ def _apart(out: int, asker: Asker, ref: oci.Reference, config: Config, parent: i
     os._exit(0)
 
 
-def _join(cgroups: Sequence[procfs.Cgroup]) -> None:
+def join(cgroups: Sequence[procfs.Cgroup]) -> None:
     """Be limited as who asks is, and end with its job: what a login runs is not to count for the daemon."""
     tops = [entry for entry in mounts.entries() if entry.fstype in ("cgroup", "cgroup2")]
     for controllers, path in cgroups:

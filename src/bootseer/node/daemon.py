@@ -231,9 +231,11 @@ class Daemon:
         if client.uid or client.file < 0 or self._errand is None or self._part.draining:
             raise PrivilegeError("the node daemon goes on no such errand")
         pid, pidfd, file, do, stamp = client.pid, client.pidfd, client.file, self._errand, self._stamp
+        like = access.limits_of(pid, pidfd)
 
         def work() -> NodeReply:
             try:
+                access.join(like.cgroups)
                 done = do(*errand.become(pid, pidfd, file, stamp))
             except Exception as exc:
                 raise UnavailableError(f"who asks has to do it: {exc}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 
 from bootseer.errors import PrivilegeError, UnavailableError
@@ -64,6 +65,7 @@ def become(pid: int, pidfd: int, file: int, own: bytes) -> tuple[list[str], int]
     os.umask(int(umask))
     os.environb.clear()
     os.environb.update({name: value for name, _, value in (one.partition(b"=") for one in environ)})
+    time.tzset()
     for handler in logging.getLogger().handlers[:]:
         logging.getLogger().removeHandler(handler)
     return [os.fsdecode(word) for word in words], parent
