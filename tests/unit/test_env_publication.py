@@ -168,12 +168,15 @@ def test_it_ends_with_who_ran_the_command(site: Site, monkeypatch: pytest.Monkey
     assert result.publication.wait(30)[0]
 
 
+def publishers() -> list[str]:
+    children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    return [pid for pid in children if "env.publisher" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+
 def test_nobody_waits_for_one_that_was_killed_while_the_command_ran(site: Site) -> None:
     def kill(root: Path) -> None:
-        children = [
-            pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
-        ]
-        (publisher,) = [pid for pid in children if "env.publisher" in Path(f"/proc/{pid}/cmdline").read_text()]
+        until(lambda: len(publishers()) == 1)  # the child has become its program
+        (publisher,) = publishers()
         os.kill(int(publisher), signal.SIGKILL)
         until(lambda: Path(f"/proc/{publisher}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
 

@@ -494,7 +494,8 @@ def test_a_restore_that_still_runs_is_not_taken_back(site: Site, caplog: pytest.
     """Of another node, into a target on a shared file system: it has another state folder, so no lock is in the way."""
     site.run("a")
     other = child(site, "b", BOOTSEER_FAULTS="env.unpack.placed=stop")
-    until((site.host("b") / "link").is_symlink, 60)
+    until(lambda: Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", 60)
+    assert (site.host("b") / "link").is_symlink()
     recover(site.spec("b").targets[0])
     assert files(site.host("b")) == files(site.host("a"))
     other.send_signal(signal.SIGCONT)
