@@ -118,7 +118,7 @@ def test_a_program_of_ours_is_copied_instead_of_loaded_anew(tmp_path: Path) -> N
     assert end == b"at the end"
     assert [fd for fd in facts["fds"] if fd > 4] == []
     assert facts["pid"] != facts["group"] == facts["session"] != os.getsid(0)
-    until((tmp_path / "pid").exists, 5)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
     with open(tmp_path / "lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.kill(facts["pid"], signal.SIGTERM)
@@ -166,7 +166,7 @@ def test_a_large_request_arrives(way: str) -> None:
 def test_servers_go_on_when_the_process_that_loaded_them_ends(tmp_path: Path) -> None:
     with background.preloaded(SERVER):
         assert ask(("say", "here"), ("wait", str(tmp_path / "pid"))) == b"here"
-    until((tmp_path / "pid").exists, 5)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
     pid = int((tmp_path / "pid").read_text())
     time.sleep(0.2)
     assert not gone(pid)
@@ -198,7 +198,7 @@ def test_it_ends_with_its_owner_and_leaves_servers_alone(tmp_path: Path) -> None
         (starter,) = map(int, owner.stdout.readline().split())
         owner.kill()
     until(lambda: gone(starter), 5)
-    until((tmp_path / "pid").exists, 5)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "", 5)
     pid = int((tmp_path / "pid").read_text())
     assert not gone(pid)
     os.kill(pid, signal.SIGKILL)
