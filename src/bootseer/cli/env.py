@@ -92,7 +92,7 @@ def run(
 ) -> None:
     """Restore the command's result, or run it and publish what it made. The exit code is the command's.
 
-    It ends with the command: a process of low priority publishes, and ends with the job. Where nothing would outlive
+    It ends with the command: a process of idle priority publishes, and ends with the job. Where nothing would outlive
     the command, as in a step of Slurm of its own, it ends when that is done, as with --no-background.
 
     With --cache, and without --target, CMD is no set-up command but the program itself, such as a training, and always

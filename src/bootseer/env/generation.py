@@ -171,7 +171,7 @@ class Held:
         return bool(self.group and self.restored and not self.group.intact)
 
     def capture(self, used: Iterable[str] = (), *, seconds: float = 0.0, last: bool = False) -> Publication | None:
-        """Have a process of low priority make the next generation, when anything was added. ``used``: the entries that
+        """Have a process of idle priority make the next generation, when anything was added. ``used``: the entries that
         this start has used beside those; ``seconds``: how long it took to fill a cache that was empty. ``last``: nobody
         writes to it any more, and the process gives it up if this one has ended by then. Raises `BootseerError`,
         `OSError`."""

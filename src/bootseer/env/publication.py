@@ -1,4 +1,4 @@
-"""A publication in the background: a process of low priority beside the set-up command, and then beside the job.
+"""A publication in the background: a process of idle priority beside the set-up command, and then beside the job.
 
 It begins with the command, and stores what that has finished with. What it publishes is frozen, so nothing the job
 writes gets in. It may be cancelled or killed at any time: a snapshot is published whole or not at all.
@@ -93,7 +93,7 @@ class Publication:
     def _start(self, errors: BinaryIO) -> None:
         """In a thread of its own, whose priority the process has from its first moment on."""
         with contextlib.suppress(OSError):
-            # Not SCHED_IDLE: beside a busy processor that gets no time on an idle one either.
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # and with it the idle class of disks
             os.setpriority(os.PRIO_PROCESS, 0, 19)
         try:
             self._process = subprocess.Popen(
