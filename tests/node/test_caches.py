@@ -202,6 +202,23 @@ def test_another_owner_another_fact_and_another_salt_have_caches_of_their_own(no
     assert nodes.start("last").restored
 
 
+def test_a_generation_that_goes_takes_nothing_of_another_cache_along(nodes: Nodes) -> None:
+    """Which holds the very same files, of the same times."""
+    other = msgspec.structs.replace(nodes.cache, salt="x")
+    held = nodes.start("a")
+    for one in (held, nodes.start("b", other)):
+        add(one, "aa/one.so")
+        for folder, _, files in os.walk(one.folder, topdown=False):
+            for path in (*files, "."):
+                os.utime(Path(folder, path), ns=(10**18, 10**18))
+        assert captured(one) == (True, "")
+    for name in ("aa/two.so", "aa/three.so"):
+        add(held, name)
+        assert captured(held) == (True, "")
+    assert nodes.generations == [3, 2]
+    assert names(nodes.start("c", other)) == {"aa/one.so"}
+
+
 @contextlib.contextmanager
 def another_user(held: Held) -> Iterator[None]:
     """Another process of the node that uses the cache, too."""

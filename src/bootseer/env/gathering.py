@@ -200,11 +200,9 @@ class _Union:
             faults.point("env.gather.before-tree")
             entries = layer.entries_of(items, first, contents.digest)
             ref = writer.seal(contents.seal(items, entries), contents.dead())
-        noted = [
-            msgspec.structs.replace(one, xattrs={USED: str(used[one.inner]).encode()}) if one.inner in used else one
-            for one in entries
-        ]
-        return noted, ref
+        notes = {path: {USED: str(number).encode()} for path, number in used.items()}
+        notes[""] = {generation.OF: self._document.key.encode()}
+        return [msgspec.structs.replace(one, xattrs=notes.get(one.inner, one.xattrs)) for one in entries], ref
 
     def _item(self, path: str, root: Path, fd: int) -> Item | None:
         """None for what went away meanwhile."""
@@ -219,11 +217,14 @@ class _Union:
     def _drop(self) -> None:
         """The generations before the last one: it may just be restored elsewhere."""
         kept = {self._last.inventory} if self._last else set[str]()
-        for one in self._older:
-            self._store.delete(manifest.manifest_key(one.name))
-            self._store.delete(manifest.index_key(one))
-            if one.inventory not in kept:
-                self._store.delete(manifest.inventory_key(one.inventory))
+        try:
+            for one in self._older:
+                self._store.delete(manifest.manifest_key(one.name))
+                self._store.delete(manifest.index_key(one))
+                if one.inventory not in kept:
+                    self._store.delete(manifest.inventory_key(one.inventory))
+        except BootseerError as exc:  # the new one is published all the same
+            log.warning("older generations of the cache stay in the store: %s", exc)
 
 
 def _mode(here: Mapping[str, os.stat_result], path: str) -> int:
