@@ -195,6 +195,19 @@ def test_nobody_but_root_is_served(job: Job) -> None:
         assert user.do(asked, path, text).code == PrivilegeError.exit_code
 
 
+def test_a_daemon_that_stands_still_is_not_waited_for(job: Job) -> None:
+    job.run()
+    job.release()
+    pid = client.node(config=job.daemon.config).pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert job.run()[0] == "restored-mount"
+        assert time.monotonic() - began < 60  # an errand has 200
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def test_the_errand_ends_with_the_one_that_asks(job: Job) -> None:
     job.run()
     job.release()

@@ -44,7 +44,7 @@ _NUMBER = "/generation"
 USED = "user.bootseer.used"
 """In the inventory, not in the tree: the number of the last generation whose makers used the entry."""
 OF = "user.bootseer.cache"
-"""The same of the folder itself: the key, so that no two caches have one inventory, and it may go with its generation."""
+"""The same of the folder itself: the key, so that no two caches have one inventory, which may go with a generation."""
 _KEPT = 8
 """Generations of a key that a start looks at; two are kept."""
 _LOCK_SECONDS = 60.0

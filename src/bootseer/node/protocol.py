@@ -42,7 +42,8 @@ _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 class NodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """``do``: ``mount`` (of ``ref``), ``unmount``, ``ready`` or ``look`` (of the mount ``id``), ``mounts`` (the next
     `PAGE` after ``id``), ``node``, ``drain``, ``digest`` (of ``ref``, for who has just the logins in the file
-    that comes with the packet: the daemon does not read it, a process of its own does)."""
+    that comes with the packet: the daemon does not read it, a process of its own does), ``errand`` (of root, which the
+    file tells)."""
 
     do: str
     version: int

@@ -7,7 +7,8 @@ import sys
 
 import bootseer
 
-_SECONDS = 200.0
+_SECONDS, _ALIVE_SECONDS = 200.0, 2.0
+"""For the errand; for an answer that only says that the daemon is alive."""
 _SEQPACKET, _PEERCRED = 5, 17
 
 
@@ -24,24 +25,31 @@ def done(words: list[str]) -> bool:
     be done here; nothing was changed or printed then."""
     if os.geteuid():
         return False
-    import _socket
-
     text = [stamp(), b"%d" % _umask(), b"%d" % len(words), *map(os.fsencode, words)]
     text += [name + b"=" + value for name, value in os.environb.items()]
-    sock = _socket.socket(_socket.AF_UNIX, _SEQPACKET)
     try:
-        sock.settimeout(_SECONDS)
-        sock.connect(_socket_path())
-        peer = sock.getsockopt(_socket.SOL_SOCKET, _PEERCRED, 12)
-        if peer[4:8] != bytes(4):
+        if not _answer(b'{"do":"mounts","version":1,"id":"~"}', _ALIVE_SECONDS):  # of which there are none
             return False
         file = os.memfd_create("errand", os.MFD_CLOEXEC)
         os.write(file, b"".join(one + b"\0" for one in text))
-        right = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, file.to_bytes(4, sys.byteorder))
-        sock.sendmsg([b'{"do":"errand","version":1}'], [right])
-        return bool(sock.recv(4096) == b"{}")
+        return _answer(b'{"do":"errand","version":1}', _SECONDS, file) == b"{}"
     except OSError:
         return False
+
+
+def _answer(packet: bytes, seconds: float, *files: int) -> bytes:
+    """Of the daemon; nothing when it is not root's. Raises `OSError`, also after so many ``seconds``."""
+    import _socket
+
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, file.to_bytes(4, sys.byteorder)) for file in files]
+    sock = _socket.socket(_socket.AF_UNIX, _SEQPACKET)
+    try:
+        sock.settimeout(seconds)
+        sock.connect(_socket_path())
+        if sock.getsockopt(_socket.SOL_SOCKET, _PEERCRED, 12)[4:8] != bytes(4):
+            return b""
+        sock.sendmsg([packet], rights)
+        return bytes(sock.recv(4096))
     finally:
         sock.close()
 
