@@ -231,6 +231,7 @@ SHAPES: dict[str, tuple[list[str], Wanted]] = {
     "pdsh": (two("worker-1: [{day}] [INFO] {text}"), FIRST),
     "docker": (js('{"log": TEXT, "stream": "stderr", "time": "ISO"}', RUN + "\n", LOSS + "\n"), FIRST),
     "gke, text": (js('{"textPayload": TEXT, "timestamp": "ISO"}'), FIRST),
+    "structlog": (js('{"event": TEXT, "level": "info", "timestamp": "ISO"}'), FIRST),
     "gke": (js('{"jsonPayload": {"message": TEXT}, "timestamp": "ISO", "labels": {"pod_name": "p"}}'), FIRST),
     "ray": (js('{"asctime": "2026-09-01 10:00:00,000", "message": TEXT}')[:1] + two("{iso} {text}")[1:], FIRST),
     "cloudwatch, json": (js('{"timestamp": MS, "message": TEXT, "logStreamName": "a/b"}'), FIRST),

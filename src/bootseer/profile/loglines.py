@@ -73,7 +73,7 @@ _BAR = re.compile(
 _BAR_END = 400
 """Characters at the end of a frame in which its bar's figures are."""
 
-_TEXTS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "body")
+_TEXTS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "body", "event")
 _TIMES = ("time", "timestamp", "asctime", "ts", "@timestamp", "__REALTIME_TIMESTAMP")
 _NODES = ("_HOSTNAME", "pod_name", "pod", "hostname", "host", "logStreamName", "node_name")
 
