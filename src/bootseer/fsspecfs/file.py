@@ -22,7 +22,8 @@ from bootseer.fsspecfs.paths import StripePaths, doing
 from bootseer.kernel import finalisers
 from bootseer.ranges import flat, merge
 from bootseer.stripefs.files.readahead import ReadAhead
-from bootseer.stripefs.files.reader import ChunkFile, StripedFile
+from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.files.striped import StripedFile
 from bootseer.stripefs.files.writer import StripeWriter
 
 if TYPE_CHECKING:

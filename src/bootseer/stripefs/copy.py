@@ -18,8 +18,9 @@ from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.readahead import in_order
-from bootseer.stripefs.files.reader import StripedFile, refuse_unfinished
+from bootseer.stripefs.files.reader import refuse_unfinished
 from bootseer.stripefs.files.stat import FileStat
+from bootseer.stripefs.files.striped import StripedFile
 from bootseer.stripefs.layout import Pointer
 
 if TYPE_CHECKING:

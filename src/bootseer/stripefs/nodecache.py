@@ -36,7 +36,8 @@ from bootseer.chunks.keeping import STEP, Room, keep_synced, make_room
 from bootseer.chunks.locks import DATA
 from bootseer.errors import BootseerError, NotWritableError, UnavailableError
 from bootseer.kernel.mount import boot_id
-from bootseer.stripefs.files.reader import ChunkFile, Local, StripedFile
+from bootseer.stripefs.files.reader import ChunkFile, Local
+from bootseer.stripefs.files.striped import StripedFile
 
 _log = logging.getLogger(__name__)
 _PENDING = 256 << 20

@@ -18,9 +18,10 @@ from bootseer.stripefs.checkpoint.claim import Save, begin
 from bootseer.stripefs.checkpoint.commit import Commit
 from bootseer.stripefs.files import namespace, rights
 from bootseer.stripefs.files.readahead import in_order
-from bootseer.stripefs.files.reader import ChunkFile, PlainFile, StripedFile, open_file, read_pointer, refuse_unfinished
+from bootseer.stripefs.files.reader import ChunkFile, PlainFile, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.stat import FileStat, of_entry
 from bootseer.stripefs.files.stripe import again_when_lost
+from bootseer.stripefs.files.striped import StripedFile, open_file
 from bootseer.stripefs.files.writer import StripeWriter, Written
 from bootseer.stripefs.layout import Pointer, clean_new
 from bootseer.stripefs.maintenance.scan import lost_sets, refuse_lost

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from bootseer.ranges import flat, runs
-from bootseer.stripefs.files.reader import ChunkFile, StripedFile
+from bootseer.stripefs.files.reader import ChunkFile
+from bootseer.stripefs.files.striped import StripedFile
 from bootseer.torch.shared_plan import FileId, Needs, Span
 
 Request = tuple[ChunkFile, int, memoryview]

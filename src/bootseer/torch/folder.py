@@ -16,7 +16,8 @@ from bootseer.ranges import flat
 from bootseer.stripefs import ChunkFile, Given, layout, place
 from bootseer.stripefs.checkpoint import claim, commit
 from bootseer.stripefs.checkpoint.commit import CommittedFile
-from bootseer.stripefs.files.reader import PlainFile, StripedFile, Views
+from bootseer.stripefs.files.reader import PlainFile, Views
+from bootseer.stripefs.files.striped import StripedFile
 from bootseer.stripefs.local import Load
 from bootseer.torch.destination import Request
 from bootseer.torch.shared_read import read_shared

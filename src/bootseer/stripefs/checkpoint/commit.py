@@ -15,7 +15,8 @@ from bootseer.backends.interface import Backend, Entry, exists, join, read_all
 from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.files.readahead import in_order
-from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer
+from bootseer.stripefs.files.reader import ChunkFile, read_pointer
+from bootseer.stripefs.files.striped import open_file
 from bootseer.stripefs.layout import Pointer
 
 NAME = "COMMIT"

@@ -18,8 +18,9 @@ from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
 from bootseer.stripefs.files.publication import alone
 from bootseer.stripefs.files.readahead import in_order
-from bootseer.stripefs.files.reader import ChunkFile, open_file, read_pointer, refuse_unfinished
+from bootseer.stripefs.files.reader import ChunkFile, read_pointer, refuse_unfinished
 from bootseer.stripefs.files.removal import UNFINISHED, owned_by, remove_stripes
+from bootseer.stripefs.files.striped import open_file
 from bootseer.stripefs.files.writer import StripeWriter
 from bootseer.stripefs.layout import Pointer
 

@@ -20,7 +20,8 @@ from bootseer.backends.pool import parallel
 from bootseer.errors import ConfigError, DataError, NotFoundError
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.files.reader import PlainFile, StripedFile, read_pointer
+from bootseer.stripefs.files.reader import PlainFile, read_pointer
+from bootseer.stripefs.files.striped import StripedFile
 from bootseer.stripefs.layout import Footer, Header, Pointer
 
 TRASH = f"{layout.TEMPORARY}gc-"
