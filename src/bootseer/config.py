@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 Host = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]+$")]
 DEFAULT_FILE = Path("/etc/bootseer.toml")
+_NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+"""Tells a pod where it is."""
 
 
 def _default_cache() -> str:
@@ -37,6 +39,13 @@ def _default_state() -> str:
     if os.geteuid() == 0:
         return "/run/bootseer"
     return os.path.join(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/bootseer-{os.geteuid()}"), "bootseer")
+
+
+def _default_tenant() -> str:
+    try:
+        return f"pods of {Path(_NAMESPACE).read_text().strip()[:100]}"
+    except (OSError, ValueError):
+        return ""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,6 +91,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     next."""
     require_signature: bool = False
     """Refuse images and environments when there is no ``verify_key``."""
+
+    tenant: str = msgspec.field(default_factory=_default_tenant)
+    """For whom programs are started here: tenants have caches of their own (``[caches]``), whatever job files say. In a
+    pod the namespace; else empty, and for a job file that root starts its owner counts."""
 
     pod_checkpoints: tuple[str, ...] = ()
     """Folders of a store, ``hdfs://...``, whose checkpoints pods may mount (`bootseer node serve --csi`);

@@ -51,6 +51,7 @@ class Site:
         more: str = "",
         kinds: str = '"auto"',
         damaged: str = "9",
+        owner: int = 0,
         **environ: str,
     ) -> tuple[int, str, dict]:
         here = self.base / node
@@ -66,6 +67,7 @@ ref = "oci:{self.base}/layout{user}:v1"
 kinds = {kinds}
 {more}
 """)
+        os.chown(here / "job.toml", owner, -1)
         env = {k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")}
         env |= {"BOOTSEER_CACHE_DIR": str(here / "cache"), "BOOTSEER_STATE_DIR": str(here / "state")}
         env |= {"BOOTSEER_STORE": str(self.base / "store"), "BOOTSEER_NODE": node, **environ}
@@ -154,3 +156,12 @@ def test_package_caches_without_a_set_up_command_are_named_in_the_log(site: Site
     code, said, _ = site.start("a", "one", kinds='["inductor", "pip"]')
     assert (code, "caches of a set-up command are not used, the job has none: pip" in said) == (0, True), said
     assert "set-up command are not used" not in site.start("b", "one")[1]
+
+
+def test_tenants_of_one_service_have_caches_of_their_own(site: Site) -> None:
+    assert site.start("a", "one", owner=5001)[2]["compiled"] == 1
+    for number, (owner, tenant) in enumerate([(5002, ""), (0, ""), (5001, "team-b"), (0, "team-a")]):
+        code, said, caches = site.start(f"n{number}", "one", owner=owner, BOOTSEER_TENANT=tenant)
+        assert (code, caches["how"]) == (0, "cold, compiled 1"), said
+    assert site.start("b", "one", owner=5001)[2]["used"] == 1
+    assert site.start("c", "one", owner=5002, BOOTSEER_TENANT="team-a")[2]["used"] == 1

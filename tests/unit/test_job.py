@@ -24,7 +24,7 @@ ref = "localhost:5000/a:1"
 def load(tmp_path):
     def from_text(text: str) -> job.Job:
         (tmp_path / "job.toml").write_text(text)
-        return job.load(tmp_path / "job.toml")
+        return job.load(tmp_path / "job.toml")[0]
 
     return from_text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -53,7 +54,7 @@ def run(
     from bootseer import launch
     from bootseer.errors import ConfigError, doing
 
-    job = launch.job.load(job_file)
+    job, owner = launch.job.load(job_file)
     chosen = set(launch.job.TECHNIQUES) if without == "all" else {name for name in without.split(",") if name}
     if unknown := chosen.difference(launch.job.TECHNIQUES):
         raise ConfigError(
@@ -63,6 +64,8 @@ def run(
     if convert:
         job = msgspec.structs.replace(job, image=msgspec.structs.replace(job.image, convert=True))
     config = settings(store)
+    if owner and not os.geteuid() and not config.tenant:
+        config = msgspec.structs.replace(config, tenant=f"uid {owner}")
     identity = launch.identity.identify(job.job.name)
 
     def ready(record: Start) -> None:

@@ -62,6 +62,8 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     """Where programs see it."""
     owner: tuple[int, int]
     """User and group whose files it holds: who runs the programs. Other users' starts have caches of their own."""
+    tenant: str = ""
+    """Of `Config.tenant`; the same holds for these."""
     facts: dict[str, str] = {}
     image: str = ""
     salt: str = ""
@@ -78,7 +80,7 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
             env=dict(sorted(self.facts.items())),
             image=self.image,
             machine=os.uname().machine,
-            tenant="{}:{}".format(*self.owner),
+            tenant="{}:{} {}".format(*self.owner, self.tenant).rstrip(),
             salt=self.salt,
         )
 

@@ -53,6 +53,7 @@ class PackageCaches:
                 group="packages",
                 path=_PLACE,
                 owner=self._owner,
+                tenant=self._config.tenant,
                 facts={} if spec.contained else _facts(spec, self._config),
                 image=spec.image_digest,
                 salt=spec.salt,

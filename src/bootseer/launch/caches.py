@@ -223,5 +223,6 @@ def of_host(names: Sequence[str] | Literal["auto"], command: Sequence[str], conf
     kinds = cachekinds.chosen(names, "compile")
     environ = dict(os.environ)
     facts = cachekey.facts(environ, cachekey.imported(command, environ, config))
-    cache = Cache(group="compile", path=PLACE, owner=(os.geteuid(), os.getegid()), facts=facts)
+    owner = os.geteuid(), os.getegid()
+    cache = Cache(group="compile", path=PLACE, owner=owner, tenant=config.tenant, facts=facts)
     return Caches(cache, kinds, config.store_url, config)

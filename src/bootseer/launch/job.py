@@ -6,6 +6,7 @@ that stage without it). Reference: ``docs/reference/job-file.md``, checked by a 
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
@@ -145,16 +146,18 @@ class Job(_Table, frozen=True, kw_only=True):
 TECHNIQUES = ("image", "env", "caches", "checkpoint")
 
 
-def load(path: Path) -> Job:
-    """Read a job file. Raises `NotFoundError`, or `ConfigError` that names the key it does not understand."""
+def load(path: Path) -> tuple[Job, int]:
+    """A job file, and the user whose file it is. Raises `NotFoundError`, or `ConfigError` that names the key it does
+    not understand."""
     try:
-        text = path.read_text()
+        with path.open() as file:
+            text, owner = file.read(), os.fstat(file.fileno()).st_uid
     except FileNotFoundError:
         raise NotFoundError(f"no job file {path}") from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot read job file {path}: {exc}") from None
     try:
-        return msgspec.convert(loaded(tomllib.loads, text), known(Job))
+        return msgspec.convert(loaded(tomllib.loads, text), known(Job)), owner
     except msgspec.ValidationError as exc:
         raise ConfigError(f"job file {path}: {exc}", hint="docs/reference/job-file.md lists every key") from None
     except ValueError as exc:

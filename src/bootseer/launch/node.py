@@ -292,6 +292,7 @@ class _Node:
             group="compile",
             path=PLACE,
             owner=container.owner,
+            tenant=self.config.tenant,
             facts=cachekey.facts(given, cachekey.installed(folders)),
             image=self.image_digest,
             salt=table.salt,
