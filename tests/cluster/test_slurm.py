@@ -30,6 +30,14 @@ BOOTSEER = f"{sys.executable} -m bootseer.cli.main"
 JOBS = "/run/bootseer-slurm"
 
 
+RANKS = f"""
+export BOOTSEER_STORE=$HOME/caches BOOTSEER_CACHE_DIR=/var/spool/local/c BOOTSEER_STATE_DIR=/var/spool/local/s
+srun --ntasks=2 {BOOTSEER} env run --cache triton sh -c 'mkdir -p $TRITON_CACHE_DIR; cd $TRITON_CACHE_DIR
+    [ -e $SLURM_PROCID.so ] && cat $SLURM_PROCID.so || echo compiled >$SLURM_PROCID.so; sleep 2' 2>&1
+echo the end
+"""
+
+
 class Site:
     """The cluster, an image in a registry that its nodes reach, and the hooks."""
 
@@ -434,3 +442,13 @@ def test_uninstalled(site: Site) -> None:
     assert slurm.states() == ["idle"] * 4
     assert not any(map(site.left, slurm.names))
     assert not any(map(site.processes, slurm.names))
+
+
+def test_ranks_of_a_step_share_what_they_compile_with_the_next_job(site: Site) -> None:
+    first = site.submit("alice", RANKS, "--ntasks=2")
+    site.says("alice", first, "the end")
+    second = site.submit("alice", RANKS, "--ntasks=2", without="n1,n[3-4]")
+    site.says("alice", second, "the end")
+    said = site.slurm.output("alice", second)
+    assert (said.count("compiled\n"), said.count("restored"), said.count("compiled 0")) == (2, 2, 2), said
+    site.clean()

@@ -18,6 +18,7 @@ import pytest
 
 from bootseer.config import Config
 from bootseer.env import generation, overlay, users
+from bootseer.env.cacheuse import Use
 from bootseer.env.generation import Cache, Held
 from bootseer.env.spec import Technique
 from bootseer.errors import BootseerError
@@ -403,6 +404,123 @@ def test_root_that_may_not_mount_gets_a_plain_folder(tmp_path: Path) -> None:
         said = subprocess.run([*base, node], capture_output=True, text=True, timeout=120, check=False)
         assert said.stdout == expected, said.stderr
         assert not list((tmp_path / node / "cache/env").iterdir())
+
+
+@pytest.mark.parametrize(("auto", "kinds", "says"), [
+    (False, ["triton", "torch-extensions"], "nor what it uses: torch-extensions"),
+    (True, ["triton", "torch-extensions"], ""),
+    (True, ["jax"], "nor what it uses: jax"),
+])  # fmt: skip
+def test_a_kind_that_no_program_uses_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, auto: bool, kinds: list[str], says: str
+) -> None:
+    nodes = Nodes(tmp_path, "unpack")
+    held = nodes.start("a")
+    held.close()
+    caches = Caches(held.cache, kinds, held.store_url, held.config, auto=auto)
+    with caches.seen_out():
+        caches.begin()
+        if "triton" in kinds:
+            held.folder.joinpath("triton").mkdir()
+            held.folder.joinpath("triton/k.cubin").write_text("compiled")
+        caches.stepped()
+    assert (says in caplog.text, "nor what it uses" in caplog.text) == (True, bool(says)), caplog.text
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_capture_that_failed_had_is_captured_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    nodes = Nodes(tmp_path, "mount")
+    held = nodes.start("a")
+    held.close()
+    log = Path(held.config.state_dir, "env/publications.log")
+    caches = Caches(held.cache, ["triton"], held.store_url, held.config)
+    with caches.seen_out():
+        caches.begin()
+        add(held, "aa/one.so")
+        caches.stepped()
+        monkeypatch.setenv("BOOTSEER_FAULTS", "env.gather.before-manifest=kill")
+        until(log.exists, 60, "the first capture")
+        time.sleep(1)
+        monkeypatch.delenv("BOOTSEER_FAULTS")
+        assert nodes.generations == []
+        if not ends:
+            add(held, "aa/two.so")
+            until(lambda: nodes.generations == [1], 60, "the second capture")
+    assert names(nodes.start("b")) == ({"aa/one.so"} if ends else {"aa/one.so", "aa/two.so"})
+    nodes.end()
+
+
+def test_who_comes_later_does_not_hide_what_another_start_uses(tmp_path: Path) -> None:
+    """Where the times of access tell: in a plain folder."""
+    nodes = Nodes(tmp_path, "unpack")
+    first = nodes.start("a")
+    add(first, "aa/one.so")
+    assert captured(first) == (True, "")
+    here = nodes.start("b")
+    use = Use(here)
+    (here.folder / "inductor/aa/one.so").read_text()
+    later = nodes.start("b")
+    assert use.ended() == (1, {"inductor/aa/one.so"})
+    assert Use(later).ended() == (0, None)
+
+
+OTHERS: dict[str, tuple[dict[str, object], str]] = {
+    "threads": ({"facts": {"OMP_NUM_THREADS": "1"}}, "variable OMP_NUM_THREADS changed: 2 -> 1"),
+    "processor": ({"facts": {"OMP_NUM_THREADS": "2", "cpu": "avx2"}}, "variable cpu changed: unset -> avx2"),
+    "torch": ({"facts": {"OMP_NUM_THREADS": "2", "packages": "torch-3 /t"}}, "variable packages changed"),
+    "image": ({"image": "sha256:1"}, "image changed: none -> sha256:1"),
+    "salt": ({"salt": "x"}, "salt changed: none -> x"),
+    "user": ({"owner": (1234, 1234)}, ""),
+    "tenant": ({"tenant": "uid 5001"}, ""),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_start_that_nothing_fits_is_cold_and_says_why(nodes: Nodes, what: str) -> None:
+    cache = msgspec.structs.replace(nodes.cache, facts={"OMP_NUM_THREADS": "2"})
+    held = nodes.start("a", cache)
+    add(held, "aa/one.so")
+    assert captured(held) == (True, "")
+    changed, why = OTHERS[what]
+    other = nodes.start("b", msgspec.structs.replace(cache, **changed))
+    assert (names(other), other.said.startswith(f"cold: missed because {why}" if why else "cold")) == (set(), True)
+    assert why or other.said == "cold"  # of others nothing is told
+
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+folder, base = Path(os.environ["TRITON_CACHE_DIR"]), Path(sys.argv[1])
+folder.mkdir(exist_ok=True)
+for rank in map(str, range(4)):
+    print((folder / f"{rank}.so").exists() and (folder / f"{rank}.so").read_text())
+(folder / f"{sys.argv[2]}.so").exists() or (folder / f"{sys.argv[2]}.so").write_text("compiled")
+(base / sys.argv[2]).touch()
+until = time.monotonic() + 60
+while len(list(base.iterdir())) < 4 and time.monotonic() < until:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("mounts_allowed", [True, False])
+def test_ranks_of_a_node_share_what_they_compile_with_the_next_node(tmp_path: Path, mounts_allowed: bool) -> None:
+    argv, environ = own(tmp_path)
+    argv = argv if mounts_allowed else ["setpriv", "--bounding-set=-sys_admin", *argv]
+    for node in "ab":
+        (here := tmp_path / node).mkdir()
+        environ |= {f"BOOTSEER_{name.upper()}_DIR": f"{here}-{name}" for name in ("cache", "state")}
+        here_argv = [*argv, sys.executable, "-c", RANK, str(here)]
+        ranks = [
+            subprocess.Popen([*here_argv, str(rank)], env=environ, stdout=-1, stderr=-1, text=True) for rank in range(4)
+        ]
+        said = [rank.communicate(timeout=200) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0] * 4, said
+        if node == "b":
+            assert [out for out, _ in said] == ["compiled\n" * 4] * 4, said
+            assert all("compiled 0" in err and "not used" not in err for _, err in said), said
+    assert not mounts.below(tmp_path)
 
 
 def test_a_store_that_is_read_only(nodes: Nodes) -> None:

@@ -151,7 +151,7 @@ def test_a_failed_command_leaves_nothing_and_others_of_another_owner_get_nothing
     nodes.next("alpha", "beta==2", owner=(12345, 12345))
     assert nodes.said == "cold"
     nodes.next("alpha", "beta==2", salt="x")
-    assert nodes.said == "cold"
+    assert nodes.said == "cold: missed because salt changed: none -> x"
 
 
 def test_where_the_job_says_itself_where_its_cache_is_it_is_left_alone(nodes: Nodes, tmp_path: Path) -> None:

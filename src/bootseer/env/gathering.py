@@ -45,7 +45,6 @@ _TRIES = 5
 _MANY, _PAUSE = 20, 600
 """After so many generations there is one in so many seconds: some programs name entries anew at each start."""
 _LITTLE = 20
-_NOTHING = "nothing is new"
 _PACK = 16 << 20
 
 
@@ -105,7 +104,7 @@ class _Union:
         changed = {path for path in self._told.changed if not _same(self._listed.get(path), files.get(path))}
         own = {path for path in files if path not in self._listed or (path in changed and not packed)}
         if not own:
-            return False, _NOTHING
+            return False, generation.NOTHING
         if self._last and self._number > _MANY and time.time() - self._last.created < _PAUSE:
             return False, f"not published: generation {self._number - 1} is younger than {_PAUSE} s"
         if packed and self._is_little(own, files):
@@ -125,7 +124,7 @@ class _Union:
         faults.point("env.gather.before-build")
         entries, ref = self._tree(places, used)
         if own.isdisjoint(one.inner for one in entries):
-            return False, _NOTHING
+            return False, generation.NOTHING
         made = Made(
             generation.named(self._number),
             ref,

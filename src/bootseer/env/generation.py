@@ -10,6 +10,7 @@ as files of the node's own folder.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -23,7 +24,7 @@ import msgspec
 
 from bootseer.blocks import tree
 from bootseer.config import Config
-from bootseer.env import cachekinds, manifest, overlay, quarantine, scan, snapshots
+from bootseer.env import cachekinds, lookup, manifest, overlay, quarantine, scan, snapshots
 from bootseer.env import lock as locks
 from bootseer.env.inputs import Observed
 from bootseer.env.key import KeyDocument
@@ -45,11 +46,15 @@ USED = "user.bootseer.used"
 """In the inventory, not in the tree: the number of the last generation whose makers used the entry."""
 OF = "user.bootseer.cache"
 """The same of the folder itself: the key, so that no two caches have one inventory, which may go with a generation."""
+NOTHING = "nothing is new"
+"""Why a capture has published nothing, when all is there already."""
 _KEPT = 8
 """Generations of a key that a start looks at; two are kept."""
 _LOCK_SECONDS = 60.0
 _END_SECONDS = 3.0
 """For processes that compile beside a program, and end after it."""
+_LONGEST = 300
+"""Characters that say why it is cold."""
 _FREE = 1 << 30
 """Bytes that are free on the disk before a cache is kept there: programs end that cannot write to theirs."""
 
@@ -147,6 +152,8 @@ class Held:
         self.joined = False
         """Others of this node began it, and capture what is added."""
         self._known: dict[str, tuple[int, int]] = {}
+        self._captured: dict[str, tuple[int, int]] = {}
+        self._lock = -1
 
     @property
     def target(self) -> Target:
@@ -202,11 +209,30 @@ class Held:
                 raise
         if why := started.go_on(None):
             raise BootseerError(why)
-        self._known |= added
+        self._known, self._captured = self._known | added, added
         return started
+
+    def retract(self) -> None:
+        """The last capture has failed: what it was to hand on is still to be captured."""
+        self._known = {path: state for path, state in self._known.items() if self._captured.get(path) != state}
+
+    def alone(self) -> bool:
+        """Whether no other process of the node uses the plain folder, as this one does from now on."""
+        if self._lock < 0:
+            self._lock = os.open(self.folder.parent / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+        return True
 
     def close(self) -> None:
         """Give it up; the overlay goes with its last user on the node. Safe to call twice."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
         if self.group:
             until = time.monotonic() + _END_SECONDS
             try:
@@ -274,8 +300,14 @@ def _joined(held: Held, state: Path) -> bool:
 
 def _newest(held: Held) -> list[SnapshotManifest]:
     """The generations to try."""
+    document = held.cache.document
     try:
-        found = generations(open_store(held.store_url), held.cache.document.key, held.config)
+        store = open_store(held.store_url)
+        found = generations(store, document.key, held.config)
+        if not found and snapshots.names(store, document.key):
+            held.said = "cold: none of its generations may be used, the log says why"
+        elif not found and any(True for _ in store.list(manifest.index_prefix(document))):
+            held.said = f"cold: {lookup.explained(store, document)[:_LONGEST]}"
     except (BootseerError, OSError) as exc:
         held.said = f"cold: the store did not answer: {exc}"
         log.warning("%s; the cache begins empty", exc)
@@ -338,7 +370,8 @@ def _mount(held: Held, found: SnapshotManifest | None, job: str) -> None:
 
 def _unpack(held: Held, found: SnapshotManifest | None, job: str) -> None:
     """Add what the folder lacks: it stays from start to start, and has what other generations brought. The times of
-    access tell what is used from now on."""
+    access tell what is used from now on, but to who comes when others use it: they would lose theirs."""
+    held.joined = not held.alone()
     base = held.folder.parent
     for left in base.glob("new-*"):
         discard_tree(left)
@@ -359,7 +392,8 @@ def _unpack(held: Held, found: SnapshotManifest | None, job: str) -> None:
     here = held.entries()
     for path in here.keys() & set(listed):
         held._known[path] = here[path].st_size, here[path].st_mtime_ns
-        os.utime(held.folder / path, ns=(0, here[path].st_mtime_ns))
+        if not held.joined:
+            os.utime(held.folder / path, ns=(0, here[path].st_mtime_ns))
 
 
 def _entries(folder: Path) -> dict[str, os.stat_result]:

@@ -102,7 +102,7 @@ def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacki
         out.replace = out.replace or _expired(spec, found) or bool(bad)
         if out.nearest is None:
             out.nearest, out.reason = found, f"missed because {reason}"
-    out.reason = out.reason or _explained(store, out.document)
+    out.reason = out.reason or explained(store, out.document)
 
 
 def _candidates(out: Lookup, store: Store, keys: Sequence[Ed25519PublicKey]) -> list[SnapshotManifest]:
@@ -166,7 +166,8 @@ def _quarantined(
     return reason and f"the snapshot is quarantined for all nodes: {reason}"
 
 
-def _explained(store: Store, inputs: KeyDocument) -> str:
+def explained(store: Store, inputs: KeyDocument) -> str:
+    """Why the store has nothing of these inputs: in what they differ from the nearest of the same targets."""
     from bootseer.env import explain  # a hit needs none
 
     try:

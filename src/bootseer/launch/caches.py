@@ -31,10 +31,8 @@ _SETTLED = 3.0
 """Seconds without a change after which what was added is captured."""
 _UNTOLD = 30.0
 """The same where nobody tells that the first step has ended."""
-_PAUSE, _SHARE = 30.0, 50.0
-"""Seconds between two looks after a capture; at least so many times what the last look took."""
-_MUCH = 0.05
-"""Of the entries: so much more is captured again before the end."""
+_SHARE = 50.0
+"""So many times what the last look took, with its capture, passes before the next one."""
 _BEGIN_SECONDS = 600.0
 """A command that ends by itself so soon may have ended for what it read of the caches."""
 _LAST_SECONDS = 120.0
@@ -56,8 +54,19 @@ class Caches:
     """``begin``, then `variables` and `folder` for the programs, ``stepped`` when the first step has ended, and
     `seen_out` around all that."""
 
-    def __init__(self, cache: Cache, kinds: Sequence[str], store_url: str, config: Config, *, job: str = "") -> None:
-        self._cache, self._kinds, self._store, self._config, self._job = cache, kinds, store_url, config, job
+    def __init__(
+        self,
+        cache: Cache,
+        kinds: Sequence[str],
+        store_url: str,
+        config: Config,
+        *,
+        job: str = "",
+        auto: bool = False,
+    ) -> None:
+        """``auto``: nobody expects that the programs use all of ``kinds``."""
+        self._kinds, self._auto = list(kinds), auto
+        self._cache, self._store, self._config, self._job = cache, store_url, config, job
         self._refusals = Refusals(generation.folder_of(cache, config).parent)
         self._held: Held | None = None
         self._use: Use | None = None
@@ -96,6 +105,7 @@ class Caches:
         found, own = cachekinds.exported(self._kinds, folder, given)
         for name in own:
             log.warning("the job says itself where the cache %s is: it is left alone", name)
+        self._kinds = [name for name in self._kinds if name not in own]
         return found
 
     def stepped(self, seconds: float = 0.0) -> Report:
@@ -108,6 +118,10 @@ class Caches:
 
     def _ended(self, held: Held, use: Use, seconds: float) -> Report:
         restored, used = use.ended()
+        kept = {path.partition("/")[0] for path in held.entries()}
+        idle = [name for name in self._kinds if name not in kept]
+        if idle and (not self._auto or not kept):
+            log.warning("no program has compiled into these caches, nor what it uses: %s", ", ".join(idle))
         compiled = len(held.added())
         self._seconds = 0.0 if held.restored else seconds
         self._stepped.set()
@@ -183,6 +197,8 @@ class Caches:
     def _see_out(self, until: float) -> None:
         if self._running and self._running.ended(max(until - time.monotonic(), 0)):
             published, why = self._running.wait(0)
+            if self._held and not published and why != generation.NOTHING:
+                self._held.retract()
             log.info("the caches were captured" if published else f"the caches were not captured: {why}")
             self._running = None
 
@@ -194,22 +210,22 @@ class Caches:
             log.warning("cannot capture the caches: %s", exc)
 
     def _watch(self) -> None:
-        captured, pause, before, since = 0, 1.0, dict[str, tuple[int, int]](), 0.0
+        pause, before, tried, since = 1.0, dict[str, tuple[int, int]](), dict[str, tuple[int, int]](), 0.0
         while not self._over.wait(pause):
-            held = self._held
-            if held is None or held.joined or (self._running and not self._running.ended(0)):
+            held, looked, added = self._held, time.monotonic(), before
+            if held is None or held.joined:
                 continue
-            looked, added = time.monotonic(), before
             with advisory("look at the caches"):
                 added = held.added()
-            pause = max(_PAUSE if captured else 1.0, _SHARE * (time.monotonic() - looked))
             if added != before:
                 before, since = added, looked
             patience = _SETTLED if self._stepped.is_set() else _UNTOLD
-            enough = len(added) > _MUCH * captured if captured else bool(added)
-            if enough and looked - since >= patience:
-                captured = captured + len(added)
+            if added and added != tried and looked - since >= patience:
+                tried = added
                 self._capture()
+                while self._running and not self._over.is_set():
+                    self._see_out(time.monotonic() + 1)
+            pause = max(1.0, _SHARE * (time.monotonic() - looked))
 
 
 def may_begin_again(code: int, seconds: float) -> bool:
@@ -225,4 +241,4 @@ def of_host(names: Sequence[str] | Literal["auto"], command: Sequence[str], conf
     facts = cachekey.facts(environ, cachekey.imported(command, environ, config))
     owner = os.geteuid(), os.getegid()
     cache = Cache(group="compile", path=PLACE, owner=owner, tenant=config.tenant, facts=facts)
-    return Caches(cache, kinds, config.store_url, config)
+    return Caches(cache, kinds, config.store_url, config, auto=names == "auto")

@@ -300,7 +300,14 @@ class _Node:
             most_files=table.most_files,
             generations=table.generations,
         )
-        self.caches = Caches(cache, kinds, self.config.store_url, self.config, job=self.job.job.name)
+        self.caches = Caches(
+            cache,
+            kinds,
+            self.config.store_url,
+            self.config,
+            job=self.job.job.name,
+            auto=table.kinds == "auto",
+        )
         said = self.caches.begin()
         self.stack.enter_context(self.caches.seen_out())
         if self.caches.folder:
