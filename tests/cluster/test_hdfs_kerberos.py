@@ -24,7 +24,7 @@ from bootseer.errors import (
     PrivilegeError,
     UnavailableError,
 )
-from bootseer.hdfs import access
+from bootseer.hdfs import access, datanode
 from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.sasl import tokens
@@ -302,6 +302,14 @@ def test_a_frozen_datanode_delays_reads_and_writes_for_seconds(cluster):
         out = bytearray(len(data))
         fs.open("big2").readinto(0, memoryview(out))
         assert out == data
+
+
+def test_small_packets_of_a_datanode_are_told_with_the_setting_that_mends_them(cluster, caplog):
+    """After a login Hadoop's DataNodes send packets of io.file.buffer.size, 4 KiB unless a site says more."""
+    datanode.tell_small.cache_clear()
+    with cluster.realm.login("alice"):
+        round_trip(cluster, "small-packets")
+        assert caplog.text.count("io.file.buffer.size") == 1
 
 
 def test_the_command_line_says_it_in_one_line(cluster):

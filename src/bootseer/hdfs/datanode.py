@@ -68,6 +68,9 @@ _GONE = (
     "not found in volumeMap",
 )
 
+BUFFER_SETTING = "io.file.buffer.size = 131072"
+"""What a site sets at its DataNodes so that reads after a login are quick."""
+
 _PREFIX = struct.Struct(">IH")  # length of the packet from the checksums' end of the header on, length of the header
 _FIELDS = struct.Struct("<BqBqBBBi")  # offset in block, number, last, length of data, each after its protobuf tag
 _HEADER = _PREFIX.size + _FIELDS.size
@@ -81,6 +84,9 @@ _PACKETS = 128
 
 _ANSWER = 512
 """Bytes asked for first: the DataNode's answer, and as much of the packets as came with it."""
+
+_SMALL, _LONG = 16 << 10, 256 << 10
+"""Packets of at most so many bytes are told of, in a read of so many: they cost both sides more than the bytes do."""
 
 _MOST = 64 << 20
 """Bytes of a packet or of scratch memory beyond which an answer is no DataNode's: those refuse more than 16 MiB."""
@@ -203,6 +209,13 @@ def _turn(connection: Connection, until: float, transfer: Transfer, reader: _Rea
         connection.close()
 
 
+@functools.cache
+def tell_small() -> None:
+    """Say once that DataNodes send small packets: after a login, and wherever they do without sendfile, as large as
+    their buffers, which Hadoop makes of 4 KiB."""
+    _log.warning("DataNodes send small packets, which is slow; at the DataNodes set %s", BUFFER_SETTING)
+
+
 class _ClosedBefore(EOFError):
     """Closed before the first byte of an answer."""
 
@@ -251,8 +264,12 @@ class _Reader:
         self._transfer.received = 0
         head = memoryview(bytearray(_HEADER))
         self._connection.fill([head], _HEADER)
-        while self._take(head):
+        more = self._take(head)
+        if more and self._data <= _SMALL and self._end - self._begin >= _LONG:
+            tell_small()
+        while more:
             head = self._batch()
+            more = self._take(head)
         try:
             status = wire.ReadStatus(status=CHECKSUM_OK if self._verify else SUCCESS)
             self._connection.send(delimited(status))
