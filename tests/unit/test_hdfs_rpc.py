@@ -526,7 +526,7 @@ def test_there_is_one_namenode_object_for_a_name_service(monkeypatch):
     monkeypatch.setattr(namenode, "_known", {})
     first = NameNode.connect("hdfs://service/b")
     assert first is NameNode.connect("hdfs://service/a")
-    for name in ("KRB5CCNAME", "KRB5_CONFIG", "KRB5_CLIENT_KTNAME", "HADOOP_TOKEN_FILE_LOCATION"):
+    for name in ("KRB5CCNAME", "KRB5_CONFIG", "KRB5_CLIENT_KTNAME", "HADOOP_TOKEN_FILE_LOCATION", "HADOOP_HOME"):
         with monkeypatch.context() as changed:  # somebody else
             changed.setenv(name, "/another")
             assert NameNode.connect("hdfs://service/a") is not first

@@ -49,7 +49,7 @@ _PROTOCOL = "org.apache.hadoop.hdfs.protocol.ClientProtocol"
 _CREATE = 1
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _KEEP_DEFAULTS = 300.0
-_SETTINGS = ("KRB5_CLIENT_KTNAME", "KRB5_CONFIG", "HADOOP_CONF_DIR")
+_SETTINGS = ("KRB5_CLIENT_KTNAME", "KRB5_CONFIG", "HADOOP_CONF_DIR", "HADOOP_HOME")
 
 _known: dict[tuple[str, ...], NameNode] = {}
 
