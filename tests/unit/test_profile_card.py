@@ -284,3 +284,50 @@ def test_the_card_and_the_report_say_what_the_checkpoint_moved():
     assert [(cause.stage, cause.node, cause.text) for cause in report.causes] == [("", "", line)]
     assert line in text(card.render(report), width=200)
     assert line in card.words(report)
+
+
+def hanging(**attrs):
+    s = StartUp()
+    for number in range(4):
+        s.span(f"n{number}", "image", 0, 10)
+        s.span(f"n{number}", "import", 10, 40 if number else None, rank=number, **attrs)
+        if number:
+            s.span(f"n{number}", "dist_init", 40, None, rank=number)
+    return s
+
+
+def test_what_is_open_is_long_until_now():
+    log = hanging(ranks=4).log()
+    begin = log.spans.begin.wall[0]
+    report = analyse(log, now=begin + 900 * 10**9)
+    assert [(one.stage, one.seconds) for one in report.still] == [("import", 890), ("dist_init", 860)]
+    assert (report.goes_on, report.heard_seconds, report.elapsed_seconds) == (True, 860, 900)
+    assert (report.nodes[0].own, report.nodes[1].own, report.nodes[1].wait) == (900, 40, 860)  # they wait for n0
+    assert report.nodes[0].stages["import"].open_seconds == 890
+    said = " ".join(text(card.render(report)).split())
+    assert "still in import: 1 node since 890 s (n0); dist_init: 3 nodes since 860 s (n1, n2, n3)" in said
+    assert "nothing heard for 14 min" in said
+    assert "OPEN 890" in said
+    later = analyse(log, now=begin + 30 * 86_400 * 10**9)  # nobody knows when it was given up
+    assert (later.goes_on, later.elapsed_seconds) == (False, 40)
+    assert "stopped in import" in " ".join(text(card.render(later)).split())
+
+
+def test_a_start_that_crashed_looks_like_one():
+    s = StartUp()
+    for node in ("n1", "n2"):
+        s.span(node, "env", 0, 5)
+        s.span(node, "init", 5, 9, exit_code=3)
+    log = s.log()
+    report = analyse(log, now=log.spans.begin.wall[0] + 60 * 10**9)
+    assert (report.goes_on, report.failed, report.still) == (False, True, [])
+    assert report.elapsed_seconds == 9
+    assert "has ended before the first step: 2 nodes (n1, n2): exit code 3 in init" in " ".join(
+        text(card.render(report)).split()
+    )
+    told = hanging()
+    told.span("n0", "alloc", -1, 0, state="NODE_FAIL", run_seconds=120)
+    log = told.log()
+    report = analyse(log, now=log.spans.begin.wall[0] + 600 * 10**9)
+    assert (report.goes_on, report.failed) == (False, True)
+    assert report.held_ns == log.spans.begin.wall[0] + 119 * 10**9

@@ -143,6 +143,21 @@ def test_clocks_that_differ(ahead):
         assert found.startup_seconds == near(right.startup_seconds, abs=0.001)
         assert [node.wait for node in found.nodes] == [near(node.wait, abs=0.001) for node in right.nodes]
         assert (right.problems.clocks_ahead, found.problems.clocks_ahead) == ({}, {"n1": near(ahead)})
+
+    def ends(*ahead, first=0):
+        s = StartUp()
+        s.ahead = dict(zip(("n3", "n2"), ahead, strict=False))
+        for i in range(4):
+            s.span(f"n{i}", "image", 0, 18)
+            s.span(f"n{i}", "dist_init", 18, 30 + first * (i == 3), rank=i)
+            s.span(f"n{i}", "first_step", 30 + first * (i == 3), 40, rank=i)
+        return analyse(s.log())
+
+    for wrong in (2, -2):  # which proves nothing at one rendezvous alone
+        assert ends(wrong).startup_seconds == near(40)
+        assert ends(wrong).problems.clocks_ahead == {"n3": near(wrong)}
+    assert ends(first=2).problems.clocks_ahead == {}  # it is slow in the first, and waited for in the second
+    assert ends(2, 2).problems.clocks_ahead == {}  # as many of either
     # A node that is late, and for which nobody waits, has no wrong clock.
     assert report("first_step", late=30).problems.clocks_ahead == {}
     assert report("first_step", late=30).startup_seconds == near(44)

@@ -121,9 +121,9 @@ def test_bad_input(tmp_path: Path) -> None:
     bad.write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(DataError, match="cannot read"):
         fleet.analyse([bad])
-    for told in ("{bootseer_starts: '2'}", "{other: '1'}"):
+    for told in ("{bootseer_starts: '3'}", "{other: '2'}"):
         starts.connect().execute(f"COPY (SELECT 1 AS job) TO '{bad}' (FORMAT parquet, KV_METADATA {told})")
-        with pytest.raises(DataError, match=r"of version '2'|not of"):
+        with pytest.raises(DataError, match=r"of version '3'|not of"):
             fleet.analyse([bad])
 
 
@@ -171,7 +171,7 @@ def test_what_cannot_be_compared(weeks: Path) -> None:
     starts.compact([weeks], kept)
     starts.connect().execute(
         f"COPY (SELECT * REPLACE (NULL::VARCHAR AS attempt) FROM read_parquet('{kept}'))"
-        f" TO '{wrong}' (FORMAT parquet, KV_METADATA {{bootseer_starts: '1'}})"
+        f" TO '{wrong}' (FORMAT parquet, KV_METADATA {{bootseer_starts: '2'}})"
     )
     done = profile("check", weeks, "--baseline", wrong)
     assert (done.returncode, done.stderr.count("\n")) == (65, 1)
@@ -191,6 +191,7 @@ def test_prometheus_reads_it(weeks: Path) -> None:
     assert kinds == {
         "bootseer_startup_seconds": "histogram", "bootseer_startup_stage_seconds": "histogram",
         "bootseer_startups": "counter", "bootseer_startup_cost_seconds": "counter",
+        "bootseer_startup_unfinished_seconds": "gauge",
     }  # fmt: skip
     samples = found["bootseer_startup_seconds"].samples
     whole = {sample.labels.get("le", sample.name[-3:]): sample.value for sample in samples}
@@ -229,7 +230,7 @@ def test_a_table_is_read_to_a_limit_and_its_numbers_are_looked_at(
 ) -> None:
     kept, many = tmp_path / "kept.parquet", tmp_path / "many.parquet"
     starts.compact([weeks], kept)
-    form = "(FORMAT parquet, KV_METADATA {bootseer_starts: '1'})"
+    form = "(FORMAT parquet, KV_METADATA {bootseer_starts: '2'})"
 
     def write(what: str, more: str = "") -> None:
         starts.connect().execute(f"COPY (SELECT {what} FROM read_parquet('{kept}') AS s{more}) TO '{many}' {form}")
@@ -245,3 +246,20 @@ def test_a_table_is_read_to_a_limit_and_its_numbers_are_looked_at(
     os.truncate(many, 2 << 40)
     with pytest.raises(DataError, match="has more than 1073741824 bytes"):
         starts.rows([many])
+
+
+def test_hours_that_came_to_no_first_step_stand_apart(weeks: Path) -> None:
+    before = fleet.analyse([weeks])
+    made = StartUp("a", "9", gpus=8, zero=FIRST - BASE)
+    made.span("n1", "env", 0, 5, team="vision")
+    made.span("n1", "init", 5, 5 + 2 * DAY)
+    made.write(weeks / "never.jsonl")
+    after = fleet.analyse([weeks])
+    assert (after.total.hours, after.total.unfinished) == (before.total.hours, 1)
+    assert after.total.unfinished_hours == pytest.approx(8 * (2 * DAY + 5) / 3600)
+    assert after.stages == before.stages
+    assert [job.hours for job in after.top_jobs] == [job.hours for job in before.top_jobs]
+    for one, other in ((after.teams, before.teams), (after.periods, before.periods), (after.sizes, before.sizes)):
+        assert sum(group.hours for group in one) == pytest.approx(sum(group.hours for group in other))
+    text = profile("export", weeks, "--format", "prometheus").stdout
+    assert 'bootseer_startup_unfinished_seconds{unit="gpu"} 1382440.000' in text

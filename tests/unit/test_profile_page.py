@@ -110,3 +110,19 @@ def test_a_job_that_still_waits_for_its_nodes() -> None:
 def test_no_start_up() -> None:
     with pytest.raises(NotFoundError, match="no span of"):
         page.html(StartUp().log())
+
+
+def test_who_is_stuck_is_on_top_and_drawn_until_now() -> None:
+    made = StartUp()
+    for node in ("n1", "n2", "n3"):
+        made.span(node, "image", 0, 10 if node != "n3" else None)
+        if node != "n3":
+            made.span(node, "env", 10, 60)
+    log = made.log()
+    document = page.html(log, now=log.spans.begin.wall[0] + 100 * 10**9)
+    assert bars(document)[0] == ("image: 100.00 s from 0.00 s on", 170.0, 820.0)
+    text = " ".join(Seen(document).texts)
+    assert text.index("still in image: 1 node since 100 s (n3)".replace("in image", "in     image")) < text.index(
+        "no end"
+    )
+    assert "n3: image" in text

@@ -239,10 +239,10 @@ def test_a_page_that_several_ask_for_at_once_is_made_once(tmp_path: Path, monkey
     index = looked([tmp_path])
     real, made = analysis.look, []
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **more: Any) -> Any:
         made.append(args)
         time.sleep(0.2)
-        return real(*args)
+        return real(*args, **more)
 
     monkeypatch.setattr(analysis, "look", slow)
     with ThreadPoolExecutor(8) as pool:
@@ -257,7 +257,7 @@ def test_a_table_with_wrong_rows_keeps_no_others_away(tmp_path: Path) -> None:
     for name, change in (("null", "NULL::VARCHAR AS attempt"), ("late", f"{10**18} AS began_us, 'late' AS job")):
         starts.connect().execute(
             f"COPY (SELECT * REPLACE ({change}) FROM read_parquet('{tmp_path}/starts.parquet'))"
-            f" TO '{tmp_path}/{name}.parquet' (FORMAT parquet, KV_METADATA {{bootseer_starts: '1'}})"
+            f" TO '{tmp_path}/{name}.parquet' (FORMAT parquet, KV_METADATA {{bootseer_starts: '2'}})"
         )
     index = looked([tmp_path])
     assert {row.job for row in index.state.rows.values()} == {"llama", "late"}
@@ -424,7 +424,7 @@ def test_the_page_of_a_large_start_up_is_ready_before_anybody_asks(
     (tmp_path / "a.jsonl").write_bytes(b"".join([*large.lines(), *small.lines()]))
     index = looked([tmp_path])
 
-    def never(*_: object) -> object:
+    def never(*_: object, **__: object) -> object:
         raise BootseerError("asked for the analysis")
 
     monkeypatch.setattr(analysis, "look", never)

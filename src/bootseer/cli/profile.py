@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,8 +69,8 @@ def show(
     count, names = _nodes(nodes)
     log = _read(events)
     chosen = _choose(log, job, attempt, cycle, every)
-    parts = log.by_identity()
-    reports = [analysis.analyse(parts[identity], identity, nodes=count, names=names) for identity in chosen]
+    parts, now = log.by_identity(), time.time_ns()
+    reports = [analysis.analyse(parts[identity], identity, nodes=count, names=names, now=now) for identity in chosen]
     if as_json:
         print_json(reports if every else reports[0])
         return
@@ -187,7 +188,7 @@ def export(
     elif form == "otlp":
         document = msgspec.json.encode(otlp.export(held, picked)) + b"\n"
     elif form == "html":
-        document = page.html(held, picked).encode()
+        document = page.html(held, picked, now=time.time_ns()).encode()
     else:
         document = prometheus.text(starts.of(held, picked)).encode()
     write_out([document], output)

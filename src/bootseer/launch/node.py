@@ -358,7 +358,8 @@ class _Node:
             started = time.monotonic()
             code = self.record.exit_code = container.run(command, span=init, auto=auto)
             if may_begin_again(code, time.monotonic() - started) and not self._is_ready() and self._renewed():
-                self.record.exit_code = container.run(command, span=init, auto=auto)
+                code = self.record.exit_code = container.run(command, span=init, auto=auto)
+        emit.annotate(init, exit_code=code, run_seconds=round(time.monotonic() - began, 3))
 
     def _renewed(self) -> bool:
         """Whether what was restored of the caches is damaged, and they are empty now."""

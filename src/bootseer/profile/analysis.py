@@ -16,8 +16,8 @@ from bootseer.profile import causes, hostlist, intervals, whatif
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import EventLog, Identity, Spans, State, identity_text
 from bootseer.profile.parts import Parts, share_out
-from bootseer.profile.report import Cell, Cost, JobReport, NodeReport, Problems, StageReport, Still
-from bootseer.profile.timeline import ORDER, Timeline, Track
+from bootseer.profile.report import Cell, Cost, Ended, JobReport, NodeReport, Problems, StageReport, Still
+from bootseer.profile.timeline import ORDER, Timeline, Track, begins
 
 STRAGGLER_RATIO = 1.5
 STRAGGLER_SECONDS = 5.0
@@ -46,14 +46,15 @@ def analyse(
     nodes: int | None = None,
     names: Collection[str] = (),
     whole: bool = True,
+    now: int | None = None,
 ) -> JobReport:
     """The report of one start-up: ``identity`` is (job, attempt, cycle), by default the one that began last.
 
     ``nodes`` is how many nodes the job has, and ``names`` which, where the events do not say it (attributes ``nodes``
-    and ``nodelist``). Not ``whole``: the log is of some of the nodes alone. Raises `NotFoundError` when the log
-    does not hold the identity.
+    and ``nodelist``). Not ``whole``: the log is of some of the nodes alone. ``now``: ns since
+    1970, until when a start without an end goes on. Raises `NotFoundError` when the log does not hold the identity.
     """
-    return look(log, identity, nodes=nodes, names=names, whole=whole)[0]
+    return look(log, identity, nodes=nodes, names=names, whole=whole, now=now)[0]
 
 
 @contextlib.contextmanager
@@ -77,6 +78,7 @@ def look(
     nodes: int | None = None,
     names: Collection[str] = (),
     whole: bool = True,
+    now: int | None = None,
 ) -> tuple[JobReport, Timeline, dict[Track, Parts]]:
     """`analyse`, and what the report was made of: the spans on one axis, and the parts of each rank."""
     logs = log.by_identity()
@@ -90,7 +92,7 @@ def look(
     del logs
     axis = Axis(spans)
     axis.align()
-    line = Timeline(spans, axis, whole=whole)
+    line = Timeline(spans, axis, whole=whole, now=now)
     parts = share_out(line)
     shares = _shares(line, parts)
     if sum(shares.values()) != line.length:
@@ -110,6 +112,8 @@ def look(
         elapsed_seconds=elapsed,
         queue_seconds=line.queue_ns / 1e9 if line.queue_ns is not None else None,
         queue_held_seconds=line.queue_held,
+        failed=line.ending.failed or any("exit code" in how or "SIG" in how for how in line.ended.values()),
+        held_ns=line.ending.until,
         gap_seconds=shares[""] / 1e9,
         gpus=sum(line.gpus.values()),
         ranks=len({(lane.node, lane.rank) for lane in set(spans.lane) if lane.rank is not None}),
@@ -123,6 +127,12 @@ def look(
         nodes=nodes_found,
         what_if=[],
         still=_still(line),
+        ended=[
+            Ended(how, [n for n, said in line.ended.items() if said == how]) for how in sorted(set(line.ended.values()))
+        ],
+        goes_on=line.goes_on,
+        heard_ns=line.heard,
+        heard_seconds=None if now is None or line.complete else max(now - line.heard, 0) / 1e9,
         problems=_problems(log, line),
     )
     found = causes.find(report)
@@ -179,12 +189,14 @@ def _node(line: Timeline, node: str, sums: _Sums) -> NodeReport:
             continue
         states = {line.states[one.row].value for one in spans}
         own, slowest = sums.slowest.get(stage, (None, None))
+        since = begins(one for one in spans if line.states[one.row] is State.OPEN)
         cells[stage] = Cell(
             own=own / 1e9 if own is not None else None,
             wait=sums.longest.get(stage, 0) / 1e9,
             state=next(state for state in _WORST_FIRST if state in states),
             slowest_rank=slowest,
             uncertain=any(line.rows.uncertain[one.row] for one in spans),
+            open_seconds=(line.end - min(since)) / 1e9 if since else None,
             attrs={name: value for one in spans for name, value in line.rows.attrs[one.row].items()},
         )
     share = 1e9 * len(tracks)
@@ -284,24 +296,27 @@ def _missing(nodes: Iterable[str], names: Collection[str], expected: int | None)
 
 
 def _still(line: Timeline) -> list[Still]:
-    """Where the nodes are: each where that of its ranks is which has been longest in one stage."""
-    found: dict[str, dict[str, int]] = {}
+    """Where the nodes are that have not ended: each where that of its ranks is which has been longest in one stage, or,
+    where none of them is in one, after the last that ended."""
+    found: dict[tuple[float, str], dict[str, int]] = {}
     for node in () if line.complete else line.nodes:
-        latest = []
+        latest: list[tuple[int, float, str]] = []
         for track in line.tracks[node]:
-            open_ = [
-                (one.begin, stage)
-                for stage, spans in line.spans[track].items()
-                for one in spans
-                if one.begin is not None and line.states[one.row] is State.OPEN
-            ]
-            if open_ and track not in line.ready:
-                latest.append(max(open_))
+            if track in line.ready or node in line.ended:
+                continue
+            spans = [(one, stage) for stage, found in line.spans[track].items() for one in found]
+            in_ = [(b, stage) for one, stage in spans if line.states[one.row] is State.OPEN for b in begins([one])]
+            past = [(one.end, stage) for one, stage in spans if one.end is not None]
+            if in_:
+                begin, stage = max(in_)
+                latest.append((begin, ORDER.get(stage, len(ORDER)), stage))
+            elif past:
+                end, stage = max(past)
+                latest.append((end, ORDER.get(stage, len(ORDER)) + 0.5, f"after {stage}"))
         if latest:
-            begin, stage = min(latest)
-            found.setdefault(stage, {})[node] = begin
-    stages = sorted(found, key=lambda stage: ORDER.get(stage, len(ORDER)))
-    return [Still(one, list(found[one]), (line.end - min(found[one].values())) / 1e9) for one in stages]
+            begin, place, stage = min(latest)
+            found.setdefault((place, stage), {})[node] = begin
+    return [Still(one[1], list(found[one]), (line.end - min(found[one].values())) / 1e9) for one in sorted(found)]
 
 
 def _problems(log: EventLog, line: Timeline) -> Problems:

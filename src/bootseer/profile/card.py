@@ -106,18 +106,10 @@ def _compared(values: Sequence[float | None]) -> list[str]:
 def _head(report: JobReport) -> list[str]:
     start = "hot restart" if report.hot else "start-up"
     lines = [f"{start} of {identity_text(report.job, report.attempt, report.cycle)}"]
-    if report.still:
-        places = (
-            f"{one.stage}: {_count(len(one.nodes), 'node')} since {one.seconds:,.0f} s"
-            f" ({', '.join(map(one_line, one.nodes[:3]))}{', ...' if len(one.nodes) > 3 else ''})"
-            for one in report.still[:3]
-        )
-        heard = datetime.fromtimestamp(report.started_ns / 1e9 + report.elapsed_seconds, UTC)
-        lines.append(f"  still in     {'; '.join(places)}; nothing heard after {heard:%Y-%m-%d %H:%M:%S} UTC")
     if report.startup_seconds is None:
-        lines.append(
-            f"  no end yet   {seconds_text(report.elapsed_seconds)} s up to the last event; nobody knows the rest"
-        )
+        lines.append(_unfinished(report))
+        until = "s so far" if report.goes_on and report.heard_seconds is not None else "s up to the last event"
+        lines.append(f"  no end yet   {seconds_text(report.elapsed_seconds)} {until}; nobody knows the rest")
     else:
         last = max((node for node in report.nodes if node.ready is not None), key=lambda n: n.ready or 0.0)
         on = f" (last on node {last.node})" if len(report.nodes) > 1 else ""
@@ -139,6 +131,36 @@ def _head(report: JobReport) -> list[str]:
         f" + {_hours(cost.gap)} gaps"
     )
     return lines
+
+
+def _unfinished(report: JobReport) -> str:
+    """Which nodes hold up a start without an end, or how it ended."""
+    ended = [f"{_some(one.nodes)}: {one.how}" for one in report.ended[:3]]
+    after = "since" if report.goes_on else "after"
+    still = [f"{one.stage}: {_some(one.nodes, f' {after} {one.seconds:,.0f} s')}" for one in report.still[:3]]
+    said = [*still, *(f"{'ended ' * bool(still)}before the first step: {one}" for one in ended)]
+    if report.nodes_missing:
+        which = f" ({', '.join(map(one_line, report.missing[:3]))}{', ...' * (len(report.missing) > 3)})"
+        said.append(f"nothing ever from {_count(report.nodes_missing, 'node')}{which if report.missing else ''}")
+    if still or not ended:
+        heard = f"{datetime.fromtimestamp(report.heard_ns / 1e9, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        ago = ago_text(report.heard_seconds) if report.heard_seconds is not None else ""
+        said.append(f"nothing heard for {ago}" if ago and report.goes_on else f"nothing heard after {heard}")
+    what = ("still in" if report.goes_on else "stopped in") if still else "has ended" if ended else "no step"
+    return f"  {what:<12} {'; '.join(said)}"
+
+
+def _some(nodes: Sequence[str], more: str = "") -> str:
+    named = ", ".join(map(one_line, nodes[:3])) + (", ..." if len(nodes) > 3 else "")
+    return f"{_count(len(nodes), 'node')}{more} ({named})"
+
+
+def ago_text(seconds: float) -> str:
+    """So long, in the unit that reads best: 90 s, 14 min, 7 h, 3 days."""
+    for size, unit in ((86_400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _stages(report: JobReport) -> Table:
@@ -171,7 +193,7 @@ def _how(cell: Cell | None) -> str:
     if cell is None:
         return ""
     if cell.own is None:
-        return cell.state
+        return f"OPEN {seconds_text(cell.open_seconds)} s" if cell.open_seconds is not None else cell.state
     said: AttrValue = cell.attrs.get("how", cell.attrs.get("outcome", ""))
     return ", ".join(filter(None, (str(said), f"waited {seconds_text(cell.wait)} s" if cell.wait >= 0.05 else "")))
 
@@ -274,16 +296,26 @@ def _picked(report: JobReport, max_nodes: int) -> list[NodeReport]:
         return report.nodes
     flagged = {node for stage in report.stages for node in stage.stragglers}
 
-    def slowness(node: NodeReport) -> tuple[bool, bool, float]:
-        return (node.node in flagged, node.ready is None, node.own)
+    held_up = stuck(report)
+
+    def slowness(node: NodeReport) -> tuple[int, bool, bool, float]:
+        return (-held_up.get(node.node, len(held_up)), node.node in flagged, node.ready is None, node.own)
 
     return sorted(report.nodes, key=slowness, reverse=True)[:max_nodes]
+
+
+def stuck(report: JobReport) -> dict[str, int]:
+    """Nodes without a first step, by their place among those that are still somewhere: the least advanced first."""
+    places = [*(one.nodes for one in report.still), *(one.nodes for one in report.ended)]
+    return {node: place for place, nodes in enumerate(places) for node in nodes}
 
 
 def _cell(node: NodeReport, stage: StageReport) -> str:
     cell = node.stages.get(stage.stage)
     if cell is None:
         return "-"
+    if cell.open_seconds is not None and cell.state == "OPEN":
+        return f"OPEN {cell.open_seconds:,.0f}"
     if cell.own is None:
         return cell.state
     return ("~" if cell.uncertain else "") + _tenths(cell.own) + ("!" if node.node in stage.stragglers else "")

@@ -19,6 +19,7 @@ RENDEZVOUS = ("dist_init", "first_step")
 TOLERANCE_NS = 250_000_000
 """Nodes' wall clocks agree to about this (NTP); a node that goes on this much too early has still waited."""
 _SECOND = 1_000_000_000
+_NEVER = 1 << 63
 
 
 class Axis:
@@ -61,22 +62,40 @@ class Axis:
 
     def align(self) -> None:
         """Move the nodes of one start-up so that all leave a rendezvous together, where they cannot have entered it
-        together: one left before another came. It is no rendezvous where that makes the start-up no shorter."""
+        together: one left before another came; or where most nodes leave every rendezvous together, and a few each time
+        by as much too late or too early. It is no rendezvous where that makes the start-up no shorter."""
+        seen: list[dict[str, int]] = []
         for stage in RENDEZVOUS:
             inside = self._first_inside(stage)
             if len(inside) < 2:
                 continue
             left = {node: min(end for _, end in parts) for node, parts in inside.items()}
-            came = max(begin for parts in inside.values() for begin, _ in parts)
-            if came - min(left.values()) <= TOLERANCE_NS:
-                continue
-            first = self._first_begins()
             together = median_low(left.values())
-            length = max(left.values()) - min(first.values())
-            aligned = together - min(when - (left.get(node, together) - together) for node, when in first.items())
-            if length - aligned > TOLERANCE_NS:
-                self.ahead_ns = {n: end - together for n, end in left.items() if abs(end - together) > TOLERANCE_NS}
+            off = {node: end - together for node, end in left.items()}
+            came = max(begin for parts in inside.values() for begin, _ in parts)
+            if came - min(left.values()) > TOLERANCE_NS and self._moved(off, together):
                 return
+            seen.append(off)
+        if len(seen) < 2:
+            return
+        first, last = seen
+        if (
+            sum(max(abs(first.get(node, _SECOND)), abs(ns)) <= TOLERANCE_NS for node, ns in last.items())
+            > len(last) / 2
+        ):
+            same = {node: ns for node, ns in last.items() if abs(ns - first.get(node, _NEVER)) <= TOLERANCE_NS}
+            self._moved(same, together, max(last.values()))
+
+    def _moved(self, off: Mapping[str, int], together: int, last: int | None = None) -> bool:
+        """Move nodes by how much later than ``together`` they left, if that makes the start-up shorter; ``last``: the
+        latest of all."""
+        first = self._first_begins()
+        length = together + (max(off.values()) if last is None else last) - min(first.values())
+        aligned = together - min(when - off.get(node, 0) for node, when in first.items())
+        if length - aligned <= TOLERANCE_NS:
+            return False
+        self.ahead_ns = {node: ns for node, ns in off.items() if abs(ns) > TOLERANCE_NS}
+        return True
 
     def _first_begins(self) -> dict[str, int]:
         """node -> when its first span began."""

@@ -17,11 +17,13 @@ Period = Literal["day", "week", "month"]
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Start-ups that have something in common. Percentiles are of start-up seconds, None where none is known."""
+    """Start-ups that have something in common. Percentiles are of start-up seconds, None where none is known.
+    The hours of those that did not come to a first step are ``unfinished_hours``, and in no other sum."""
 
     name: str
     starts: int
     unfinished: int
+    unfinished_hours: float
     hours: float
     own_hours: float
     wait_hours: float
@@ -32,7 +34,7 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class StageGroup(msgspec.Struct, frozen=True):
-    """One stage over all start-ups: what it cost, its share of a start in seconds, how often it had a straggler."""
+    """One stage over all start-ups that came to a first step: its cost, its share of a start, stragglers."""
 
     stage: str
     starts: int
@@ -82,8 +84,11 @@ class FleetReport(msgspec.Struct, frozen=True):
 
 
 _PERCENTILES = "quantile_cont({0}, 0.5), quantile_cont({0}, 0.9), quantile_cont({0}, 0.99)"
+_DONE = "FILTER (startup_seconds IS NOT NULL)"
 _GROUP = (
-    "count(*), count(*) FILTER (startup_seconds IS NULL), sum(hours), sum(own_hours), sum(wait_hours), sum(gap_hours), "
+    "count(*), count(*) FILTER (startup_seconds IS NULL),"
+    " coalesce(sum(hours) FILTER (startup_seconds IS NULL), 0.0),"
+    + "".join(f" coalesce(sum({name}) {_DONE}, 0.0)," for name in ("hours", "own_hours", "wait_hours", "gap_hours"))
     + _PERCENTILES.format("startup_seconds")
 )
 _NAMES = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
@@ -122,13 +127,15 @@ def of(
     size += f" ELSE {len(_SIZES)} END"
     sizes = {str(place): name for place, name in enumerate(_size_names())}
     jobs = connection.execute(
-        "SELECT job, count(*), count(*) FILTER (hot), sum(hours) FROM chosen GROUP BY job ORDER BY 4 DESC, job LIMIT ?",
+        f"SELECT job, count(*), count(*) FILTER (hot), coalesce(sum(hours) {_DONE}, 0.0) FROM chosen"
+        " GROUP BY job ORDER BY 4 DESC, job LIMIT ?",
         [most],
     ).fetchall()
     stages = connection.execute(
         f"SELECT s.stage, count(*), sum(s.own_hours), sum(s.wait_hours), {_PERCENTILES.format('s.seconds')},"
         " median(s.max / nullif(s.median, 0)) FILTER (nodes > 1), count(*) FILTER (len(s.stragglers) > 0)"
-        " FROM (SELECT nodes, unnest(stages) AS s FROM chosen) GROUP BY s.stage ORDER BY 3 DESC, 1"
+        " FROM (SELECT nodes, unnest(stages) AS s FROM chosen"
+        " WHERE startup_seconds IS NOT NULL) GROUP BY s.stage ORDER BY 3 DESC, 1"
     ).fetchall()
     offenders = connection.execute(
         "SELECT node, count(DISTINCT start), list_sort(list_distinct(list(stage))) FROM"
@@ -142,8 +149,8 @@ def of(
         " (SELECT count(*) AS n FROM chosen GROUP BY job)"
     ).fetchone()
     without = connection.execute("SELECT count(*) FROM chosen WHERE gpus = 0").fetchone()
-    total = groups("''", "name") or [Group("", 0, 0, 0.0, 0.0, 0.0, 0.0, None, None, None)]
-    teams = groups("team", "4 DESC, name")
+    total = groups("''", "name") or [Group("", 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, None, None, None)]
+    teams = groups("team", "5 DESC, name")
     assert per_job is not None
     assert without is not None
     return FleetReport(

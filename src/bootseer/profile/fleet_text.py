@@ -25,7 +25,8 @@ def render(report: FleetReport, *, limit: int = 20) -> RenderableType:
         spread = report.starts_per_job
         parts.append(Text(f"starts per job: p50 {spread['p50']}, p90 {spread['p90']}, most {spread['max']}"))
     if total.unfinished:
-        parts.append(Text(f"{total.unfinished} without an end of the first step: in the hours, not in the percentiles"))
+        hours = _hours(total.unfinished_hours)
+        parts.append(Text(f"{total.unfinished} without an end of the first step: {hours} hours, in no other sum"))
     if report.without_gpus:
         parts.append(Text(f"{report.without_gpus} name no GPUs: their hours are node-hours"))
     parts += [Text(""), _groups(report.period, report.periods[-limit:])]

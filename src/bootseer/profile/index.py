@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +22,7 @@ from bootseer.profile.events import EventLog, Identity, identity_text
 from bootseer.profile.files import Found
 from bootseer.profile.report import JobReport
 from bootseer.profile.starts import Start
+from bootseer.profile.timeline import GIVEN_UP_NS
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -31,6 +33,8 @@ _PAUSE, _SHARE = 2.0, 4
 """Seconds between two looks at the files; at least so many times what the last look took."""
 _HELD = 8
 """Analysed start-ups that are kept for the pages that show them."""
+_FRESH = 2.0
+"""Seconds for which the page of a start that goes on is kept."""
 _LARGE = 50_000
 """Spans of a start-up from which on it is analysed for its page, too, when its events are read: half a second."""
 _PART = 256 << 20
@@ -64,6 +68,13 @@ class Look(NamedTuple):
 
     report: JobReport
     body: str
+    until: float = inf
+    """When it is to be made anew, as what goes on grows (`time.monotonic`)."""
+
+
+def goes_on(row: Start) -> bool:
+    """Whether something may still come of it."""
+    return row.startup_seconds is None and not row.ended and time.time() - row.heard_us / 1e6 < GIVEN_UP_NS / 1e9
 
 
 def key(identity: Identity) -> str:
@@ -145,8 +156,9 @@ class Index:
             if (held := self._held(row, name)) is not None:  # somebody else asked for it, too
                 return held
             identity = (row.job, row.attempt, row.cycle)
-            found = analysis.look(events.read(held_in), identity)
-            return self._hold(row, Look(found[0], page.body(*found)))
+            found = analysis.look(events.read(held_in), identity, now=time.time_ns())
+            until = time.monotonic() + _FRESH if goes_on(row) else inf
+            return self._hold(row, Look(found[0], page.body(*found), until))
 
     def table(self) -> DuckDBPyConnection:
         """A database with the table ``starts`` of all rows: to be used by the calling thread, and not to be changed."""
@@ -159,7 +171,7 @@ class Index:
     def _held(self, row: Start, name: str) -> Look | None:
         with self._pages:
             held = self._looks.get(name)
-        return held[1] if held is not None and held[0] is row else None
+        return held[1] if held is not None and held[0] is row and time.monotonic() < held[1].until else None
 
     def _hold(self, row: Start, look: Look) -> Look:
         name = key((row.job, row.attempt, row.cycle))
@@ -268,7 +280,7 @@ class Index:
                 self._own[one] = f"{identity_text(*one)}: {type(exc).__name__}"
                 continue
             self._own[one] = row
-            if len(logs[one].spans) >= _LARGE:
+            if len(logs[one].spans) >= _LARGE and not goes_on(row):
                 self._hold(row, Look(found[0], page.body(*found)))
 
     def _rows(self) -> dict[str, Start]:

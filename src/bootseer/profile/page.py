@@ -57,9 +57,9 @@ class _Bar(NamedTuple):
     wait: bool
 
 
-def html(log: EventLog, identity: Identity | None = None) -> str:
+def html(log: EventLog, identity: Identity | None = None, *, now: int | None = None) -> str:
     """The page of one start-up, by default the one that began last. Raises `NotFoundError` without it."""
-    report, line, parts = analysis.look(log, identity)
+    report, line, parts = analysis.look(log, identity, now=now)
     name = identity_text(report.job, report.attempt, report.cycle)
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
@@ -73,13 +73,17 @@ def html(log: EventLog, identity: Identity | None = None) -> str:
 def body(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
     """What the page says, as HTML: heading, card, stages, time line, node x stage table."""
     name = identity_text(report.job, report.attempt, report.cycle)
+    words = card.words(report)
+    first = words.pop(0).strip() if report.startup_seconds is None else ""
     found = [
         f"<h1>{'Hot restart' if report.hot else 'Start-up'} of {_text(name)}</h1>",
-        "<pre>" + "\n".join(_text(line) for line in card.words(report)) + "</pre>",
+        *((f'<p class="warn"><strong>{_text(first)}</strong></p>',) if report.startup_seconds is None else ()),
+        "<pre>" + "\n".join(_text(line) for line in words) + "</pre>",
         _stages(report),
         "<h2>Who did what when</h2>",
         "<p>One row a node, of a node its slowest rank; those with the most own work on top. Hatched: waiting for "
-        "others. Empty: no span. Each bar has its stage, its begin and its length as a tooltip. "
+        "others. Empty: no span. Beside a node stands where it still is. "
+        "Each bar has its stage, its begin and its length as a tooltip. "
         f"Of more than {MAX_ROWS} nodes a row shows one, and (+9) nine with less own work.</p>",
         _gantt(report, line.begin, line.length, parts),
         "<h2>Node by stage</h2>",
@@ -131,6 +135,7 @@ def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]
     nodes = _ordered(report)
     step = -(-len(nodes) // MAX_ROWS) or 1
     rows = [nodes[place : place + step] for place in range(0, len(nodes), step)]
+    still = {name: one.stage for one in report.still for name in one.nodes}
     scale = (_WIDTH - _LEFT - 10) / (length or 1)
     out = []
     high = _TOP + _ROW * len(rows) + 4
@@ -143,6 +148,7 @@ def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]
         y = _TOP + _ROW * place
         node = band[0]
         label = node.node + (f" (+{len(band) - 1})" if len(band) > 1 else "")
+        label = f"{short(label, 16)}: {still[node.node]}" if node.node in still else label
         out.append(f'<text x="0" y="{y + 11}"><title>{_text(label)}</title>{_text(short(label, 26))}</text>')
         for bar in _bars(parts[slowest[node.node]]):
             x, wide = _LEFT + (bar.at[0] - begin) * scale, (bar.at[1] - bar.at[0]) * scale
@@ -156,8 +162,10 @@ def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]
 
 
 def _ordered(report: JobReport) -> list[NodeReport]:
-    """Those that are not ready, then those with the most own work: after a common first step all are ready at once."""
-    return sorted(report.nodes, key=lambda node: (node.ready is not None, -node.own, node.node))
+    """Those that are not ready, the least advanced first, then those with the most own work: after a common first step
+    all are ready at once."""
+    held_up = card.stuck(report)
+    return sorted(report.nodes, key=lambda n: (held_up.get(n.node, len(held_up)), n.ready is not None, -n.own, n.node))
 
 
 def _slowest_tracks(parts: dict[Track, Parts]) -> dict[str, Track]:
@@ -194,6 +202,9 @@ def _table(report: JobReport) -> str:
         row = [_text(node.node)]
         for stage in stages:
             cell = node.stages.get(stage.stage)
+            if cell is not None and cell.state == "OPEN" and cell.open_seconds is not None:
+                row.append(f"<b>OPEN</b> {cell.open_seconds:.1f}")
+                continue
             if cell is None or cell.own is None:
                 row.append("" if cell is None else _text(cell.state))
                 continue

@@ -46,12 +46,14 @@ def text(rows: Iterable[Start]) -> str:
     for start in rows:
         kind, unit = "hot" if start.hot else "cold", "gpu" if start.gpus else "node"
         started[kind, start.startup_seconds is not None] += 1
+        if start.startup_seconds is None:
+            hours[unit, "unfinished"] += start.hours
+            continue
         for name, value in (("own", start.own_hours), ("wait", start.wait_hours), ("gap", start.gap_hours)):
             hours[unit, name] += value
-        if start.startup_seconds is not None:
-            whole[kind].add(start.startup_seconds)
-            for stage in start.stages:
-                stages[stage.stage if stage.stage in (*TOP_STAGES, *INIT_STAGES) else OTHER].add(stage.seconds)
+        whole[kind].add(start.startup_seconds)
+        for stage in start.stages:
+            stages[stage.stage if stage.stage in (*TOP_STAGES, *INIT_STAGES) else OTHER].add(stage.seconds)
     return "".join(line + "\n" for line in _lines(whole, stages, hours, started))
 
 
@@ -75,5 +77,10 @@ def _lines(
     yield from prometheus.metric(
         "bootseer_startup_cost_seconds_total", "counter", "GPU-seconds or node-seconds before the first step.",
         ((prometheus.labels(unit=unit, part=name), f"{value * 3600:.3f}")
-         for (unit, name), value in sorted(hours.items())),
+         for (unit, name), value in sorted(hours.items()) if name != "unfinished"),
+    )  # fmt: skip
+    yield from prometheus.metric(
+        "bootseer_startup_unfinished_seconds", "gauge", "GPU-seconds or node-seconds of starts without a first step.",
+        ((prometheus.labels(unit=unit), f"{value * 3600:.3f}")
+         for (unit, name), value in sorted(hours.items()) if name == "unfinished"),
     )  # fmt: skip

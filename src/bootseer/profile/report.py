@@ -19,6 +19,8 @@ class Cell(msgspec.Struct, frozen=True):
     state: str
     slowest_rank: int | None = None
     uncertain: bool = False
+    open_seconds: float | None = None
+    """How long its oldest span has been ``OPEN``."""
     attrs: dict[str, AttrValue] = {}
 
 
@@ -57,12 +59,20 @@ class StageReport(msgspec.Struct, frozen=True):
 
 
 class Still(msgspec.Struct, frozen=True):
-    """Nodes of a start without an end whose last span that is open lies in a stage. ``seconds``: of the one that has
-    been there longest, up to the last event."""
+    """Nodes of a start without an end whose last span that is open lies in a stage, or which come ``after`` one and are
+    in none. ``seconds``: of the one that has been there longest, until now, or where that is not known, up to the
+    last event."""
 
     stage: str
     nodes: list[str]
     seconds: float
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """Nodes that ended before their first step, and how."""
+
+    how: str
+    nodes: list[str]
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -120,10 +130,14 @@ class JobReport(msgspec.Struct, frozen=True):
     started_ns: int
     startup_seconds: float | None
     elapsed_seconds: float
-    """Start-up time; while it lasts, the time up to the last event."""
+    """Start-up time; while it lasts, the time until now; where it has been given up, up to the last event."""
     queue_seconds: float | None
     queue_held_seconds: int | None
     """Of these, how long a hold, a dependency or a suspension kept it from waiting for resources."""
+    failed: bool
+    """Whether it failed, before its first step or after."""
+    held_ns: int | None
+    """Until when it held its GPUs; ns since 1970, None where nobody says it."""
     gap_seconds: float
     gpus: int
     ranks: int
@@ -140,6 +154,14 @@ class JobReport(msgspec.Struct, frozen=True):
     what_if: list[WhatIf]
     still: list[Still]
     """Least advanced first."""
+    ended: list[Ended]
+    goes_on: bool
+    """Whether a start without an end may still come to its first step: not all nodes have ended, and something was
+    heard in the last day."""
+    heard_ns: int
+    """When the last event of a start without an end was; ns since 1970."""
+    heard_seconds: float | None
+    """How long ago that was; None where it is complete, or nobody said what time it is."""
     problems: Problems
     causes: list[Cause] = []
 

@@ -87,6 +87,7 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
         if started:
             attrs |= {"nodes": one.nodes, "nodelist": one.nodelist[:_TEXT_LIMIT]}
             end = one.step_started * 10**9 or ended
+            attrs |= {"run_seconds": one.ended - one.started} if one.ended > one.started else {}
             for node in hostlist.expand(one.nodelist):
                 yield from imported.lines("sacct", identity, "alloc", node, started, end, gpus=one.gpus, attrs=attrs)
 

@@ -1,6 +1,6 @@
 """One row for each start-up, in Parquet: what is kept of its events when a fleet's weeks are looked at.
 
-Format 1, the columns of `Start`; the file's metadata have the key ``bootseer_starts``. Read and written by DuckDB
+Format 2, the columns of `Start`; the file's metadata have the key ``bootseer_starts``. Read and written by DuckDB
 (extra ``fleet``). Hours are GPU-hours, or node-hours of a start-up whose events name no GPUs (``gpus`` is 0 then).
 """
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
     from bootseer.profile.report import JobReport
 
-VERSION = "1"
+VERSION = "2"
 _KEY = "bootseer_starts"
 _MEMORY = "500MB"
 _BYTES, _ROWS = 1 << 30, 1_000_000
 """Most of one Parquet file; a file of a few kB can say that it has billions of rows."""
 _LARGEST = 1e15
 """Seconds, hours and counts of one row, whatever the sign."""
-_LIMITS = {"began_us": 1 << 62}
+_LIMITS = {"began_us": 1 << 62, "heard_us": 1 << 62, "held_us": 1 << 62}
 
 
 class StageRow(msgspec.Struct, frozen=True):
@@ -51,7 +51,9 @@ class StageRow(msgspec.Struct, frozen=True):
 
 
 class Start(msgspec.Struct, frozen=True):
-    """One start-up. ``startup_seconds`` is None when its first step was not seen to end."""
+    """One start-up. ``startup_seconds`` is None when its first step was not seen to end; the hours are then up to the
+    last event, ``heard_us``. ``ended``: how it ended before its first step, or nothing. ``failed``: whether it failed,
+    before its first step or after. ``held_us``: until when it held its GPUs."""
 
     job: str
     attempt: str
@@ -69,6 +71,10 @@ class Start(msgspec.Struct, frozen=True):
     own_hours: float
     wait_hours: float
     gap_hours: float
+    heard_us: int
+    ended: str
+    failed: bool
+    held_us: int | None
     stages: list[StageRow]
 
 
@@ -81,7 +87,8 @@ _COLUMNS = {
     "job": "VARCHAR", "attempt": "VARCHAR", "cycle": "BIGINT", "hot": "BOOLEAN", "team": "VARCHAR",
     "began_us": "BIGINT", "queue_seconds": "DOUBLE", "startup_seconds": "DOUBLE", "elapsed_seconds": "DOUBLE",
     "gpus": "BIGINT", "nodes": "BIGINT", "nodes_missing": "BIGINT", "hours": "DOUBLE", "own_hours": "DOUBLE",
-    "wait_hours": "DOUBLE", "gap_hours": "DOUBLE", "stages": _STAGE,
+    "wait_hours": "DOUBLE", "gap_hours": "DOUBLE", "heard_us": "BIGINT", "ended": "VARCHAR", "failed": "BOOLEAN",
+    "held_us": "BIGINT", "stages": _STAGE,
 }  # fmt: skip
 
 
@@ -112,6 +119,10 @@ def row(report: JobReport, log: events.EventLog) -> Start:
         own_hours=report.cost.own,
         wait_hours=report.cost.wait,
         gap_hours=report.cost.gap,
+        heard_us=report.heard_ns // 1000,
+        ended="; ".join(one.how for one in report.ended[:3])[:200] if not report.goes_on else "",
+        failed=report.failed,
+        held_us=report.held_ns // 1000 if report.held_ns is not None else None,
         stages=[msgspec.convert(stage, known(StageRow), from_attributes=True) for stage in report.stages],
     )
 

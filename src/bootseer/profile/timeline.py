@@ -10,7 +10,7 @@ from itertools import pairwise
 import msgspec
 
 from bootseer.errors import DataError
-from bootseer.profile import intervals
+from bootseer.profile import ending, intervals
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import INIT_STAGES, TOP_STAGES, WAIT, Spans, State
 from bootseer.profile.intervals import Interval, Intervals
@@ -27,6 +27,8 @@ class Placed(msgspec.Struct, frozen=True, gc=False):
     end: int | None
 
 
+GIVEN_UP_NS = 86_400 * 10**9
+"""A start of which nothing was heard for so long does not go on."""
 _MOST_STAGES, _MOST_PLACED, _MOST_NODES = 256, 5_000_000, 1 << 24
 ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
 
@@ -34,10 +36,11 @@ ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
 class Timeline:
     """Built once per analysis; read-only afterwards. Times in ns on ``axis``; ``queue`` costs nothing and stays out.
 
-    Not ``whole``: ranks without any span are not waited for.
+    Not ``whole``: ranks without any span are not waited for. ``now``: until when a start without an end goes on, in ns;
+    None: nobody knows.
     """
 
-    def __init__(self, rows: Spans, axis: Axis, *, whole: bool = True) -> None:
+    def __init__(self, rows: Spans, axis: Axis, *, whole: bool = True, now: int | None = None) -> None:
         self.rows, self.axis = rows, axis
         self.states = list(rows.state)
         """By row; an ``init`` that has begun ends with the first step, although its own end is missing."""
@@ -80,7 +83,12 @@ class Timeline:
         queued = done(queue)
         self.queue_ns = intervals.measure(queued) if queued else None
         self.queue_held = _expected(rows, "held_seconds")
-        self.begin, self.end = self._bounds([one for found in by_node.values() for one in found], queued)
+        self.ending = ending.find(rows, axis)
+        self.ended = {} if self.complete else {n: how for n in self.nodes if (how := self._ended(n, by_node[n]))}
+        """Nodes that have ended before their first step -> how."""
+        self.heard, self.goes_on = 0, False
+        """When the last event was, and whether anything may still come."""
+        self.begin, self.end = self._bounds([one for found in by_node.values() for one in found], queued, now)
         self.length = self.end - self.begin
         self._init_end = self._init_ends()
         self.work = {track: self._work(track) for track in self.spans}
@@ -106,15 +114,38 @@ class Timeline:
         stages = ("first_step",) if track in self.ready else set(self.spans[track]) & ORDER.keys() - {"init"}
         return any(self.states[one.row] is State.OPEN for stage in stages for one in self.spans[track].get(stage, ()))
 
-    def _bounds(self, spans: Sequence[Placed], queue: Intervals) -> Interval:
+    def _ended(self, node: str, spans: Sequence[Placed]) -> str:
+        """How a node ended without a first step; nothing where it may still come, or has come."""
+        if any(track in self.ready for track in self.tracks[node]):
+            return ""
+        if self.ending.slurm:
+            return f"Slurm says {self.ending.slurm}"
+        if any(self.states[one.row] is State.OPEN for one in spans):
+            return ""
+        ends = ((end, one.row) for one in spans if (end := self.axis.last(one.row)) is not None)
+        if said := ending.last_failure((end, self.rows.stage[row], self.rows.attrs[row]) for end, row in ends):
+            return said
+        latest = max(spans, key=lambda one: one.begin or 0)
+        if latest.begin is not None and self.states[latest.row] is State.LOST:
+            return f"cut off in {self.rows.stage[latest.row]}"
+        return "init ended" if any(self.rows.stage[one.row] == "init" for one in spans) else ""
+
+    def _bounds(self, spans: Sequence[Placed], queue: Intervals, now: int | None) -> Interval:
         first = [*begins(spans), *(end for _, end in queue)]
         if self.complete:
             begin, end = min(first), max(self.ready.values())
         else:
             last = [*begins(spans), *(when for one in spans if (when := self.axis.last(one.row)) is not None)]
             begin = min(first or last, default=0)
-            end = max(last, default=begin)
+            self.heard = end = max(last, default=begin)
+            self.goes_on = any(not self._is_ready(node) and node not in self.ended for node in self.nodes)
+            self.goes_on = self.goes_on and (now is None or now - end < GIVEN_UP_NS)
+            if self.goes_on:
+                end = max(end, now or 0)
         return begin, max(begin, end)
+
+    def _is_ready(self, node: str) -> bool:
+        return all(track in self.ready for track in self.tracks[node])
 
     def _init_ends(self) -> dict[Track, int]:
         """Where ``init`` ends: with the first step of the track, for one without with the last of its node.
@@ -139,6 +170,8 @@ class Timeline:
             until = self._init_end.get(track) if stage == "init" else None
             for one in spans:
                 begin, end = one.begin, one.end if until is None else until
+                if end is None and not self.complete and self.states[one.row] is State.OPEN:
+                    end = self.end  # so far
                 if begin is not None and end is not None and begin < self.end and end > self.begin:
                     parts.append((max(begin, self.begin), min(end, self.end), stage))
         return _innermost(parts)

@@ -75,8 +75,16 @@ def _rendezvous(line: Timeline, stage: str, waits: Inside) -> None:
         if found := begins(stages.get(stage, ())):
             arrivals[track] = max(found)
     last = max(arrivals.values(), default=0)
+    to_come = len(arrivals) < (line.ranks_expected or 0) or any(
+        stage not in stages and track not in line.ready for track, stages in line.spans.items()
+    )
     for track, arrival in arrivals.items():
         left = max((end for _, end in done(line.spans[track][stage])), default=0)
+        if not line.complete and any(line.states[one.row] is State.OPEN for one in line.spans[track][stage]):
+            left = line.end
+            if to_come:  # it waits for those until now
+                waits[track][stage] = intervals.clip(line.work[track].get(stage, []), arrival, line.end)
+                continue
         at = intervals.clip(line.work[track].get(stage, []), arrival, last)
         if at and left >= last - TOLERANCE_NS:
             waits[track][stage] = at

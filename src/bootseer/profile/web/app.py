@@ -29,9 +29,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError
-from bootseer.profile import chart, compare, fleet, page, prometheus
+from bootseer.profile import card, chart, compare, fleet, page, prometheus
 from bootseer.profile.events import identity_text
-from bootseer.profile.index import Index, State, key
+from bootseer.profile.index import Index, State, goes_on, key
 from bootseer.profile.starts import Start
 from bootseer.profile.web import inbox
 from bootseer.profile.web.access import Access
@@ -42,6 +42,8 @@ _ROWS = 100
 """Start-ups on one page of Jobs."""
 _STREAMS = 64
 """Pages of one visitor, who is an address, that are kept up to date at once."""
+_OFTEN = 10
+"""Seconds after which the page of a start that goes on is made anew."""
 _BEAT = 15
 """Seconds after which a line says that nothing has changed, and shows whether anybody still listens."""
 
@@ -97,6 +99,7 @@ class _Pages:
             "line": lambda value: page.short(str(value)),
             "short": page.short,
             "when": _when,
+            "standing": _standing,
             "number": _number,
         }
         self._templates.globals |= {"style": Markup(page.STYLE), "key": _key, "identity_text": identity_text}
@@ -245,7 +248,21 @@ def _key(row: Start) -> str:
 
 def _mark(row: Start | None) -> str:
     """Another text whenever the row is another one."""
-    return "" if row is None else f"{row.elapsed_seconds:.3f}.{row.nodes}.{row.own_hours:.6f}.{row.startup_seconds}"
+    if row is None:
+        return ""
+    said = f"{row.elapsed_seconds:.3f}.{row.nodes}.{row.own_hours:.6f}.{row.startup_seconds}"
+    return f"{said}.{int(time.time() // _OFTEN)}" if goes_on(row) else said
+
+
+def _standing(row: Start) -> str:
+    """How far a start-up has come, in a few words."""
+    if row.startup_seconds is not None:
+        return f"{row.startup_seconds:.1f}"
+    if not goes_on(row):
+        return f"no first step: {page.short(row.ended, 40) or 'silent'}"
+    now = time.time()
+    heard = card.ago_text(max(now - row.heard_us / 1e6, 0))
+    return f"goes on, {card.ago_text(max(now - row.began_us / 1e6, 0))}; heard {heard} ago"
 
 
 def _cells(row: Start, look: Any) -> tuple[Sequence[str], Iterable[Sequence[object]]]:
