@@ -31,7 +31,8 @@ STYLE = """
 body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto;
   max-width: 1100px; padding: 0 1rem }
 h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2rem } h1, td:first-child { overflow-wrap: anywhere }
-pre { font-size: .85rem; white-space: pre-wrap } .scroll { overflow-x: auto } .warn { color: var(--warn) }
+pre { font-size: .85rem; white-space: pre-wrap } .scroll { overflow-x: auto }
+.warn { color: var(--warn); overflow-wrap: anywhere }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem }
 th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; min-width: 3.2rem }
 th:first-child, td:first-child { text-align: left; min-width: 6rem } th { font-weight: 600 }
