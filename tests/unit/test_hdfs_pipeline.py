@@ -271,26 +271,6 @@ def test_a_pipeline_that_is_only_late_is_asked_about_less_and_less(made, monkeyp
     assert time.monotonic() - began < 9  # doubled each time they would be 10 s
 
 
-def test_who_knows_better_than_to_wait_ends_the_wait(made):
-    def watch() -> None:
-        raise Broken("held up", (1,), slow=True)
-
-    pipe = Pipeline(located(*(made(lambda p: []).port,) * 3), TERMS, Setup(), watch)
-    problem = broken(pipe)
-    assert (problem.bad, problem.slow) == ((1,), True)
-
-
-def test_acknowledgements_are_taken_without_waiting(made):
-    pipe = connected(made())
-    pipe.collect()
-    pipe.send(packet(0, 0, b"a" * STEP))
-    until = time.monotonic() + 20
-    while pipe.in_flight and time.monotonic() < until:
-        pipe.collect()
-    assert (pipe.in_flight, pipe.acked) == (0, STEP)
-    pipe.close()
-
-
 def test_a_pipeline_that_is_refused(made):
     second = made()
     link = wire.BlockOpResponse(status=1, first_bad_link=f"127.0.0.1:{second.port}", message="no room")

@@ -47,30 +47,6 @@ def test_who_answers_and_who_does_not(frozen):
         assert [request.header.base.block.pool for request in fake.requests] == ["pool", "pool"]
 
 
-def test_who_is_silent_beside_one_that_answers_is_found_soon(frozen, monkeypatch):
-    """Red before: a writer waited as long as for a cluster that is silent as a whole."""
-    monkeypatch.setattr(probe, "PROBE", 20.0)
-    with FakeDataNode(lambda request: [refused(3, "no such block"), None]) as fake:
-        began = time.monotonic()
-        assert probe.silent([fake.node, frozen], "pool") == (1,)
-        assert time.monotonic() - began < 10
-
-
-def test_a_first_packet_that_is_lost_makes_nobody_silent():
-    """It is asked over a second connection."""
-    asked: list[object] = []
-
-    def answer(request: object) -> list[object]:
-        asked.append(request)
-        if len(asked) == 1:
-            time.sleep(1)
-        return [refused(3, "no such block"), None]
-
-    with FakeDataNode(answer) as fake:
-        assert probe.silent([fake.node], "pool") == ()
-    assert len(asked) == 2
-
-
 @pytest.mark.parametrize(
     ("number", "limit"),
     [

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from bootseer import faults
@@ -47,70 +47,46 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
 
-    `write` and `finish` raise `BlockLost`, and errors of the NameNode. ``held_up``: which of the DataNodes the block
-    had better leave; it is told how the pipeline does.
+    `write` and `finish` raise `BlockLost`, and errors of the NameNode.
     """
 
-    def __init__(
-        self,
-        namenode: NameNode,
-        path: str,
-        located: Located,
-        terms: Terms,
-        held_up: Callable[[Sequence[DataNode], Pace | None], list[DataNode]] = lambda nodes, run: [],
-    ) -> None:
-        self._namenode, self._path, self._terms, self._held_up = namenode, path, terms, held_up
+    def __init__(self, namenode: NameNode, path: str, located: Located, terms: Terms) -> None:
+        self._namenode, self._path, self._terms = namenode, path, terms
         self._located, self._began_with = located, len(located.nodes)
         self.length = 0
         self._number = self._failures = 0
-        self._acked, self._hopeless = -1, False
+        self._acked = -1
         self._broken: Broken | None = None
-        self._pipeline = Pipeline(located, terms, Setup(), self._watch)
+        self._pipeline = Pipeline(located, terms, Setup())
         self._begin_run()
 
     def _begin_run(self) -> None:
         self._run_began = time.monotonic(), self._pipeline.waited, self._pipeline.acked
 
-    def _run(self) -> Pace | None:
+    def run(self) -> Pace | None:
         """How the pipeline did in the last `placement.ENOUGH` seconds, once in so many."""
         pipe, (since, waited, acked) = self._pipeline, self._run_began
         seconds = time.monotonic() - since
         if seconds < placement.ENOUGH:
             return None
         self._begin_run()
-        return Pace((pipe.waited - waited) / seconds, (pipe.acked - acked) / seconds)
+        waiting = (pipe.waited - waited) / seconds
+        return Pace(self.nodes, waiting, (pipe.acked - acked) / seconds, pipe.in_flight / WINDOW)
 
-    def _watch(self) -> None:
-        """Leave DataNodes that hold the block up, as after a failure. What they have not acknowledged is sent to the
-        others again, which takes less time than to wait for them."""
-        slow = self._held_up(self.nodes, self._run()) if not self._hopeless else []
-        if not slow:
-            return
-        names = ", ".join(node.address for node in slow)
-        if len(slow) < len(self.nodes):
-            bad = [i for i, node in enumerate(self.nodes) if node in slow]
-            raise Broken(f"{names} held up what is written", bad, slow=True)
-        _log.warning("%s goes on in another block, without %s, which held it up", self._path, names)
-        placement.shun(slow, slow=True)
-        self._hopeless = True
+    def leave(self, nodes: Sequence[DataNode]) -> None:
+        """Go on without ``nodes``, as after a failure; others take part. What they have not acknowledged is sent to
+        the others again, which takes less time than to wait for them."""
+        bad = [i for i, node in enumerate(self.nodes) if node in nodes]
+        names = ", ".join(node.address for node in nodes)
+        self._recover(Broken(f"{names} held up what is written", bad, slow=True), pipeline.RECOVER)
 
     @property
-    def ends_early(self) -> bool:
-        """Whether another block had better take the rest: one more failure would lose this one, or all of its
-        DataNodes are slow.
+    def degraded(self) -> bool:
+        """Whether another block had better take the rest: one more failure would lose this one.
 
         Not where the NameNode found only one DataNode: another block has no more.
         """
-        return self._hopeless or len(self.nodes) < min(ENOUGH, self._began_with)
-
-    def idle(self) -> bool:
-        """Whether its DataNodes have acknowledged all that they were given."""
-        if self._broken is None:
-            try:
-                self._pipeline.collect()
-            except Broken as exc:
-                self._broken = exc
-        return self._broken is None and not self._pipeline.in_flight
+        return len(self.nodes) < min(ENOUGH, self._began_with)
 
     @property
     def nodes(self) -> tuple[DataNode, ...]:
@@ -177,7 +153,6 @@ class BlockWriter:
                 if (broken := self._broken) is not None:
                     self._broken = None
                     raise broken
-                self._watch()
                 return self._pipeline.drain(left)
             except Broken as exc:
                 self._recover(exc, pipeline.RECOVER)
@@ -224,7 +199,7 @@ class BlockWriter:
         renewed = self._namenode.update_block_for_pipeline(old, self._path, deadline=PATIENCE)
         located = replace(self._located, token=renewed.token)
         new = old._replace(generation=renewed.block.generation)
-        made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length), self._watch)
+        made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length))
         try:
             faults.point("hdfs.output.recover")
             self._namenode.update_pipeline(old, new, located.nodes, self._path, deadline=PATIENCE)

@@ -36,7 +36,7 @@ PACKET = 1 << 20
 HEARTBEAT = 20.0
 """Seconds after which an idle pipeline gets a packet without data; DataNodes wait for 60."""
 _SETUPS = 16
-_EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a replica, or a short block
+_EARLY = 4  # times that a file leaves slow DataNodes: a wrong guess costs a short block
 _MIN_CHECKSUM, _MAX_CHECKSUM = 512, 8 << 20
 _MANY = 512
 """Pieces of one packet that are kept apart: more, of tiny writes, would take more memory than their bytes."""
@@ -141,25 +141,23 @@ class FileOutput(NewFile):
         pieces, length = self._pieces, self._held
         self._pieces, self._held = [], 0
         self._block.write(pieces, length)
-        if self._block.length == self.block_size or self._block.ends_early:
+        if self._block.length == self.block_size or self._ends_early(self._block):
             self._end()
 
-    def _held_up(self, nodes: Sequence[DataNode], run: placement.Pace | None) -> list[DataNode]:
-        """Those of the block's ``nodes`` that it had better leave."""
-        if self._early == _EARLY:
-            return []
-        slow = self._placement.slow(id(self), nodes, run)
-        self._early += bool(slow)
-        return slow
-
-    def _idle(self) -> bool:
-        """Whether nothing of this file is on its way. Asked by files that are written together with it."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        try:
-            return self._block is None or self._block.idle()
-        finally:
-            self._lock.release()
+    def _ends_early(self, block: BlockWriter) -> bool:
+        """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
+        if block.degraded or self._early == _EARLY:
+            return block.degraded
+        slow = self._placement.slow(id(self), block.nodes, block.run())
+        if slow:
+            self._early += 1
+            if len(block.nodes) - len(slow) >= blockwriter.ENOUGH:
+                block.leave(slow)
+            else:  # hardly anybody else has what they acknowledged: they end the block
+                names = ", ".join(node.address for node in slow)
+                _log.warning("%s goes on in another block, without %s, which held it up", self.path, names)
+                placement.shun(slow, slow=True)
+        return bool(slow)
 
     def _begin(self) -> BlockWriter:
         """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
@@ -168,7 +166,7 @@ class FileOutput(NewFile):
         for attempt in range(1, _SETUPS + 1):
             located = self._allocate(list(bad.values()), until)
             try:
-                block = BlockWriter(self.namenode, self.path, located, self._terms, self._held_up)
+                block = BlockWriter(self.namenode, self.path, located, self._terms)
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
             else:
@@ -193,7 +191,7 @@ class FileOutput(NewFile):
                 stages.insert(0, [*stages[0], *more])
         with self._placement.turn:
             located = self._apart(stages[0], until) or self._anywhere(stages, until)
-            self._placement.begin(id(self), self.namenode.url, located.nodes, self._idle)
+            self._placement.begin(id(self), self.namenode.url, located.nodes)
             return located
 
     def _apart(self, left_out: list[DataNode], until: float) -> Located | None:
@@ -248,6 +246,7 @@ class FileOutput(NewFile):
             return
         try:
             self._previous = block.finish()
+            self._placement.written(id(self))
         except BaseException:
             self._placement.give_up(id(self))
             raise

@@ -9,8 +9,7 @@ Checksums are CRC-32C, one per ``bytes_per_checksum`` from the beginning of the 
 with data holds whole chunks. A packet without data that says it is the last one ends the block.
 
 A DataNode waits more than a minute for the one behind it, and an acknowledgement does not tell who is late. So when
-acknowledgements stop for a moment (`STALL`) every DataNode is asked directly (`bootseer.hdfs.probe`). ``watch`` may
-know better, from what is written beside: it is asked every `WATCH` seconds.
+acknowledgements stop for a moment (`STALL`) every DataNode is asked directly (`bootseer.hdfs.probe`).
 
 Concurrency: one thread at a time uses a pipeline (`bootseer.hdfs.output` has a lock); it sends and takes
 acknowledgements in turn, with a non-blocking socket, so no thread of its own is needed. System calls release the GIL.
@@ -23,7 +22,7 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -41,15 +40,13 @@ from bootseer.hdfs.sasl.transfer import KeyRefused
 CONNECT = 5.0
 """Seconds for a connection to the first DataNode, and for the key of its login."""
 _LONGEST = 1 << 20  # bytes of a message of a DataNode
-STALL = 0.2
+STALL = 0.3
 """Seconds without an acknowledgement after which the DataNodes are asked whether they live; each time that all do, a
 pipeline doubles them, up to `LONGEST_STALL`: a slow cluster is asked a few times per block."""
 LONGEST_STALL = 2.4
 """So a DataNode that freezes late in a slow block is found as soon, within these seconds and those of a probe."""
 PATIENCE = 60.0
 """Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
-WATCH = 0.05
-"""Seconds of a wait after which ``watch`` is asked."""
 _IOV = 512
 _HEARTBEAT = -1  # the number of its packet
 
@@ -145,17 +142,15 @@ class Pipeline:
     ``unacked``: packets sent, or being sent, that are not on every DataNode yet. ``acked``: bytes of the block that
     are. ``waited``: seconds that its user waited for it.
 
-    ``watch``: called while its user waits; raises `Broken` where it had better not.
-
     Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process lacks for
     a connection (files, ports, memory) is `BootseerError`.
     """
 
-    def __init__(self, located: Located, terms: Terms, setup: Setup, watch: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, located: Located, terms: Terms, setup: Setup) -> None:
         self.located, self.nodes = located, located.nodes
         self.acked, self.in_flight = setup.acked, 0
         self.unacked: deque[Packet] = deque()
-        self.waited, self._watch = 0.0, watch
+        self.waited = 0.0
         self._received, self._ready = bytearray(), False
         # since when nothing has come, when it was last looked for, and when all DataNodes were last heard or asked
         self._replaceable = setup.stage == CREATE
@@ -240,12 +235,6 @@ class Pipeline:
             self._begin_waiting()
             self._send(Packet(_HEARTBEAT, 0, 0, b"", ()).views())
 
-    def collect(self) -> None:
-        """Take the acknowledgements that are there; waits as `heartbeat` does."""
-        self._poll.modify(self._sock, select.POLLIN)
-        if self._poll.poll(0):
-            self._receive()
-
     def _begin_waiting(self) -> None:
         """An idle pipeline is no late one."""
         if not self.unacked:
@@ -280,14 +269,12 @@ class Pipeline:
         while True:
             begin = time.monotonic()
             left = self._looked + self._stall - begin
-            found = self._poll.poll(min(max(left, 0.001), WATCH) * 1000)
+            found = self._poll.poll(max(left, 0.001) * 1000)
             self.waited += time.monotonic() - begin
             if found:
                 return found[0][1]
             if left <= 0:
                 self._look()
-            if self._ready:
-                self._watch()
 
     def _look(self) -> None:
         silent = probe.silent(self.nodes, self.located.block.pool, self._sure)

@@ -8,10 +8,8 @@ Concurrency: one call waits for a thread per DataNode; calls share when a DataNo
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import queue
 import threading
 import time
 from collections.abc import Sequence
@@ -23,21 +21,15 @@ from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode
 
 PROBE = 1.5
-"""Seconds a DataNode has to answer. One that lives answers within milliseconds, later during a GC pause. Behind full
-links of 10 Mbit/s some answers took 1.4 s."""
-SOON, LATER = 0.3, 9
-"""It has less where others that were asked with it have answered: so many seconds, or so many times as long as the
-slowest of them took. A writer, and those who write beside it, wait for it."""
-AGAIN = 0.1
-"""Seconds after which it is asked over a second connection: the network may have lost the first packet, which it sends
-again after 1 s."""
+"""Seconds a DataNode has to answer. One that lives answers within milliseconds, later during a GC pause, and after 1 s
+when the first packet of the connection is lost. Behind full links of 10 Mbit/s some answers took 1.4 s."""
 
 _log = logging.getLogger(__name__)
 _found: dict[str, float] = {}  # when a DataNode last gave no answer, by its uuid
 
 
 def silent(nodes: Sequence[DataNode], pool: str, since: float = math.inf) -> tuple[int, ...]:
-    """Positions of those ``nodes`` that gave no answer in time (`PROBE`, `SOON`). ``pool`` is that of any block there.
+    """Positions of those ``nodes`` that gave no answer within `PROBE` seconds. ``pool`` is that of any block there.
 
     Those that another call found so after ``since``, by the monotonic clock, are the answer, and nobody is asked: the
     stripes of a file that wait for one frozen DataNode leave it together.
@@ -51,23 +43,19 @@ def silent(nodes: Sequence[DataNode], pool: str, since: float = math.inf) -> tup
     base = wire.BaseHeader(block=block, token=wire.Token(identifier=b"", password=b"", kind="", service=""))
     request = wire.ReadBlock(header=wire.ClientHeader(base=base, client="bootseer-probe"), offset=0, length=0)
     question = operation(READ_BLOCK, request)
-    began = time.monotonic()
-    answers: queue.SimpleQueue[tuple[int, bool]] = queue.SimpleQueue()
+    until = time.monotonic() + PROBE
+    missing = set(range(len(nodes)))
 
     def ask(position: int, node: DataNode) -> None:
-        lives = _answers(node, question, began + AGAIN) or _answers(node, question, began + PROBE)
-        answers.put((position, lives))
+        if _answers(node, question, until):
+            missing.discard(position)
 
-    for each in enumerate(nodes):
-        # not those of a pool, which Python refuses to threads that still write when the main one has ended
-        threading.Thread(target=ask, args=each, name="bootseer-probe", daemon=True).start()
-    missing, until = set(range(len(nodes))), began + PROBE
-    with contextlib.suppress(queue.Empty):
-        for _ in nodes:
-            position, lives = answers.get(timeout=max(until - time.monotonic(), 0.001))
-            if lives:
-                missing.discard(position)
-                until = min(began + PROBE, max(began + SOON, time.monotonic() + LATER * (time.monotonic() - began)))
+    # not those of a pool, which Python refuses to threads that still write when the main one has ended
+    threads = [threading.Thread(target=ask, args=each, name="bootseer-probe") for each in enumerate(nodes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     _found.update((nodes[i].uuid, time.monotonic()) for i in missing)
     return tuple(sorted(missing))
 
