@@ -377,6 +377,7 @@ NODE = st.builds(
     frozen=st.sampled_from([(-1.0, -1.0), (-1.0, -1.0), (0.0, 1e9), (0.1, 0.6), (0.3, 1e9)]),
     dead_from=st.sampled_from([1e9, 1e9, 1e9, 0.0, 0.2]),
 )
+FROZEN = SimNode(6 * MB, frozen=(0.0, 1e9))
 
 
 @given(
@@ -390,6 +391,30 @@ NODE = st.builds(
     unit=st.sampled_from([65536, MB, 3 * MB]),
     bad=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 30), st.sampled_from(["gone", "corrupt", "unsound"]))),
     split=st.booleans(),
+)
+@example(  # a run of two DataNodes of which one is frozen for ever, and the other for a moment
+    cluster=[SimNode(6 * MB), SimNode(6 * MB), FROZEN, SimNode(6 * MB), SimNode(6 * MB, 0.3, frozen=(0.1, 0.6))],
+    files=[([{"a"}, {"a", "b"}, {"a", "b", "c"}, {"c", "e"}], 1)],
+    at=[0.0] * 4,
+    unit=3 * MB,
+    bad=[],
+    split=False,
+)
+@example(  # a run that has failed at c, and not yet at e, which a transfer of somebody else has found frozen
+    cluster=[FROZEN, SimNode(6 * MB, dead_from=0.0), SimNode(300 * MB, 0.3), SimNode(6 * MB), FROZEN],
+    files=[([{"a", "b", "c"}, {"e"}], 1), ([{"a"}], 1), ([{"a"}], 1), ([{"b", "c", "e"}, {"d"}], 1)],
+    at=[0.0, 0.4, 0.0, 0.0],
+    unit=3 * MB,
+    bad=[],
+    split=True,
+)
+@example(  # b takes longer for its first byte than anybody else, and is the only one that works
+    cluster=[FROZEN, SimNode(6 * MB, 0.3), SimNode(6 * MB), SimNode(6 * MB, dead_from=0.0), SimNode(6 * MB)],
+    files=[([{"a", "b", "c"}, {"a", "b", "c"}], 1), ([{"a", "b", "d"}], 1)],
+    at=[0.0] * 4,
+    unit=65536,
+    bad=[],
+    split=False,
 )
 def test_every_request_ends_right_or_with_an_error(cluster, files, at, unit, bad, split):
     requests = [request([sorted(keys) for keys in blocks], size * MB, unit, split=split) for blocks, size in files]

@@ -154,7 +154,9 @@ class Assignment:
         return self._rank(run, node) == best
 
     def _rank(self, run: Run | None, node: NodeState) -> tuple[bool, int]:
-        return (node.breaker.open, run.failures.get(node.key, 0) if run is not None else 0)
+        # one that has still to prove that it is back gets nothing more until then
+        proving = not node.breaker.closed and bool(node.flying)
+        return (node.breaker.open or proving, run.failures.get(node.key, 0) if run is not None else 0)
 
     def able(self, span: BlockRange, run: Run | None) -> list[NodeState]:
         """The DataNodes that may still be asked."""

@@ -24,6 +24,9 @@ SHARE = 0.05
 BURST = 16 << 20
 """Bytes that may be read twice before anything was earned: a process may meet a frozen DataNode at once."""
 
+BACK = 1.0
+"""Seconds for which an attempt is waited with that has nobody else to go to but a DataNode that may be back."""
+
 _KEEP, _ENOUGH = 64, 5
 _START_LATENCY, _START_RATE = 0.05, 100 << 20
 
@@ -108,7 +111,7 @@ class HedgePolicy:
         late = self._durations.late(attempt.size)
         if now - attempt.started < late:
             return None
-        others = self._others(attempt, run)
+        others = self._others(attempt, run, now)
         if (silence := now - attempt.progress_at) > self._stuck(attempt, late):
             if others or run.hedge is not None:
                 return Silence(f"nothing came for {silence:.2g} s", others=True)
@@ -118,10 +121,15 @@ class HedgePolicy:
             return self._hedge(attempt, run, others, late, now)
         return None
 
-    def _others(self, attempt: Attempt, run: Run) -> list[NodeState]:
+    def _others(self, attempt: Attempt, run: Run, now: float) -> list[NodeState]:
         # whoever failed with it, or is trying it now, is no help
         tried = {attempt.node} | {other.node for other in (run.primary, run.hedge) if other is not None}
-        return [node for node in self._assignment.able(run.span, run) if node not in tried and node.breaker.closed]
+        able = [node for node in self._assignment.able(run.span, run) if node not in tried]
+        if closed := [node for node in able if node.breaker.closed]:
+            return closed
+        # one that may be back is better than one from which nothing comes
+        long = attempt.silent and now - attempt.progress_at > BACK
+        return [node for node in able if long and not node.breaker.open and not node.flying]
 
     def _stuck(self, attempt: Attempt, late: float) -> float:
         """Seconds without a byte after which it is stopped."""
