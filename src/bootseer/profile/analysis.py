@@ -112,8 +112,6 @@ def look(
         elapsed_seconds=elapsed,
         queue_seconds=line.queue_ns / 1e9 if line.queue_ns is not None else None,
         queue_held_seconds=line.queue_held,
-        failed=line.ending.failed or any("exit code" in how or "SIG" in how for how in line.ended.values()),
-        held_ns=line.ending.until,
         gap_seconds=shares[""] / 1e9,
         gpus=sum(line.gpus.values()),
         ranks=len({(lane.node, lane.rank) for lane in set(spans.lane) if lane.rank is not None}),

@@ -1,46 +1,25 @@
-"""The end of a start, as far as its events say: exit codes, signals, what Slurm says, until when it held its GPUs."""
+"""The end of a start without a first step, as far as its events say: exit codes, signals, what Slurm says."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
-from bootseer.profile.clock import Axis
 from bootseer.profile.events import AttrValue, Spans
 
-FAILED = frozenset(("FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"))
-"""States of Slurm in which a job failed."""
-_OVER = FAILED | {"COMPLETED", "CANCELLED", "TIMEOUT", "DEADLINE", "PREEMPTED", "REQUEUED"}
-_ASKED = ("SIGTERM", "SIGINT")
-"""Signals by which somebody ends a job that works."""
+_OVER = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REQUEUED",
+    "TIMEOUT",
+}  # fmt: skip
 
 
-class Ending(NamedTuple):
-    """``slurm``: the state in which Slurm says that it ended, or nothing. ``until``: when its GPUs were free, in ns on
-    the axis; None where nobody says it."""
-
-    failed: bool
-    slurm: str
-    until: int | None
-
-
-def find(spans: Spans, axis: Axis) -> Ending:
-    """The ending of the start-up that is all of ``spans``."""
-    failed, slurm, until = False, "", list[int]()
-    for row, attrs in enumerate(spans.attrs):
-        if not attrs:
-            continue
-        state = attrs.get("state")
-        if spans.stage[row] in ("queue", "alloc") and isinstance(state, str) and state.split(" ")[0] in _OVER:
-            slurm = state.split(" ")[0]
-        begin, ended, seconds = axis.place(row)[0], axis.last(row), attrs.get("run_seconds")
-        if isinstance(seconds, int | float) and 0 <= seconds < 1e9 and begin is not None:
-            until.append(begin + int(seconds * 1e9))
-        if spans.stage[row] == "init" and (attrs.get("exit_code") is not None or attrs.get("signal")):
-            failed = failed or (bool(failure(attrs)) and attrs.get("signal") not in _ASKED)
-            if ended is not None and seconds is None:
-                until.append(ended)
-    return Ending(failed or slurm in FAILED, slurm, max(until, default=None))
+def in_slurm(spans: Spans) -> str:
+    """The state in which Slurm says that the start-up of ``spans`` ended, or nothing."""
+    found = ""
+    for stage, attrs in zip(spans.stage, spans.attrs, strict=True):
+        if attrs and stage in ("queue", "alloc"):
+            state = str(attrs.get("state", "")).split(" ")[0]
+            found = state if state in _OVER else found
+    return found
 
 
 def failure(attrs: Mapping[str, AttrValue]) -> str:

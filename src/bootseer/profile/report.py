@@ -134,10 +134,6 @@ class JobReport(msgspec.Struct, frozen=True):
     queue_seconds: float | None
     queue_held_seconds: int | None
     """Of these, how long a hold, a dependency or a suspension kept it from waiting for resources."""
-    failed: bool
-    """Whether it failed, before its first step or after."""
-    held_ns: int | None
-    """Until when it held its GPUs; ns since 1970, None where nobody says it."""
     gap_seconds: float
     gpus: int
     ranks: int

@@ -34,7 +34,7 @@ _BYTES, _ROWS = 1 << 30, 1_000_000
 """Most of one Parquet file; a file of a few kB can say that it has billions of rows."""
 _LARGEST = 1e15
 """Seconds, hours and counts of one row, whatever the sign."""
-_LIMITS = {"began_us": 1 << 62, "heard_us": 1 << 62, "held_us": 1 << 62}
+_LIMITS = {"began_us": 1 << 62, "heard_us": 1 << 62}
 
 
 class StageRow(msgspec.Struct, frozen=True):
@@ -52,8 +52,7 @@ class StageRow(msgspec.Struct, frozen=True):
 
 class Start(msgspec.Struct, frozen=True):
     """One start-up. ``startup_seconds`` is None when its first step was not seen to end; the hours are then up to the
-    last event, ``heard_us``. ``ended``: how it ended before its first step, or nothing. ``failed``: whether it failed,
-    before its first step or after. ``held_us``: until when it held its GPUs."""
+    last event, ``heard_us``. ``ended``: how it ended before its first step, or nothing."""
 
     job: str
     attempt: str
@@ -73,8 +72,6 @@ class Start(msgspec.Struct, frozen=True):
     gap_hours: float
     heard_us: int
     ended: str
-    failed: bool
-    held_us: int | None
     stages: list[StageRow]
 
 
@@ -87,8 +84,8 @@ _COLUMNS = {
     "job": "VARCHAR", "attempt": "VARCHAR", "cycle": "BIGINT", "hot": "BOOLEAN", "team": "VARCHAR",
     "began_us": "BIGINT", "queue_seconds": "DOUBLE", "startup_seconds": "DOUBLE", "elapsed_seconds": "DOUBLE",
     "gpus": "BIGINT", "nodes": "BIGINT", "nodes_missing": "BIGINT", "hours": "DOUBLE", "own_hours": "DOUBLE",
-    "wait_hours": "DOUBLE", "gap_hours": "DOUBLE", "heard_us": "BIGINT", "ended": "VARCHAR", "failed": "BOOLEAN",
-    "held_us": "BIGINT", "stages": _STAGE,
+    "wait_hours": "DOUBLE", "gap_hours": "DOUBLE", "heard_us": "BIGINT", "ended": "VARCHAR",
+    "stages": _STAGE,
 }  # fmt: skip
 
 
@@ -121,8 +118,6 @@ def row(report: JobReport, log: events.EventLog) -> Start:
         gap_hours=report.cost.gap,
         heard_us=report.heard_ns // 1000,
         ended="; ".join(one.how for one in report.ended[:3])[:200] if not report.goes_on else "",
-        failed=report.failed,
-        held_us=report.held_ns // 1000 if report.held_ns is not None else None,
         stages=[msgspec.convert(stage, known(StageRow), from_attributes=True) for stage in report.stages],
     )
 
