@@ -14,7 +14,7 @@ import pytest
 
 from bootseer import image, oci, stripefs
 from bootseer.kernel import pressure
-from bootseer.profile import analysis, events
+from bootseer.profile import analysis, card, events
 from support.images import Member, folder, programs, write_image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
@@ -28,6 +28,7 @@ case $BOOTSEER_CHECKPOINT in */striped/checkpoint)  # as bootseer.torch does tha
 note='{"files":[{"path":"optimizer","size":9000000,"ranges":[[0,1048576]]}],"version":1}'
 echo $note > ${BOOTSEER_EVENTS%.jsonl}.7.access
 esac
+[ -z "$CRASH" ] || exit $CRASH
 bootseer_span first_step -- cat /env/package
 cat /tmp/weights
 sleep ${AFTER:-0.3} &
@@ -284,6 +285,19 @@ def test_a_set_up_command_that_fails_ends_the_start_with_its_code(node: Place) -
     assert "set-up command failed with exit code 7" in done.stderr
     assert "Traceback" not in done.stderr
     assert clean(node)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "how"),
+    [({"CRASH": "3"}, 3, "exit code 3 in init"), ({"SETUP_CODE": "7", "WHICH": "e"}, 7, "exit code 7 in env")],
+)
+def test_a_start_that_crashed_says_how_it_ended(node: Place, given: dict[str, str], code: int, how: str) -> None:
+    done = node.start(**given)
+    assert done.returncode == code
+    report = analysis.analyse(events.read((node.here / "events").rglob("*.jsonl")), now=time.time_ns())
+    assert (report.goes_on, report.still) == (False, [])
+    assert [(one.how, one.nodes) for one in report.ended] == [(how, ["n0"])]
+    assert card.words(report)[0].strip() == f"has ended    before the first step: 1 node (n0): {how}"
 
 
 def test_two_starts_are_two_attempts(node: Place) -> None:

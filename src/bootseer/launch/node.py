@@ -166,7 +166,9 @@ class _Node:
         self.stack.enter_context(until_hot(self.mounted, self.checkpoint, self.image_span, self._is_ready))
         if self.job.env:
             with self._stage("env") as span:
-                self.record.exit_code = self._env(self.container, self.job.env, span)
+                if code := self._env(self.container, self.job.env, span):
+                    emit.annotate(span, exit_code=code)
+                self.record.exit_code = code
         if self.job.caches and self.job.caches.enabled and not self.record.exit_code:
             with self._stage("caches") as self.caches_span:
                 self._caches(self.container, self.job.caches)
