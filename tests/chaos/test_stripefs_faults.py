@@ -26,7 +26,7 @@ from bootseer.errors import DataError
 from bootseer.fsmount import FsMount
 from bootseer.hdfs import placement
 from bootseer.stripefs import StripeFS, layout, open_fs
-from bootseer.stripefs.files import reader
+from bootseer.stripefs.files import striped
 from support import hadoop, stripechaos
 from support.replicas import Replicas, datanodes
 from support.shapedhdfs import ShapedHadoop
@@ -238,7 +238,7 @@ def test_control_without_the_chunk_checksums_damage_is_seen(site, fs, folder, mo
 
         __hash__ = None  # type: ignore[assignment]
 
-    monkeypatch.setattr(reader, "crc32c", lambda data: Blind())
+    monkeypatch.setattr(striped, "crc32c", lambda data: Blind())
     found = whole(fs)
     assert len(found) == len(data)
     assert found != data
