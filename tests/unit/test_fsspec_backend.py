@@ -288,6 +288,8 @@ def test_a_forked_child_has_connections_of_its_own(s3, server):
 def test_unknown_protocols_and_stores_that_cannot_publish(monkeypatch):
     with pytest.raises(UnsupportedError, match="cannot open store nosuch://"):
         open_fs("nosuch://x")
+    with pytest.raises(UnsupportedError, match="write it like hdfs://"):
+        open_fs("hfds://n:8020/x")
     readable = StripeFS(
         FsspecBackend("", {"fo": {"version": 1, "refs": {"f": "text", "folder/g": "x"}}}, protocol="reference")
     )
@@ -322,6 +324,7 @@ class Failing(MemoryFileSystem):
         (PermissionError(errno.EACCES, "no"), NotWritableError),
         (TimeoutError("slow"), UnavailableError),
         (ConnectionRefusedError(errno.ECONNREFUSED, "no"), UnavailableError),
+        (OSError("of a library that has no number for it"), UnavailableError),
         (RuntimeError("token=secret://user:pass@host"), UnavailableError),
     ],
 )

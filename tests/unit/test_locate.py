@@ -53,6 +53,11 @@ class Path:
         ("memory://a/b/", ("memory://a", "/b")),
         ("file:///", ("file://", "/")),
         ("simplecache::s3://bucket/x", ("simplecache::s3://bucket", "/x")),
+        ("simplecache::file:///data/x", ("simplecache::file://", "/data/x")),
+        ("bsx+bsx+file:///data/x", ("file://", "/data/x")),
+        ("HDFS://n:8020/A", ("hdfs://n:8020", "/A")),
+        ("bsx+File:///A", ("file://", "/A")),
+        ("S3://bucket/A", ("s3://bucket", "/A")),
     ],
 )
 def test_where_it_is(given, place):
@@ -60,9 +65,13 @@ def test_where_it_is(given, place):
     assert locate(locate(given).url) == place
 
 
+def test_the_url_of_a_place_is_absolute():
+    assert locate("simplecache::file:///data/x").url == "simplecache::file:///data/x"
+
+
 def test_a_relative_path_is_below_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for given in ("bsx+data", "bsx+/data", "./bsx+data"):
+    for given in ("bsx+data", "bsx+/data", "./bsx+data", "local//x", "file//x", "a:b/c", "./s3:b", "x/hdfs:y", "x:1"):
         assert locate(given).path == os.path.abspath(given)  # a folder of that name
     for given in ("a/b", "./a/b", "file://a/b", pathlib.Path("a/b")):
         assert locate(given).path == f"{tmp_path}/a/b"
@@ -101,6 +110,36 @@ def test_a_url_that_was_made_a_path_is_refused(url, tmp_path, monkeypatch):
     if not url.startswith("any"):
         with pytest.raises(ConfigError, match="made a path"):
             locate(os.path.abspath(url))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        " hdfs://n:1/x",
+        "'hdfs://n:1/x'",
+        "hdfs ://n:1/x",
+        "1hdfs://n/x",
+        "./hdfs://n:1/x",
+        "../hdfs://n:1/x",
+        "out/hdfs://n:1/x",
+        "out/any://n/x",
+        "hdfs//n:1/x",
+        "s3//bucket/x",
+        "hdfs:n:1/x",
+        "s3:bucket/x",
+        "bsx+hdfs:n/x",
+        "hdfs:\\\\n\\x",
+        "bsx+out/hdfs://n/x",
+        pathlib.Path("out") / "hdfs://n:1/x",
+        pathlib.Path("..") / "s3://bucket/x",
+        pathlib.Path("out") / "file:///x",
+        os.path.join("out", "bsx+hdfs://n/x"),
+        os.path.relpath("s3://bucket/x", ".."),
+    ],
+)
+def test_a_misspelt_url_is_no_folder_of_this_machine(given):
+    with pytest.raises(ConfigError, match="misspelt or made a path"):
+        locate(given)
 
 
 @pytest.mark.parametrize(

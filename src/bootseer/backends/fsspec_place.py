@@ -40,6 +40,7 @@ RENAMING = frozenset(("file", "local", "sftp", "ssh"))
 _NO_LOGIN = frozenset(("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"))
 _LOGIN = "give them as for any fsspec store, such as FSSPEC_S3_KEY and FSSPEC_S3_SECRET, or as the provider's tools do"
 _REACH = "check that the store is reachable from here"
+_WRITE = "write it like hdfs://host:port/path, s3://bucket/path or file:///path"
 _PASSWORD = re.compile(r"://[^/?#]*@")
 
 _workers = Workers("fsspec")
@@ -70,9 +71,9 @@ def _translated(doing: str) -> Iterator[None]:
         raise UnavailableError(f"cannot {doing}: it timed out", hint=_REACH) from None
     except OSError as exc:
         # Its text is not ours to trust with secrets, and the exception it came from has it as well.
-        code = exc.errno or 0
-        plain = OSError(code, os.strerror(code) if code > 0 else type(exc).__name__)
-        raise from_os_error(plain, doing) from None
+        if not (code := exc.errno or 0) > 0:
+            raise UnavailableError(f"cannot {doing}: {type(exc).__name__}", hint=_REACH) from None
+        raise from_os_error(OSError(code, os.strerror(code)), doing) from None
     except Exception as exc:  # every fsspec backend has error classes of its own
         if type(exc).__name__ in _NO_LOGIN:
             raise ConfigError(f"cannot {doing}: no credentials were found", hint=_LOGIN) from None
@@ -100,9 +101,8 @@ class FsspecPlace:
         try:
             fsspec.get_filesystem_class(self._protocol)
         except (ImportError, ValueError) as exc:
-            raise UnsupportedError(
-                f"cannot open store {self.url}: {exc}", hint="for s3:// install bootseer[s3]"
-            ) from None
+            hint = "for s3:// install bootseer[s3]" if isinstance(exc, ImportError) else _WRITE
+            raise UnsupportedError(f"cannot open store {self.url}: {exc}", hint=hint) from None
 
     def _filesystem(self) -> tuple[AbstractFileSystem, str]:
         """The file system and the base in it: one for all backends of that place, but not the one that users of fsspec

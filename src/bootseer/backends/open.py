@@ -18,8 +18,11 @@ _KNOWN = (
     r"bsx\+\w+|(?:web)?hdfs|file|local|s3[an]?|gs|gcs|az|adl|abfss?|oss|oci|obs|cos|tos|r2|b2|memory|sftp|ssh"
     r"|registry(?:\+https?)?"
 )
-_CUT = re.compile(rf"(?s)(?:[A-Za-z][\w+.:-]*|/(?:.*/)?(?:{_KNOWN})):(?:/|\Z)")
-"""What `pathlib` and `os.path` make of a URL: one slash is gone, and the working directory may be before it."""
+_CUT = re.compile(
+    rf"(?s)[A-Za-z][\w+.:-]*:(?:/|\Z)|(?!\./)(?:.*/)?(?:{_KNOWN}):(?:/|\Z)"
+    r"|(?!/).*://|(?:bsx\+)?(?:(?:web)?hdfs|s3[an]?|gs)(?::|//)"
+)
+"""What `pathlib` and `os.path` make of a URL: one slash is gone, and a folder may be before it. Or it is misspelt."""
 
 Given = str | os.PathLike[str]
 """A file or folder as users pass it: a path, or a URL as of `locate`."""
@@ -37,7 +40,7 @@ class Location(NamedTuple):
     @property
     def url(self) -> str:
         """What `locate` understands."""
-        if self.root.endswith("://") and self.root not in ("file://", "local://"):
+        if self.root.endswith("://") and not self.root.endswith(("file://", "local://")):
             return self.root + self.path.lstrip("/")
         return self.root + self.path
 
@@ -66,20 +69,21 @@ def locate(given: Given) -> Location:
     """What ``given`` names: a local path, ``file://...``, ``hdfs://...`` or another URL of fsspec; also with ``bsx+``.
 
     Nothing in a URL is encoded: ``#``, ``?`` and ``%`` are characters of the name. `ConfigError` for what is no such
-    thing, and for a URL that was made a `pathlib.Path`: it would name a folder here.
+    thing, and for a URL that is misspelt or was made a `pathlib.Path`: it would name a folder here.
     """
     text = os.fsdecode(given)
-    if _URL.match(text) or _CUT.match(text):
-        text = text.removeprefix(PREFIX)  # a folder may have such a name
+    if _URL.match(text) or _CUT.match(text):  # else a folder has such a name
+        text = re.sub(rf"\A(?:{re.escape(PREFIX)})+", "", text, flags=re.IGNORECASE)
     if text in ("", "file://") or "\0" in text:
         raise ConfigError("an empty URL names no store", hint="name a folder or hdfs://host:port/path")
-    if not _URL.match(text):
+    if not (url := _URL.match(text)):
         if _CUT.match(text):
             raise ConfigError(
-                f"{text!r} is a URL that was made a path",
-                hint="pass a str with ://; write file:// before a folder",
+                f"{text!r} is a URL that was misspelt or made a path",
+                hint="pass a str that begins like hdfs://; write file:// before a folder",
             )
         return Location("file://", os.path.abspath(text))
+    text = url[0].lower() + text[url.end() :]
     scheme, _, rest = text.rpartition("://")
     if text.startswith("file://"):
         return Location("file://", os.path.abspath(text[7:]))
