@@ -750,6 +750,19 @@ def test_of_mounts_that_make_one_folder_one_does(site: Site, other: Path) -> Non
 
 
 @both_mounts
+def test_of_mounts_that_link_to_one_name_one_does(site: Site, other: Path) -> None:
+    """As programs do that lock by a link."""
+    for number in range(10):
+        for folder, name in ((site.dir, "one"), (other, "two")):
+            (folder / name).write_bytes(name.encode())
+        links = [lambda at=at, name=name: os.link(at / name, at / f"f{number}") for at, name in
+                 ((site.dir, "one"), (other, "two"))]  # fmt: skip
+        codes = together(number_of, links)
+        assert sorted(map(str, codes)) == ["EEXIST", "None"]
+        assert site.stored(f"f{number}") == (b"one", b"two")[codes.index(None)]
+
+
+@both_mounts
 def test_the_same_bytes_of_two_mounts_are_no_error(site: Site, other: Path) -> None:
     """As when all ranks of a job write one small file of settings."""
     for number in range(2):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from uuid import uuid4
 
 from bootseer.backends.interface import FILE_MODE, exists, is_folder, join
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, ReplacedError
 from bootseer.fsmount.newversion import Writing
 from bootseer.fsmount.openfiles import OpenFiles
 from bootseer.fsmount.refusals import numbered, refusal
@@ -172,8 +172,11 @@ class WritableStripes(OpenFiles):
                     raise refusal(errno.EPERM, target)
                 permissions = self._fs.backend.stat(path).permissions
                 mode = permissions.kept if permissions else FILE_MODE
-                with self._fs.create(target, mode=mode, known="", exclusive=True) as out:
-                    out.write(file.read(0, file.size))
+                try:
+                    with self._fs.create(target, mode=mode, known="", exclusive=True) as out:
+                        out.write(file.read(0, file.size))
+                except ReplacedError:
+                    raise refusal(errno.EEXIST, target) from None
             self._listings = {}
             return super().lookup(parent, name, ctx)
 
