@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "bootseer"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 
 BEGIN = """
-import atexit, asyncio, contextlib, gc, gzip, io, multiprocessing, os, signal, sys, tarfile, threading, time, zipfile
+import atexit, asyncio, contextlib, gc, gzip, io, multiprocessing, os, signal, sys, tarfile, threading, time, weakref, zipfile
 import fsspec
 url, mode = sys.argv[1:]
 reads, text = "r" in mode, "b" not in mode
@@ -80,6 +80,7 @@ WAYS = {
     "a = A(opened()); a.me = None",
     "dropped finaliser closes": "class A(Owner):\n    def __del__(self):\n        self.file.close()\n"
     "a = A(opened()); a.me = None; del a",
+    "finaliser of another object closes": "a = Owner(None); a.me = None; weakref.finalize(a, opened().close); del a",
     "handler at the end closes": "f = opened(); atexit.register(f.close); 1 / 0",
     "text around": "f = io.TextIOWrapper(binary()); f.read(5) if reads else f.write('half')",
     "dropped text around": "f = io.TextIOWrapper(binary()); f.read(5) if reads else f.write('half'); del f",
@@ -100,6 +101,7 @@ OWNED = {
     "closed": "f = opened(); f.close()",
     "with": "with fsspec.open(url, mode) as f:\n    touch(f)",
     "closed by a handler at the end": "f = opened(); atexit.register(f.close)",
+    "finaliser that its owner calls": "a = Owner(None); weakref.finalize(a, opened().close)()",
     "wrapper collected, then closed": "f = binary(); t = io.TextIOWrapper(f); t.write('half'); del t; f.close()",
     "opened and closed in a finaliser": "class A:\n    def __del__(self):\n        with fsspec.open(url, mode) as f:\n"
     "            touch(f)\na = A(); del a",

@@ -13,12 +13,15 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
 from types import FrameType
 
 _log = logging.getLogger(__name__)
 
+_FINALIZE = weakref.finalize.__call__.__code__
+"""Its argument is the reference whose object is gone; who calls it himself gives none."""
 _works: SimpleQueue[Callable[[], object]] = SimpleQueue()
 _thread: threading.Thread | None = None
 _lock = threading.Lock()
@@ -51,8 +54,8 @@ def settle(seconds: float) -> None:
 def running() -> int:
     """Which finaliser the caller is in, as a number; 0: in none.
 
-    Of those in Python, and of files written in Python, which the finaliser of `io.IOBase` closes; those of ``io``
-    itself ask a file that they close for its ``_dealloc_warn`` first.
+    Of those in Python, `weakref.finalize` too, and of files written in Python, which the finaliser of `io.IOBase`
+    closes; those of ``io`` itself ask a file that they close for its ``_dealloc_warn`` first.
     """
     if sys.is_finalizing():
         return -1
@@ -64,7 +67,7 @@ def running() -> int:
 
 def _finalises(frame: FrameType) -> bool:
     code = frame.f_code
-    if code.co_name == "__del__":
+    if code.co_name == "__del__" or (code is _FINALIZE and frame.f_locals["_"] is not None):
         return True
     first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
     return isinstance(first, io.IOBase) and bool(getattr(first, "_finalizing", False))
