@@ -20,6 +20,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -753,11 +754,10 @@ def test_of_mounts_that_make_one_folder_one_does(site: Site, other: Path) -> Non
 def test_of_mounts_that_link_to_one_name_one_does(site: Site, other: Path) -> None:
     """As programs do that lock by a link."""
     for number in range(10):
-        for folder, name in ((site.dir, "one"), (other, "two")):
-            (folder / name).write_bytes(name.encode())
-        links = [lambda at=at, name=name: os.link(at / name, at / f"f{number}") for at, name in
-                 ((site.dir, "one"), (other, "two"))]  # fmt: skip
-        codes = together(number_of, links)
+        ways = [(site.dir / "one", site.dir / f"f{number}"), (other / "two", other / f"f{number}")]
+        for source, _ in ways:
+            source.write_bytes(source.name.encode())
+        codes = together(number_of, [partial(os.link, *way) for way in ways])
         assert sorted(map(str, codes)) == ["EEXIST", "None"]
         assert site.stored(f"f{number}") == (b"one", b"two")[codes.index(None)]
 

@@ -23,7 +23,8 @@ SOURCE = ROOT / "src" / "bootseer"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 
 BEGIN = """
-import atexit, asyncio, contextlib, gc, gzip, io, multiprocessing, os, signal, sys, tarfile, threading, time, weakref, zipfile
+import atexit, asyncio, contextlib, gc, gzip, io, multiprocessing, os, signal, sys, tarfile, threading, time
+import weakref, zipfile
 import fsspec
 url, mode = sys.argv[1:]
 reads, text = "r" in mode, "b" not in mode
