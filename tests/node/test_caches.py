@@ -379,6 +379,54 @@ def test_one_entry_beyond_the_limit_drives_out_no_other(tmp_path: Path) -> None:
     assert names(nodes.start("b", cache)) == {"aa/one.so", "aa/two.so"}
 
 
+KERNEL = """
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+@triton.jit
+def add(out, x):
+    tl.store(out + tl.program_id(0), tl.load(x) + 1)
+
+triton.compile(ASTSource(add, {"out": "*fp32", "x": "*fp32"}), target=GPUTarget("cuda", 90, 32))
+"""
+
+
+def test_kernels_of_triton_are_found_where_the_nodes_folder_is_another(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    argv, environ = own(tmp_path)
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    said = []
+    for node in ("one", "other", "other"):
+        environ["BOOTSEER_CACHE_DIR"] = str(tmp_path / node)
+        run = [*argv, sys.executable, str(tmp_path / "kernel.py")]
+        done = subprocess.run(run, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        said += [line.split(", ") for line in done.stderr.splitlines() if line.startswith("caches: ")]
+    assert said[0][0] == "caches: cold"
+    for _, used, compiled, *_ in said[1:]:
+        assert (used[:5], compiled) == ("used ", "compiled 0 anew"), said
+        assert int(used[5:]) > 2, said
+
+
+@pytest.mark.parametrize(
+    "group",
+    ["[]", '{"child_paths": 1}', '{"child_paths": {"a": 1}}', '{"child_paths": {"a": "/etc/passwd"}}', "[" * 99_999],
+)
+def test_what_is_no_group_of_triton_stays_as_it_is_or_leads_into_the_cache(nodes: Nodes, group: str) -> None:
+    first = nodes.start("a")
+    path = "triton/aa/__grp__a.json"
+    (first.folder / path).parent.mkdir(parents=True)
+    (first.folder / path).write_text(group)
+    assert captured(first) == (True, "")
+    second = nodes.start("b")
+    second.lead_here()
+    assert nodes.how == "mount" or (second.folder / path).stat().st_atime_ns == 0, "no program has read it"
+    expected = group.replace("/etc/", f"{second.folder}/triton/aa/")
+    assert (second.folder / path).read_text().replace(" ", "") == expected.replace(" ", "")
+    assert captured(second) == (False, "nothing was added")
+
+
 WITHOUT_MOUNTS = """
 import sys
 from pathlib import Path

@@ -37,6 +37,7 @@ from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree
 from bootseer.objects import Store, open_store, signature
+from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ _END_SECONDS = 3.0
 """For processes that compile beside a program, and end after it."""
 _LONGEST = 300
 """Characters that say why it is cold."""
+_NOTE = 1 << 20
+"""Bytes of a note that is looked at."""
 _FREE = 1 << 30
 """Bytes that are free on the disk before a cache is kept there: programs end that cannot write to theirs."""
 
@@ -88,6 +91,10 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
             tenant="{}:{} {}".format(*self.owner, self.tenant).rstrip(),
             salt=self.salt,
         )
+
+
+class _Note(msgspec.Struct):
+    child_paths: dict[str, str]
 
 
 class Gather(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +182,27 @@ class Held:
         place = self.group.upper / "0" if self.group else self.folder
         found = {path: (status.st_size, status.st_mtime_ns) for path, status in _entries(place).items()}
         return {path: state for path, state in found.items() if self._known.get(path) != state}
+
+    def lead_here(self) -> None:
+        """Triton's notes of which files are of one kernel say where these lay on the node that compiled it: have them
+        say where they lie here. Nothing is added by that, nor used."""
+        for path in self.known() if self.restored and not self.joined else ():
+            folder, _, name = path.rpartition("/")
+            if not path.startswith("triton/") or not name.startswith("__grp__"):
+                continue
+            file, anew = self.folder / path, b""
+            was = file.stat()
+            with contextlib.suppress(ValueError):
+                note = json_as(file.read_bytes() if was.st_size < _NOTE else b"", _Note)
+                here = {one: str(self.folder / folder / os.path.basename(at)) for one, at in note.child_paths.items()}
+                anew = msgspec.json.encode(_Note(here)) if here != note.child_paths else b""
+            if anew:
+                file.unlink()
+                file.write_bytes(anew)
+            elif self.group:
+                continue
+            os.utime(file, ns=(0, was.st_mtime_ns))
+            self._known[path] = file.stat().st_size, was.st_mtime_ns
 
     @property
     def damaged(self) -> bool:

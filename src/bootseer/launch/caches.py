@@ -89,6 +89,9 @@ class Caches:
         if enough:
             self._held.said = f"cold: it was restored twice and not used; remove {self._refusals.path} to try again"
             log.warning("%s", self._held.said)
+        if not self._cache.image:  # in a container they lie at one place on all nodes
+            with advisory("lead the caches here"):
+                self._held.lead_here()
         self._use = Use(self._held)
         self._thread.start()
         return self._held.said
