@@ -225,6 +225,15 @@ def test_what_is_closed_when_the_program_ends_is_published(interpreter, way, tmp
         assert file.read() == b"half" * (3 << 20), said
 
 
+@pytest.mark.parametrize("how", ["threading.Thread(target=run).start()", "atexit.register(run)"])
+def test_what_goes_on_after_the_main_thread_reads(interpreter, how, tmp_path):
+    """When Python's pools of threads take no work any more."""
+    whole(tmp_path / "x", 8 << 20)
+    code = "fsspec.open(url).open()\ndef run():\n    time.sleep(0.3)\n    f = fsspec.open(url).open()\n"
+    code += "    print(len(f.read()), len(f.fs.cat_file(f.path)), file=sys.stderr)\n"
+    assert end(interpreter, code + how, tmp_path / "x", "rb") == "8388608 8388608\n"
+
+
 _FORBIDDEN = {"acquire", "wait", "join", "shutdown", "start", "sleep", "submit", "result", "Thread", "Timer"}
 _HANDS_OVER = "finalisers.later"
 

@@ -32,7 +32,7 @@ def parallel(function: Callable[[A], T], of: Iterable[A]) -> list[T]:
     if len(items) <= 1:
         return [function(item) for item in items]
     with ThreadPoolExecutor(min(_THREADS, len(items)), thread_name_prefix="bootseer-stripe") as pool:
-        futures = [pool.submit(function, item) for item in items]
+        futures = [_begin(pool, function, item) for item in items]
         try:
             return [future.result() for future in futures]
         except BaseException:
@@ -46,7 +46,7 @@ def in_turn(function: Callable[[A], T], of: Iterable[A], threads: int) -> Iterat
         futures = deque[Future[T]]()
         try:
             for item in of:
-                futures.append(pool.submit(function, item))
+                futures.append(_begin(pool, function, item))
                 if len(futures) > 2 * threads:
                     yield futures.popleft().result()
             while futures:
@@ -54,6 +54,18 @@ def in_turn(function: Callable[[A], T], of: Iterable[A], threads: int) -> Iterat
         except BaseException:
             _end(futures)
             raise
+
+
+def _begin(pool: ThreadPoolExecutor, function: Callable[[A], T], item: A) -> Future[T]:
+    try:
+        return pool.submit(function, item)
+    except RuntimeError:  # the main thread has ended, and this one, or a handler at the end, goes on without new ones
+        future = Future[T]()
+        try:
+            future.set_result(function(item))
+        except Exception as exc:
+            future.set_exception(exc)
+        return future
 
 
 def _end(futures: Collection[Future[T]]) -> None:

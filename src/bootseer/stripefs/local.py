@@ -189,10 +189,10 @@ def _opened(config: settings.Config, *, chosen: bool) -> NodeCache | None:
             _log.info("loads do not use a node cache: %s is on %s; set cache_dir to use one", config.cache_dir, kind)
             return None
         folder = private_folder(Path(config.cache_dir), sub="blocks").parent
-    except (BootseerError, OSError) as exc:
+        return NodeCache(folder, Limits(config.cache_limit, config.cache_keep_free))
+    except (BootseerError, OSError, RuntimeError) as exc:  # the last: no thread, as the program ends
         _log.log(logging.WARNING if chosen else logging.INFO, "loads do not use a node cache: %s", exc)
         return None
-    return NodeCache(folder, Limits(config.cache_limit, config.cache_keep_free))
 
 
 def _job_access() -> JobAccess | None:
