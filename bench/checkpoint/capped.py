@@ -1,8 +1,14 @@
-"""The parts of bench/checkpoint with limited links: resumes, saves, and saves while a DataNode is frozen."""
+"""The parts of bench/checkpoint with limited links: resumes, saves, and saves while a DataNode is frozen.
+
+The second resume and its local file are compared in one state: dropped from the page cache and read back into it, from
+one disk and in order, right before; each is the first of the two in every second round. What was written a moment ago
+lies in smaller pieces of memory than what was read, and gives its bytes more slowly.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -27,6 +33,16 @@ from support.shapedhdfs import ShapedHadoop
 PARTS = ("save", "frozen", "resume", "tensors", "once", "sharing")
 FOLDER, PLAIN, STRIPED = "/run", "plain", "striped"
 SAVED, MAPPED = "/saved", "/mapped"
+
+
+def _read_back(path: Path) -> None:
+    """Drop a file from the page cache, and bring it in again in order."""
+    if path.is_file():
+        with open(path, "rb", buffering=0) as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while file.read(8 << 20):
+                pass
 
 
 class Capped:
@@ -61,8 +77,8 @@ class Capped:
             if {"resume", "once", "sharing"} & set(parts):
                 self._write_large()
             if "resume" in parts:
-                for _ in range(self._rounds):
-                    self._resumes()
+                for n in range(self._rounds):
+                    self._resumes(local_first=n % 2 > 0)
             for part, ways in (("once", once.WAYS), ("sharing", once.SHARING)):
                 if part in parts:
                     self._once(ways)
@@ -91,7 +107,7 @@ class Capped:
         for way, path in (("native", PLAIN), ("striped", STRIPED)):
             self._files.client(self._files.written(way, FOLDER, path, replication=2))
 
-    def _resumes(self) -> None:
+    def _resumes(self, *, local_first: bool) -> None:
         files, tensors, url = self._files, self._tensors, self._site.cluster.url
 
         def vanilla() -> AbstractContextManager[Path]:
@@ -110,13 +126,23 @@ class Capped:
         tensors.record("torch-hdfs-native", lambda: tensors.client(tensors.task("torch-native", FOLDER, PLAIN)))
         tensors.record("torch-mount-hdfs-native", lambda: through(tensors, "torch-file", vanilla()))
         tensors.record("torch-load", lambda: self._fresh(tensors, tensors.task("torch", FOLDER, STRIPED)))
-        for way, name in (("torch-file", "torch-mount"), ("torch-mmap", "torch-mount-mmap")):
+
+        def twice(way: str, name: str) -> None:
             node = self._place()
-            for variant in (name, f"{name}-second"):
-                tensors.record(variant, functools.partial(through, tensors, way, ours(node, keep=True), STRIPED))
+            local = Task(way=way, url="", path=str(tensors.content), size=tensors.size)
+            runs = {
+                name: lambda: through(tensors, way, ours(node, keep=True), STRIPED),
+                name.replace("mount", "local"): lambda: tensors.client(local),
+            }
+            tensors.record(name, runs[name])
+            for file in (tensors.content, *node.rglob("*")):
+                _read_back(file)
+            for variant, run in list(runs.items())[:: -1 if local_first else 1]:
+                tensors.record(f"{name}-second" if variant == name else variant, run)
             shutil.rmtree(node, ignore_errors=True)
-        local = Task(way="torch-file", url="", path=str(tensors.content), size=tensors.size)
-        tensors.record("torch-local", lambda: tensors.client(local))
+
+        twice("torch-file", "torch-mount")
+        twice("torch-mmap", "torch-mount-mmap")
 
     # -- tensors that the kernel maps -----------------------------------------------------------------------------
 
