@@ -234,6 +234,18 @@ def test_what_goes_on_after_the_main_thread_reads(interpreter, how, tmp_path):
     assert end(interpreter, code + how, tmp_path / "x", "rb") == "8388608 8388608\n"
 
 
+@pytest.mark.parametrize("where", ["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])
+def test_nothing_is_imported_after_a_store_was_made(where, tmp_path):
+    """What a thread imports while another one forks the process is never there in the child."""
+    place = tmp_path / "x" if where == "folder" else f"{hadoop.shared().url}/{uuid.uuid4().hex}"
+    code = "fs, path = fsspec.url_to_fs(url)\nbefore = set(sys.modules)\n"
+    code += (
+        "for size in (1, 8 << 20):\n    fs.pipe_file(path, bytes(size))\n    opened().read()\n    fs.cat_file(path)\n"
+    )
+    code += "print(sorted(set(sys.modules) - before), file=sys.stderr)"
+    assert end(sys.executable, code, place, "rb") == "[]\n"
+
+
 _FORBIDDEN = {"acquire", "wait", "join", "shutdown", "start", "sleep", "submit", "result", "Thread", "Timer"}
 _HANDS_OVER = "finalisers.later"
 

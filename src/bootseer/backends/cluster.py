@@ -40,9 +40,10 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.hdfs import access
+from bootseer.hdfs import access, datanode  # noqa: F401  a child forked while a thread imports never gets it
 from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode
+from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 
 if TYPE_CHECKING:
@@ -222,8 +223,6 @@ class HdfsBackend(Backend):
     def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> Sink:
         full = self.full(path)
         if (namenode := self.namenode()) is not None:
-            from bootseer.hdfs.output import FileOutput
-
             try:
                 if isinstance(siblings, Placement):
                     return FileOutput(namenode, full, placement=siblings, mode=mode)

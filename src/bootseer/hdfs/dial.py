@@ -5,6 +5,7 @@ Concurrency: any thread.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  which each look-up of a name needs; see `bootseer.backends.cluster`
 import errno
 import os
 import resource

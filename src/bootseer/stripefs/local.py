@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import threading
+import tomllib  # noqa: F401  not by a thread when settings are read: a process that is forked then never gets it
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
