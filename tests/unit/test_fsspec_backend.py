@@ -393,6 +393,17 @@ def test_a_finished_checkpoint_is_whole_until_all_of_it_goes(fs):
         fs.stat("run/step-1")
 
 
+def test_a_folder_goes_alone_whatever_signs_its_name_has(fs):
+    """Those of patterns: fsspec's own ``rm`` takes every folder that matches."""
+    for folder in ("run?1", "run11", "run[1]", "run1", "s*", "step"):
+        for name in ("f", "below/f?"):
+            write(fs, f"{folder}/{name}")
+    for folder in ("run?1", "run[1]", "s*"):
+        fs.remove_tree(folder)
+    assert {path.partition("/")[0] for path, _ in fs.backend.walk("")} == {"run11", "run1", "step"}
+    assert {entry.name for entry in fs.backend.list("")} - {".bsx"} == {"run11", "run1", "step"}
+
+
 def test_what_is_too_much_for_one_listing_is_listed_by_folders(fs, monkeypatch, caplog):
     wanted = {"a": 1, "b/c": 1, "b/d/e": 1}
     for name in wanted:

@@ -582,6 +582,25 @@ def test_copies_have_stripes_of_their_own(fs):
     assert fs.cat("y") == DATA
 
 
+def test_a_name_with_the_signs_of_a_pattern_is_meant_as_it_is(fs, tmp_path):
+    for name in ("q?x", "qax", "[a]", "a", "d?/x", "dd/x", "s[1]*", "s1", "t1", "t2"):
+        fs.pipe_file(f"g/{name}", name.encode())
+    assert fs.cat("g/[a]") == b"[a]"
+    assert fs.cat("g/q?x") == b"q?x"
+    fs.get("g/s[1]*", str(tmp_path / "got"))
+    assert (tmp_path / "got").read_bytes() == b"s[1]*"
+    fs.cp("g/s[1]*", "g/copied")
+    fs.mv("g/[a]", "g/moved")
+    fs.cp("g/d?", "g/d3", recursive=True)
+    fs.rm("g/q?x")
+    fs.rm("g/d?", recursive=True)
+    fs.rm("g/t?")  # of that name is none
+    found = {name: fs.cat_file(name) for name in fs.find("g")}
+    left = {"qax": b"qax", "a": b"a", "dd/x": b"dd/x", "s[1]*": b"s[1]*", "s1": b"s1"}
+    new = {"copied": b"s[1]*", "moved": b"[a]", "d3/x": b"d?/x"}
+    assert found == {f"/g/{name}": data for name, data in (left | new).items()}
+
+
 def test_folders(fs, url):
     with pytest.raises(FileNotFoundError):
         fs.mkdir("a/b", create_parents=False)

@@ -24,6 +24,7 @@ import datetime
 import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -406,6 +407,18 @@ class FsspecBackend(FsspecPlace, Backend):
         if first:
             with contextlib.suppress(NotFoundError):
                 self.call(doing, manifests, 10 * DEADLINE)
+        folders = self.memory or not self.objects()
+
+        def rest(fs: AbstractFileSystem) -> None:
+            if not has_magic(full):
+                fs.rm(full, recursive=True)
+                return
+            fs.invalidate_cache(full)  # it would take every folder that matches
+            found = fs.find(full, withdirs=folders, detail=True) | ({full: {"type": "directory"}} if folders else {})
+            for name in sorted(found, reverse=True):
+                with contextlib.suppress(FileNotFoundError):
+                    fs.rmdir(name) if found[name]["type"] == "directory" else fs.rm_file(name)
+
         faults.point("stripefs.remove.rest")
         with contextlib.suppress(NotFoundError):
-            self.call(doing, lambda fs: fs.rm(full, recursive=True), 10 * DEADLINE)
+            self.call(doing, rest, 10 * DEADLINE)

@@ -105,6 +105,28 @@ class StripeFileSystem(StripePaths):
         """As `modified`: a file is never changed, only replaced."""
         return self.modified(path)
 
+    def expand_path(
+        self, path: Any, recursive: bool = False, maxdepth: int | None = None, **kwargs: object
+    ) -> list[str]:
+        """A name with the signs of a pattern that is there is that name alone."""
+        others, found = [], set[str]()
+        for one in path if isinstance(path, list) else [path]:
+            if not self._exact(one):
+                others.append(one)
+                continue
+            found.add(name := self._strip_protocol(one))
+            if recursive:
+                found.update(self.find(name, maxdepth, withdirs=True))
+        if others or not found:
+            found.update(super().expand_path(others if found else path, recursive, maxdepth, **kwargs))
+        return sorted(found)
+
+    def _exact(self, path: Any) -> bool:
+        return isinstance(path, str | os.PathLike) and has_magic(text := stringify_path(path)) and self.exists(text)
+
+    def _exact_file(self, path: Any, target: object) -> bool:
+        return isinstance(target, str) and not target.endswith("/") and self._exact(path) and self.isfile(path)
+
     # Changes
 
     def copy(
@@ -118,6 +140,8 @@ class StripeFileSystem(StripePaths):
     ) -> None:
         """A checkpoint becomes a checkpoint again: its copy gets a COMMIT of its own, after all files."""
         manifests: list[tuple[str, str]] = []
+        if self._exact_file(path1, path2) and not self.isdir(path2):
+            path1, path2 = [path1], [path2]
         super().copy(path1, path2, recursive, maxdepth, on_error, _manifests=manifests, **kwargs)
         for source, target in sorted(manifests, key=lambda pair: -pair[0].count("/")):
             with doing(target):
@@ -154,7 +178,7 @@ class StripeFileSystem(StripePaths):
         """One rename for a file or a folder (below, or instead of, ``path2`` as `copy` has it); others in turn."""
         if maxdepth is not None:
             raise ValueError("mv has no maxdepth: what is deeper would be removed and not copied")
-        single = isinstance(path1, str | os.PathLike) and not has_magic(stringify_path(path1))
+        single = self._exact(path1) or (isinstance(path1, str | os.PathLike) and not has_magic(stringify_path(path1)))
         if not single or isinstance(path2, list):
             with doing(str(path1)):  # before the copies: only then are they removed
                 for name in self.expand_path(path1):
@@ -348,6 +372,11 @@ class StripeFileSystem(StripePaths):
             for name, data in zip(paths, found, strict=True)
             if on_error == "return" or not isinstance(data, BaseException)
         }
+
+    def get(self, rpath: Any, lpath: Any, recursive: bool = False, **kwargs: Any) -> None:
+        if self._exact_file(rpath, lpath) and not os.path.isdir(lpath):
+            rpath, lpath = [rpath], [lpath]
+        super().get(rpath, lpath, recursive, **kwargs)
 
     def get_file(
         self,
