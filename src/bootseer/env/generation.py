@@ -188,7 +188,7 @@ class Held:
         say where they lie here. Nothing is added by that, nor used."""
         for path in self.known() if self.restored and not self.joined else ():
             folder, _, name = path.rpartition("/")
-            if not path.startswith("triton/") or not name.startswith("__grp__"):
+            if not name.startswith("__grp__"):
                 continue
             file, anew = self.folder / path, b""
             was = file.stat()
