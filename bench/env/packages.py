@@ -5,7 +5,8 @@
 Ten packages of so many MB each, of which another one is in the index at each round, lie in an index behind a link of
 100 Mbit/s; the store is a folder. ``pip-cached`` and ``uv-cached``: `bootseer env run --cache`; ``pip-empty`` and
 ``uv-empty``: `bootseer env run` on a node with an empty cache; environments are neither restored nor made.
-``received``: bytes that the node has got of the index.
+``pip-local`` and ``uv-local``: the same with the manager's own cache, which earlier commands have left on the node: no
+shared cache is faster than that. ``received``: bytes that the node has got of the index.
 Processor seconds are those of the whole command, without what goes on in the background.
 """
 
@@ -48,16 +49,18 @@ class Bench:
             "uv": f"{_UV} pip install -q --no-config --index-url {index.url}".split(),
         }
 
-    def start(self, kind: str, n: int, *, cached: bool) -> None:
+    def start(self, kind: str, n: int, how: str) -> None:
         """The command on a new node. ``n`` is the version of the changed requirement; what is of 1 does not count."""
         self.count += 1
         folder = self.work / f"node{self.count}"
-        made = Run(variant=f"{kind}-{'cached' if cached else 'empty'}", n=n - 1)
+        made = Run(variant=f"{kind}-{how}", n=n - 1)
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
         environ |= {f"BOOTSEER_{name.upper()}_DIR": str(folder / name) for name in ("cache", "state")}
         environ |= {"BOOTSEER_STORE": str(self.work / "store"), "HOME": str(folder)}
         names = [f"part0=={n}", *(f"part{number}" for number in range(1, PACKAGES))]
-        options = ["--cache", kind] if cached else []
+        options = ["--cache", kind] if how == "cached" else []
+        if how == "local":
+            environ[f"{kind.upper()}_CACHE_DIR"] = str(self.work / f"left-{kind}")
         argv = [
             *BOOTSEER,
             "env",
@@ -110,6 +113,8 @@ def compute(made: Report, say: Say) -> Figures:
     found = Figures(made, say)
     found.rounds("packages_pip_cached_vs_empty", "<= 0.5", "pip-cached", "pip-empty")
     found.rounds("packages_uv_cached_vs_empty", "<= 0.3", "uv-cached", "uv-empty")
+    found.rounds("packages_pip_local_vs_empty", "<= 1", "pip-local", "pip-empty")
+    found.rounds("packages_uv_local_vs_empty", "<= 1", "uv-local", "uv-empty")
     return found
 
 
@@ -123,11 +128,12 @@ def _run(options: Options, made: Report) -> None:
     ):
         bench = Bench(options, made, network.nodes[0], index)
         for kind in bench.commands:
-            bench.start(kind, 1, cached=True)
+            for how in ("cached", "local"):
+                bench.start(kind, 1, how)
         for n in range(1, options.runs + 1):
             for kind in bench.commands:
-                for cached in (True, False)[:: 1 if n % 2 else -1]:
-                    bench.start(kind, n + 1, cached=cached)
+                for how in ("cached", "empty", "local")[:: 1 if n % 2 else -1]:
+                    bench.start(kind, n + 1, how)
 
 
 if __name__ == "__main__":
