@@ -79,6 +79,7 @@ PAGES = {
     "compare-part": f"/compare/{of('llama-70b')}/{of('running')}",
     "fleet": "/fleet?period=day",
     "fleet-none": "/fleet?team=nobody",
+    "growth": "/growth",
     "unknown": "/job/nothing",
 }
 WIDE = ("jobs", "job", "compare", "fleet")

@@ -61,7 +61,6 @@ def test_figures_computed_by_hand(weeks: Path) -> None:
     assert report.total.wait_hours == pytest.approx(2 * 3 * 40 * 8 / 3600)
     assert (report.total.p50, report.total.p90) == (80.0, 80.0)
     assert [(week.name, week.starts) for week in report.periods] == [("2026-W01", 2), ("2026-W02", 1)]
-    assert [(size.name, size.starts) for size in report.sizes] == [("1-8", 1), ("9-64", 2)]
     assert [(job.job, job.starts) for job in report.top_jobs] == [("a", 2), ("b", 1)]
     assert [(team.name, team.starts) for team in report.teams] == [("vision", 2), ("", 1)]
     assert report.offenders == [fleet.Offender("n4", 2, ["env"])]
@@ -121,9 +120,9 @@ def test_bad_input(tmp_path: Path) -> None:
     bad.write_bytes(b"PAR1 nothing PAR1")
     with pytest.raises(DataError, match="cannot read"):
         fleet.analyse([bad])
-    for told in ("{bootseer_starts: '3'}", "{other: '2'}"):
+    for told in ("{bootseer_starts: '4'}", "{other: '3'}"):
         starts.connect().execute(f"COPY (SELECT 1 AS job) TO '{bad}' (FORMAT parquet, KV_METADATA {told})")
-        with pytest.raises(DataError, match=r"of version '3'|not of"):
+        with pytest.raises(DataError, match=r"of version '4'|not of"):
             fleet.analyse([bad])
 
 
@@ -171,7 +170,7 @@ def test_what_cannot_be_compared(weeks: Path) -> None:
     starts.compact([weeks], kept)
     starts.connect().execute(
         f"COPY (SELECT * REPLACE (NULL::VARCHAR AS attempt) FROM read_parquet('{kept}'))"
-        f" TO '{wrong}' (FORMAT parquet, KV_METADATA {{bootseer_starts: '2'}})"
+        f" TO '{wrong}' (FORMAT parquet, KV_METADATA {{bootseer_starts: '3'}})"
     )
     done = profile("check", weeks, "--baseline", wrong)
     assert (done.returncode, done.stderr.count("\n")) == (65, 1)
@@ -230,7 +229,7 @@ def test_a_table_is_read_to_a_limit_and_its_numbers_are_looked_at(
 ) -> None:
     kept, many = tmp_path / "kept.parquet", tmp_path / "many.parquet"
     starts.compact([weeks], kept)
-    form = "(FORMAT parquet, KV_METADATA {bootseer_starts: '2'})"
+    form = "(FORMAT parquet, KV_METADATA {bootseer_starts: '3'})"
 
     def write(what: str, more: str = "") -> None:
         starts.connect().execute(f"COPY (SELECT {what} FROM read_parquet('{kept}') AS s{more}) TO '{many}' {form}")
@@ -259,7 +258,7 @@ def test_hours_that_came_to_no_first_step_stand_apart(weeks: Path) -> None:
     assert after.total.unfinished_hours == pytest.approx(8 * (2 * DAY + 5) / 3600)
     assert after.stages == before.stages
     assert [job.hours for job in after.top_jobs] == [job.hours for job in before.top_jobs]
-    for one, other in ((after.teams, before.teams), (after.periods, before.periods), (after.sizes, before.sizes)):
+    for one, other in ((after.teams, before.teams), (after.periods, before.periods)):
         assert sum(group.hours for group in one) == pytest.approx(sum(group.hours for group in other))
     text = profile("export", weeks, "--format", "prometheus").stdout
     assert 'bootseer_startup_unfinished_seconds{unit="gpu"} 1382440.000' in text

@@ -90,6 +90,11 @@ def test_every_page_and_its_other_forms(tmp_path: Path) -> None:
         assert fleet["total"]["hours"] == pytest.approx(2 * 8 * 100 / 3600)
         assert "Jobs that lost most" in server.page("/fleet?period=day")
         assert server.page("/fleet.csv").startswith("name,starts,")
+        assert "Mean start-up by size" in server.page("/growth")
+        assert server.page("/growth.csv").startswith("size,unit,stage,")
+        assert json.loads(server.page("/growth.json"))["starts"] == fleet["total"]["starts"]
+        assert server.ask("/growth?at=1000000")[0] == 404
+        assert "There is no start-up in this time" in server.page("/growth?team=nobody")
         assert 'bootseer_startups_total{kind="cold",complete="true"} 2' in server.page("/metrics")
         assert "EventSource" in server.ask("/static/live.js")[2]
         first.unlink()
@@ -115,7 +120,14 @@ def test_names_are_only_names(tmp_path: Path) -> None:
     made.write(tmp_path / "a.jsonl")
     name = key((HOSTILE, "=1+1", 0))
     with serving(tmp_path) as server:
-        for path in ("/", f"/job/{name}", f"/compare/{name}/{name}", "/fleet", f"/?q={urllib.parse.quote('<script>')}"):
+        for path in (
+            "/",
+            f"/job/{name}",
+            f"/compare/{name}/{name}",
+            "/fleet",
+            "/growth",
+            f"/?q={urllib.parse.quote('<script>')}",
+        ):
             text = server.page(path)
             assert "<script>alert" not in text
             assert "<b>team" not in text
@@ -257,7 +269,7 @@ def test_a_table_with_wrong_rows_keeps_no_others_away(tmp_path: Path) -> None:
     for name, change in (("null", "NULL::VARCHAR AS attempt"), ("late", f"{10**18} AS began_us, 'late' AS job")):
         starts.connect().execute(
             f"COPY (SELECT * REPLACE ({change}) FROM read_parquet('{tmp_path}/starts.parquet'))"
-            f" TO '{tmp_path}/{name}.parquet' (FORMAT parquet, KV_METADATA {{bootseer_starts: '2'}})"
+            f" TO '{tmp_path}/{name}.parquet' (FORMAT parquet, KV_METADATA {{bootseer_starts: '3'}})"
         )
     index = looked([tmp_path])
     assert {row.job for row in index.state.rows.values()} == {"llama", "late"}
@@ -519,11 +531,27 @@ def test_the_pages_are_there_before_the_events_are_read(tmp_path: Path) -> None:
     start_up().write(tmp_path / "a.jsonl")
     index = Index([tmp_path])
     pages = app.make(index, Access(""))
-    for path, status in (("/", 200), ("/fleet", 200), ("/jobs.json", 503), ("/fleet.csv", 503), ("/metrics", 503)):
+    for path, status in (
+        ("/", 200),
+        ("/fleet", 200),
+        ("/growth", 200),
+        ("/growth.json", 503),
+        ("/jobs.json", 503),
+        ("/fleet.csv", 503),
+        ("/metrics", 503),
+    ):
         assert _status(pages, path, "localhost") == status
     assert _status(pages, f"/job/{key(('llama', '7', 0))}", "localhost") == 503
     index.refresh()
-    for path in ("/", "/fleet", "/jobs.json", "/fleet.csv", "/metrics", f"/job/{key(('llama', '7', 0))}"):
+    for path in (
+        "/",
+        "/fleet",
+        "/growth.csv",
+        "/jobs.json",
+        "/fleet.csv",
+        "/metrics",
+        f"/job/{key(('llama', '7', 0))}",
+    ):
         assert _status(pages, path, "localhost") == 200
 
 

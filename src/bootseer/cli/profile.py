@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli._shared import AsJson, Group, Limit, add_verbs, mistake, print_json, settings, understood, write_out
-from bootseer.cli.profile_fleet import check, fleet, given_paths
+from bootseer.cli.profile_fleet import check, fleet, given_paths, growth
 from bootseer.cli.profile_import import import_
 from bootseer.cli.profile_serve import serve, side_by_side, token_in
 from bootseer.errors import ConfigError
@@ -251,7 +251,7 @@ def _choose(log: EventLog, job: str | None, attempt: str | None, cycle: int | No
 add_verbs(
     app,
     {
-        "Show": (show, fleet, check, serve),
+        "Show": (show, fleet, growth, check, serve),
         "Record and bring in": (wrap, import_),
         "Hand on": (export,),
     },

@@ -1,4 +1,4 @@
-"""``bootseer profile fleet`` and ``check``: the start-ups of weeks."""
+"""``bootseer profile fleet``, ``growth`` and ``check``: the start-ups of weeks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ _KINDS = "Event files, Parquet files of `profile export`, or folders of both; de
 Paths = Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help=_KINDS)]
 
 
+Since = Annotated[
+    float | None,
+    typer.Option("--since", metavar="AGE", parser=age_value, help="Only start-ups that began so long ago: 30d"),
+]
+Team = Annotated[str | None, typer.Option("--team", help="Only this team (attribute `team` of the events)")]
+
+
 def fleet(
     paths: Paths = None,
     period: Annotated[Period, typer.Option("--period", help="Put starts together by day, week or month")] = Period.WEEK,
-    since: Annotated[
-        float | None,
-        typer.Option("--since", metavar="AGE", parser=age_value, help="Only start-ups that began so long ago: 30d"),
-    ] = None,
-    team: Annotated[str | None, typer.Option("--team", help="Only this team (attribute `team` of the events)")] = None,
+    since: Since = None,
+    team: Team = None,
     limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show what start-ups cost by time, stage, size, team and job, and which nodes are slow again and again.
+    """Show what start-ups cost by time, stage, team and job, and which nodes are slow again and again.
 
     Example: bootseer profile fleet /shared/starts --period day --since 14d
     """
@@ -53,6 +57,35 @@ def fleet(
         print_json(report)
     else:
         Console().print(fleet_text.render(report, limit=limit))
+
+
+def growth(
+    paths: Paths = None,
+    at: Annotated[
+        int, typer.Option("--at", metavar="GPUS", min=0, help="Say it of this size; default: the largest")
+    ] = 0,
+    since: Since = None,
+    team: Team = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how start-ups grow with the size of jobs, and which share of the GPU time that the jobs held they cost.
+
+    How long a job held its GPUs comes from `bootseer run` or from `bootseer profile import --sacct`.
+
+    Example: bootseer profile growth /shared/starts --at 1024
+    """
+    from rich.console import Console
+
+    from bootseer.profile import fleet_text, starts
+    from bootseer.profile import growth as analysis
+
+    oldest = 0 if since is None else (time.time() - since) * 1e6
+    rows = [one for one in starts.rows(given_paths(paths)) if one.began_us >= oldest and team in (None, one.team)]
+    report = analysis.analyse(rows, at=at)
+    if as_json:
+        print_json(report)
+    else:
+        Console().print(fleet_text.growth(report))
 
 
 def check(

@@ -1,4 +1,4 @@
-"""Many start-ups at once: hours lost by time, stage and size, starts per job, nodes that are slow again and again."""
+"""Many start-ups at once: hours lost by time, stage and team, starts per job, nodes that are slow again and again."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ class FleetReport(msgspec.Struct, frozen=True):
     """``p50``, ``p90`` and ``max``."""
     periods: list[Group]
     stages: list[StageGroup]
-    sizes: list[Group]
     teams: list[Group]
     top_jobs: list[JobGroup]
     offenders: list[Offender]
@@ -92,7 +91,6 @@ _GROUP = (
     + _PERCENTILES.format("startup_seconds")
 )
 _NAMES = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
-_SIZES = (8, 64, 512, 4096)
 
 
 def analyse(
@@ -122,10 +120,6 @@ def of(
         ).fetchall()
         return [Group(*row) for row in rows]
 
-    count = "if(gpus > 0, gpus, nodes)"
-    size = "CASE " + " ".join(f"WHEN {count} <= {top} THEN {place}" for place, top in enumerate(_SIZES))
-    size += f" ELSE {len(_SIZES)} END"
-    sizes = {str(place): name for place, name in enumerate(_size_names())}
     jobs = connection.execute(
         f"SELECT job, count(*), count(*) FILTER (hot), coalesce(sum(hours) {_DONE}, 0.0) FROM chosen"
         " GROUP BY job ORDER BY 4 DESC, job LIMIT ?",
@@ -161,17 +155,7 @@ def of(
         starts_per_job={} if not per_job[0] else dict(zip(("p50", "p90", "max"), per_job[1:], strict=True)),
         periods=groups(f"strftime(make_timestamp(began_us), '{_NAMES[period]}')", "name"),
         stages=[StageGroup(*row) for row in stages],
-        sizes=[
-            msgspec.structs.replace(group, name=sizes[group.name])
-            for group in groups(f"CAST({size} AS VARCHAR)", "name")
-        ],
         teams=teams if any(group.name for group in teams) else [],
         top_jobs=[JobGroup(*row) for row in jobs],
         offenders=[Offender(*row) for row in offenders],
     )
-
-
-def _size_names() -> list[str]:
-    """``1-8``, ``9-64`` and so on: GPUs, or nodes where no GPUs are named."""
-    names = [f"{low + 1}-{high}" for low, high in zip((0, *_SIZES), _SIZES, strict=False)]
-    return [*names, f"> {_SIZES[-1]}"]

@@ -1,4 +1,4 @@
-"""A fleet's report for the terminal: tables in words and figures, the same without colour."""
+"""Reports of many start-ups for the terminal: tables in words and figures, the same without colour."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from rich.text import Text
 
 from bootseer.profile.card import add, new_table
 from bootseer.profile.fleet import FleetReport, Group
+from bootseer.profile.growth import GrowthReport, SizeClass
+from bootseer.units import one_line
 
 _BAR = 12
 
@@ -30,7 +32,7 @@ def render(report: FleetReport, *, limit: int = 20) -> RenderableType:
     if report.without_gpus:
         parts.append(Text(f"{report.without_gpus} name no GPUs: their hours are node-hours"))
     parts += [Text(""), _groups(report.period, report.periods[-limit:])]
-    parts += [Text(""), _stages(report), Text(""), _groups("GPUs", report.sizes)]
+    parts += [Text(""), _stages(report)]
     if report.teams:
         parts += [Text(""), _groups("team", report.teams)]
     jobs = _table("job", "starts", "hot", "hours")
@@ -43,6 +45,38 @@ def render(report: FleetReport, *, limit: int = 20) -> RenderableType:
             add(nodes, node.node, (str(node.starts), ", ".join(node.stages)))
         parts += [Text(""), nodes]
     return Lines(*parts)
+
+
+def growth(report: GrowthReport) -> RenderableType:
+    """The sentence, a line for each class of sizes, and its stages."""
+    sizes = _table(
+        "size", "starts", "jobs", "no first step", "a job", "a day", "failures a day", "p50", "p90", "held", "lost", ""
+    )
+    most = max((one.p50 or 0.0 for one in report.sizes), default=0.0)
+    for one in report.sizes:
+        counts = (str(one.starts), str(one.jobs), str(one.unfinished))
+        rates = (f"{rate:.1f}" for rate in (one.starts_per_job, one.starts_per_day, one.failures_per_day))
+        bar = "█" * round(_BAR * (one.p50 or 0.0) / most) if most else ""
+        times = map(_seconds, (one.p50, one.p90))
+        add(sizes, f"{one.name} {one.unit}", (*counts, *rates, *times, _hours(one.held_hours), _lost(one), bar))
+    stages = _table("size", "stage", "starts", "p50", "p90", "max/median", "own work", "waiting")
+    for one in report.sizes:
+        for stage in one.stages:
+            ratio = f"{stage.max_over_median:.2f}" if stage.max_over_median is not None else "-"
+            times, shares = map(_seconds, (stage.p50, stage.p90)), map(_share, (stage.own_share, stage.wait_share))
+            add(stages, f"{one.name} {one.unit}", (one_line(stage.stage), str(stage.starts), *times, ratio, *shares))
+    parts: list[RenderableType] = [Text(report.said)]
+    if (found := report.doubling) is not None:
+        parts.append(Text(f"twice the size, {found.value:.2f} times the start-up ({found.low:.2f}-{found.high:.2f})"))
+    return Lines(*parts, Text(""), sizes, Text(""), stages)
+
+
+def _lost(size: SizeClass) -> str:
+    return "-" if size.share is None else f"{_share(size.share.value)} of {size.attempts_held}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"
 
 
 def _groups(title: str, groups: Sequence[Group]) -> Table:

@@ -11,6 +11,7 @@ import msgspec
 
 from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.profile import events
+from bootseer.profile.growth import name_of, size_of
 from bootseer.profile.starts import Start
 
 WHOLE = "start-up"
@@ -45,7 +46,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def check(start: Start, baseline: Sequence[Start], *, tolerance: float = 0.2, seconds: float = 2.0) -> Verdict:
-    """Compare with complete starts of the same job, as hot as this one; the start itself is none of them.
+    """Compare with complete starts of the same job and class of sizes, as hot as this one; the start itself is none.
 
     A part is slower when it takes over ``tolerance`` (a share) and over ``seconds`` more than the median. Stages that
     no earlier start had are compared with 0 s. Raises `NotFoundError` where there is no such start, `DataError` when
@@ -61,11 +62,13 @@ def check(start: Start, baseline: Sequence[Start], *, tolerance: float = 0.2, se
         one
         for one in baseline
         if one.job == start.job and one.hot == start.hot and one.startup_seconds is not None
-        and (one.attempt, one.cycle, one.began_us) != me
+        and size_of(one) == size_of(start) and (one.attempt, one.cycle, one.began_us) != me
     ]  # fmt: skip
     if not others:
         kind = "hot" if start.hot else "cold"
-        raise NotFoundError(f"no other complete, {kind} start of job {start.job or '(no name)'} in the baseline")
+        unit, most = size_of(start)
+        of = f"of job {start.job or '(no name)'} on {name_of(most)} {unit}"
+        raise NotFoundError(f"no other complete, {kind} start {of} in the baseline")
 
     def row(stage: str, took: float, before: list[float]) -> Row:
         usual = median(before)

@@ -1,6 +1,6 @@
 """One row for each start-up, in Parquet: what is kept of its events when a fleet's weeks are looked at.
 
-Format 2, the columns of `Start`; the file's metadata have the key ``bootseer_starts``. Read and written by DuckDB
+Format 3, the columns of `Start`; the file's metadata have the key ``bootseer_starts``. Read and written by DuckDB
 (extra ``fleet``). Hours are GPU-hours, or node-hours of a start-up whose events name no GPUs (``gpus`` is 0 then).
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bootseer.profile.report import JobReport
 
-VERSION = "2"
+VERSION = "3"
 _KEY = "bootseer_starts"
 _MEMORY = "500MB"
 _BYTES, _ROWS = 1 << 30, 1_000_000
@@ -52,7 +52,8 @@ class StageRow(msgspec.Struct, frozen=True):
 
 class Start(msgspec.Struct, frozen=True):
     """One start-up. ``startup_seconds`` is None when its first step was not seen to end; the hours are then up to the
-    last event, ``heard_us``. ``ended``: how it ended before its first step, or nothing."""
+    last event, ``heard_us``. ``ended``: how it ended before its first step, or nothing. ``run_seconds``: from its
+    beginning to the end of its run, where the run's own end or sacct says that."""
 
     job: str
     attempt: str
@@ -72,6 +73,7 @@ class Start(msgspec.Struct, frozen=True):
     gap_hours: float
     heard_us: int
     ended: str
+    run_seconds: float | None
     stages: list[StageRow]
 
 
@@ -85,7 +87,7 @@ _COLUMNS = {
     "began_us": "BIGINT", "queue_seconds": "DOUBLE", "startup_seconds": "DOUBLE", "elapsed_seconds": "DOUBLE",
     "gpus": "BIGINT", "nodes": "BIGINT", "nodes_missing": "BIGINT", "hours": "DOUBLE", "own_hours": "DOUBLE",
     "wait_hours": "DOUBLE", "gap_hours": "DOUBLE", "heard_us": "BIGINT", "ended": "VARCHAR",
-    "stages": _STAGE,
+    "run_seconds": "DOUBLE", "stages": _STAGE,
 }  # fmt: skip
 
 
@@ -118,8 +120,20 @@ def row(report: JobReport, log: events.EventLog) -> Start:
         gap_hours=report.cost.gap,
         heard_us=report.heard_ns // 1000,
         ended="; ".join(one.how for one in report.ended[:3])[:200] if not report.goes_on else "",
+        run_seconds=_run_seconds(log.spans, report.started_ns),
         stages=[msgspec.convert(stage, known(StageRow), from_attributes=True) for stage in report.stages],
     )
+
+
+def _run_seconds(spans: events.Spans, began_ns: int) -> float | None:
+    """How long the run held its nodes: the last end that a span of its nodes or of its command was told of."""
+    ends = [
+        spans.begin.wall[place] / 1e9 + ran
+        for place, attrs in enumerate(spans.attrs)
+        if isinstance(ran := attrs.get("run_seconds"), int | float) and 0 < ran < _LARGEST
+        if spans.begin.wall[place] >= 0
+    ]
+    return max(max(ends) - began_ns / 1e9, 0.0) if ends else None
 
 
 def connect() -> DuckDBPyConnection:

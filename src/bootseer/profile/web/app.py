@@ -1,4 +1,4 @@
-"""Jobs, Job, Compare and Fleet as pages, JSON and CSV, server-rendered; and the door through which events come in.
+"""Jobs, Job, Compare, Fleet and Growth as pages, JSON and CSV, rendered here; and the door for events that are sent.
 
 Names of jobs, nodes and stages are input: templates escape all, and the content security policy allows this server's
 own script and nothing else. Who may read is decided by `bootseer.profile.web.access`.
@@ -29,7 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError
-from bootseer.profile import card, chart, compare, fleet, page, prometheus
+from bootseer.profile import card, chart, compare, fleet, growth, page, prometheus
 from bootseer.profile.events import identity_text
 from bootseer.profile.index import Index, State, goes_on, key
 from bootseer.profile.starts import Start
@@ -59,6 +59,8 @@ def make(index: Index, access: Access, received: Path | None = None) -> Starlett
         Route("/compare", pages.chosen),
         Route("/fleet", pages.fleet),
         Route("/fleet.{form:str}", pages.fleet),
+        Route("/growth", pages.growth),
+        Route("/growth.{form:str}", pages.growth),
         Route("/metrics", pages.metrics),
         Route("/live", pages.live),
         Route("/login", access.login, methods=["POST"]),
@@ -101,6 +103,7 @@ class _Pages:
             "when": _when,
             "standing": _standing,
             "number": _number,
+            "percent": lambda value, digits=2: "-" if value is None else f"{100 * value:.{digits}f} %",
         }
         self._templates.globals |= {"style": Markup(page.STYLE), "key": _key, "identity_text": identity_text}
 
@@ -164,8 +167,7 @@ class _Pages:
         period = query.get("period", "week")
         if period not in ("day", "week", "month"):
             raise ConfigError(f"period {one_line(period)!r} is not known", hint="use day, week or month")
-        since = int((time.time() - parse_age(query["since"])) * 1e6) if query.get("since") else 0
-        report = fleet.of(self._index.table(), period=period, since_us=since, team=query.get("team") or None)  # type: ignore[arg-type]
+        report = fleet.of(self._index.table(), period=period, since_us=_since(request), team=query.get("team") or None)  # type: ignore[arg-type]
         if form == "json":
             return _json(report)
         if form == "csv":
@@ -174,7 +176,38 @@ class _Pages:
         _only_html(form)
         return self._page(
             "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems,
-            bars=Markup(chart.bars(report.periods)), whole=state.whole, mark=state.version,  # `chart` escapes
+            bars=Markup(_bars(report.periods)), whole=state.whole, mark=state.version,  # `chart` escapes
+        )  # fmt: skip
+
+    def growth(self, request: Request) -> Response:
+        """``at``: GPUs; ``since``; ``team``."""
+        query, state, since = request.query_params, self._index.state, _since(request)
+        form = request.path_params.get("form")
+        _only_whole(form, state)
+        rows = [
+            row for row in state.rows.values() if row.began_us >= since and query.get("team") in (None, "", row.team)
+        ]
+        report = growth.analyse(rows, at=_whole(request, "at", 0))
+        if form == "json":
+            return _json(report)
+        if form == "csv":
+            names = growth.StageGrowth.__struct_fields__
+            return _csv(
+                ("size", "unit", *names),
+                (
+                    [size.name, size.unit, *(getattr(s, name) for name in names)]
+                    for size in report.sizes
+                    for s in size.stages
+                ),
+            )
+        _only_html(form)
+        bars = [
+            chart.Bar(f"{one.name} {one.unit}", one.own_seconds, one.wait_seconds, one.gap_seconds)
+            for one in report.sizes
+        ]
+        return self._page(
+            "growth.html", request, title="Growth", report=report, query=query, problems=state.problems,
+            bars=Markup(chart.bars(bars, "seconds")), whole=state.whole, mark=state.version,  # `chart` escapes
         )  # fmt: skip
 
     def metrics(self, _: Request) -> Response:
@@ -309,6 +342,15 @@ def _only_whole(form: str | None, state: State) -> None:
 def _whole(request: Request, name: str, otherwise: int) -> int:
     given = request.query_params.get(name, "")
     return int(given) if given.isdecimal() and given.isascii() and len(given) < 8 else otherwise
+
+
+def _since(request: Request) -> int:
+    age = request.query_params.get("since")
+    return int((time.time() - parse_age(age)) * 1e6) if age else 0
+
+
+def _bars(groups: Sequence[fleet.Group]) -> str:
+    return chart.bars([chart.Bar(g.name, g.own_hours, g.wait_hours, g.gap_hours) for g in groups], "hours")
 
 
 def _when(us: int) -> str:
