@@ -39,7 +39,7 @@ BENCHMARKS = {
     "env": Benchmark("bench.env.env", "environments: the first node, publication, mount, unpack; pip and uv",
                      "12 minutes, quick 3", "root"),
     "caches": Benchmark("bench.env.caches", "compile caches: the first step (torch, JAX, Triton) cold, restored, warm",
-                        "15 minutes, quick 4", "root, torch, gcc", peers=("jax",)),
+                        "20 minutes, quick 5", "root, torch, gcc", peers=("jax",)),
     "packages": Benchmark("bench.env.packages", "one changed requirement, with the package caches of earlier commands",
                           "5 minutes, quick 1", "root"),
     "scheduler": Benchmark("bench.stripes.scheduler", "what the parts of the engine of replicas are worth, simulated",

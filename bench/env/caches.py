@@ -244,7 +244,7 @@ def _run(options: Options, made: Report) -> None:
         elif part == "mega":
             bench.archive(min(runs, 2))
         elif part == "ranks":
-            bench.ranks(runs)
+            bench.ranks(min(runs, 3))
         elif part == "job":
             bench.job(jax)
         else:
