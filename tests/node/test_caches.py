@@ -120,17 +120,63 @@ def test_two_nodes_that_end_at_once_both_count(nodes: Nodes, monkeypatch: pytest
     assert nodes.generations == [2, 1]
 
 
-def test_a_capture_that_is_killed_leaves_the_generation_before(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["build", "tree", "manifest"])
+@pytest.mark.parametrize("fault", ["kill", "enospc"])
+def test_a_capture_that_fails_or_is_killed_leaves_the_generation_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, fault: str
+) -> None:
+    nodes = Nodes(tmp_path, "mount")
     first = nodes.start("a")
     add(first, "aa/one.so")
     assert captured(first) == (True, "")
     add(first, "aa/two.so")
-    monkeypatch.setenv("BOOTSEER_FAULTS", "env.gather.before-manifest=kill")
+    monkeypatch.setenv("BOOTSEER_FAULTS", f"env.gather.before-{step}={fault}")
     running = first.capture(last=True)
     assert running
-    assert not running.wait(60)[0]
+    published, why = running.wait(60)
+    assert (published, fault == "kill" or "not published: " in why) == (False, True), why
     monkeypatch.delenv("BOOTSEER_FAULTS")
+    first.retract()
     assert names(nodes.start("b")) == {"aa/one.so"}
+    running = first.capture(last=True)
+    assert running
+    assert running.wait(60) == (True, "")
+    assert names(nodes.start("c")) == {"aa/one.so", "aa/two.so"}
+    nodes.end()
+    assert not mounts.below(tmp_path)
+
+
+def test_what_changes_after_its_capture_is_captured_again(nodes: Nodes) -> None:
+    first = nodes.start("a")
+    add(first, "aa/one.so", text="half")
+    assert captured(first) == (True, "")
+    add(first, "aa/one.so", text="whole")
+    assert captured(first) == (True, "")
+    second = nodes.start("b")
+    assert (second.folder / "inductor/aa/one.so").read_text() == "whole aa/one.so\n" * 50
+    add(second, "aa/one.so", text="another")
+    assert captured(second) == (True, "")
+    assert (nodes.start("c").folder / "inductor/aa/one.so").read_text() == "another aa/one.so\n" * 50
+
+
+def test_what_was_captured_before_the_first_step_ended_counts_as_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_LOOK", "_SETTLED", "_UNTOLD"):
+        monkeypatch.setattr(f"bootseer.launch.caches.{name}", 2.5, raising=False)
+    nodes = Nodes(tmp_path, "mount")
+    held = nodes.start("a")
+    held.close()
+    caches = Caches(held.cache, ["inductor"], held.store_url, held.config)
+    with caches.seen_out():
+        caches.begin()
+        add(held, "aa/one.so", "aa/two.so")
+        until(lambda: nodes.generations == [1], 60, "a capture")
+        add(held, "aa/three.so")
+        assert caches.stepped().compiled == 3
+    again = nodes.start("b")
+    assert names(again) == {"aa/one.so", "aa/two.so", "aa/three.so"}
+    nodes.end()
 
 
 @pytest.mark.parametrize("what", ["tree", "blobs", "manifest"])
@@ -483,6 +529,8 @@ def test_what_a_capture_that_failed_had_is_captured_later(
     held = nodes.start("a")
     held.close()
     log = Path(held.config.state_dir, "env/publications.log")
+    for name, seconds in (("_LOOK", 2.5), ("_PAUSE", 5.0)):
+        monkeypatch.setattr(f"bootseer.launch.caches.{name}", seconds)
     caches = Caches(held.cache, ["triton"], held.store_url, held.config)
     with caches.seen_out():
         caches.begin()
@@ -512,6 +560,23 @@ def test_who_comes_later_does_not_hide_what_another_start_uses(tmp_path: Path) -
     later = nodes.start("b")
     assert use.ended() == (1, {"inductor/aa/one.so"})
     assert Use(later).ended() == (0, None)
+
+
+def test_a_start_that_ended_before_it_compiled_says_nothing_about_the_cache(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, "mount")
+    held = nodes.start("a")
+    add(held, "aa/one.so")
+    assert captured(held) == (True, "")
+    held.close()
+    begun = []
+    for step in (None, None, 5.0, 5.0, 5.0):
+        caches = Caches(held.cache, ["inductor"], held.store_url, held.config)
+        with caches.seen_out():
+            begun.append(caches.begin().partition(" ")[0])
+            if step:
+                caches.stepped(step)
+    assert begun == ["restored"] * 4 + ["cold:"]
+    assert not mounts.below(tmp_path)
 
 
 OTHERS: dict[str, tuple[dict[str, object], str]] = {

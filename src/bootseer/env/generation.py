@@ -160,6 +160,7 @@ class Held:
         """Others of this node began it, and capture what is added."""
         self._known: dict[str, tuple[int, int]] = {}
         self._captured: dict[str, tuple[int, int]] = {}
+        self._before: dict[str, tuple[int, int]] = {}
         self._lock = -1
 
     @property
@@ -175,13 +176,18 @@ class Held:
         return set(_entries(self.group.tree_point / "0")) if self.group and self.restored else set(self._known)
 
     def _was_there(self, path: str) -> bool:
-        return os.path.lexists(self.group.tree_point / "0" / path) if self.group else path in self._known
+        there = os.path.lexists(self.group.tree_point / "0" / path) if self.group else path in self._known
+        return there or path in self._captured
 
-    def added(self) -> dict[str, tuple[int, int]]:
-        """(size, time) of the entries that are new or changed since the last generation that this node knows."""
+    def compiled(self) -> dict[str, tuple[int, int]]:
+        """(size, time) of the entries that are new or changed since it was restored."""
         place = self.group.upper / "0" if self.group else self.folder
         found = {path: (status.st_size, status.st_mtime_ns) for path, status in _entries(place).items()}
         return {path: state for path, state in found.items() if self._known.get(path) != state}
+
+    def added(self) -> dict[str, tuple[int, int]]:
+        """Those of them that no capture has handed on."""
+        return {path: state for path, state in self.compiled().items() if self._captured.get(path) != state}
 
     def lead_here(self) -> None:
         """Triton's notes of which files are of one kernel say where these lay on the node that compiled it: have them
@@ -237,12 +243,12 @@ class Held:
                 raise
         if why := started.go_on(None):
             raise BootseerError(why)
-        self._known, self._captured = self._known | added, added
+        self._before, self._captured = self._captured, self._captured | added
         return started
 
     def retract(self) -> None:
         """The last capture has failed: what it was to hand on is still to be captured."""
-        self._known = {path: state for path, state in self._known.items() if self._captured.get(path) != state}
+        self._captured = self._before
 
     def alone(self) -> bool:
         """Whether no other process of the node uses the plain folder, as this one does from now on."""

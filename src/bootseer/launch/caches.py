@@ -27,12 +27,10 @@ log = logging.getLogger(__name__)
 
 PLACE = "/run/bootseer/caches"
 """Where a container sees them."""
-_SETTLED = 3.0
-"""Seconds without a change after which what was added is captured."""
-_UNTOLD = 30.0
-"""The same where nobody tells that the first step has ended."""
-_SHARE = 50.0
-"""So many times what the last look took, with its capture, passes before the next one."""
+_LOOK = 10.0
+"""Seconds between two looks at what was added; what two of them find alike is captured."""
+_PAUSE = 60.0
+"""Seconds from one capture to the next: each reads all that there is."""
 _BEGIN_SECONDS = 600.0
 """A command that ends by itself so soon may have ended for what it read of the caches."""
 _LAST_SECONDS = 120.0
@@ -71,7 +69,7 @@ class Caches:
         self._held: Held | None = None
         self._use: Use | None = None
         self._used = set[str]()
-        self._over, self._stepped = threading.Event(), threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="caches", daemon=True)
         self._running: Publication | None = None
         self._seconds = 0.0
@@ -125,15 +123,15 @@ class Caches:
         idle = [name for name in self._kinds if name not in kept]
         if idle and (not self._auto or not kept):
             log.warning("no program has compiled into these caches, nor what it uses: %s", ", ".join(idle))
-        compiled = len(held.added())
+        compiled = len(held.compiled())
         self._seconds = 0.0 if held.restored else seconds
-        self._stepped.set()
         if not restored:
             return Report(f"{held.said}, compiled {compiled}", compiled=compiled)
         said = f"restored {restored}, used {'?' if used is None else len(used)}, compiled {compiled} anew"
         if used is not None:
             self._used = used
-            self._refusals.note(used=bool(used))
+            if used or compiled or seconds:  # else it ended before it came to that
+                self._refusals.note(used=bool(used))
             if not used:
                 log.warning("the cache was restored and not used: %s", said)
         if held.restored and held.restored.seconds and seconds:
@@ -213,22 +211,19 @@ class Caches:
             log.warning("cannot capture the caches: %s", exc)
 
     def _watch(self) -> None:
-        pause, before, tried, since = 1.0, dict[str, tuple[int, int]](), dict[str, tuple[int, int]](), 0.0
-        while not self._over.wait(pause):
-            held, looked, added = self._held, time.monotonic(), before
+        before, tried, last = dict[str, tuple[int, int]](), dict[str, tuple[int, int]](), -_PAUSE
+        while not self._over.wait(_LOOK):
+            held, added = self._held, dict[str, tuple[int, int]]()
             if held is None or held.joined:
                 continue
             with advisory("look at the caches"):
                 added = held.added()
-            if added != before:
-                before, since = added, looked
-            patience = _SETTLED if self._stepped.is_set() else _UNTOLD
-            if added and added != tried and looked - since >= patience:
-                tried = added
+            if added and added == before != tried and time.monotonic() - last >= _PAUSE:
+                tried, last = added, time.monotonic()
                 self._capture()
                 while self._running and not self._over.is_set():
                     self._see_out(time.monotonic() + 1)
-            pause = max(1.0, _SHARE * (time.monotonic() - looked))
+            before = added
 
 
 def may_begin_again(code: int, seconds: float) -> bool:
