@@ -52,6 +52,7 @@ class Site:
         kinds: str = '"auto"',
         damaged: str = "9",
         owner: int = 0,
+        variable: str = "",
         **environ: str,
     ) -> tuple[int, str, dict]:
         here = self.base / node
@@ -60,7 +61,7 @@ class Site:
 [job]
 name = "small"
 command = ["sh", "-c", '''{TRAIN}''']
-env = {{ KERNELS = "{kernels}", DAMAGED = "{damaged}" }}
+env = {{ KERNELS = "{kernels}", DAMAGED = "{damaged}", {variable or "UNUSED"} = "/tmp/own" }}
 [image]
 ref = "oci:{self.base}/layout{user}:v1"
 [caches]
@@ -156,6 +157,28 @@ def test_package_caches_without_a_set_up_command_are_named_in_the_log(site: Site
     code, said, _ = site.start("a", "one", kinds='["inductor", "pip"]')
     assert (code, "caches of a set-up command are not used, the job has none: pip" in said) == (0, True), said
     assert "set-up command are not used" not in site.start("b", "one")[1]
+
+
+WAYS = {
+    "the job sets where it is": ({}, "TORCHINDUCTOR_CACHE_DIR", "the job says itself where the cache inductor is"),
+    "it mounts a folder there": (
+        {"target": "/run/bootseer/caches/inductor"},
+        "",
+        "the caches hide what",
+    ),
+    "it mounts a folder above": ({"target": "/run/bootseer"}, "", ""),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_job_says_itself_of_the_place(site: Site, way: str) -> None:
+    mount, variable, says = WAYS[way]
+    site.start("a", "one")
+    (own := site.base / "own").mkdir()
+    more = f'[[mounts]]\nsource = "{own}"\nreadonly = false\ntarget = "{mount["target"]}"\n' if mount else ""
+    code, said, caches = site.start("b", "one", more=more, variable=variable)
+    assert (code, says in said) == (0, True), said
+    assert (caches["used"], "compiled one" in said) == ((0, True) if variable else (1, False)), said
 
 
 def test_tenants_of_one_service_have_caches_of_their_own(site: Site) -> None:

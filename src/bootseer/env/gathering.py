@@ -45,6 +45,7 @@ _TRIES = 5
 _MANY, _PAUSE = 20, 600
 """After so many generations there is one in so many seconds: some programs name entries anew at each start."""
 _LITTLE = 20
+"""Less than this part more of packages is not worth reading, and so fetching, all that are there."""
 _PACK = 16 << 20
 
 

@@ -287,6 +287,9 @@ class _Node:
             log.warning("caches of a set-up command are not used, the job has none: %s", ", ".join(idle))
         if not kinds:
             return
+        for mount in self.job.mounts:
+            if Path(mount.target).is_relative_to(PLACE):
+                log.warning("the caches hide what the job mounts on %s", mount.target)
         given = container.variables
         folders = [(container.placed(path)[0], path) for path in (self.job.env.targets if self.job.env else [])]
         folders += [(Path(mount.source), mount.target) for mount in self.job.mounts]
