@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import tracemalloc
 import uuid
 from collections.abc import Iterator
@@ -14,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from bootseer.backends.fsspec import FsspecBackend
-from bootseer.errors import ConfigError, DataError, NotFoundError
-from bootseer.objects import ObjectInfo, Store, open_store
+from bootseer.blocks.publish.tree import publish
+from bootseer.chunks.manifest import tree_key
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
+from bootseer.objects import ObjectInfo, Store, open_store, uses, withdrawn
 from bootseer.objects.folder import FolderStore
 from bootseer.objects.on_backend import ObjectStore
+from bootseer.upkeep import collection
 from support import hadoop
 from support.objectserver import BUCKET, ObjectServer
 from support.waits import together
@@ -66,7 +70,9 @@ def test_put_then_read_whole_and_in_ranges(store: Store, tmp_path: Path) -> None
         assert reader.read(len(data), 0) == b""
         with pytest.raises(DataError, match="ends at"):
             reader.read(len(data) - 1, 2)
-    assert store.stat("a/c") == ObjectInfo("a/c", len(data))
+    found = store.stat("a/c")
+    assert found == ObjectInfo("a/c", len(data), found.mtime)
+    assert not store.dated or abs(found.mtime - time.time()) < 60
 
 
 def test_one_reader_serves_many_threads(store: Store) -> None:
@@ -167,3 +173,45 @@ def test_a_killed_publication_is_unseen(store: Store) -> None:
     assert list(store.list("")) == []
     assert store.put("k", b"y")
     assert store.get("k", most=1 << 30) == b"y"
+
+
+def test_what_is_withdrawn_is_read_until_it_is_put_back_or_deleted(store: Store) -> None:
+    if not store.dated:
+        pytest.skip("nothing is collected in a registry")
+    small, large = (f"blobs/{name[:2]}/{name}" for name in ("a" * 64, "b" * 64))
+    written = {small: b"small", large: os.urandom(9 << 20)}
+    for key, data in written.items():
+        store.put(key, data)
+    store.withdraw([*written, f"blobs/cc/{'c' * 64}"], "0" * 16)
+    assert not store.exists(small)
+    assert {info.key for info in store.list("")} == {withdrawn.place_of("0" * 16, key) for key in written}
+    for key, data in written.items():
+        assert store.get(key, most=1 << 30) == data
+    assert store.put_back(large)
+    assert store.stat(large).size == 9 << 20
+    store.delete(withdrawn.place_of("0" * 16, small))
+    assert not store.put_back(small)
+    with pytest.raises(NotFoundError):
+        store.get(small, most=100)
+    store.withdraw([large], "1" * 16)
+    assert store.get(large, most=1 << 30) == written[large]
+
+
+def test_a_collection_on_each_kind_of_store(store: Store, tmp_path: Path) -> None:
+    if not store.dated:
+        with pytest.raises(UnsupportedError):
+            collection.collect(store)
+        return
+    (tmp_path / "meta").write_bytes(b"meta")
+    (tmp_path / "data").write_bytes(os.urandom(1 << 20))
+    kept = publish(store, tmp_path / "meta", tmp_path / "data")
+    (tmp_path / "data").write_bytes(os.urandom(1 << 20))
+    gone = publish(store, tmp_path / "meta", tmp_path / "data")
+    store.delete(f"{uses.PUBLISHED}/{gone.digest}")
+    store.delete(uses.key_of(gone.digest))
+    for _ in range(3):
+        time.sleep(1.1)
+        collection.collect(store, grace=1.0, settle=0.0)
+    assert {info.key for info in store.list("trees")} == {tree_key(kept.digest)}
+    assert not [*store.list(withdrawn.FOLDER)]
+    assert len([*store.list("blobs")]) == kept.packs + 2

@@ -263,7 +263,7 @@ class FolderBackend(Backend):
                 raise
             return _Source(fd, where, pinned)
 
-    def walk(self, path: str) -> Iterator[tuple[str, int]]:
+    def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
         # A link to a folder leads elsewhere: what is there is not of this storage.
         if path and self._is_link(path):
             return iter(())

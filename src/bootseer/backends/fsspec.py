@@ -261,7 +261,7 @@ class FsspecBackend(FsspecPlace, Backend):
         found = self.call(f"list {self.name(path)}", ask)
         return sorted(entry_of(str(info["name"]).rstrip("/").rpartition("/")[2], info) for info in found)
 
-    def walk(self, path: str) -> Iterator[tuple[str, int]]:
+    def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
         def ask(fs: AbstractFileSystem) -> Mapping[str, Mapping[str, object]]:
             full = self.full(path)
             fs.invalidate_cache(full)
@@ -278,7 +278,7 @@ class FsspecBackend(FsspecPlace, Backend):
         base, own = self.full("").strip("/"), self.full(path).strip("/")
         for name, info in found.items():
             if (inside := name.strip("/")) != own:  # a file lists itself
-                yield inside.removeprefix(base).strip("/"), entry_of(inside, info).size
+                yield inside.removeprefix(base).strip("/"), entry_of(inside.rpartition("/")[2], info)
 
     def open(self, path: str, *, pinned: bool = False) -> Source:
         return FsspecSource(self, path, pinned)

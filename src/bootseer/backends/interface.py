@@ -296,8 +296,8 @@ class Backend(abc.ABC):
         """Bytes that the storage has in all, and that are free; zeros where it does not tell."""
         return 0, 0
 
-    def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        """Path and size of every file below the folder ``path``, in any order; nothing when there is none."""
+    def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
+        """Path and entry of every file below the folder ``path``, in any order; nothing when there is none."""
         try:
             entries = self.list(path)
         except NotFoundError:
@@ -307,7 +307,7 @@ class Backend(abc.ABC):
             if entry.is_dir:
                 yield from self.walk(below)
             else:
-                yield below, entry.size
+                yield below, entry
 
     def whole(self) -> tuple[Backend, str]:
         """The whole storage, and the path of this folder in it; this folder and "" when that is not known."""

@@ -30,7 +30,7 @@ from bootseer.errors import BootseerError, NotFoundError, UnavailableError, from
 from bootseer.folders import private_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
-from bootseer.objects import Store, open_store
+from bootseer.objects import Store, open_store, uses
 from bootseer.served.client import PATIENCE, await_exit, locked, records, unmount
 from bootseer.served.protocol import GoneError
 
@@ -173,6 +173,8 @@ def mount(
                 if isinstance(exc, OSError):
                     raise from_os_error(exc, f"mount tree {id} on {target}") from exc
                 raise
+        if not lazy:  # else the fetcher does
+            uses.note_beside(store, digest)
     return made
 
 

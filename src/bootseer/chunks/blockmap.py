@@ -176,6 +176,16 @@ class BlockMap:
         return body + hashing.digest(body)
 
     @classmethod
+    def packs_of(cls, raw: bytes) -> list[ObjectRef]:
+        """The packs of the map that is stored as ``raw``, whose hash was compared. Raises `DataError`."""
+        if len(raw) < _HEADER.size or raw[:8] != MAGIC:
+            raise DataError("bad block map: not a block map")
+        _, version, *_, packs, _, _, _ = _HEADER.unpack_from(raw)
+        if version != VERSION or len(raw) < (end := _HEADER.size + packs * _PACK.size):
+            raise DataError(f"bad block map: version {version}, {len(raw)} bytes for {packs} packs")
+        return [ObjectRef(digest.hex(), size) for digest, size in _PACK.iter_unpack(raw[_HEADER.size : end])]
+
+    @classmethod
     def decode(cls, raw: bytes) -> BlockMap:
         """Parse ``raw``. Raises `DataError` for anything that `encode` would not write."""
         if len(raw) < _HEADER.size + hashing.SIZE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,8 @@ from bootseer.cli._shared import (
     add_verbs,
     answer,
     count_text,
+    notice,
+    open_shared,
     settings,
     volume_parts,
 )
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from bootseer.node.userimage import UserImage
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Container images that start before they have arrived")
+
+_DIGITS = re.compile(r"[0-9a-f]{12,64}")
 
 
 def convert(
@@ -200,7 +205,7 @@ def run(
 
 def rm(
     refs: Annotated[
-        list[str], typer.Argument(metavar="REF...", help="Converted images; `bootseer store ls` lists them")
+        list[str], typer.Argument(metavar="REF...", help="Converted images, or what `bootseer store ls` calls them")
     ],
     dry_run: DryRun = False,
     store: StoreUrl = "",
@@ -209,17 +214,29 @@ def rm(
 ) -> None:
     """Remove converted images from the store: REF must be converted again before its next start.
 
-    What is mounted goes on. Blocks stay in the store, because other images and snapshots may share them.
+    What is mounted goes on. `bootseer store gc` deletes what nothing needs of them any more.
     """
     from bootseer import image
 
-    config = settings(store)
-    found = [image.resolve(ref, config.store_url, plain_http=plain_http, config=config) for ref in refs]
+    config, found, missing = settings(store), list[image.ImageRecord](), list[BootseerError]()
+    for ref in refs:
+        try:
+            digits = ref.removeprefix("sha256:")
+            if _DIGITS.fullmatch(digits):  # as store ls prints it
+                found += image.beginning(open_shared(store), digits)
+            else:
+                found.append(image.resolve(ref, config.store_url, plain_http=plain_http, config=config))
+        except BootseerError as exc:
+            missing.append(exc)
     if not dry_run:
         image.remove(config.store_url, found)
     done = "would remove" if dry_run else "removed"
     lines = [f"{done} {one_line(record.reference)} ({record.image[7:19]})" for record in found]
     answer({"dry_run": dry_run, "removed": found}, as_json, *lines)
+    for one in missing[:-1]:
+        notice(str(one))
+    if missing:
+        raise missing[-1]
 
 
 def _remove(folder: Path) -> None:

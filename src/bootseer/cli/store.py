@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from typing import Annotated
 
 import typer
@@ -16,7 +15,8 @@ from bootseer.cli._shared import (
     StoreUrl,
     Verb,
     age_value,
-    answer_table,
+    answer,
+    mistake,
     notice,
     open_shared,
     print_json,
@@ -28,6 +28,7 @@ from bootseer.units import size_text
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="What images and environments have put into a store")
 
+_LEAST_GRACE = 86_400.0
 _KINDS = {
     "images": "records of images",
     "env": "records of environments",
@@ -36,6 +37,9 @@ _KINDS = {
     "profiles": "recorded starts and hot packs",
     "checkpoints": "what starts read of checkpoints",
     "leases": "leases of work that one node does",
+    "uses": "notes of nodes that use a tree",
+    "published": "trees that were published by themselves",
+    "collection": "what store gc has withdrawn, and its notes",
 }
 
 
@@ -72,36 +76,82 @@ def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
 
 @app.command(cls=Verb)
 def du(store: StoreUrl = "", as_json: AsJson = False) -> None:
-    """Say how many objects and bytes a store has of each kind. All of them are listed, which takes a while."""
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for info in open_shared(store).list(""):
-        row = sums[info.key.partition("/")[0]]
-        row[0] += 1
-        row[1] += info.size
-    found = [{"kind": kind, "objects": row[0], "bytes": row[1]} for kind, row in sorted(sums.items())]
-    rows = [(kind, size_text(row[1]), str(row[0]), _KINDS.get(kind, "")) for kind, row in sorted(sums.items())]
-    answer_table(found, as_json, ("kind", "bytes", "objects", "what"), rows, ("kind", "what"), "the store is empty")
+    """Say how many bytes a store has of each kind and age, and what each image and environment takes of them.
+
+    All objects are listed, which takes a while. ``alone`` is what would go with it, ``all`` what it shares included.
+    """
+    from bootseer.upkeep import account
+
+    shared = open_shared(store)
+    found = account.take(shared)
+    if as_json:
+        print_json(found)
+        return
+    if not found.kinds:
+        notice("the store is empty")
+        return
+    rows = [
+        (kind, size_text(one.bytes), str(one.objects), size_text(one.month), _KINDS.get(kind, ""))
+        for kind, one in sorted(found.kinds.items())
+    ]
+    print_table("", ("kind", "bytes", "objects", "older than 30 days", "what"), rows, left=("kind", "what"))
+    takers = [
+        (one.kind, one.name[:25] if one.kind == "environment" else one.name, size_text(one.alone), size_text(one.all),
+         time_text(one.made) if one.made else "", time_text(one.used) if one.used else "")
+        for one in found.takers
+    ]  # fmt: skip
+    if takers:
+        print_table("", ("for", "name", "alone", "all", "made", "last used"), takers, left=("for", "name"))
+    if found.why:
+        notice(found.why)
 
 
 @app.command(cls=Verb)
 def gc(
     age: Annotated[
-        float, typer.Option(parser=age_value, metavar="AGE", help="Remove environments that are older: 12h, 30d")
-    ],
+        float | None,
+        typer.Option(parser=age_value, metavar="AGE", help="First remove environments not used for longer: 12h, 30d"),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            parser=age_value, metavar="AGE", help="Delete what nothing has needed for longer: 1d at least (default: 3d)"
+        ),
+    ] = None,
     dry_run: DryRun = False,
     store: StoreUrl = "",
     as_json: AsJson = False,
 ) -> None:
-    """Remove old environments from a store, as `bootseer env rm` does: the next start runs their command.
+    """Give space of a store back: delete what no image, no environment and no mount needs any more.
 
-    Images stay, and so do blocks, because images and other environments may share them.
+    What is not needed is condemned first; a later call deletes it after the grace time. Run it daily or weekly.
 
     Example: bootseer store gc --age 30d --dry-run
     """
     from bootseer.env import snapshots
+    from bootseer.upkeep import collection
 
-    shared = open_shared(store)
-    names = [one.name for one in snapshots.everything(shared) if one.created < time.time() - age]
-    if not dry_run:
-        snapshots.remove(shared, names)
-    removed_snapshots(names, dry_run, as_json)
+    if grace is not None and grace < _LEAST_GRACE:
+        raise mistake("--grace is at least 1d: nodes note twice a day what they use")
+    shared, names = open_shared(store), list[str]()
+    if age is not None:
+        names = [root.name for root in collection.unused_since(shared, time.time() - age)]
+        if not dry_run:
+            snapshots.remove(shared, names)
+    if not shared.dated and age is not None:
+        notice(f"{shared.shown} is a registry: its own garbage collection gives the space back")
+        removed_snapshots(names, dry_run, as_json)
+        return
+    done = collection.collect(shared, grace=grace or collection.GRACE, dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, "environments": names, "collected": done})
+        return
+    word = "would remove" if dry_run else "removed"
+    lines = [f"{word} snapshot {name[:12]}" for name in names]
+    lines += [f"{word} {one.objects} objects of {kind}, {size_text(one.bytes)}" for kind, one in done.removed.items()]
+    answer(None, False, *lines)
+    for what, fate in (done.condemned, "not needed, and go later"), (done.held, "kept only by nodes that use them"):
+        if what.objects:
+            notice(f"{what.objects} objects, {size_text(what.bytes)}, are {fate}")
+    if not lines:
+        notice("nothing is to be removed now")

@@ -216,13 +216,10 @@ class _Union:
 
     def _drop(self) -> None:
         """The generations before the last one: it may just be restored elsewhere."""
-        kept = {self._last.inventory} if self._last else set[str]()
         try:
             for one in self._older:
                 self._store.delete(manifest.manifest_key(one.name))
                 self._store.delete(manifest.index_key(one))
-                if one.inventory not in kept:
-                    self._store.delete(manifest.inventory_key(one.inventory))
         except BootseerError as exc:  # the new one is published all the same
             log.warning("older generations of the cache stay in the store: %s", exc)
 

@@ -85,6 +85,8 @@ def publish(
     if not (store.put(name, raw) if old is None else store.replace(name, raw, old=old)):
         return False
     faults.point("env.publish.after-manifest")
+    if store.dated:
+        store.put(inventory_key(digest), stored)  # where a collection took it away before it saw the manifest
     try:
         store.put(index_key(manifest), canonical(msgspec.to_builtins(document)))
     except BootseerError as exc:

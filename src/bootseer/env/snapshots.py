@@ -94,9 +94,9 @@ def summary(found: SnapshotManifest) -> dict[str, object]:
 
 
 def remove(store: Store, names: Iterable[str]) -> None:
-    """Remove snapshots, damaged or not: no node restores them from now on; mounts of them go on. Their blocks, which
-    images and other snapshots may have in common with them, stay. Raises `NotWritableError`, `UnavailableError`."""
-    inventories: set[str] = set()
+    """Remove snapshots, damaged or not: no node restores them from now on; mounts of them go on. Their blocks and
+    inventories, which a publication may just count on, are left to the collection of the store. Raises
+    `NotWritableError`, `UnavailableError`."""
     for name in names:
         path = manifest.manifest_key(name)
         for info in store.list(path.rpartition("/")[0]):
@@ -110,10 +110,6 @@ def remove(store: Store, names: Iterable[str]) -> None:
             continue
         store.delete(path)
         store.delete(manifest.index_key(found))
-        inventories.add(found.inventory)
-    if inventories:
-        for unused in inventories - {other.inventory for other in everything(store)}:
-            store.delete(inventory_key(unused))
 
 
 def entries(store: Store, found: SnapshotManifest) -> list[Entry]:

@@ -10,7 +10,7 @@ from bootseer.image import runtime
 from bootseer.image.lookup import resolve
 from bootseer.image.mount import ImageMount, attach, mount, sweep
 from bootseer.image.mount import listing as mounts
-from bootseer.image.record import ImageRecord, remove
+from bootseer.image.record import ImageRecord, beginning, remove
 from bootseer.image.record import listing as records
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ __all__ = [
     "ImageMount",
     "ImageRecord",
     "attach",
+    "beginning",
     "convert",
     "ensure",
     "mount",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.chunks import hashing
-from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.objects import Store, open_store, signature
 from bootseer.oci import ImageConfig, Reference
 from bootseer.wiretypes import json_as
@@ -90,7 +90,7 @@ def load(store: Store, image: str, platform: str, keys: Sequence[Ed25519PublicKe
 def read(data: bytes, image: str, platform: str, keys: Sequence[Ed25519PublicKey], *, where: str) -> ImageRecord:
     """The record that has the stored form ``data``; ``where`` it lies is for messages. Raises as `load` does."""
     key = key_of(image, platform)
-    record = _decode(data, f"{key} {where}", keys)
+    record = decode(data, f"{key} {where}", keys)
     if (record.image, record.platform) != (image, platform):
         raise DataError(f"{key} {where} describes another image, {record.image!r}", hint=_REPAIR)
     return record
@@ -137,6 +137,17 @@ def listing(store: Store) -> Iterator[ImageRecord]:
             yield record
 
 
+def beginning(store: Store, digits: str) -> list[ImageRecord]:
+    """The records, one for each platform, of the image whose digest begins with the hexadecimal ``digits``. Raises
+    `NotFoundError` for none, `ConfigError` for several images."""
+    found = [one for one in listing(store) if one.image.startswith(f"sha256:{digits}")]
+    if not found:
+        raise NotFoundError(f"no image {digits} in store {store.shown}", hint="bootseer store ls prints them")
+    if len({one.image for one in found}) > 1:
+        raise ConfigError(f"several images begin with {digits}", hint="give more digits")
+    return found
+
+
 def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
     """Trees of records that are likely to share blocks with the image ``ref``, the likeliest first.
 
@@ -169,13 +180,14 @@ def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
 
 def _look(store: Store, key: str) -> ImageRecord | None:
     try:
-        return _decode(store.get(key, most=MAX_STORED), key)
+        return decode(store.get(key, most=MAX_STORED), key)
     except (DataError, NotFoundError) as exc:
         log.warning("%s in store %s", exc, store.shown)
         return None
 
 
-def _decode(data: bytes, what: str, keys: Sequence[Ed25519PublicKey] = ()) -> ImageRecord:
+def decode(data: bytes, what: str, keys: Sequence[Ed25519PublicKey] = ()) -> ImageRecord:
+    """The record that has the stored form ``data``, of whatever image. Raises as `load` does."""
     body, check, rest = data.rpartition(_CHECK)
     if check and rest != hashing.hexdigest(body + b"}").encode() + b'"}':
         raise DataError(f"{what} is damaged: its hash differs", hint=_REPAIR)

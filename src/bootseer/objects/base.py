@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer.backends.interface import Source
-from bootseer.errors import ConfigError, DataError, NotFoundError
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from bootseer.oci.spec import Descriptor
 
 
 class ObjectInfo(msgspec.Struct, frozen=True):
-    """Key and size in bytes of one stored object."""
+    """Key and size in bytes of one stored object; ``mtime``: when it was written, by the clock of the store, in seconds
+    since 1970. 0 where that is not told."""
 
     key: str
     size: int
+    mtime: float = 0.0
 
 
 class Store(abc.ABC):
@@ -35,6 +37,11 @@ class Store(abc.ABC):
     @property
     def exclusive(self) -> bool:
         """Whether of nodes that put one new key at one moment only one is told that it was first."""
+        return False
+
+    @property
+    def dated(self) -> bool:
+        """Whether the store tells when an object was written, so that what nothing needs can be collected there."""
         return False
 
     @property
@@ -87,6 +94,15 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def delete(self, key: str) -> None:
         """Remove the object; no error when it is gone already."""
+
+    def withdraw(self, keys: Iterable[str], run: str) -> None:
+        """Put the objects ``keys`` where readers still find them, and `put_back` too; see `bootseer.objects.withdrawn`.
+        What is gone already is passed over."""
+        raise UnsupportedError(f"store {self.shown} withdraws nothing")
+
+    def put_back(self, key: str) -> bool:
+        """Have the object ``key``, which was withdrawn, in its place again. False when it is not there any more."""
+        return False
 
     @contextlib.contextmanager
     def batch(self, *, subject: Descriptor | None = None) -> Iterator[None]:

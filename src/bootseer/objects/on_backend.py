@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from bootseer import faults
 from bootseer.backends.interface import TEMPORARY, Backend, Source, clean
-from bootseer.errors import NotFoundError, NotWritableError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, from_os_error
+from bootseer.objects import withdrawn
 from bootseer.objects.base import ObjectInfo, Store, check_key, check_size
+
+log = logging.getLogger(__name__)
 
 
 class ObjectStore(Store):
@@ -23,6 +29,10 @@ class ObjectStore(Store):
     @property
     def exclusive(self) -> bool:
         return self._backend.exclusive
+
+    @property
+    def dated(self) -> bool:
+        return True
 
     @property
     def shown(self) -> str:
@@ -44,15 +54,56 @@ class ObjectStore(Store):
             return reader.read(0, reader.size)
 
     def open(self, key: str) -> Source:
-        with self._missing(key):
-            return self._backend.open(check_key(key))
+        try:
+            return self._opened(key)
+        except NotFoundError:
+            places = self._places(key)
+            if not places:
+                raise
+        for place in places:
+            with contextlib.suppress(NotFoundError):
+                return self._opened(place)
+        return self._opened(key)  # it was put back meanwhile
+
+    def _opened(self, path: str) -> Source:
+        with self._missing(path):
+            return self._backend.open(check_key(path))
+
+    def _places(self, key: str) -> builtins.list[str]:
+        """Where ``key`` may lie when it was withdrawn."""
+        if not withdrawn.may_go(key):
+            return []
+        try:
+            runs = self._backend.list(withdrawn.FOLDER)
+        except BootseerError as exc:
+            if not isinstance(exc, NotFoundError):
+                log.info("what was withdrawn from store %s is not seen: %s", self.shown, exc)
+            return []
+        return [withdrawn.place_of(run.name, key) for run in runs if run.is_dir]
+
+    def withdraw(self, keys: Iterable[str], run: str) -> None:
+        with contextlib.suppress(NotFoundError):
+            for old in self._backend.list(withdrawn.FOLDER):
+                with contextlib.suppress(BootseerError, FileExistsError):
+                    self._backend.remove_empty_folder(f"{withdrawn.FOLDER}/{old.name}")
+        self._backend.make_folder(f"{withdrawn.FOLDER}/{run}")
+        for key in keys:
+            faults.point("store.withdraw")
+            with contextlib.suppress(NotFoundError), self._missing(key):
+                self._backend.rename(key, withdrawn.place_of(run, key), overwrite=True)
+
+    def put_back(self, key: str) -> bool:
+        for place in self._places(key):
+            with contextlib.suppress(NotFoundError, NotWritableError), self._missing(key):
+                self._backend.rename(place, key, overwrite=True)
+        return self.exists(key)
 
     def stat(self, key: str) -> ObjectInfo:
         with self._missing(key):
             found = self._backend.stat(check_key(key))
             if found.is_dir:
                 raise NotFoundError("it is a folder")
-            return ObjectInfo(key, found.size)
+            return ObjectInfo(key, found.size, found.mtime)
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
         doing = f"write {check_key(key)} to store {self._backend.url}"
@@ -69,7 +120,11 @@ class ObjectStore(Store):
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         found = self._backend.walk(clean(prefix))
         yield from sorted(
-            (ObjectInfo(*item) for item in found if not item[0].rpartition("/")[2].startswith(TEMPORARY)),
+            (
+                ObjectInfo(key, entry.size, entry.mtime)
+                for key, entry in found
+                if not key.rpartition("/")[2].startswith(TEMPORARY)
+            ),
             key=lambda info: info.key,
         )
 

@@ -33,7 +33,7 @@ from bootseer.chunks.hashing import Buffer
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, FullError, doing, from_os_error
 from bootseer.kernel.removal import discard_tree
-from bootseer.objects import Store
+from bootseer.objects import Store, uses
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,7 @@ def extract(
             site.close()
         if site.error is not None:
             raise site.error
+        uses.note_beside(store, digest)
         shutil.rmtree(work)
         site.finish()
     except BaseException as exc:

@@ -19,7 +19,7 @@ from bootseer.chunks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
 from bootseer.chunks.manifest import MAX_META, TreeManifest, TreeRef, meta_bound, tree_key
 from bootseer.chunks.zstd import compress
 from bootseer.errors import DataError, NotFoundError, doing
-from bootseer.objects import Store
+from bootseer.objects import Store, uses
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class TreeWriter:
         digest = hashing.hexdigest(manifest)
         faults.point("tree.publish.before-manifest")
         _put(self._store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)))
+        faults.point("tree.publish.before-note")
+        uses.hold(self._store, digest, [tree_key(digest), *(ref.key for ref in (*packed.map.packs, *refs[1:]))])
         own = packed.stored + len(stored) + len(encoded) + len(manifest)
         return TreeRef(digest, len(meta) + packed.map.size, own, packed.shared, len(packed.map.packs))
 
@@ -99,7 +101,8 @@ class TreeWriter:
 
 
 def publish(store: Store, meta: Path, data: Path, *, block_size: int = DEFAULT_BLOCK) -> TreeRef:
-    """Publish the tree of the EROFS files ``meta`` and ``data``; again: changes nothing, same digest.
+    """Publish the tree of the EROFS files ``meta`` and ``data``; again: changes nothing, same digest. It stays in the
+    store as long as the object ``published/<digest>`` does.
 
     Up to 2 GiB of temporary space are used in the folder of
     ``data``, less when the stored form is smaller. Nothing is shared with other trees, so the digest depends only on
@@ -113,7 +116,9 @@ def publish(store: Store, meta: Path, data: Path, *, block_size: int = DEFAULT_B
             _copy(data, out.packs)
             with doing(f"read {meta}"):
                 content = meta.read_bytes()
-            return out.seal(content)
+            made = out.seal(content)
+            store.put(f"{uses.PUBLISHED}/{made.digest}", b"")
+            return made
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

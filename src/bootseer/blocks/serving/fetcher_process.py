@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import threading
 import time
@@ -36,7 +37,7 @@ from bootseer.chunks import eviction, inventory, keeping
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError
-from bootseer.objects import Store
+from bootseer.objects import Store, uses
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class FetcherProcess:
         self._key = spec.profile if tree.map.size else None
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
+        self._noted = math.inf
         self._hot_ready = 0
         self._hot_known = False
         recording = Recording(
@@ -159,6 +161,8 @@ class FetcherProcess:
             if counts[Count.JOB_READY] or age >= self._spec.config.record_seconds:
                 self._traces.end()
                 self._fetcher.eager()
+            if time.monotonic() - self._noted > uses.RENEWAL:
+                self._note_use()
             self._say()
 
     def _say(self) -> None:
@@ -194,8 +198,13 @@ class FetcherProcess:
         except Exception:
             log.exception("prefetch of tree %s failed; blocks come on demand", self._tree.digest[:12])
         self._hot_known = True
+        self._note_use()
         if self._spec.config.background_fill:
             self._fetcher.background()
+
+    def _note_use(self) -> None:
+        uses.note_beside(self._store, self._tree.digest)
+        self._noted = time.monotonic()
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan

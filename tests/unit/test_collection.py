@@ -1,0 +1,236 @@
+"""The collection of a store: what is needed stays, what is not goes, in two steps, beside publications and mounts."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import msgspec
+import pytest
+import zstandard
+
+from bootseer.blocks.publish.tree import TreeWriter
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.chunks.manifest import TreeManifest, tree_key
+from bootseer.errors import DataError
+from bootseer.image import record
+from bootseer.image.record import ImageRecord
+from bootseer.objects import Store, open_store, uses, withdrawn
+from bootseer.oci import ImageConfig, RootFS
+from bootseer.upkeep import account, collection
+from support.steppedstore import SteppedStore
+
+BLOCK = 4096
+DAY = 86_400.0
+
+
+def publish(store: Store, folder, content: bytes, image: str) -> str:
+    """A tree of blocks, and the record of an image that has it."""
+    folder.mkdir(exist_ok=True)
+    for left in folder.iterdir():
+        left.unlink()
+    with TreeWriter(store, folder, block_size=BLOCK) as out:
+        for at in range(0, len(content), BLOCK):
+            out.packs.next_pack()  # each block is an object of its own, which trees have in common
+            out.packs.write(content[at : at + BLOCK])
+        made = out.seal(b"meta of " + content[:8])
+    record.save(store, record_of(image, made.digest), overwrite=True)
+    return made.digest
+
+
+def record_of(image: str, tree: str) -> ImageRecord:
+    config = ImageConfig(architecture="amd64", os="linux", rootfs=RootFS(diff_ids=()))
+    return ImageRecord(
+        image=f"sha256:{image * 64}", platform="linux/amd64", reference=f"localhost/{image}:1", tree=tree,
+        config=config,
+        layer_bytes=0, tree_bytes=0, stored_bytes=0, shared_bytes=0, packs=0, members=0, converted=1, seconds={},
+    )  # fmt: skip
+
+
+def remove(store: Store, image: str) -> None:
+    store.delete(record.key_of(f"sha256:{image * 64}", "linux/amd64"))
+
+
+def lost(store: SteppedStore, tree: str) -> list[str]:
+    """What is missing of a tree."""
+    if tree_key(tree) not in store.place.files:
+        return [tree_key(tree)]
+    manifest = TreeManifest.decode(store.place.files[tree_key(tree)][0], tree)
+    keys = [manifest.map.key, manifest.meta_stored.key]
+    if manifest.map.key in store.place.files:
+        keys += [pack.key for pack in BlockMap.decode(store.place.files[manifest.map.key][0]).packs]
+    return [key for key in keys if key not in store.place.files]
+
+
+def content(*blocks: int) -> bytes:
+    return b"".join(random.Random(number).randbytes(BLOCK) for number in blocks)
+
+
+def collect(store: SteppedStore) -> collection.Collected:
+    return collection.collect(store, settle=0.0)
+
+
+def test_what_nothing_needs_goes_after_the_grace_time_and_what_is_shared_stays(tmp_path):
+    store = SteppedStore()
+    one, two = publish(store, tmp_path / "w", content(1, 2), "a"), publish(store, tmp_path / "w", content(2, 3), "b")
+    remove(store, "a")
+    store.place.now += 10 * DAY
+    before = dict(store.place.files)
+    first = collect(store)
+    assert not first.removed
+    assert first.condemned.objects == 4  # manifest, metadata, map and the pack of block 1
+    assert before.items() <= store.place.files.items()
+    assert not collect(store).removed  # the grace time is not over
+    store.place.now += 4 * DAY
+    assert collection.collect(store, dry_run=True).removed.keys() <= {"trees", "blobs"}
+    done = collect(store)
+    assert {kind: row.objects for kind, row in done.removed.items()} == {"blobs": 3, "trees": 1}
+    assert lost(store, one)
+    assert not lost(store, two)
+    store.place.now += 4 * DAY
+    assert collect(store).removed.keys() <= {"uses"}
+
+
+def test_a_note_of_use_keeps_a_tree_for_its_life_and_one_from_the_future_does_not(tmp_path):
+    store = SteppedStore()
+    tree = publish(store, tmp_path / "w", content(1), "a")
+    remove(store, "a")
+    for _ in range(10):
+        store.place.now += DAY
+        uses.note(store, tree)
+        collect(store)
+        assert not lost(store, tree)
+    (key,) = (key for key in store.place.files if key.startswith("uses/"))
+    store.place.files[key] = store.place.files[key][0], store.place.now + 1000 * DAY
+    for _ in range(3):
+        store.place.now += 4 * DAY
+        collect(store)
+    assert lost(store, tree)
+
+
+def test_a_tree_published_by_itself_stays(tmp_path):
+    store = SteppedStore()
+    tree = publish(store, tmp_path / "w", content(1), "a")
+    store.put(f"{uses.PUBLISHED}/{tree}", b"")
+    remove(store, "a")
+    for _ in range(4):
+        store.place.now += 40 * DAY
+        collect(store)
+    assert not lost(store, tree)
+
+
+def test_a_record_that_is_not_understood_stops_the_collection_and_a_hostile_list_condemns_nothing(tmp_path):
+    store = SteppedStore()
+    tree = publish(store, tmp_path / "w", content(1), "a")
+    raw = msgspec.json.encode(dict.fromkeys(store.place.files, -1e9))
+    store.put("collection/condemned", zstandard.ZstdCompressor().compress(raw))
+    store.place.now += 10 * DAY
+    assert not collect(store).removed.keys() - {"uses"}
+    assert not lost(store, tree)
+    store.put(f"images/{'b' * 64}-linux-amd64.json", b"{}")
+    with pytest.raises(DataError):
+        collect(store)
+    store.put("collection/condemned", b"rubbish", overwrite=True)
+    remove(store, "b")
+    assert not collect(store).removed
+
+
+def test_notes_and_withdrawn_objects_of_a_neighbour_stop_nothing_and_keep_nothing_for_good(tmp_path):
+    store = SteppedStore()
+    tree, gone = (publish(store, tmp_path / "w", content(number), "ab"[number]) for number in (0, 1))
+    remove(store, "b")
+    broken = TreeManifest.decode(store.get(tree_key(gone), most=1 << 20), gone)
+    broken = msgspec.structs.replace(broken, map=ObjectRef("f" * 64, 5)).encode()
+    digest = hashing.hexdigest(broken)
+    store.put(tree_key(digest), broken)
+    for number in range(8):
+        store.put(f"uses/{digest}.{'0' * 16}", b"", overwrite=True)
+        store.put(f"uses/{'e' * 64}.{number:016}", b"")
+        for name in ("images,evil.json", "..,..,etc,passwd", f"blobs,ff,{'f' * 64}", "x"):
+            store.put(f"{withdrawn.FOLDER}/{'0' * 16}/{name}", b"forged", overwrite=True)
+        collect(store)
+        store.place.now += 2 * DAY
+    assert not lost(store, tree)
+    assert lost(store, gone)
+    assert tree_key(digest) not in store.place.files
+    assert not [key for key in store.place.files if "evil" in key and key.startswith("images/")]
+    assert f"blobs/ff/{'f' * 64}" not in store.place.files
+    assert len([key for key in store.place.files if key.startswith("uses/")]) < 8
+
+
+def test_what_was_withdrawn_by_a_killed_collection_is_read_and_comes_back(tmp_path):
+    store = SteppedStore()
+    tree = publish(store, tmp_path / "w", content(1, 2), "a")
+    keys = [key for key in store.place.files if withdrawn.may_go(key)]
+    store.withdraw(keys, "0" * 16)
+    assert not store.place.files.keys() & set(keys)
+    assert not lost_to_readers(store, keys)
+    collect(store)
+    assert not lost(store, tree)
+    assert not [key for key in store.place.files if key.startswith(withdrawn.FOLDER)]
+
+
+def lost_to_readers(store: Store, keys: list[str]) -> list[str]:
+    return [key for key in keys if not store.open(key).size]
+
+
+def test_strange_objects_stay(tmp_path):
+    store = SteppedStore()
+    for key in ("mine/file", "profiles/what", "images.txt", "env/other/x", "blobs/x", "trees/x"):
+        store.put(key, b"x")
+    for _ in range(3):
+        store.place.now += 10 * DAY
+        collect(store)
+    assert {"mine/file", "profiles/what", "images.txt", "env/other/x", "blobs/x", "trees/x"} <= store.place.files.keys()
+
+
+def test_links_and_pipes_in_a_folder_lead_a_collection_nowhere(tmp_path):
+    store, outside = open_store(tmp_path / "store"), tmp_path / "outside"
+    tree = publish(store, tmp_path / "w", content(1, 2), "a")
+    outside.mkdir()
+    (outside / ("e" * 64 + "." + "0" * 16)).write_bytes(b"a file of somebody")
+    (tmp_path / "store/leases").symlink_to(outside)
+    (tmp_path / "store/blobs/ee").mkdir()
+    (tmp_path / f"store/blobs/ee/{'e' * 64}").symlink_to(outside / ("e" * 64 + "." + "0" * 16))
+    (tmp_path / f"store/blobs/ee/ee{'0' * 62}").symlink_to(outside)
+    os.mkfifo(tmp_path / f"store/trees/{'e' * 64}.json")
+    store.put(f"uses/{'e' * 64}.{'0' * 16}", b"")
+    (tmp_path / "store/collection/withdrawn").mkdir(parents=True)
+    (tmp_path / f"store/collection/withdrawn/{'0' * 16}").symlink_to(outside)
+    before = {path: path.read_bytes() for path in outside.iterdir()}
+    for _ in range(3):
+        for path in [*(tmp_path / "store").rglob("*"), *outside.iterdir()]:
+            os.utime(path, (1e9, 1e9), follow_symlinks=False)
+        if store.exists("collection/condemned"):
+            since = zstandard.ZstdDecompressor().decompress(store.get("collection/condemned", most=1 << 20))
+            raw = msgspec.json.encode(dict.fromkeys(msgspec.json.decode(since), 1e9))
+            store.put("collection/condemned", zstandard.ZstdCompressor().compress(raw), overwrite=True)
+        collect(store)
+    assert {path: path.read_bytes() for path in outside.iterdir()} == before
+    assert not (tmp_path / f"store/blobs/ee/{'e' * 64}").is_symlink()
+    assert not (tmp_path / f"store/trees/{'e' * 64}.json").exists()
+    assert store.exists(tree_key(tree))
+
+
+def test_du_says_what_goes_with_each_image(tmp_path):
+    store = open_store(tmp_path / "store")
+    publish(store, tmp_path / "w", content(1, 2), "a")
+    publish(store, tmp_path / "w", content(2, 3), "b")
+    found = account.take(store)
+    assert {one.name for one in found.takers} == {"localhost/a:1", "localhost/b:1"}
+    assert all(BLOCK < one.alone < one.all for one in found.takers)
+    assert found.unneeded == 0
+    assert found.kinds["trees"].objects == 2
+
+
+def test_du_of_100_000_objects(tmp_path):
+    for number in range(100_000):
+        path = tmp_path / f"blobs/{number % 256:02x}"
+        if number < 256:
+            path.mkdir(parents=True)
+        os.close(os.open(path / f"{number:064x}", os.O_CREAT | os.O_WRONLY))
+    began = time.process_time()
+    assert account.take(open_store(tmp_path)).kinds["blobs"].objects == 100_000
+    assert time.process_time() - began < 10.0
