@@ -198,6 +198,25 @@ def test_limits_hold_after_a_tree_ends(site: Site) -> None:
     until(lambda: site.part(0) is None)
 
 
+@pytest.mark.parametrize("limit", ["cache_limit", "cache_keep_free"])
+def test_a_tree_larger_than_the_room_leaves_the_limits(small: Site, limit: str) -> None:
+    def free() -> int:
+        disk = os.statvfs(small.base)
+        return disk.f_bavail * disk.f_frsize
+
+    value = 4_000_000 if limit == "cache_limit" else free() - 4_000_000
+    made = small.mount(0, background_fill=True, **{limit: value})
+    assert wrong_and_failed(made, 0) == ([], [])
+    until(lambda: made.status().cache_full)
+    assert wrong_and_failed(made, 0) == ([], [])
+    if limit == "cache_limit":
+        assert inventory.used(small.cache) <= value
+    else:
+        assert free() > value - (256 << 10)  # ext4 takes some for itself
+    assert inventory.used(small.cache) > 1_000_000
+    assert small.log(0).count("serving reads from memory") == 1
+
+
 def test_a_full_disk_makes_room_at_mount(small: Site) -> None:
     old = small.mount(0)
     assert wrong_and_failed(old, 0) == ([], [])

@@ -1,4 +1,4 @@
-"""Keeping what comes: blocks are written while the disk may be full, and made to survive a crash.
+"""Keeping what comes: blocks are written as far as the limits and the disk leave room, and made to survive a crash.
 
 On a full disk other folders of the node cache give space back, which one thread at a time waits for. After that has
 failed once it is not tried again for this folder: what is in use stays in use.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +24,7 @@ STEP = 256 << 20
 """Bytes for which room is made at once."""
 PATIENCE = 5.0
 """Seconds for which another process that frees space on the disk is waited for."""
+_PAUSE = 10.0
 _SYNC_SECONDS = 2.0
 
 
@@ -37,16 +39,52 @@ def make_room(folder: Path) -> bool:
     return eviction.free(folder.parent.parent, STEP, keep=folder.name, patience=PATIENCE)
 
 
-class Room:
-    """Room on the disk for one folder, which ``make`` makes when it is full; None: nobody can. For many threads."""
+class Allowance:
+    """What the ``limits`` of a node cache let one process write, asked for in steps. For many threads."""
 
-    def __init__(self, make: Callable[[], bool] | None) -> None:
-        self._make = make
+    def __init__(self, cache_dir: Path, limits: eviction.Limits) -> None:
+        self._dir, self._limits = cache_dir, limits
+        self._left, self._pause = 0, 0.0
+        self._lock = threading.Lock()
+
+    def allow(self, size: int, folder: Path) -> bool:
+        """Whether ``size`` bytes more may be written to ``folder``; room is made for them by eviction of what nobody
+        uses. After a no it is no for some seconds."""
+        with self._lock:
+            if self._left < size and time.monotonic() >= self._pause:
+                self._ask(size, folder)
+            if self._left < size:
+                return False
+            self._left -= size
+            return True
+
+    def _ask(self, size: int, folder: Path) -> None:
+        self._left = self._step(size)
+        if not self._left:
+            eviction.make_room(self._dir, self._limits, coming=STEP, keep=folder.name)
+            self._left = self._step(size)
+        if not self._left:
+            self._pause = time.monotonic() + _PAUSE
+
+    def _step(self, size: int) -> int:
+        """As much as fits, but not all that is left at once: other processes write, too. 0 for not even ``size``."""
+        steps = (step for step in (STEP, STEP // 16, STEP // 256, size) if step >= size)
+        return next((step for step in steps if self._limits.excess(self._dir, step) <= 0), 0)
+
+
+class Room:
+    """Room on the disk for one folder, which ``make`` makes when it is full; None: nobody can. ``allow`` says whether
+    the limits let so many bytes be written. For many threads."""
+
+    def __init__(self, make: Callable[[], bool] | None, allow: Callable[[int], bool] | None = None) -> None:
+        self._make, self._allow = make, allow
         self._made = 0
         self._making = threading.Lock()
 
     def write(self, cache: Writable, block: int, data: Buffer) -> None:
         """``cache.write``, on a full disk once more after room was made. Raises `OSError`."""
+        if self._allow is not None and not self._allow(len(data)):
+            raise OSError(errno.ENOSPC, "the limits of the node cache leave no space")
         made = self._made
         try:
             cache.write(block, data)

@@ -13,7 +13,6 @@ syncs, and closes those that nobody uses.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import logging
 import os
@@ -27,12 +26,12 @@ from blake3 import blake3
 
 from bootseer import faults
 from bootseer.backends.pool import parallel
-from bootseer.chunks import bitmap, eviction
+from bootseer.chunks import bitmap
 from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
 from bootseer.chunks.chunklist import ChunkList
 from bootseer.chunks.eviction import Limits
 from bootseer.chunks.inventory import CHUNKS, COMPARED, ORIGIN
-from bootseer.chunks.keeping import STEP, Room, keep_synced, make_room
+from bootseer.chunks.keeping import Allowance, Room, keep_synced, make_room
 from bootseer.chunks.locks import DATA
 from bootseer.errors import BootseerError, NotWritableError, UnavailableError
 from bootseer.kernel.mount import boot_id
@@ -72,7 +71,7 @@ class NodeFile(Local):
         self._begun = self._state()
         self._noted = self._is_compared()
         self._good = bytearray([self._noted]) * blocks.map.count  # compared with its checksum
-        self._room = Room(partial(make_room, blocks.folder))
+        self._room = Room(partial(make_room, blocks.folder), lambda size: cache.allowance.allow(size, blocks.folder))
         self._broken = False
         self.comparison: _Comparison | None = None
 
@@ -177,8 +176,6 @@ class NodeFile(Local):
         if self._own is None or self._broken or self._own.broken:
             return False
         try:
-            if not self._cache.allow(len(data), self._own.folder):
-                raise OSError(errno.ENOSPC, "the limits of the node cache leave no space")
             self._begun = b""
             self._room.write(self._own, chunk, data)
         except OSError as exc:
@@ -233,8 +230,8 @@ class NodeCache:
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._files: dict[str, NodeFile] = {}
-        self._allowed = self._pending = 0
-        self._full = False  # the last eviction did not help
+        self._pending = 0
+        self.allowance = Allowance(cache_dir, self._limits)
         self._closing = threading.Event()
         self._checking = ThreadPoolExecutor(_CHECKERS, thread_name_prefix="bootseer-cache-check")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="bootseer-cache-write")
@@ -262,7 +259,7 @@ class NodeCache:
                 return None
             made.users = 1
             with self._lock:
-                self._full = False
+                self.allowance = Allowance(self._dir, self._limits)  # something may be unused by now
                 self._files[file.identity] = made
             return made
 
@@ -304,21 +301,6 @@ class NodeCache:
     def release(self, file: NodeFile) -> None:
         with self._lock:
             file.users -= 1
-
-    def allow(self, size: int, folder: Path) -> bool:
-        """Whether ``size`` bytes more may be written; makes room for them by eviction of what nobody uses."""
-        with self._lock:
-            if self._allowed >= size:
-                self._allowed -= size
-                return True
-        if not self._full:
-            eviction.make_room(self._dir, self._limits, coming=STEP, keep=folder.name)
-        self._full = self._limits.excess(self._dir, STEP) > 0
-        if self._full:  # as far as it goes, chunk by chunk
-            return self._limits.excess(self._dir, size) <= 0
-        with self._lock:
-            self._allowed = STEP
-        return True
 
     def later(self, file: NodeFile, chunk: int, size: int, data: Callable[[], memoryview]) -> None:
         """Have the writing thread store ``data``, which is called only where not too much waits already."""

@@ -45,7 +45,8 @@ class Fetcher:
 
     ``window``: bytes fetched around a demanded block. ``deadline``: seconds a reader waits before `UnavailableError`.
     ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that. ``make_room``
-    is called when the disk is full; it may take its time, and says whether there is space now. ``stats``: the cells of
+    is called when the disk is full; it may take its time, and says whether there is space now. ``allow``
+    says whether so many bytes may be written. ``stats``: the cells of
     `Fetched`, where this fetcher is to count on.
     """
 
@@ -59,6 +60,7 @@ class Fetcher:
         deadline: float = 60.0,
         quiet: float = 0.5,
         make_room: Callable[[], bool] | None = None,
+        allow: Callable[[int], bool] | None = None,
         stats: MutableSequence[int] | memoryview | None = None,
     ) -> None:
         self.stats = stats if stats is not None else [0] * len(Fetched)
@@ -82,7 +84,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._work_came = threading.Condition(self._lock)  # a thread may find a batch
         self._work_done = threading.Condition(self._lock)  # perhaps nothing is left to do, or to wait for
-        self._writer = CacheWriter(cache, self._finish, self._note_full, make_room)
+        self._writer = CacheWriter(cache, self._finish, self._note_full, make_room, allow)
         self._threads = Threads(self._work, streams)
         self._clock = threading.Thread(target=self._tick, name="fetch-clock", daemon=True)
         with self._lock:

@@ -38,7 +38,7 @@ class BlockCache(Protocol):
 
 class CacheWriter:
     """Writes blocks to ``cache``, for many threads. ``tell`` hears what became of each block, ``full`` that blocks
-    cannot be written any more. ``make_room``: as of `bootseer.chunks.keeping.Room`.
+    cannot be written any more. ``make_room`` and ``allow``: as of `bootseer.chunks.keeping.Room`.
     """
 
     def __init__(
@@ -47,11 +47,12 @@ class CacheWriter:
         tell: Callable[[Sequence[Came]], None],
         full: Callable[[str], None],
         make_room: Callable[[], bool] | None,
+        allow: Callable[[int], bool] | None,
     ) -> None:
         self._cache = cache
         self._tell = tell
         self._full = full
-        self._room = Room(make_room)
+        self._room = Room(make_room, allow)
         self._chunk = max(1, _CHUNK >> cache.map.shift)
 
     def write_batch(self, batch: Batch, raw: bytes, first: set[int]) -> dict[int, DataError]:

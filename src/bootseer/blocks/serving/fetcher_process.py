@@ -74,6 +74,8 @@ class FetcherProcess:
         self._stop = threading.Event()
         self._cache = cache
         cache.resume(broken=bool(counts[Count.BROKEN]), broke=lambda: counts.__setitem__(Count.BROKEN, 1))
+        limits = eviction.Limits(spec.config.cache_limit, spec.config.cache_keep_free)
+        allowance = keeping.Allowance(Path(spec.cache_dir), limits)
         self._fetcher = Fetcher(
             self._cache,
             StoreSource(store, tree.map),
@@ -81,6 +83,7 @@ class FetcherProcess:
             deadline=spec.config.demand_deadline,
             quiet=spec.config.fill_quiet,
             make_room=partial(keeping.make_room, tree.cache),
+            allow=lambda size: allowance.allow(size, tree.cache),
             stats=counts[Count.FETCHED : Count.FETCHED + len(Fetched)],
         )
         if counts[Count.JOB_READY]:
