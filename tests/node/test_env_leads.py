@@ -131,6 +131,52 @@ def test_of_a_folder_outside_what_the_command_wrote_must_be_there(place: Place, 
     assert f"{place.target / name} leads to {place.out}/made.so, which is not here" in lost.reason
 
 
+TRUE_PLACES = {
+    "link": "ln -s $(realpath shown)/env/lib shown/env/x",
+    "shebang": "printf '#!%s/env/lib\\n' $(realpath shown) > shown/env/x; chmod +x shown/env/x",
+    "venv": "printf 'home = %s/env\\n' $(realpath shown) > shown/env/pyvenv.cfg",
+}
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", TRUE_PLACES)
+def test_a_result_that_names_the_true_place_of_its_target_fits_there_alone(place: Place, kind: str) -> None:
+    """Nodes may have the target behind a link, each on a disk of its own."""
+    script = f"mkdir -p shown/env; echo 1 > shown/env/lib; {TRUE_PLACES[kind]}"
+    shown, place.target = place.root / "shown", place.root / "shown/env"
+    for disk, expected in (("disk1", (RAN,)), ("disk2", (RAN,)), ("disk1", RESTORED)):
+        place.release()
+        shown.unlink(missing_ok=True)
+        (place.root / disk).mkdir(exist_ok=True)
+        shown.symlink_to(disk)
+        result = place.run(script)
+        assert result.outcome in expected, result.reason
+    place.release()
+    assert place.run("mkdir -p shown/env; echo 1 > shown/env/a; ln -s a shown/env/b").outcome is RAN
+    place.release()
+    shown.unlink()
+    shown.symlink_to("disk2")
+    assert place.run("mkdir -p shown/env; echo 1 > shown/env/a; ln -s a shown/env/b").outcome in RESTORED
+
+
+@pytest.mark.root
+def test_a_link_through_a_link_leads_where_the_kernel_goes(place: Place) -> None:
+    (place.out / "lib").mkdir()
+    script = "mkdir -p env; ln -s $PWD/out/lib env/lib64; ln -s lib64/../program env/x"
+    assert place.run(script).outcome is RAN
+    (place.out / "program").unlink()
+    assert f"{place.target}/x leads to {place.out}/program, which is not here" in place.run(script).reason
+
+
+@pytest.mark.root
+def test_the_metadata_beside_the_source_of_an_egg_link_must_be_there(place: Place) -> None:
+    script = "mkdir -p env out/p.egg-info; echo Name: p > out/p.egg-info/PKG-INFO; echo $PWD/out > env/p.egg-link"
+    assert place.run(script).outcome is RAN
+    assert place.run(script).outcome in RESTORED
+    shutil.rmtree(place.out / "p.egg-info")
+    assert "leads to" in place.run(script).reason
+
+
 @pytest.mark.root
 def test_what_leads_nowhere_or_into_the_targets_needs_nothing(place: Place) -> None:
     script = """mkdir -p env/lib; cd env; echo 1 > lib/a; ln -s lib lib64; ln -s ../lib64/a lib/b; ln -s $PWD/lib/a abs

@@ -9,6 +9,7 @@ with the command. In a container's image it must be there, for which the image's
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import stat
@@ -20,7 +21,7 @@ from typing import Any
 from bootseer.config import Config
 from bootseer.env.inputs import MAX_FILES, Digests, Observed
 from bootseer.env.inventory import Entry
-from bootseer.env.spec import EnvSpec, resolve_in
+from bootseer.env.spec import EnvSpec, Target, resolve_in
 from bootseer.errors import ConfigError, DataError
 from bootseer.units import one_line
 from bootseer.wiretypes import json_as
@@ -32,6 +33,8 @@ _SHEBANG = re.compile(rb"#!/bin/sh\n'''exec' \"?(/[^\"\n]+?)\"? \"\$0\"|#![ \t]*
 _SYSTEM = ("/usr/", "/bin/", "/sbin/", "/lib/", "/lib64/", "/etc/")
 _EVERYWHERE = ("/proc/", "/sys/", "/dev/")
 _HOME = re.compile(rb"(?m)^home[ \t]*=[ \t]*(/[^\n]*?)[ \t]*$")
+_METADATA = "*.egg-info/[Pe][Kn]*"
+"""PKG-INFO and entry_points.txt."""
 _OF_TOOLS = re.compile(r"\.egg-info$|^(?:__pycache__|\.git|node_modules)$")
 _LOADED = re.compile(r"\.(?:py|pth|js|mjs|cjs|node)$|\.so\b")
 _LISTED = 10_000
@@ -50,7 +53,9 @@ def added(
     command began (ns). Raises `DataError` for what another node cannot have, `OSError`."""
     digests, found = Digests(spec, config), dict[str, tuple[str, str]]()
     for by, path, is_link in sorted(set(_named(spec, entries, read))):
-        if path not in found or found[path][0] == FILE:
+        if path in _places(spec):
+            found[_places(spec)[path].path] = _place_of(path), by
+        elif path not in found or found[path][0] == FILE:
             found.update((name, (wanted, by)) for name, wanted in _needs(spec, digests, by, path, is_link, since))
         if len(found) > MAX_FILES:
             raise DataError(f"its files lead to more than {MAX_FILES} outside of the targets, such as {by} to {path}")
@@ -77,6 +82,10 @@ def difference(spec: EnvSpec, digests: Digests, inputs: Observed) -> str:
         return reason
     for path, (wanted, by) in sorted(inputs.leads.items(), key=lambda item: (item[1][0] == FOLDER, item)):
         with contextlib.suppress(OSError, ValueError, ConfigError):
+            if any(path == target.path for target in _places(spec).values()):
+                if wanted != _place_of(os.path.realpath(path)):
+                    return one_line(f"{by} leads to the true place of {path}, which is another one here")
+                continue
             mode = os.stat(_host(spec, path)).st_mode
             kind = FOLDER if stat.S_ISDIR(mode) else FILE
             if wanted == kind or (kind == FILE and digests.of(path) == wanted):
@@ -86,12 +95,22 @@ def difference(spec: EnvSpec, digests: Digests, inputs: Observed) -> str:
     return ""
 
 
+def _places(spec: EnvSpec) -> dict[str, Target]:
+    """Where the targets truly lie: what names that is of use nowhere else."""
+    return {} if spec.contained else {os.path.realpath(target.host): target for target in spec.targets}
+
+
+def _place_of(path: str) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()
+
+
 def _named(
     spec: EnvSpec, entries: Iterable[Entry], read: Callable[[str, int], bytes]
 ) -> Iterator[tuple[str, str, bool]]:
     """(path of an entry, what it names, whether it is a link), as the job sees them."""
     places = [os.path.realpath(one.host) if not spec.contained else one.path for one in spec.targets]
-    inside = tuple(f"{path.rstrip('/')}/" for path in (*places, *(target.path for target in spec.targets)))
+    shown_places = {target.path.rstrip("/") for target in spec.targets}
+    inside = tuple(f"{path.rstrip('/')}/" for path in (*places, *shown_places))
     for entry in entries:
         if entry.kind == "l":
             texts = [entry.data]
@@ -101,8 +120,13 @@ def _named(
             continue
         shown = os.path.join(spec.targets[entry.target].path, entry.inner)
         for text in texts:
-            path = os.path.normpath(os.path.join(places[entry.target], os.path.dirname(entry.inner), text))
-            if not f"{path}/".startswith(inside + _EVERYWHERE) and "\0" not in path:
+            path = os.path.join(places[entry.target], os.path.dirname(entry.inner), text)
+            through_link = "/../" in text.lstrip("./") and not spec.contained
+            path = os.path.realpath(path) if through_link else os.path.normpath(path)
+            true = [place for place in places if place not in shown_places and f"{path}/".startswith(f"{place}/")]
+            if true and text.startswith("/"):
+                yield shown, true[0], False
+            elif not f"{path}/".startswith(inside + _EVERYWHERE) and "\0" not in path:
                 yield shown, path, entry.kind == "l"
 
 
@@ -145,6 +169,8 @@ def _needs(spec: EnvSpec, digests: Digests, by: str, path: str, is_link: bool, s
         yield path, FOLDER
         for inner in () if in_image else _written(spec, host, since):
             yield (name := os.path.join(path, inner)), _digest(digests, name)
+        if by.endswith(".egg-link") and not in_image:
+            yield from ((os.path.join(path, os.path.relpath(one, host)), FILE) for one in host.glob(_METADATA))
     elif stat.S_ISREG(status.st_mode):
         # Of the shell of a script any version of the system does.
         any_does = path.startswith(_SYSTEM) and not is_link and not os.path.basename(path).startswith("py")
