@@ -181,12 +181,83 @@ def test_what_the_result_leads_to_counts_on_the_node_that_made_it(node: Node, ba
     assert node.runs == 2
 
 
-def test_what_a_node_lacks_does_not_count(node: Node) -> None:
+def test_what_a_node_lacks_outside_of_the_jobs_folder_does_not_count(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "tool").write_text("1\n")
+    node.write("s.sh", "mkdir -p env; cat r.txt ../tool > env/made\n")
     node.run()
     node.release()
-    (node.work / "r.txt").unlink()
+    (tmp_path / "tool").unlink()
     assert node.run().reason == "hit"
-    assert (node.target / "made").read_text() == "torch==2.5\n"
+    assert (node.target / "made").read_text() == "torch==2.5\n1\n"
+
+
+@pytest.mark.parametrize("change", ["gone", "renamed"])
+def test_a_file_of_the_jobs_folder_that_is_not_there_any_more_counts(node: Node, change: str) -> None:
+    extra = node.write("d/extra.txt", "six\n")
+    node.write("s.sh", "mkdir -p env; cat r.txt d/* > env/made || true; ls d >> env/made\n")
+    node.run()
+    node.release()
+    if change == "gone":
+        extra.unlink()
+    else:
+        extra.rename(extra.with_name("other.txt"))
+    again = node.run()
+    assert f"{extra}, which the command reads, is not here" in again.reason
+    assert "extra" not in (node.target / "made").read_text()
+
+
+@pytest.mark.parametrize("restore", ["mount", "unpack"])
+def test_what_a_file_of_the_target_held_before_counts(node: Node, restore: str) -> None:
+    """Of the same size and name, as another version of a package's metadata is."""
+    for number, text in enumerate(("1\n", "2\n", "2\n", "1\n")):
+        node.write("env/version", text)
+        if number > 2 or restore == "mount":  # else it holds the result, too
+            (node.target / "made").unlink(missing_ok=True)
+        node.write("s.sh", "cat env/version > env/made\n")
+        result = node.run(restore=restore)
+        assert (result.outcome is Outcome.RAN_AND_PUBLISHED) == (number < 2), result.reason
+        assert (node.target / "made").read_text() == text
+        node.release()
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_what_comes_through_a_pipe_is_not_shared(node: Node, early: bool) -> None:
+    node.write("s.sh", "mkdir -p env; cat > env/made\n")
+    kept = os.dup(0)
+    try:
+        for text in (b"1\n", b"2\n"):
+            reading, writing = os.pipe()
+            os.dup2(reading, 0)
+            os.close(reading)
+
+            def write(writing: int = writing, text: bytes = text) -> None:
+                os.write(writing, text)
+                os.close(writing)
+
+            if early:
+                write()
+            result = node.run(*([] if early else [write]))
+            assert result.reason.endswith("not published: the command read its standard input, which is a pipe")
+            assert (node.target / "made").read_bytes() == text
+            node.release()
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+def test_a_pipe_that_nobody_reads_or_writes_does_not_count(node: Node) -> None:
+    kept = os.dup(0)
+    reading, writing = os.pipe()
+    try:
+        os.dup2(reading, 0)
+        assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+        os.write(writing, b"1")
+        node.write("r.txt", "torch==2.6\n")
+        assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    finally:
+        os.dup2(kept, 0)
+        for fd in (kept, reading, writing):
+            os.close(fd)
 
 
 def test_what_the_command_made_or_only_wrote_does_not_count(node: Node, tmp_path: Path) -> None:

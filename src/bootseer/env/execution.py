@@ -139,7 +139,9 @@ class _Attempt:
 
     def prepare(self) -> None:
         """Raises `BootseerError`, `OSError`; nothing is mounted then."""
-        base = [place.rows(target) for target in self._spec.targets]
+        base = [
+            place.rows(target) if self._spec.in_image(target) else place.held(target) for target in self._spec.targets
+        ]
         self._catch = capture.begin(self._spec, self._look.key, self._config)
         if isinstance(self._catch, overlay.Group):
             self._group = self._catch

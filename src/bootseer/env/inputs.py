@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import logging
 import os
+import select
 import stat
 import time
 from collections.abc import Iterable, Mapping
@@ -37,7 +38,7 @@ from bootseer.env.credentials import (
 from bootseer.env.spec import EnvSpec
 from bootseer.errors import DataError
 from bootseer.kernel import beneath
-from bootseer.kernel.opens import FileState, Opens, state_of
+from bootseer.kernel.opens import FileState, Opens, state_of, waiting
 from bootseer.patterns import pattern
 from bootseer.wiretypes import json_as
 
@@ -189,10 +190,16 @@ class Digests:
         return str(hasher.hexdigest())
 
     def difference(self, inputs: Observed) -> str:
-        """What of ``inputs`` is here otherwise than there; empty when nothing is."""
+        """What of ``inputs`` is here otherwise than there; empty when nothing is. A node may lack a file outside of the
+        job's folder, as it may lack a tool."""
+        work = self._spec.cwd if self._spec.contained else os.path.realpath(self._spec.folder)
+        work = "" if work in ("", "/") else f"{work}/"
+        tools = tuple(f"{os.path.dirname(path)}/" for path in inputs.files if os.path.basename(path) == "pyvenv.cfg")
         for path, digest in sorted(inputs.files.items()):
-            if self.of(path) not in ("", digest):
+            if (found := self.of(path)) not in ("", digest):
                 return f"{path}, which the command reads, changed"
+            if not found and work and path.startswith(work) and not path.startswith(tools):
+                return f"{path}, which the command reads, is not here"
         for folder, known in sorted(inputs.folders.items()):
             if new := set(_sources(self._spec, folder)) - set(known):
                 return f"{folder}/{min(new)} is new"
@@ -314,6 +321,7 @@ class Observer:
             self._opens = Opens([inside for _, inside in spec.mounts] if spec.contained else (), self._excluded)
 
     def __enter__(self) -> Observer:
+        self._piped, self._ended = _piped()
         if self._opens:
             self._began = _next_tick()
             try:
@@ -333,6 +341,9 @@ class Observer:
             self._opens.end()
             if kind is None:
                 self._settle(self._opens)
+        left, ended = _piped()
+        if left < self._piped or (ended and not self._ended and not left):
+            self._failure = "the command read its standard input, which is a pipe"
 
     def _settle(self, opens: Opens) -> None:
         """What counts of what was opened, and whether it is still as it was, before the job may write."""
@@ -417,6 +428,16 @@ def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
     folders = [*_SYSTEM, *caches.folders(spec.env, work), *own, *(target.path for target in spec.targets)]
     named = [folder for folder in folders if folder.startswith("/")]
     return tuple({folder.rstrip("/") + "/" for folder in (*named, *map(os.path.realpath, named))})
+
+
+def _piped() -> tuple[int, bool]:
+    """Bytes that wait in a pipe that is the standard input, and whether nobody writes to it any more."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(0).st_mode):
+            poll = select.poll()
+            poll.register(0, select.POLLIN)
+            return waiting(0), any(event & select.POLLHUP for _, event in poll.poll(0))
+    return 0, False
 
 
 def _next_tick() -> int:

@@ -200,9 +200,11 @@ def unfold(layer: Path, shown: Path) -> None:
         os.utime(here.parent, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def merged(base: Mapping[str, str], entries: Iterable[Entry], target: int) -> dict[str, str]:
-    """The `scan.rows` of a target that had the rows ``base``, with the layer ``entries`` over it."""
+def merged(base: Mapping[str, str], entries: Sequence[Entry], target: int, *, content: bool = False) -> dict[str, str]:
+    """The `scan.rows` of a target that had the rows ``base``, with the layer ``entries`` over it; with ``content``
+    the `place.held` of it."""
     new: dict[str, str] = {}
+    digests = {entry.path: entry.data for entry in entries if content and entry.kind == "f"}
     hidden: set[str] = set()
     """Below these, nothing of the base is left."""
     for entry in entries:
@@ -211,7 +213,8 @@ def merged(base: Mapping[str, str], entries: Iterable[Entry], target: int) -> di
         if entry.kind != "d":
             hidden.add(entry.inner)
         if entry.inner and entry.kind != "w" and scan.counts(entry.inner):
-            text = entry.data if entry.kind == "l" else ""
+            file = entry.data if entry.kind == "h" else entry.path
+            text = entry.data if entry.kind == "l" else digests.get(file, "")
             new[entry.inner] = scan.row(_TYPES[entry.kind] | entry.mode, entry.size, text)
     gone = {path for path in hidden if path not in new}
     kept = {path: text for path, text in base.items() if path not in gone and hidden.isdisjoint(scan.above(path))}

@@ -5,21 +5,22 @@ Guards are what must hold on this node for a snapshot to be used, beside its key
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import key, leads, manifest, place, quarantine, remembered, snapshots
+from bootseer.env import key, leads, manifest, place, quarantine, remembered, scan, snapshots
 from bootseer.env.inputs import Digests
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
-from bootseer.env.spec import EnvSpec
+from bootseer.env.spec import EnvSpec, Target
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.objects import Store, open_store, signature
 from bootseer.units import age_text, one_line
@@ -81,6 +82,7 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
 
 def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacking: bool) -> None:
     digests, keys = Digests(spec, config), signature.trusted_keys(config)
+    held = functools.cache(place.held)
     out.absent = True
     for found in _candidates(out, store, keys):
         if found.inputs.unobserved and out.nearest:
@@ -89,7 +91,7 @@ def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacki
         try:
             reason = leads.difference(spec, digests, found.inputs)
             if not reason:
-                if not (reason := bad or _failed_guard(spec, found, config, unpacking=unpacking)):
+                if not (reason := bad or _failed_guard(spec, found, config, held, unpacking=unpacking)):
                     out.found, out.nearest, out.reason, out.absent = found, None, "", False
                     return
                 out.absent = False
@@ -130,7 +132,9 @@ def _candidates(out: Lookup, store: Store, keys: Sequence[Ed25519PublicKey]) -> 
     return sorted(found, key=lambda item: (bool(item.inputs.unobserved), -item.created))
 
 
-def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unpacking: bool) -> str:
+def _failed_guard(
+    spec: EnvSpec, found: SnapshotManifest, config: Config, held: Callable[[Target], dict[str, str]], *, unpacking: bool
+) -> str:
     """Why the snapshot cannot be used on this node; empty when it can. Costly checks come last."""
     if found.created < int(spec.since):
         return "a new snapshot was asked for"
@@ -143,8 +147,10 @@ def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, *, unp
     if free < need:
         return f"{disk} has {free >> 20} MiB free, the snapshot needs {need >> 20} MiB"
     for number, target in enumerate(spec.targets):
-        in_image = spec.image_digest and target.within == spec.rootfs  # then what it holds before follows from the key
-        if not in_image and place.fingerprint(target) not in (found.base[number], found.result[number]):
+        if spec.in_image(target):
+            continue
+        holds = scan.fingerprint(held(target) if found.base[number] else place.rows(target))
+        if holds not in (found.base[number], found.result[number]):
             return f"{target.host} holds other files than when the snapshot was made"
     return ""
 

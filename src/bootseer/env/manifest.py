@@ -70,13 +70,17 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def name(self) -> str:
-        """Of all snapshots of a key each has its own observed inputs."""
-        return f"{self.key}/{self.inputs.name}"
+        return name_of(self.key, self.inputs, self.base)
 
     @property
     def shown(self) -> str:
         """The name for people; commands take it."""
-        return f"{self.key[:12]}/{self.inputs.name[:8]}"
+        return "/".join((self.key[:12], self.name.partition("/")[2][:8]))
+
+
+def name_of(key: str, inputs: Observed, base: list[str]) -> str:
+    """Of all snapshots of a key each has observed inputs, and targets that held something before, of its own."""
+    return f"{key}/{sha256_of([inputs.name, base]) if any(base) else inputs.name}"
 
 
 def manifest_key(name: str) -> str:

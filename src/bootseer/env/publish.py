@@ -17,7 +17,7 @@ from bootseer.env.canonical import canonical
 from bootseer.env.inputs import Observed
 from bootseer.env.inventory import Entry
 from bootseer.env.key import KeyDocument
-from bootseer.env.manifest import MAX_STORED, SnapshotManifest, index_key, inventory_key, manifest_key
+from bootseer.env.manifest import MAX_STORED, SnapshotManifest, index_key, inventory_key, manifest_key, name_of
 from bootseer.errors import BootseerError, DataError
 from bootseer.objects import Store, lease, signature
 
@@ -50,7 +50,7 @@ def publish(
     and what is damaged of its objects. ``check``: raises when what was read has changed meanwhile. Raises `FullError`,
     `NotWritableError`, `UnavailableError`, `OSError`, and what ``check`` does; nothing half-published is visible then.
     """
-    snapshot = f"{document.key}/{made.inputs.name}"
+    snapshot = name_of(document.key, made.inputs, made.base)
     name, old = manifest_key(snapshot), (replaces or {}).get(snapshot)
     if old is None and store.exists(name):
         return False

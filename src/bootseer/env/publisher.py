@@ -184,7 +184,7 @@ class Work:
             return False, f"not published: {what} in {path}"
         faults.point("env.publish.before-tree")
         ref = self._tree.seal(self._contents.seal(found.items, found.entries), self._contents.dead())
-        rows = [layer.merged(begin.base[number], found.own, number) for number in targets]
+        rows = [layer.merged(base, found.own, number, content=bool(base)) for number, base in enumerate(begin.base)]
         head = lambda name, most: _head(layers / name, most)  # noqa: E731
         seen = leads.added(self._spec, begin.config, read, found.own, head, end.began)
         if begin.area:

@@ -101,6 +101,10 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the command runs in a container, with an interpreter and a libc that are not this host's."""
         return bool(self.image_digest) or any(str(target.host) != target.path for target in self.targets)
 
+    def in_image(self, target: Target) -> bool:
+        """Whether what ``target`` holds before the command follows from the image's digest."""
+        return bool(self.image_digest) and target.within == self.rootfs
+
     def root_of(self, path: str | Path) -> str:
         """The folder of this host in which ``path`` of this host lies, and a container may change every name; empty
         when there is none."""
