@@ -260,6 +260,86 @@ def test_a_pipe_that_nobody_reads_or_writes_does_not_count(node: Node) -> None:
             os.close(fd)
 
 
+NAMED = {
+    "included": (
+        "make -s -f a.mk", {"a.mk": "include b.mk\n", "b.mk": "all:; mkdir -p env; echo $(WHICH) > env/made\n"},
+    ),
+    "module": (
+        "python3 a.py",
+        {"a.py": "import b\n", "b.py": "import os; os.makedirs('env', exist_ok=True)\nw = os.environ.get('WHICH', '')\n"
+         "open('env/made', 'w').write(w + '\\n')\n"},
+    ),
+    "quoted": (
+        "python3 a.py",
+        {"a.py": "import os; os.makedirs('env', exist_ok=True); name = 'WHICH'\n"
+         "open('env/made', 'w').write(dict(os.environ).get(name, '') + '\\n')\n"},
+    ),
+    "perl": ("perl a.pl", {"a.pl": "mkdir 'env'; open(F, '>', 'env/made'); print F $ENV{WHICH}, \"\\n\";\n"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("unset", [False, True])
+def test_a_variable_in_a_file_that_the_command_reads_counts(
+    node: Node, monkeypatch: pytest.MonkeyPatch, kind: str, unset: bool
+) -> None:
+    if unset and kind == "quoted":
+        return  # the name alone says nothing where nothing has it
+    script, files = NAMED[kind]
+    for name, text in files.items():
+        node.write(name, text)
+    node.write("s.sh", f"{script}\n")
+    for number, value in enumerate((None if unset else "one", "two", None if unset else "one")):
+        monkeypatch.delenv("WHICH", raising=False)
+        if value:
+            monkeypatch.setenv("WHICH", value)
+        result = node.run()
+        assert (node.target / "made").read_text() == f"{value or ''}\n", result.reason
+        assert (result.outcome is Outcome.RAN_AND_PUBLISHED) == (number < 2), result.reason
+        if number == 1:
+            assert "variable WHICH, which a file that the command reads names, has another value" in result.reason
+        node.release()
+
+
+def test_a_variable_in_a_source_that_is_only_copied_does_not_count(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.write("setup.py", "import shutil, tools.build; shutil.copytree('pkg', 'env/pkg', dirs_exist_ok=True)\n")
+    node.write("pkg/train.py", "import os; os.environ['FOR_JOB']\n")
+    node.write("tools/build.py", "import os; print(os.environ.get('FOR_BUILD'))\n")
+    node.write("s.sh", "mkdir -p env; python3 setup.py\n")
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    node.run()
+    monkeypatch.setenv("FOR_JOB", "1")
+    assert node.run().reason == "already in place on this node"
+    monkeypatch.setenv("FOR_BUILD", "1")
+    assert "the variable FOR_BUILD, which" in node.run().reason
+
+
+CROSSINGS = {
+    "folder": "python3 -c \"import os; os.rename('out/d', 'env/d')\"",
+    "module": "python3 moves.py",
+    "link": "ln out/d/f env/f",
+    "copies": "cp -al out/d env/d",
+}
+
+
+@pytest.mark.parametrize("kind", CROSSINGS)
+def test_what_is_renamed_or_linked_into_a_target_ends_no_job(node: Node, kind: str) -> None:
+    """Below an overlay it cannot be."""
+    node.write("moves.py", "from pathlib import Path\nPath('out/d').replace('env/d')\n")
+    node.write("s.sh", f"set -e; mkdir -p out/d env; echo 1 > out/d/f; {CROSSINGS[kind]}\n")
+    result = node.run()
+    assert (result.exit_code, result.outcome, node.runs) == (0, Outcome.RAN_AND_PUBLISHED, 2), result.reason
+    made = "f" if kind == "link" else "d/f"
+    assert (node.target / made).read_text() == "1\n"
+    assert node.run().reason == "hit"
+    assert ((node.target / made).read_text(), node.runs) == ("1\n", 2)
+
+
+def test_a_command_that_fails_without_renaming_runs_once(node: Node) -> None:
+    node.write("s.sh", "mkdir -p env; ln  -s a env/b; cat r.txt; mv r.txt x; exit 7\n")
+    assert (node.run().exit_code, node.runs) == (7, 1)
+
+
 def test_what_the_command_made_or_only_wrote_does_not_count(node: Node, tmp_path: Path) -> None:
     log, netrc, cache = node.write("log", "old\n"), node.write(".netrc", "x"), node.write("cache/wheel", "w")
     secret = node.write(".env", "A=1\n")

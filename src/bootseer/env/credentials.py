@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import csv
 import fnmatch
+import functools
 import hashlib
 import os
 import re
@@ -166,6 +167,7 @@ def remove_from_command(command: Iterable[str]) -> list[str]:
     return out
 
 
+@functools.lru_cache(1024)  # a digest takes 10 ms
 def remove_from_variable(name: str, value: str) -> str:
     """The value of a variable for a key document: as it is when the variable is `HARMLESS`, nothing of it when its name
     says that it is a secret, else a digest without credentials of URLs."""

@@ -186,6 +186,8 @@ class _Attempt:
         )
         if code:
             self._stop()
+            if self._group and 0 < code < min(_UNTRIED) and observer.moves():
+                return self._again(code)
             failure = f"the command failed with exit code {code}"
             if self._lead:
                 self._lead.failed(failure)
@@ -232,6 +234,19 @@ class _Attempt:
         if why:
             result.reason += f"; {why}"
         return result
+
+    def _again(self, code: int) -> EnvResult:
+        """Run it once more, without overlays: into them nothing can be renamed or linked from outside."""
+        assert self._group
+        log.warning("the command failed with exit code %d and may rename into an overlay; running it without", code)
+        self._group.take_down()
+        again = _Attempt(self._execution, self._look, self._lead, beside=self._beside)
+        again._spec = msgspec.structs.replace(self._spec, restore="unpack")
+        try:
+            again.prepare()
+        except (BootseerError, OSError) as exc:
+            return self._execution.run_plain(f"{self._look.reason}; nothing captured: {exc}", self._look.key)
+        return again.run()
 
     def _is_empty(self, end: End) -> bool:
         """Whether the command left nothing but folders."""

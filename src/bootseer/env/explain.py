@@ -93,6 +93,8 @@ def input_changes(old: Observed, new: Observed) -> list[str]:
     """One phrase per file that the commands read and that differs."""
     both = sorted(old.files.keys() & new.files.keys())
     out = [f"{path}, which the command reads, changed" for path in both if old.files[path] != new.files[path]]
+    names = sorted(old.variables.keys() | new.variables.keys())
+    out += [f"the variable {name} changed" for name in names if old.variables.get(name) != new.variables.get(name)]
     out += [f"{path} is read now" for path in sorted(new.files.keys() - old.files.keys())]
     return out + [f"{path} is no longer read" for path in sorted(old.files.keys() - new.files.keys())]
 

@@ -27,12 +27,13 @@ from blake3 import blake3
 
 import bootseer
 from bootseer.config import Config
-from bootseer.env import caches, remembered
+from bootseer.env import caches, remembered, variables
 from bootseer.env.credentials import (
     holds_credentials,
     holds_password,
     only_credentials,
     remove_credentials,
+    remove_from_variable,
     slow_digest,
 )
 from bootseer.env.spec import EnvSpec
@@ -57,7 +58,7 @@ _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot",
 _SYSTEM += ["/var/lib", "/var/cache"]
 _SHARED_MEMORY = "/dev/shm/"
 _STANDARD_LIBRARY = pattern(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
-_BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc$")
+_BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc(?:\.\d+)?$")
 _OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
 """What git and builds keep in a source tree for themselves, and change when they only look."""
 _BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/|/(?:debug|release)/(?:deps|incremental|\.fingerprint)/")
@@ -65,6 +66,13 @@ _BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/|/(?:debug|release)/(?:deps|
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
 _ELSEWHERE |= {"nerdctl", "ctr", "buildah", "systemd-run", "systemd-nspawn", "nsjail", "firejail", "srun"}
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
+_OF_PACKAGES = pattern(r"/(?:(?:site|dist)-packages|node_modules|profile\.d|\.[A-Za-z][^/]*)/")
+"""Below these lie programs, in whose texts no variables are looked for."""
+_MOVES = pattern(
+    rb"\brename\w*\s*\(|\bos\.replace|\.replace\([^,()]*\)|\b(?:os|fs)\.link|hardlink_to|\blink(?:at)?\s*\("
+    rb"|\bln\s+(?!\s|-\w*s|--s)|\bcp\s+(?:-\S+\s+)*-(?:\w*l|-link)|\0(?:rename(?:at2?)?|link(?:at)?)\0"
+)
+MAX_VARIABLES = 10_000
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
 _SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
 _KEPT = "inputs.json"
@@ -82,12 +90,15 @@ class Observed(msgspec.Struct, frozen=True):
     unobserved: str = ""
     leads: dict[str, tuple[str, str]] = {}
     """Path -> what must be there (a digest, or a kind), and which file of the result leads to it (`leads`)."""
+    variables: dict[str, str | None] = {}
+    """Those that occur in the text of the files: name -> `remove_from_variable` of the value."""
 
     @property
     def name(self) -> str:
         """Names the inputs in the store: 64 hex digits."""
         known = [sorted(self.files.items()), sorted(self.folders.items()), bool(self.unobserved)]
         known += [sorted((path, wanted) for path, (wanted, _) in self.leads.items())] if self.leads else []
+        known += [{"variables": sorted(self.variables.items())}] if self.variables else []
         return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
 
 
@@ -136,6 +147,7 @@ class Digests:
         self._config = config
         self._plain = not spec.contained
         self._known: dict[str, str] = {}
+        self._variables: dict[str, str] = {}
         self._slow_left = MAX_SLOW
         self._until = time.monotonic() + seconds
 
@@ -189,12 +201,24 @@ class Digests:
             hasher.update(block)
         return str(hasher.hexdigest())
 
+    def variable(self, name: str) -> str | None:
+        """What is compared of the variable ``name``; None when it is not set, ``"?"`` when that is too much."""
+        if (value := self._spec.env.get(name)) is None:
+            return None
+        if name not in self._variables:
+            self._slow_left -= 1
+            self._variables[name] = remove_from_variable(name, value) if self._slow_left >= 0 else "?"
+        return self._variables[name]
+
     def difference(self, inputs: Observed) -> str:
         """What of ``inputs`` is here otherwise than there; empty when nothing is. A node may lack a file outside of the
         job's folder, as it may lack a tool."""
         work = self._spec.cwd if self._spec.contained else os.path.realpath(self._spec.folder)
         work = "" if work in ("", "/") else f"{work}/"
         tools = tuple(f"{os.path.dirname(path)}/" for path in inputs.files if os.path.basename(path) == "pyvenv.cfg")
+        for name, value in sorted(inputs.variables.items()):
+            if self.variable(name) != value:
+                return f"the variable {name}, which a file that the command reads names, has another value"
         for path, digest in sorted(inputs.files.items()):
             if (found := self.of(path)) not in ("", digest):
                 return f"{path}, which the command reads, changed"
@@ -216,7 +240,9 @@ def check_names(inputs: Observed) -> None:
     )
     if not plain or any("/" in name or not name or not _is_text(name) for name in sources):
         raise DataError("its observed inputs have bad names")
-    if max(len(inputs.files), len(inputs.folders), len(sources)) > MAX_FILES:
+    if not all(name.isidentifier() and name.isascii() for name in inputs.variables):
+        raise DataError("its variables have bad names")
+    if max(len(inputs.files), len(inputs.folders), len(sources), len(inputs.variables)) > MAX_FILES:
         raise DataError(f"its observed inputs are more than {MAX_FILES} names")
 
 
@@ -290,6 +316,15 @@ def _fixed(spec: EnvSpec, path: str) -> str:
             return repr(state_of(fd)) if remembered.has_times(fd) else ""
     except (OSError, ValueError):
         return ""
+
+
+def _text(spec: EnvSpec, path: str) -> bytes:
+    """What ``path`` holds; nothing of a large one, or none."""
+    with contextlib.suppress(OSError, ValueError):
+        if (fd := _opened(spec, path)) >= 0:
+            with open(fd, "rb") as file:
+                return file.read(_TEXT) if os.fstat(fd).st_size <= _TEXT else b""
+    return b""
 
 
 def _state(spec: EnvSpec, path: str) -> FileState | None:
@@ -375,12 +410,41 @@ class Observer:
         digests = Digests(self._spec, self._config, _PUBLISHING_SECONDS)
         files = {path: digests.of(path) for path, was in fixed.items() if not was}
         files |= {path: digests.of_text(path, data) for path, data in self._before.items()}
+        used = self._used(self._opens, digests)
         for path, state in self._found.items():
             if path not in self._before and _state(self._spec, path) != state:
                 raise DataError(f"{path} changed while the command ran")
             if files.get(path) == "?":
                 raise DataError(f"{path}, which the command read, cannot be read")
-        return Opened(Observed(files, folders), {path: was for path, was in fixed.items() if was})
+        return Opened(Observed(files, folders, variables=used), {path: was for path, was in fixed.items() if was})
+
+    def moves(self) -> bool:
+        """Whether the command's text, or one that it read, may rename or link something, as far as is known: into an
+        overlay nothing can be, from outside."""
+        texts = [os.fsencode(word) for word in self._spec.command]
+        seen = self._opens.texts.items() if self._opens else ()
+        texts += [data for path, data in seen if self._counts(path) and not _OF_PACKAGES.search(path)]
+        return any(_MOVES.search(text) for text in texts)
+
+    def _used(self, opens: Opens, digests: Digests) -> dict[str, str | None]:
+        """The variables that occur in what was read. Of a project's sources, which an installer only copies, those
+        that were imported are looked at, and those beside its settings."""
+        names = set[str]()
+        imported = {_BYTE_CODE.sub(r"\1.py", path) for path in opens.seen if ".pyc" in path}
+        projects = {os.path.dirname(path) for path in self._found if os.path.basename(path) in _PROJECT}
+        copied = tuple(f"{folder}/" for folder in projects)
+        for path in self._found:
+            is_source = path.endswith(_SOURCES) and path.startswith(copied)
+            if not _OF_PACKAGES.search(path) and not (
+                is_source and path not in imported and os.path.dirname(path) not in projects
+            ):
+                data = opens.texts.get(path) or _text(self._spec, path)
+                if b"\0" not in data[:8192]:
+                    names |= variables.mentioned(data.decode("utf-8", "replace"), self._spec.env)
+        found = {name: digests.variable(name) for name in sorted(names)}
+        if len(found) > MAX_VARIABLES or "?" in found.values():
+            raise DataError("the files that the command read name too many variables")
+        return found
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:
         out: dict[str, FileState] = {}

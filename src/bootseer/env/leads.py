@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bootseer.config import Config
 from bootseer.env.inputs import MAX_FILES, Digests, Observed
 from bootseer.env.inventory import Entry
@@ -59,7 +61,7 @@ def added(
             found.update((name, (wanted, by)) for name, wanted in _needs(spec, digests, by, path, is_link, since))
         if len(found) > MAX_FILES:
             raise DataError(f"its files lead to more than {MAX_FILES} outside of the targets, such as {by} to {path}")
-    return Observed(known.files, known.folders, known.unobserved, found)
+    return msgspec.structs.replace(known, leads=found)
 
 
 def check(inputs: Observed) -> None:

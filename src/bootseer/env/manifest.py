@@ -66,6 +66,8 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         fields = msgspec.to_builtins(self)
         if not self.signature:
             del fields["signature"]
+        if not self.inputs.variables:
+            del fields["inputs"]["variables"]
         return fields  # type: ignore[no-any-return]
 
     @property

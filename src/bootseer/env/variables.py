@@ -14,6 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 _USED = re.compile(
     r"\$\{?[!#]?([A-Za-z_]\w*)|\b(?:environ(?:\.get)?\s*[\[(]|getenv\s*\(|process\.env[.\[])\s*[\"']?([A-Za-z_]\w*)"
 )
+_MENTIONED = re.compile(
+    r"\$(?!ENV\{)\{?[!#]?([A-Za-z_]\w*)|\$\(([A-Za-z_]\w*)\)|[\"']([A-Z_][A-Z0-9_]{2,})[\"']"
+    r"|\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|env!)\s*\(|process\.env[.\[]|ENV[\[{])\s*[\"']?([A-Za-z_]\w*)"
+)
+"""As `_USED`, in the files of any language: a Makefile's ``$(NAME)``, a name in quotes."""
+_ASSIGNED = re.compile(r"\b(\w+)[ \t]*[:?+]?=|\bfor[ \t]+(\w+)[ \t]+in\b|\bread[ \t]+(?:-\w+[ \t]+)*(\w+)")
 _SET = r"(?m)(?:^|;[ \t]*)(?:export[ \t]+|readonly[ \t]+)?{name}=|\bfor[ \t]+{name}[ \t]+in\b"
 _SETS = 100
 _BLOCKS = (("if", "fi"), ("case", "esac"), ("do", "done"))
@@ -23,6 +29,10 @@ _OF_ONE_START = re.compile(
     r"|(?:SLURM|SBATCH|SRUN|PMIX?|OMPI|PBS|LSB|SSH|DBUS|KUBERNETES|TORCHELASTIC|BOOTSEER|RAY)_\w+|SLURMD?\w*|POD_\w+|JOB_ID"
     r"|(?:\w+_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|NODE_NAME|CUDA_VISIBLE_DEVICES|JOB_COMPLETION_INDEX|\w*_PID"
 )
+_OF_RUNS = re.compile(
+    r"(?:\w+_)?(?:RUN|JOB|TASK|TRIAL|ATTEMPT|SESSION|INVOCATION)_(?:UU)?ID|COLUMNS|LINES|MAKELEVEL|JOURNAL_STREAM"
+)
+"""Beside these: in a file that the command reads they are more likely for the job than for it."""
 _TOOLS = {
     "pip": ("PIP_",),
     "uv": ("UV_",),
@@ -76,6 +86,24 @@ def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) ->
                 found.add(name)
     prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
     return found | {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
+
+
+def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
+    """The names of variables that may decide what a program does with the text of a file that it reads: set ones, and
+    those in capitals that neither ``env`` nor the text sets."""
+    own = {name for found in _ASSIGNED.findall(text) for name in found}
+    first: dict[str, int] = {}
+    for use in _MENTIONED.finditer(text):
+        name = next(filter(None, use.groups()), "")
+        if name in env or (not use[3] and name.isupper() and name not in own):
+            first.setdefault(name, use.start())
+    return {
+        name
+        for name, at in first.items()
+        if not _OF_ONE_START.fullmatch(name)
+        and not _OF_RUNS.fullmatch(name)
+        and not (name in env and _is_set(text, name, at))
+    }
 
 
 def tools_in(text: str) -> set[str]:
