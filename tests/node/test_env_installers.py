@@ -100,6 +100,25 @@ CASES = {
         },
         needs=["cc", "/usr/include/python3.11/Python.h" if sys.version_info[:2] == (3, 11) else "cc"],
     ),
+    "uv editable": Case(
+        "v", f"{UV} venv -q -p /usr/bin/python3 {{T}} && {UV} pip install -q -p {{T}} -e .", [*VENV, "{T}/bin/demo"],
+        {"pyproject.toml": PYPROJECT + BUILT.format("hatchling==1.27.0", "hatchling.build"), **SOURCE},
+    ),
+    "npm workspaces": Case(
+        "node_modules", "npm ci --silent", ["node -e \"if (require('own')() !== 1) process.exit(1)\""],
+        {
+            "package.json": '{"name":"x","version":"1.0.0","workspaces":["own"]}',
+            "own/package.json": '{"name":"own","version":"1.0.0","dependencies":{"is-odd":"3.0.1"}}',
+            "own/index.js": "module.exports = () => require('is-odd')(3) ? 1 : 0\n",
+        },
+        first="npm install --package-lock-only --silent", needs=["npm"],
+    ),
+    "apt": Case(
+        "t", "mkdir -p {T}/var/lib/dpkg && touch {T}/var/lib/dpkg/status && apt-get download -q hello && "
+        "dpkg --root={T} --force-depends --force-script-chrootless -i hello_*.deb && rm hello_*.deb",
+        ["{T}/usr/bin/hello", "dpkg --root={T} -s hello | grep '^Status: install ok installed'", "dpkg --root={T} -V"],
+        first="cd /tmp && apt-get -q --print-uris download hello", needs=["apt-get", "dpkg"],
+    ),
     "npm": Case(
         "node_modules", "npm ci --silent",
         ["node -e \"if (!require('is-odd')(3)) process.exit(1)\"", "{T}/.bin/semver 1.2.3"],
