@@ -132,7 +132,7 @@ class _Union:
             entries,
             [""],
             [""],
-            self._last.seconds if self._last else self._told.seconds,
+            (self._last.seconds if self._last else 0.0) or self._told.seconds,
         )
         faults.point("env.gather.before-manifest")
         if not publish(self._store, self._document, made, None, lambda: None, self._told.config.sign_key):
