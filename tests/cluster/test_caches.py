@@ -117,6 +117,7 @@ def test_a_cache_that_is_not_used_twice_is_not_restored_a_third_time(site: Site)
     code, said, caches = site.start("b", "four")
     assert (code, caches["restored"], caches["compiled"]) == (0, 0, 1), said
     assert "cold: it was restored twice and not used" in str(caches["how"])
+    assert site.start("b", "four")[2]["used"] == 1  # what it compiled then
     assert site.start("c", "one")[2]["used"] == 1  # other nodes have their own experience
 
 

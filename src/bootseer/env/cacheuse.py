@@ -25,9 +25,7 @@ _ADD_FILE_SYSTEM = 0x01 | 0x100
 _OPEN = 0x20
 _READ = 4 << 10
 _ENOUGH = 2
-"""So many times a cache is restored that nothing uses."""
-_AGAIN = 7 * 86400.0
-"""Seconds after which it is tried again."""
+"""So many times in a row a cache is restored that nothing uses; the start after them does without."""
 
 
 class Use:
@@ -110,12 +108,12 @@ class Refusals:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "unused"
 
-    @property
-    def is_enough(self) -> bool:
-        try:
-            return self._count() >= _ENOUGH and time.time() - self.path.stat().st_mtime < _AGAIN
-        except OSError:
-            return False
+    def take(self) -> bool:
+        """Whether this start is to do without; the next one tries again, with what this one compiles."""
+        enough = self._count() >= _ENOUGH
+        if enough:
+            self.note(used=True)
+        return enough
 
     def note(self, *, used: bool) -> None:
         """What the start that ends its first step now has seen."""

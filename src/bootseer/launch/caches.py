@@ -78,14 +78,14 @@ class Caches:
 
     def begin(self) -> str:
         """How it begins, in words. There may be no cache at all afterwards."""
-        enough = self._refusals.is_enough
+        enough = self._refusals.take()
         try:
             self._held = generation.restore(self._cache, self._store, self._config, job=self._job, use=not enough)
         except (BootseerError, OSError) as exc:
             log.warning("%s; the programs use no cache of ours", exc)
             return f"no cache: {exc}"
         if enough:
-            self._held.said = f"cold: it was restored twice and not used; remove {self._refusals.path} to try again"
+            self._held.said = "cold: it was restored twice and not used; the next start tries again"
             log.warning("%s", self._held.said)
         if not self._cache.image:  # in a container they lie at one place on all nodes
             with advisory("lead the caches here"):
