@@ -38,6 +38,24 @@ echo the end
 """
 
 
+STARTS = f"""
+export BOOTSEER_STORE=$HOME/starts BOOTSEER_CACHE_DIR=/var/spool/local/c2 BOOTSEER_STATE_DIR=/var/spool/local/s2
+srun --ntasks=2 sh -c '{BOOTSEER} --config SETTINGS run starts.toml --summary $SLURM_JOB_ID-$SLURM_PROCID.json' 2>&1
+echo the end
+"""
+START = """
+[job]
+name = "ranks"
+command = ["sh", "-c", "mkdir -p $D; N=$D/$SLURM_PROCID; [ -e $N ] && cat $N || echo compiled >$N; sleep 3"]
+env = { D = "/run/bootseer/caches/triton" }
+[image]
+ref = "IMAGE"
+convert = true
+[caches]
+kinds = ["triton"]
+"""
+
+
 class Site:
     """The cluster, an image in a registry that its nodes reach, and the hooks."""
 
@@ -119,7 +137,7 @@ def site() -> Iterator[Site]:
         ):
             site = Site(slurm, registry.address)
             with without_tls(registry.address):
-                files = [*programs("sh", "cat", "sleep", "id"), Member("marker", data=b"of the image\n")]
+                files = [*programs("sh", "cat", "sleep", "id", "mkdir"), Member("marker", data=b"of the image\n")]
                 config = oci.ContainerConfig(env=("PATH=/bin", "FROM_IMAGE=yes"))
                 write_image(root / "layout", [files], config=config)
                 ref = f"{registry.address}/team/small:v1"
@@ -451,4 +469,18 @@ def test_ranks_of_a_step_share_what_they_compile_with_the_next_job(site: Site) -
     site.says("alice", second, "the end")
     said = site.slurm.output("alice", second)
     assert (said.count("compiled\n"), said.count("restored"), said.count("compiled 0")) == (2, 2, 2), said
+    site.clean()
+
+
+def test_starts_of_a_step_share_what_they_compile_with_the_next_job(site: Site) -> None:
+    home = site.slurm.home("alice")
+    (home / "starts.toml").write_text(START.replace("IMAGE", f"{site.registry}/team/small:v1"))
+    for number, without in enumerate(("n[2-4]", "n1,n[3-4]")):
+        job = site.submit("alice", STARTS.replace("SETTINGS", str(site.settings)), "--ntasks=2", without=without)
+        site.says("alice", job, "the end")
+        said = site.slurm.output("alice", job)
+        found = [json.loads((home / f"{job}-{rank}.json").read_text()) for rank in range(2)]
+        assert [one["exit_code"] for one in found] == [0, 0], said
+        assert said.count("compiled\n") == 2 * number, said
+        assert max(one["caches"]["restored"] for one in found) == 2 * number, (found, said)
     site.clean()

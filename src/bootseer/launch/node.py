@@ -352,6 +352,8 @@ class _Node:
 
         def otherwise() -> None:
             emit.end(init, error="no first_step was seen")
+            if self.caches:
+                self._tell_caches(self.caches.stepped())
             self._collect()
             self._keep_access()
 
