@@ -22,7 +22,7 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 from support.hadoop import HadoopCluster
-from support.waits import later
+from support.waits import later, until
 
 pytestmark = pytest.mark.hdfs
 
@@ -127,6 +127,26 @@ def test_files_written_together_leave_a_frozen_datanode_at_once(cluster, namenod
         assert content(cluster, f"{path}{i}") == whole
         blocks = namenode.blocks(f"{path}{i}").blocks
         assert sum(block.block.length for block in blocks) == len(whole)
+
+
+def test_a_pause_of_a_datanode_costs_one_block_at_most(cluster, namenode, path):
+    """It takes part in the next one."""
+    data = os.urandom(24 * MIB)
+    with FileOutput(namenode, path, replication=3, block_size=16 * MIB) as out:
+        out.write(data[: 2 * MIB])
+        victim = out.nodes[1]
+        resume = threading.Timer(1.0, cluster.resume, [cluster.index_of(victim.address)])
+        cluster.pause(cluster.index_of(victim.address))
+        resume.start()
+        try:
+            out.write(data[2 * MIB : 15 * MIB])
+        finally:
+            resume.join()
+        until(lambda: victim not in placement.shunned())
+        out.write(data[15 * MIB :])
+    blocks = namenode.blocks(path).blocks
+    assert [block.block.length for block in blocks] == [16 * MIB, 8 * MIB]
+    assert content(cluster, path) == data
 
 
 @pytest.mark.parametrize("how", ["frozen", "killed"])

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import pytest
 
 from bootseer.errors import UnavailableError
-from bootseer.hdfs import datanode, dial, probe
+from bootseer.hdfs import datanode, dial, placement, probe
 from bootseer.hdfs.records import DataNode
 from bootseer.hdfs.replica_errors import OwnLimit
 from support.fakedatanode import FakeBlock, FakeDataNode, refused
+from support.waits import until
 
 NOBODY = "x" * 64 + ".example"
 
@@ -45,6 +46,48 @@ def test_who_answers_and_who_does_not(frozen):
         assert probe.silent(nodes, "pool") == (1, 2, 3)
         assert time.monotonic() - began < 10
         assert [request.header.base.block.pool for request in fake.requests] == ["pool", "pool"]
+
+
+def late(seconds: float) -> FakeDataNode:
+    def answer(request: object) -> list[object]:
+        time.sleep(seconds)
+        return [refused(3, "no such block"), None]
+
+    return FakeDataNode(answer)
+
+
+def test_who_is_silent_beside_one_that_answers_is_found_soon(frozen, monkeypatch):
+    monkeypatch.setattr(probe, "PROBE", 20.0)
+    with late(0) as fake:
+        began = time.monotonic()
+        assert probe.silent([fake.node, frozen], "pool") == (1,)
+        assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_who_is_reached_late_may_answer_late(monkeypatch, position):
+    """Behind a full link the kernel's answer is as late as its own: a slow DataNode is no frozen one."""
+    monkeypatch.setattr(probe, "PROBE", 20.0)
+    with late(0) as quick, late(0.8) as slow:
+        nodes = [quick.node, slow.node][:: -1 if position == 0 else 1]
+
+        def dialled(host: str, port: int, until: float) -> socket.socket:
+            time.sleep(0.2 if port == slow.node.port else 0)
+            return dial.dial(host, port, until)
+
+        monkeypatch.setattr(probe, "dial", dialled)
+        assert probe.silent(nodes, "pool") == ()
+
+
+def test_a_datanode_is_used_again_as_soon_as_its_pause_is_over():
+    with late(0) as quick, late(1.2) as pausing:
+        assert probe.silent([quick.node, pausing.node], "pool") == (1,)
+        placement.shun([pausing.node])
+        assert placement.shunned() == [pausing.node]
+        until(lambda: not placement.shunned())
+    placement.shun([pausing.node])  # for another reason
+    assert placement.shunned() == [pausing.node]
+    placement.shunned_nodes.clear()
 
 
 @pytest.mark.parametrize(

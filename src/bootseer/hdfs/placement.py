@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from bootseer.hdfs import probe
+
 if TYPE_CHECKING:
     from bootseer.hdfs.records import DataNode
 
@@ -52,17 +54,26 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 def shun(nodes: Iterable[DataNode], *, slow: bool = False) -> None:
     """Leave ``nodes``, which failed or are only ``slow``, out of new blocks of this process for `SHUNNED` seconds."""
-    until = time.monotonic() + SHUNNED
+    until, nodes = time.monotonic() + SHUNNED, list(nodes)
     failed = shunned(slow=False)
+    for node in nodes:
+        if probe.thawed(node.uuid):  # this time it is for another reason
+            probe.forget(node.uuid)
     with _lock:
         shunned_nodes.update((node.uuid, (until, node, slow and node not in failed)) for node in nodes)
 
 
 def shunned(*, slow: bool = True) -> list[DataNode]:
-    """The DataNodes to leave out now: those that failed and, with ``slow``, those that are only slow."""
+    """The DataNodes to leave out now: those that failed and, with ``slow``, those that are only slow.
+
+    One that was silent is none of them any more once it has answered: a pause of it is over.
+    """
     now = time.monotonic()
     with _lock:
-        return [node for until, node, only_slow in shunned_nodes.values() if until > now and (slow or not only_slow)]
+        for uuid in [uuid for uuid, (until, *_) in shunned_nodes.items() if probe.thawed(uuid) or until <= now]:
+            probe.forget(uuid)
+            del shunned_nodes[uuid]
+        return [node for _, node, only_slow in shunned_nodes.values() if slow or not only_slow]
 
 
 def too_few(cluster: str, left_out: Sequence[DataNode], given: Sequence[DataNode], why: str = "") -> None:
