@@ -144,6 +144,14 @@ def test_a_failed_datanode_is_avoided_for_a_time(monkeypatch):
     assert placement.shunned() == []
 
 
+def test_a_file_that_is_written_alone_names_those_that_are_left_while_one_is_avoided():
+    """Asked for any, a NameNode whose other DataNodes are busy gives too few, or that one."""
+    made, three = Placement(), nodes(3)
+    placement.too_few(CLUSTER, three, ())
+    placement.shun(three[:1])
+    assert set(made.choose(1, CLUSTER, 2).wanted) == set(three[1:])
+
+
 def test_no_two_blocks_have_the_same_pair_of_datanodes():
     """Else two files may be held up by one pair, and nobody tells by whom of it."""
     for seed in range(20):

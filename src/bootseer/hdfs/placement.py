@@ -131,8 +131,8 @@ class Placement:
         self._lock = threading.Lock()
 
     def choose(self, file: int, cluster: str, replicas: int) -> Choice:
-        """Where a new block of ``file`` goes: anywhere while no other file has one; not where the others have theirs;
-        or, where all DataNodes of ``cluster`` are known, on those with the fewest replicas.
+        """Where a new block of ``file`` goes: anywhere while no other file has one and nobody is avoided; not where
+        the others have theirs; or, where all DataNodes of ``cluster`` are known, on those with the fewest replicas.
 
         Racks as HDFS chooses them: the second replica on another rack than the first, the third beside the second.
         Rather two that have no other block together: when they hold up two files, nobody tells which of them does.
@@ -144,7 +144,7 @@ class Placement:
         with self._lock:
             self._placed.pop(file, None)
             used = Counter(node for nodes in self._placed.values() for node in nodes)
-            if not used or not everything:
+            if not everything or (not used and len(able) == len(everything)):
                 return Choice([], list(used))
             while able and len(chosen) < replicas:
                 beside = Counter(node for nodes in self._placed.values() if set(chosen) & set(nodes) for node in nodes)
