@@ -4,8 +4,8 @@
 
 ``ingest`` reads the events of the job (20 spans a rank), ``page`` analyses them and makes the HTML page, ``fleet``
 looks at the kept rows of 30,000 start-ups; each in a process of its own, ``rss`` is the most memory it had. ``jobs``,
-``job`` and ``served-fleet`` are pages of `bootseer profile serve` over all of that, from request to last byte, without
-the first request of each. The server analyses a large start-up when it reads its events, before anybody asks.
+``job``, ``growth`` and ``served-fleet`` are pages of `bootseer profile serve` over all of that, from request to last
+byte, without the first request of each. A large start-up is analysed when its events are read, before anybody asks.
 ``flags`` analyses start-ups of 64 nodes with noise (lognormal, sigma 0.1), half of them with one planted straggler
 (twice the median): ``false_flags`` is the share of start-ups in which another node was named, ``found`` that of
 planted ones that were. --quick: a tenth of the nodes, start-ups and noisy ones.
@@ -85,7 +85,7 @@ def job(path: Path, nodes: int) -> None:
 
 
 def starts(path: Path, count: int) -> None:
-    """Kept rows of start-ups of 3,000 jobs."""
+    """Kept rows of start-ups of 3,000 jobs, of 2 to 2,048 GPUs."""
     from bootseer.profile import starts as kept
 
     rng = random.Random(2)
@@ -97,11 +97,12 @@ def starts(path: Path, count: int) -> None:
                 at = float(begin)
                 for stage in ("image", "env", "first_step"):
                     common = f'"span":"{number}-{node}-{stage}","job":"j{number % 3000}","attempt":"{number}"'
-                    common += f',"node":"{node}"'
+                    common += f',"node":"{node}","gpus":{1 << number % 11}'
                     took = 5 + rng.expovariate(0.1)
                     for kind, when in (("begin", at), ("end", at + took)):
                         extra = f',"stage":"{stage}"' if kind == "begin" else ""
-                        out.write(f'{{"bootseer":2,"ev":"{kind}",{common},"gpus":8{extra},"wall":{int(when * 1e9)}}}\n')
+                        text = f'"bootseer":2,"ev":"{kind}",{common}{extra},"wall":{int(when * 1e9)}'
+                        out.write(f"{{{text}}}\n")
                     at += took
     kept.compact([events], path)
     events.unlink()
@@ -137,7 +138,7 @@ def pages(kept: Path, events: Path, rounds: int) -> list[Run]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         address = server.stderr.readline().split()[-1]
-        for variant, path in (("jobs", ""), ("job", f"job/{job}"), ("served-fleet", "fleet")):
+        for variant, path in (("jobs", ""), ("job", f"job/{job}"), ("served-fleet", "fleet"), ("growth", "growth")):
             for n in range(rounds + 1):
                 began = time.perf_counter()
                 with urllib.request.urlopen(address + path, timeout=60) as answer:
@@ -174,6 +175,7 @@ def compute(made: Report, say: Say) -> Figures:
     found.median("html_export_s", "<= 1", "page", unit="s")
     found.median("fleet_page_s", "<= 2", "fleet", unit="s")
     found.median("served_fleet_page_s", "<= 2", "served-fleet", unit="s")
+    found.median("growth_page_s", "<= 2", "growth", unit="s")
     found.median("jobs_page_ms", "<= 200", "jobs", unit="ms", scale=1e3)
     found.median("false_flags", "<= 1", "flags", "false", unit="%", scale=100)
     found.median("planted_found", ">= 99", "flags", "found", unit="%", scale=100)
