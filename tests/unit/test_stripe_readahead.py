@@ -4,12 +4,13 @@ import os
 import random
 import threading
 import time
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.errors import DataError
+from bootseer.errors import DataError, UnavailableError
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.files import flight
 from bootseer.stripefs.files import readahead as loader_module
@@ -121,6 +122,73 @@ def test_an_error_reaches_every_reader_and_the_next_read_tries_again(file, loade
     assert get(loader, file, 0, 10) == DATA[:10]
 
 
+@pytest.mark.parametrize("jumps", [False, True], ids=["in order", "jumps"])
+def test_no_reader_waits_twice_for_a_storage_that_does_not_answer(fs, loader, monkeypatch, jumps):
+    """Neither one who waits for another's fetch, nor the kernel, which asks for a page once more after an error."""
+    monkeypatch.setattr(flight, "_LONG", 0.2, raising=False)
+    monkeypatch.setattr(flight, "_REFUSED", 1.0, raising=False)
+    frozen, calls = threading.Event(), []
+    frozen.set()
+    with fs.open("f") as file:
+
+        def silent(real, *args, **more):
+            if frozen.is_set():
+                calls.append(args)
+                time.sleep(0.5)
+                raise UnavailableError("no part of f has come", hint="look at the DataNodes")
+            return real(*args, **more)
+
+        monkeypatch.setattr(file, "read_chunks", partial(silent, file.read_chunks))
+        monkeypatch.setattr(file, "readinto_many", partial(silent, file.readinto_many))
+        monkeypatch.setattr(file, "apart", lambda offset, size: jumps)
+        monkeypatch.setattr(loader, "_plan", lambda *args: jumps)
+
+        def reader(number: int) -> None:
+            began = time.monotonic()
+            with pytest.raises(UnavailableError, match="no part of f has come; look at"):
+                get(loader, file, 0, 10)
+            assert time.monotonic() - began < 0.9
+
+        together(reader, range(1 if jumps else 4))
+        reader(0)
+        assert len(calls) == 1
+        frozen.clear()
+        assert get(loader, file, 2 * UNIT, 10) == DATA[2 * UNIT :][:10]  # others are asked for
+        time.sleep(1.0)
+        assert get(loader, file, 0, 10) == DATA[:10]
+
+
+def test_a_refusal_that_comes_soon_is_tried_again_by_who_waited(fs, loader, monkeypatch):
+    calls = []
+    with fs.open("f") as file:
+        real = file.read_chunks
+
+        def once(first, parts, **more):
+            calls.append(first)
+            time.sleep(0.1)
+            if len(calls) == 1:
+                raise UnavailableError("connection refused")
+            return real(first, parts, **more)
+
+        monkeypatch.setattr(file, "read_chunks", once)
+        with pytest.raises(UnavailableError):
+            loader.prefetch(file, 0, 1)
+        assert get(loader, file, 0, 10) == DATA[:10]
+
+
+def test_the_end_of_a_mount_does_not_wait_for_a_storage_that_does_not_answer(fs, monkeypatch):
+    loader, release, begun = ReadAhead(), threading.Event(), threading.Event()
+    with fs.open("f") as file:
+        monkeypatch.setattr(file, "read_chunks", lambda *args, **more: begun.set() or (release.wait(20) and 0))
+        loader._pool.submit(loader._ahead_of, file, range(4))
+        assert begun.wait(5)
+        began = time.monotonic()
+        assert not loader.close(0.2)
+        assert time.monotonic() - began < 5
+        release.set()
+        assert loader.close()
+
+
 def test_memory_stays_below_its_budget(fs, monkeypatch):
     monkeypatch.setattr(loader_module, "_STEP", 4 * UNIT)
     loader = ReadAhead(memory=6 * UNIT)
@@ -146,8 +214,6 @@ def test_what_is_dropped_is_free(fs):
 
 
 def test_a_waiting_reader_has_a_deadline(fs, monkeypatch):
-    from bootseer.errors import UnavailableError
-
     monkeypatch.setattr(flight, "_WAIT", 0.2)
     monkeypatch.setattr(flight, "SLOWEST", 1 << 40)
     loader, release = ReadAhead(), threading.Event()

@@ -27,7 +27,7 @@ from bootseer.stripefs.store import StripeFS
 _log = logging.getLogger(__name__)
 
 _PIECE = 16 << 20
-_END_SECONDS = 15.0
+_END_SECONDS = 2.0
 _HOLD_SECONDS = 600.0
 """A prefetch that nobody releases begins after so long: who should have may be dead."""
 
@@ -71,10 +71,11 @@ class Prefetch:
         self._stop.set()
         self._released.set()
 
-    def join(self) -> None:
-        """Wait for the reads under way, for some seconds."""
+    def join(self) -> bool:
+        """Wait for the reads under way, for some seconds; whether they have ended."""
         if self._thread.ident is not None:
             self._thread.join(_END_SECONDS)
+        return not self._thread.is_alive()
 
     def _pull(self) -> None:
         if self.state == "none":

@@ -39,6 +39,8 @@ from bootseer.wiretypes import json_as
 _log = logging.getLogger(__name__)
 
 _WORKERS = 8
+_END_SECONDS = 2.0
+"""So long read-ahead under way is waited for when the mount ends."""
 _PROVEN_SECONDS = 0.5
 """A server that has served for so long, or whose reads have moved bytes, has not died of its start."""
 
@@ -116,11 +118,13 @@ class Server:
         finally:
             self._prefetch.end()
             server.stop(timeout=2.0)
-            self._prefetch.join()
+            ended = self._prefetch.join()
             if isinstance(self._ops, WritableStripes):
                 self._ops.close()
-            self._ahead.close()
-            if self._cache:
+            ended = self._ahead.close(_END_SECONDS) and ended
+            if not ended:  # they may write to the cache until this process ends, so it is left as if that was killed
+                _log.warning("reads under way are left behind: the storage does not answer")
+            elif self._cache:
                 self._cache.close()
 
     def _serve(self) -> fuse.Server:

@@ -5,8 +5,10 @@ Concurrency: any number of threads; ``_lock`` guards the table and is never held
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from bootseer.backends.interface import DEADLINE, SLOWEST
 from bootseer.errors import UnavailableError
@@ -16,6 +18,10 @@ from bootseer.stripefs.files.reader import ChunkFile
 _WAIT = 4 * DEADLINE
 """Who waits for a flight gives it up after so long for each of its runs, and twice what its bytes take at `SLOWEST`: a
 read of them by itself may take that long too (its second try begins anew)."""
+_LONG = DEADLINE / 2
+"""A storage that did not answer for so long is not asked again for the same chunks within `_REFUSED` seconds: who has
+waited for them meanwhile, and the kernel, which asks for each page once more, would wait as long again."""
+_REFUSED = 2.0
 
 
 class _Flight:
@@ -36,6 +42,7 @@ class Flights:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._flying: dict[tuple[str, int], tuple[_Flight, int]] = {}  # with the first chunk of its run
+        self._failed: dict[tuple[str, int], tuple[float, UnavailableError]] = {}  # and until when they are refused
 
     def __len__(self) -> int:
         return len(self._flying)
@@ -44,11 +51,12 @@ class Flights:
         self, file: ChunkFile, chunks: Iterable[int], here: Callable[[int], bool], fetch: Callable[[range], None]
     ) -> None:
         """Have ``chunks`` brought: run by run by ``fetch``, those that are not ``here`` and that nobody fetches; by
-        waiting, those of others. After a failure they are missing, and who has waited tries for itself."""
+        waiting, those of others. After a failure they are missing, and who has waited tries for itself in `trying`."""
         mine, others = self._claim(file, chunks, here)
         try:
             for run in mine.runs:
-                fetch(run)
+                with self.trying(file, run):
+                    fetch(run)
                 self._release(file, mine, run)
         finally:
             for run in mine.runs:
@@ -59,6 +67,28 @@ class Flights:
                     f"{file.path} was not read: who fetches it has not got on ({flight.patience:.0f} s waited)",
                     hint="check that the storage is reachable from here",
                 )
+            self._refuse(file, next(run for run in flight.runs if run[0] == start))
+
+    @contextlib.contextmanager
+    def trying(self, file: ChunkFile, chunks: range) -> Iterator[None]:
+        """Around a read of ``chunks``: `UnavailableError` at once where the storage has just not answered for `_LONG`
+        when it was asked for one of them."""
+        self._refuse(file, chunks)
+        began = time.monotonic()
+        try:
+            yield
+        except UnavailableError as exc:
+            if (now := time.monotonic()) - began >= _LONG:
+                with self._lock:
+                    self._failed = {key: found for key, found in self._failed.items() if now < found[0]}
+                    self._failed |= {(file.identity, chunk): (now + _REFUSED, exc) for chunk in chunks}
+            raise
+
+    def _refuse(self, file: ChunkFile, chunks: range) -> None:
+        failed, now = self._failed, time.monotonic()
+        for chunk in chunks if failed else ():
+            if (found := failed.get((file.identity, chunk))) is not None and now < found[0]:
+                raise UnavailableError(found[1].message, hint=found[1].hint)
 
     def _claim(
         self, file: ChunkFile, chunks: Iterable[int], here: Callable[[int], bool]

@@ -18,6 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from bootseer.backends.engine.memory import ByteBudget
 from bootseer.backends.engine.memory import process as process_budget
@@ -104,13 +105,20 @@ class ReadAhead:
         self._closed = False
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="bootseer-ahead")
 
-    def close(self) -> None:
-        """Stop fetching ahead and wait for what is under way."""
-        self._closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def close(self, timeout: float | None = None) -> bool:
+        """Stop fetching ahead and wait for what is under way. False: that has not ended within ``timeout`` seconds."""
+        self._closed, ended = True, True
+        if timeout is None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+        else:  # a pool's own end has no deadline
+            end = partial(self._pool.shutdown, wait=True, cancel_futures=True)
+            (waiter := threading.Thread(target=end, daemon=True)).start()
+            waiter.join(timeout)
+            ended = not waiter.is_alive()
         with self._lock:
             while self._held:
                 self._drop_oldest()
+        return ended
 
     def read(self, file: ChunkFile, offset: int, size: int) -> memoryview | tuple[int, int]:
         """Bytes ``offset`` to ``offset + size`` of ``file``, or (fd, offset) of what is on the node's disk.
@@ -176,7 +184,8 @@ class ReadAhead:
                 self._held.move_to_end(key, last=not drop)
                 return data
         buffer = memoryview(bytearray(file.geometry.chunk_length(chunk)))
-        self.demand += file.read_chunks(chunk, [buffer])
+        with self._flights.trying(file, range(chunk, chunk + 1)):
+            self.demand += file.read_chunks(chunk, [buffer])
         return buffer
 
     def prefetch(self, file: ChunkFile, first: int, last: int) -> None:
@@ -255,7 +264,8 @@ class ReadAhead:
                 return False
         if not file.apart(offset, len(view)):
             return False
-        self.demand += file.readinto_many([(offset, view)])
+        with self._flights.trying(file, chunks):
+            self.demand += file.readinto_many([(offset, view)])
         return True
 
     def _plan(self, file: ChunkFile, offset: int, end: int) -> bool:
