@@ -27,7 +27,7 @@ from bootseer.stripefs.store import StripeFS
 _log = logging.getLogger(__name__)
 
 _PIECE = 16 << 20
-_END_SECONDS = 2.0
+_END_SECONDS = 5.0
 _HOLD_SECONDS = 600.0
 """A prefetch that nobody releases begins after so long: who should have may be dead."""
 
