@@ -1,0 +1,107 @@
+"""What a real torch does with a cache that was restored: what it passes over, and that a start is right and says so."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from bootseer.kernel import mount as mounts
+
+pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(400)]
+
+TRAIN = """
+import torch
+step = torch.compile(lambda x: (x.sin() + x.cos()).sum())
+x = torch.ones(64, 8, requires_grad=True)
+step(x).backward()
+print("right", torch.allclose(x.grad, x.cos() - x.sin()), flush=True)
+"""
+
+
+class Site:
+    """Empty nodes with one store."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        (base / "train.py").write_text(TRAIN)
+
+    def start(self, node: str, *command: str, **environ: str) -> tuple[str, str]:
+        """What the command wrote, and what was said of the caches."""
+        here = self.base / node
+        (here / "tmp").mkdir(parents=True, exist_ok=True)
+        known = {
+            name: value for name, value in os.environ.items() if not name.startswith(("BOOTSEER_", "TORCH", "OMP_"))
+        }
+        known |= {f"BOOTSEER_{name.upper()}_DIR": str(here / name) for name in ("cache", "state")}
+        known |= {"BOOTSEER_STORE": str(self.base / "store"), "TMPDIR": str(here / "tmp"), **environ}
+        argv = [sys.executable, "-m", "bootseer.cli.main", "env", "run", "--cache", "inductor", "--"]
+        argv += command or (sys.executable, str(self.base / "train.py"))
+        done = subprocess.run(argv, env=known, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        assert not mounts.below(here)
+        return done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    site = Site(tmp_path_factory.mktemp("torch"))
+    out, said = site.start("first")
+    assert (out, "caches: cold, compiled" in said) == ("right True\n", True), said
+    return site
+
+
+def script(site: Site, name: str, old: str, new: str) -> tuple[str, ...]:
+    path = site.base / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(TRAIN.replace(old, new) if old else f"{new}\n{TRAIN}")
+    return sys.executable, str(path)
+
+
+class Row(NamedTuple):
+    """A start that differs: by its ``script`` (name, what is replaced, by what), or its variables. Whether
+    it is ``cold``, or compiles all ``anew``, and what it ``says``."""
+
+    script: tuple[str, str, str] = ("same.py", "", "")
+    environ: Mapping[str, str] = {}
+    cold: bool = False
+    anew: bool = False
+    says: str = ""
+
+
+TABLE = {
+    "the same": Row(),
+    "the script elsewhere": Row(("elsewhere/train2.py", "", "")),
+    "a comment more": Row(("train3.py", "", "# a comment")),
+    "another home": Row(environ={"HOME": "own"}),
+    "another shape": Row(("shape.py", "64, 8", "96, 3"), anew=True),
+    "another model": Row(("model.py", "x.cos())", "x.cos() * 2 - x.cos())"), anew=True),
+    "threads": Row(environ={"OMP_NUM_THREADS": "1"}, cold=True, says="variable OMP_NUM_THREADS changed: unset -> "),
+    "processor": Row(environ={"ATEN_CPU_CAPABILITY": "avx2"}, cold=True, says="ATEN_CPU_CAPABILITY changed: unset -> "),
+    "torch elsewhere": Row(environ={"PYTHONPATH": "links"}, cold=True, says="variable packages changed"),
+    "its own folder": Row(environ={"TORCHINDUCTOR_CACHE_DIR": "own"}, says="left alone"),
+}
+
+
+@pytest.mark.parametrize("what", TABLE)
+def test_what_torch_ignores_of_a_cache(site: Site, what: str) -> None:
+    row, node = TABLE[what], what.replace(" ", "-")
+    command = script(site, *row.script)
+    environ = {name: value.replace("own", str(site.base / node / "own")) for name, value in row.environ.items()}
+    if "PYTHONPATH" in environ:
+        (links := site.base / "links").mkdir()
+        (links / "torch").symlink_to(Path(torch.__file__).parent)
+        environ["PYTHONPATH"] = str(links)
+    out, said = site.start(node, *command, **environ)
+    found = re.search("caches: restored ([0-9]+), used ([0-9]+), compiled ([0-9]+) anew", said)
+    assert (out, row.says in said, bool(found)) == ("right True\n", True, not row.cold), said
+    if found:
+        used = not row.anew and "folder" not in what
+        assert (int(found[1]) > 0, int(found[2]) > 0, int(found[3]) > 0) == (True, used, row.anew), said
