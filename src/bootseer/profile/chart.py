@@ -9,9 +9,9 @@ from typing import NamedTuple
 from bootseer.profile.page import HATCHING
 from bootseer.units import one_line
 
-_HIGH, _BAR, _STEP, _LEFT = 180, 34, 56, 60
-_MOST = 60
-"""Bars that are drawn: the last."""
+_HIGH, _BAR, _STEP, _LEFT, _LETTER = 180, 34, 56, 60, 7
+_MOST, _LONGEST = 60, 20
+"""Bars that are drawn, the last, and letters for which one makes room."""
 
 
 class Bar(NamedTuple):
@@ -29,14 +29,15 @@ def bars(given: Sequence[Bar], unit: str) -> str:
     if not shown:
         return ""
     top = max(bar.own + bar.wait + bar.gap for bar in shown) or 1.0
+    step = max(_STEP, *(_LETTER * (min(len(bar.name), _LONGEST) + 2) for bar in shown))
     out = [
         f'<text x="{_LEFT - 6}" y="{10 + _HIGH - _HIGH * part // 4}" text-anchor="end">{top * part / 4:.3g}</text>'
-        f'<line x1="{_LEFT}" x2="{_LEFT + _STEP * len(shown)}" y1="{10 + _HIGH - _HIGH * part // 4}"'
+        f'<line x1="{_LEFT}" x2="{_LEFT + step * len(shown)}" y1="{10 + _HIGH - _HIGH * part // 4}"'
         f' y2="{10 + _HIGH - _HIGH * part // 4}"/>'
         for part in range(5)
     ]
     for place, bar in enumerate(shown):
-        x, y = _LEFT + _STEP * place + (_STEP - _BAR) // 2, 10.0 + _HIGH
+        x, y = _LEFT + step * place + (step - _BAR) // 2, 10.0 + _HIGH
         said = f"{bar.name}: {bar.own + bar.wait + bar.gap:.1f} {unit}, {bar.own:.1f} own work, {bar.wait:.1f} waiting"
         out.append(f"<g><title>{escape(one_line(said))}</title>")
         for part, kind in zip(bar[1:], ("own", "wait", "gap"), strict=True):
@@ -45,7 +46,7 @@ def bars(given: Sequence[Bar], unit: str) -> str:
             out.append(f'<rect x="{x}" y="{y:.1f}" width="{_BAR}" height="{high:.1f}" class="{kind}"/>')
         middle = x + _BAR / 2
         out.append(f'<text x="{middle}" y="{_HIGH + 26}" text-anchor="middle">{escape(one_line(bar.name))}</text></g>')
-    wide = _LEFT + _STEP * len(shown) + 10
+    wide = _LEFT + step * len(shown) + 10
     return (
         f'<div class="scroll" tabindex="0"><svg viewBox="0 0 {wide} {_HIGH + 34}" style="width: {wide}px; min-width: 0"'
         f' role="img" aria-label="Bars of {escape(unit)}; the table below has the figures">'

@@ -231,7 +231,7 @@ def _said(sizes: Sequence[SizeClass], at: int) -> str:
 def _percent(share: Interval) -> str:
     if share.low is None or share.high is None:
         return f"{100 * share.value:.2g} % (few runs)"
-    return f"{100 * share.value:.2g} % ({100 * share.low:.2g}-{100 * share.high:.2g})"
+    return f"{100 * share.value:.3g} % ({100 * share.low:.3g}-{100 * share.high:.3g})"
 
 
 def _p90(values: Sequence[float]) -> float:
