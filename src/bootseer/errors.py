@@ -113,6 +113,8 @@ def from_os_error(exc: OSError, doing: str) -> BootseerError:
         errno.ECONNRESET,
         errno.ESTALE,
         errno.EHOSTDOWN,
+        errno.ENOTCONN,  # a FUSE mount whose server has gone
+        errno.ESHUTDOWN,
     ):
         return UnavailableError(text, hint="check that the server runs and is reachable from here")
     return BootseerError(text)

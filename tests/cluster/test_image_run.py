@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -607,3 +608,46 @@ def test_what_is_stale_is_shown_and_ended(place: Path, environ: dict[str, str], 
     assert cli(environ, "image", "rm").returncode == 2
     assert cli(environ, "unmount", str(tmp_path / "mine")).returncode == 0
     assert not mounts_below(state)
+
+
+def test_what_cannot_be_tidied_changes_no_exit_code(place: Path, environ: dict[str, str]) -> None:
+    code = (
+        "import runpy, sys\n"
+        "from bootseer.errors import UnavailableError\n"
+        "from bootseer.image.mount import ImageMount\n"
+        "unmount = ImageMount.unmount\n"
+        "def busy(self):\n    unmount(self)\n    raise UnavailableError('it is busy')\n"
+        "ImageMount.unmount = busy\n"
+        f"sys.argv = ['bootseer', 'image', 'run', 'oci:{place}/layout:v1', 'sh', '-c', sys.argv[1]]\n"
+        "runpy.run_module('bootseer.cli.main', run_name='__main__')\n"
+    )
+    for wanted in (0, 7):
+        done = subprocess.run(
+            [sys.executable, "-c", code, f"exit {wanted}"],
+            env=environ, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert (done.returncode, "tidied later: it is busy" in done.stderr) == (wanted, True), done.stderr
+
+
+def test_a_read_waits_for_a_store_whose_folder_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder on a network that is not mounted for some seconds; blocks of each layer are in a file of their own."""
+    layers = [[Member("one", data=os.urandom(5 << 20))], [Member("two", data=os.urandom(5 << 20))]]
+    write_image(tmp_path / "layout", layers, compression="none")
+    monkeypatch.setenv("BOOTSEER_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("BOOTSEER_BACKGROUND_FILL", "false")
+    name, store = f"oci:{tmp_path}/layout:v1", tmp_path / "store"
+    image.convert(name, str(store), work_dir=tmp_path / "work")
+    (tmp_path / "m").mkdir()
+    mounted = image.mount(name, tmp_path / "m", store_url=str(store), config=settings.load())
+    try:
+        assert (mounted.rootfs / "one").read_bytes() == layers[0][0].data
+        store.rename(tmp_path / "away")
+        back = threading.Timer(3, (tmp_path / "away").rename, [store])
+        back.start()
+        began = time.monotonic()
+        assert (mounted.rootfs / "two").read_bytes() == layers[1][0].data
+        assert time.monotonic() - began > 2
+        back.join()
+    finally:
+        mounted.unmount()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import itertools
+import json
+import lzma
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +17,11 @@ import pytest
 import zstandard
 
 from bootseer import oci
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.oci import inflate as inflate_module
+from bootseer.oci import spec
 from bootseer.oci.inflate import inflate
+from bootseer.oci.spec import LAYER_TYPES
 from support.images import Member, write_image
 
 
@@ -79,6 +85,81 @@ def test_members_and_frames_one_after_another(kind: str, size: int) -> None:
     data = b"".join(pack(part) for part in parts)
     assert b"".join(inflate(pieces(data, size), "layer")) == b"".join(parts)
     assert b"".join(inflate(pieces(b"plain", size), "layer")) == b"plain"
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_frames_that_are_skipped_may_come_first(size: int) -> None:
+    """As pzstd writes: the sizes of its frames, before the first of them."""
+    frame = zstandard.ZstdCompressor().compress(b"one" * 1000)
+    for kind in (0x50, 0x5F):
+        skipped = bytes([kind]) + b"\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"size"
+        for data in (skipped + frame, skipped + skipped + frame, skipped + frame + skipped + frame + skipped):
+            assert b"".join(inflate(pieces(data, size), "layer")) == b"one" * 1000 * data.count(frame)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [(lzma.compress(b"x" * 999), "xz"), (bz2.compress(b"x" * 999), "bzip2"), (b"\x04\x22\x4d\x18" + bytes(9), "lz4")],
+)
+def test_other_compressions_are_named(data: bytes, kind: str) -> None:
+    with pytest.raises(DataError, match=f"layer is compressed by {kind}"):
+        list(inflate(pieces(data, 3), "layer"))
+
+
+def test_a_layer_of_another_type_is_refused_by_it(tmp_path: Path) -> None:
+    kinds = ("erofs.layer.v1", "oci.image.layer.v1.ext4", "oci.image.layer.v1.tar+gzip+encrypted",
+             "cncf.model.weight.v1.tar")  # fmt: skip
+    for number, kind in enumerate(("application/octet-stream", *(f"application/vnd.{kind}" for kind in kinds))):
+        _retyped(tmp_path / str(number), kind)
+        with pytest.raises(UnsupportedError, match=re.escape(f"a layer of type '{kind}', which is not read")):
+            oci.open_image(f"oci:{tmp_path}/{number}:v1")
+    for number, kind in enumerate(sorted(LAYER_TYPES)):
+        _retyped(tmp_path / f"good-{number}", kind)
+        oci.open_image(f"oci:{tmp_path}/good-{number}:v1").close()
+
+
+def _retyped(layout: Path, kind: str) -> None:
+    """An image whose layer says that it is of ``kind``."""
+    digest = write_image(layout, [[Member("a")]])
+    path = layout / "blobs/sha256" / digest[7:]
+    manifest = json.loads(path.read_bytes())
+    manifest["layers"][0]["mediaType"] = kind
+    body = json.dumps(manifest).encode()
+    found = "sha256:" + hashlib.sha256(body).hexdigest()
+    (layout / "blobs/sha256" / found[7:]).write_bytes(body)
+    index = json.loads((layout / "index.json").read_bytes())
+    index["manifests"][0] |= {"digest": found, "size": len(body)}
+    (layout / "index.json").write_text(json.dumps(index))
+
+
+def _indexed(layout: Path, manifests: list[dict[str, object]]) -> None:
+    """One index more above what the layout has."""
+    body = json.dumps({"schemaVersion": 2, "mediaType": spec.INDEX, "manifests": manifests}).encode()
+    digest = hashlib.sha256(body).hexdigest()
+    (layout / "blobs/sha256" / digest).write_bytes(body)
+    entry = {"mediaType": spec.INDEX, "digest": f"sha256:{digest}", "size": len(body)}
+    name = {"annotations": {"org.opencontainers.image.ref.name": "v1"}}
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [entry | name]}))
+
+
+def test_an_index_in_an_index_and_attestations(tmp_path: Path) -> None:
+    digest = write_image(tmp_path, [[Member("a")]])
+    (image,) = json.loads((tmp_path / "index.json").read_bytes())["manifests"]
+    image = {name: image[name] for name in ("mediaType", "digest", "size")}
+    attested = image | {"platform": {"os": "unknown", "architecture": "unknown"}}
+    _indexed(tmp_path, [image, attested])  # the image itself names no platform
+    assert oci.resolve_digest(f"oci:{tmp_path}:v1") == digest
+    (inner,) = json.loads((tmp_path / "index.json").read_bytes())["manifests"]
+    _indexed(tmp_path, [{name: inner[name] for name in ("mediaType", "digest", "size")}])
+    assert oci.resolve_digest(f"oci:{tmp_path}:v1") == digest
+    for _ in range(9):
+        (inner,) = json.loads((tmp_path / "index.json").read_bytes())["manifests"]
+        _indexed(tmp_path, [{name: inner[name] for name in ("mediaType", "digest", "size")}])
+    with pytest.raises(DataError, match="not a valid manifest of an image"):
+        oci.resolve_digest(f"oci:{tmp_path}:v1")
+    _indexed(tmp_path, [attested])
+    with pytest.raises(DataError, match=r"no image for .*attestations alone"):
+        oci.resolve_digest(f"oci:{tmp_path}:v1")
 
 
 @pytest.mark.parametrize("kind", ["gzip", "zstd"])

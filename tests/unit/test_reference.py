@@ -19,6 +19,9 @@ D = "sha256:" + "a" * 64
         ("python:3-slim", "docker.io", "library/python", "3-slim", ""),
         ("docker.io/python", "docker.io", "library/python", "latest", ""),
         ("team/busybox", "docker.io", "team/busybox", "latest", ""),
+        ("index.docker.io/library/busybox:1", "docker.io", "library/busybox", "1", ""),
+        ("index.docker.io/busybox", "docker.io", "library/busybox", "latest", ""),
+        ("dir:v1", "docker.io", "library/dir", "v1", ""),
     ],
 )
 def test_registry_references(text: str, registry: str, name: str, tag: str, digest: str) -> None:
@@ -80,3 +83,11 @@ def test_what_is_no_reference(text: str) -> None:
 def test_plain_http_is_for_loopback_and_what_is_named(registry: str, plain: bool) -> None:
     named = ("10.1.2.3:5000", "plain.example.org")
     assert Reference.parse(f"{registry}/x").plain_http(named) is plain
+
+
+@pytest.mark.parametrize(
+    "text", ["oci-archive:oa.tar", "docker://busybox", "docker-daemon:x:v1", "dir:/a/b", "containers-storage:x:v1"]
+)
+def test_names_of_other_tools_are_no_images_of_docker_io(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not known"):
+        Reference.parse(text)

@@ -3,11 +3,12 @@
 import errno
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
 from bootseer.backends.folder import FolderBackend
-from bootseer.errors import DataError, NotFoundError, NotWritableError
+from bootseer.errors import DataError, NotFoundError, NotWritableError, UnavailableError
 from bootseer.kernel import libc
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.maintenance import check
@@ -166,3 +167,43 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path, monkeypatch, make):
         open_fs(str(tmp_path)).put(tmp_path / "f", "special")
     assert (tmp_path / "special").stat().st_mode == mode
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != ".bsx") == ["f", "special"]
+
+
+def test_a_folder_that_goes_away_is_a_storage_that_does_not_answer(tmp_path: Path) -> None:
+    """As one on a network that is not mounted for a moment: a name that is missing there is not final."""
+    root = tmp_path / "store"
+    backend = FolderBackend(root)
+    with pytest.raises(NotFoundError):
+        backend.stat("f")  # it was never there
+    root.mkdir()
+    (root / "f").write_bytes(b"x")
+    assert backend.stat("f").size == 1
+    with pytest.raises(NotFoundError):
+        backend.open("g")
+    root.rename(tmp_path / "away")
+    for call in (backend.stat, backend.open, backend.list):
+        with pytest.raises(UnavailableError, match="is not there any more"):
+            call("f")
+    root.mkdir()  # as where nothing is mounted
+    for call in (backend.stat, backend.open):
+        with pytest.raises(UnavailableError, match="is not there any more"):
+            call("f")
+    root.rmdir()
+    (tmp_path / "away").rename(root)
+    assert backend.stat("f").size == 1
+    with pytest.raises(NotFoundError):
+        backend.open("g")
+
+
+def test_a_folder_that_was_made_anew_is_the_storage_once_it_has_something(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"x")
+    backend = FolderBackend(tmp_path / "store")
+    (tmp_path / "store").mkdir()
+    assert backend.list("") == []
+    (tmp_path / "store").rename(tmp_path / "old")
+    (tmp_path / "store").mkdir()
+    with pytest.raises(UnavailableError):
+        backend.stat("f")
+    assert backend.list("") == []
+    with pytest.raises(NotFoundError):
+        backend.stat("f")

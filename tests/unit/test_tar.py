@@ -241,3 +241,13 @@ def test_where_an_archive_ends() -> None:
         read(one + zero + one)
     with pytest.raises(DataError, match="ends inside"):
         read(one + zero + b"\0" * 100)
+
+
+def test_what_only_begins_like_the_end_of_a_tar_is_none() -> None:
+    """File systems begin with zeros: EROFS with 1,024 of them, ext4 as well."""
+    for magic in (b"\xe2\xe1\xf5\xe0", b"\0" * 56 + b"\x53\xef"):
+        with pytest.raises(DataError, match="no member, and more than zeros"):
+            read(bytes(1024) + magic + bytes(4096))
+    assert read(bytes(10240)) == []
+    whole = tar_of([Member("a", data=b"x")])
+    assert len(read(whole + b"left by some tool" * 99)) == 1  # as other readers have it

@@ -14,7 +14,15 @@ from typing import Any
 from bootseer import faults
 from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean, join, refuse_long
 from bootseer.backends.pool import read_each
-from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, doing, from_os_error
+from bootseer.errors import (
+    BootseerError,
+    DataError,
+    NotFoundError,
+    NotWritableError,
+    UnavailableError,
+    doing,
+    from_os_error,
+)
 from bootseer.kernel import beneath, libc, links
 from bootseer.kernel.removal import remove_tree
 
@@ -167,9 +175,18 @@ class FolderBackend(Backend):
         self.root = Path(os.path.abspath(root))
         self.url = str(root)
         self._base, self._shown = os.path.abspath(base or root), shown
+        self._place: tuple[int, int] | None = None
+        """Device and number of ``root`` while it was there."""
+        self._away = False
 
     def _path(self, path: str) -> Path:
         return self.root / path if path else self.root
+
+    def _here(self) -> tuple[int, int] | None:
+        with contextlib.suppress(OSError):
+            found = self.root.stat()
+            return found.st_dev, found.st_ino
+        return None
 
     @contextlib.contextmanager
     def _found(self, what: str, path: str) -> Iterator[Path]:
@@ -177,9 +194,18 @@ class FolderBackend(Backend):
         where = self._path(path)
         try:
             yield where
+            if self._place is None or self._away:
+                self._place, self._away = self._here(), False
         except (FileNotFoundError, NotADirectoryError):
+            if self._place is not None and self._here() != self._place:
+                self._away = True
+                raise UnavailableError(
+                    f"cannot {what} {where}: {self.root} is not there any more", hint="check that it is mounted"
+                ) from None
             raise NotFoundError(f"cannot {what} {where}: no such file or folder") from None
         except OSError as exc:
+            if exc.errno == errno.EIO:
+                raise UnavailableError(f"cannot {what} {where}: {exc.strerror}", hint="check its disk") from exc
             if exc.errno == errno.ENAMETOOLONG:
                 raise NotFoundError(f"cannot {what} {where}: {exc.strerror}") from None
             raise from_os_error(exc, f"{what} {where}") from exc

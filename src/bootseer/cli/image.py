@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +39,8 @@ from bootseer.cli.image_touched import touched
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.folders import private_folder
 from bootseer.units import one_line, size_text
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from bootseer.image import ImageMount
@@ -139,8 +143,6 @@ def run(
 
     Example: bootseer image run --job bert -v /data:/data:ro registry:5000/team/torch:2.6 python train.py
     """
-    import logging
-
     from bootseer import image
     from bootseer.folders import owned_folder
     from bootseer.image import cdi, user
@@ -159,7 +161,8 @@ def run(
     devices = cdi.select(wanted, device or [])
     began = time.monotonic()
     state = Path(config.state_dir)
-    with contextlib.ExitStack() as undo:
+    code = -1
+    with _tidied(lambda: code >= 0), contextlib.ExitStack() as undo:
         sweep(config)
         parent = private_folder(state, sub=RUNS) if root else private_folder(Path(config.cache_dir), sub=STARTS)
         folder = undo.enter_context(owned_folder(parent, "rootfs-"))
@@ -201,6 +204,18 @@ def run(
         if summary or logging.getLogger().isEnabledFor(logging.INFO):
             _print_summary(mounted, mount_seconds, time.monotonic() - began)
     raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _tidied(ended: Callable[[], bool]) -> Iterator[None]:
+    """Once the command has ``ended``, its exit code counts: what could not be taken away then is logged, and swept by
+    a later start."""
+    try:
+        yield
+    except (BootseerError, OSError) as exc:
+        if not ended():
+            raise
+        log.warning("what the container left is tidied later: %s", exc)
 
 
 def rm(

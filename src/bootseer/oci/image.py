@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from bootseer.closing import Closing
-from bootseer.errors import DataError, UnavailableError
+from bootseer.errors import DataError, UnavailableError, UnsupportedError
 from bootseer.oci import spec
 from bootseer.oci.archive import Archive
 from bootseer.oci.credentials import Logins
@@ -23,6 +23,8 @@ from bootseer.oci.registry import Registry
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Source = Registry | Layout | Archive
+_INDEXES = 4
+"""How deep indexes may name indexes."""
 
 
 class Image(Closing):
@@ -59,6 +61,11 @@ class Image(Closing):
             )
         for layer in self.layers:
             layer.hex  # noqa: B018 - raises for a digest that is not sha256
+            if layer.media_type not in spec.LAYER_TYPES:
+                raise UnsupportedError(
+                    f"image {ref} has a layer of type {layer.media_type!r}, which is not read",
+                    hint="layers are tar, plain or compressed by gzip or zstd; build or copy the image so",
+                )
 
     def layer_chunks(self, index: int) -> Iterator[bytes]:
         """The compressed bytes of layer ``index``, bottom first; `DataError` at the latest with the last chunk."""
@@ -151,9 +158,11 @@ def _source(ref: Reference, plain_http: bool | None) -> Source:
 
 
 def _manifest(ref: Reference, source: Source, wanted: spec.Platform) -> tuple[bytes, spec.Descriptor]:
-    """The manifest for a platform, and its descriptor. What is an index its media type says."""
+    """The manifest for a platform, and its descriptor. What is an index its media type says; one may name others."""
     body, item = source.manifest(ref.selector)
-    if item.media_type in spec.INDEX_TYPES:
+    for _ in range(_INDEXES):
+        if item.media_type not in spec.INDEX_TYPES:
+            break
         index = spec.decode(body, spec.Index, f"index of {ref}")
         child = spec.select(index, wanted, f"image {ref}")
         body, found = source.manifest(f"sha256:{child.hex}")

@@ -13,8 +13,12 @@ from isal import igzip, isal_zlib
 
 from bootseer.errors import DataError
 
-COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+_GZIP = b"\x1f\x8b"
+_ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + kind]) + b"\x2a\x4d\x18" for kind in range(16)))
+"""Frames with data, and those that are skipped, which pzstd and others put first."""
+COMPRESSED = (_GZIP, *_ZSTD)
 """How gzip and zstd begin."""
+_OTHERS = {b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4"}
 FREE, TIMES = 32 << 30, 200
 """What is compressed may have so many bytes, and beyond them so many times its compressed size: layers have 2 to 10
 times, and some a large file of zeros; gzip can have 1,030 times, zstd more than 10,000."""
@@ -47,16 +51,18 @@ def _inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
     head = b""
     for chunk in chunks:
         head += chunk
-        if len(head) >= 4:
+        if len(head) >= 5:
             break
     whole = itertools.chain([head], chunks)
     try:
-        if head.startswith(COMPRESSED[0]):
+        if head.startswith(_GZIP):
             yield from _pieces(cast(BinaryIO, igzip.IGzipFile(fileobj=JoinedChunks(whole), mode="rb")))
-        elif head.startswith(COMPRESSED[1]):
+        elif head.startswith(_ZSTD):
             source = cast(BinaryIO, JoinedChunks(whole))
             reader = zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True)
             yield from _pieces(cast(BinaryIO, reader))
+        elif kind := next((kind for magic, kind in _OTHERS.items() if head.startswith(magic)), ""):
+            raise DataError(f"{what} is compressed by {kind}", hint="compress it by gzip or zstd, or not at all")
         else:
             yield from whole
     except EOFError:

@@ -17,6 +17,8 @@ _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|
 _SAVED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]*\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?\Z")
 _HUB = "docker.io"
+_SCHEME = re.compile(r"\w+://|(?:oci-archive|docker-daemon|containers-storage):|dir:/", re.ASCII)
+"""What other tools put before the name of an image; without this it would be a name at docker.io."""
 _FORM = "write HOST[:PORT]/NAME[:TAG|@sha256:...], oci:DIR[:TAG] or docker-archive:FILE[:NAME]"
 
 
@@ -56,7 +58,11 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
             if not file or (sep and not _SAVED.match(tag)):
                 raise ConfigError(f"bad image reference {text!r}", hint=_FORM)
             return cls(archive=str(Path(file).absolute()), tag=tag, digest=digest)
+        if (scheme := _SCHEME.match(body)) is not None:
+            raise ConfigError(f"bad image reference {text!r}: {scheme[0]} is not known", hint=_FORM)
         host, sep, rest = body.partition("/")
+        if host == "index.docker.io":  # an older name of the same
+            host = _HUB
         if not sep or not _HOST.match(host) or not ("." in host or ":" in host or host == "localhost"):
             host, rest = _HUB, body
         if host == _HUB and "/" not in rest:

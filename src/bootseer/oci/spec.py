@@ -18,6 +18,12 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+_TAR = (LAYER, "application/vnd.oci.image.layer.nondistributable.v1.tar")
+_DOCKER_TAR = ("application/vnd.docker.image.rootfs.diff.tar", "application/vnd.docker.image.rootfs.foreign.diff.tar")
+LAYER_TYPES = frozenset(kind + end for kind in _TAR for end in ("", "+gzip", "+zstd")) | frozenset(
+    kind + end for kind in _DOCKER_TAR for end in ("", ".gzip", ".zstd")
+)
+"""Of layers that are read: all are tar, plain or compressed by gzip or zstd."""
 INDEX_TYPES = (INDEX, DOCKER_LIST)
 IMAGE_TYPES = (MANIFEST, DOCKER_MANIFEST)
 MANIFEST_TYPES = (*IMAGE_TYPES, *INDEX_TYPES)
@@ -58,6 +64,10 @@ class Platform(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
+
+
+_ATTESTATION = Platform("unknown", "unknown")
+"""Of what BuildKit says of an image, beside it in an index."""
 
 
 class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -182,11 +192,13 @@ def host_platform() -> str:
 def select(index: Index, wanted: Platform, what: str) -> Descriptor:
     """The descriptor of ``index`` for ``wanted`` (`Platform.normal`), or for another variant where none is wanted;
     `DataError` when there is none."""
-    items = [(item.platform.normal(), item) for item in index.manifests if item.platform]
+    images = [item for item in index.manifests if item.platform != _ATTESTATION]
+    items = [(item.platform.normal(), item) for item in images if item.platform]
     same = [item for platform, item in items if platform == wanted]
     if found := same or [item for platform, item in items if not wanted.variant and platform.fits(wanted)]:
         return found[0]
-    if len(index.manifests) == 1 and index.manifests[0].platform is None:
-        return index.manifests[0]
+    if len(images) == 1 and images[0].platform is None:
+        return images[0]
     have = sorted(str(platform) for platform, _ in items)
-    raise DataError(f"{what} has no image for {wanted}", hint=f"it has {', '.join(have) or 'none'}")
+    else_has = "attestations alone" if index.manifests and not images else "none"
+    raise DataError(f"{what} has no image for {wanted}", hint=f"it has {', '.join(have) or else_has}")

@@ -84,11 +84,14 @@ class ChunkReader:
     def at_end(self) -> bool:
         return not self._view and not self._more()
 
-    def drain(self) -> None:
-        """Read to the end of the stream, so that its digest covers every byte."""
+    def drain(self) -> bool:
+        """Read to the end of the stream, so that its digest covers every byte; whether one of them is not zero."""
+        found = False
         while not self.at_end():
+            found = found or bool(bytes(self._view).strip(b"\0"))
             self.offset += len(self._view)
             self._view = memoryview(b"")
+        return found
 
 
 def entries(reader: ChunkReader) -> Iterator[Entry]:
@@ -108,6 +111,7 @@ def _entries(reader: ChunkReader) -> Iterator[Entry]:
     pax: dict[bytes, bytes] = {}
     sparse_pairs: list[bytes] = []
     long_name = long_link = None
+    empty = True
     while not reader.at_end():
         head = reader.exact(BLOCK)
         if not any(head):
@@ -132,13 +136,14 @@ def _entries(reader: ChunkReader) -> Iterator[Entry]:
                 long_link = body.rstrip(b"\0")
             continue
         entry = _entry(reader, head, kind, size, pax, sparse_pairs, long_name, long_link)
-        before = reader.offset
+        before, empty = reader.offset, False
         yield entry
         if reader.offset - before != entry.size:
             raise ValueError("a member's data was not consumed")
         reader.skip(-entry.size % BLOCK)
         pax, sparse_pairs, long_name, long_link = {}, [], None, None
-    reader.drain()
+    if reader.drain() and empty:  # a tar may have anything behind its end, but file systems begin with zeros, too
+        raise ValueError("it has no member, and more than zeros behind its end")
 
 
 def _entry(
