@@ -486,7 +486,8 @@ class TestMirrors:
                 assert b"".join(registry.blob(ITEM)) == DATA
             blobs = [one for one in origin.seen if "/blobs/" in one.line]
             assert len(blobs) == 3
-            assert blobs[1].port == blobs[2].port, "connections are kept"
+            # each process of nginx keeps its own, and which one answers is chance
+            assert len({one.port for one in origin.seen}) < len(origin.seen), "connections are kept"
         new = spec.Descriptor(spec.LAYER, spec.digest_of(b"new"), 3)
         with RegistryCache(plain.address) as cache, client(cache.address) as registry, pytest.raises(PrivilegeError):
             registry.put_blob(new, b"new")
