@@ -314,6 +314,18 @@ def test_a_variable_in_a_source_that_is_only_copied_does_not_count(node: Node, m
     assert "the variable FOR_BUILD, which" in node.run().reason
 
 
+def test_a_command_that_failed_for_another_reason_runs_once(node: Node) -> None:
+    """A comment, a method of that name with keywords, and a time that is over say nothing of an overlay."""
+    for number, (line, code) in enumerate(
+        [("python3 a.py", 7), ("timeout 1 sleep 9 # ln a b", 124), ("exit 9 # rename(a, b)", 9)]
+    ):
+        node.write("a.py", "# df.rename(a)\nx = lambda: df.rename(columns={})\nraise SystemExit(7)\n")
+        node.write("s.sh", f"mkdir -p env; echo {number} > env/f; {line}\n")
+        before = node.runs
+        result = node.run()
+        assert (result.exit_code, node.runs - before) == (code, 1), result.reason
+
+
 CROSSINGS = {
     "folder": "python3 -c \"import os; os.rename('out/d', 'env/d')\"",
     "module": "python3 moves.py",

@@ -152,3 +152,9 @@ def test_many_starts_take_no_time() -> None:
     began = time.process_time()
     growth.analyse(rows)
     assert time.process_time() - began < 5  # about 5 ms; a square of it would be seen
+
+
+@pytest.mark.parametrize("odd", [-1.0, 5e-324, 1e-9])
+def test_absurd_rows_end_no_report(odd: float) -> None:
+    rows = [start(f"j{n}", gpus=1 << n % 5, seconds=odd if n % 2 else 1e15) for n in range(40)]
+    assert growth.analyse(rows).starts == 40

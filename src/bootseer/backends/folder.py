@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from bootseer.kernel import beneath, libc, links
 from bootseer.kernel.removal import remove_tree
 
 log = logging.getLogger(__name__)
+
+_AWAY = 90.0
+"""Seconds after which a folder in place of the one that was there is the storage: made anew, or mounted anew."""
 
 _IOV_MAX = 512
 _FOLDER = os.O_PATH | os.O_DIRECTORY
@@ -177,10 +181,20 @@ class FolderBackend(Backend):
         self._base, self._shown = os.path.abspath(base or root), shown
         self._place: tuple[int, int] | None = None
         """Device and number of ``root`` while it was there."""
-        self._away = False
+        self._away = 0.0
+        """Since when another one is there, or none."""
 
     def _path(self, path: str) -> Path:
         return self.root / path if path else self.root
+
+    def _is_new(self) -> bool:
+        """Whether another folder has been at the place of this one for so long that it is the storage now."""
+        now = time.monotonic()
+        self._away = self._away or now
+        if now - self._away < _AWAY or (here := self._here()) is None:
+            return False
+        self._place, self._away = here, 0.0
+        return True
 
     def _here(self) -> tuple[int, int] | None:
         with contextlib.suppress(OSError):
@@ -195,10 +209,9 @@ class FolderBackend(Backend):
         try:
             yield where
             if self._place is None or self._away:
-                self._place, self._away = self._here(), False
+                self._place, self._away = self._here(), 0.0
         except (FileNotFoundError, NotADirectoryError):
-            if self._place is not None and self._here() != self._place:
-                self._away = True
+            if self._place is not None and self._here() != self._place and not self._is_new():
                 raise UnavailableError(
                     f"cannot {what} {where}: {self.root} is not there any more", hint="check that it is mounted"
                 ) from None

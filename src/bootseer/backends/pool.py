@@ -59,12 +59,15 @@ def in_turn(function: Callable[[A], T], of: Iterable[A], threads: int) -> Iterat
 def _begin(pool: ThreadPoolExecutor, function: Callable[[A], T], item: A) -> Future[T]:
     try:
         return pool.submit(function, item)
-    except RuntimeError:  # the main thread has ended, and this one, or a handler at the end, goes on without new ones
+    except RuntimeError as exc:
+        if "cannot schedule" not in str(exc):  # no thread could be started, but the task waits for one
+            raise
+        # the main thread has ended, and this one, or a handler at the end, goes on without new ones
         future = Future[T]()
         try:
             future.set_result(function(item))
-        except Exception as exc:
-            future.set_exception(exc)
+        except Exception as failed:
+            future.set_exception(failed)
         return future
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_TIMED_OUT = 124
+"""Exit code of ``timeout``; those above are of programs that were not run or were ended."""
 _UNTRIED = {126, 127, *(128 + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM))}
 """Exit codes of a check that could not be run, or was ended by others: they say nothing of a snapshot."""
 
@@ -186,7 +188,7 @@ class _Attempt:
         )
         if code:
             self._stop()
-            if self._group and 0 < code < min(_UNTRIED) and observer.moves():
+            if self._group and 0 < code < _TIMED_OUT and observer.moves():
                 return self._again(code)
             failure = f"the command failed with exit code {code}"
             if self._lead:
@@ -246,7 +248,11 @@ class _Attempt:
             again.prepare()
         except (BootseerError, OSError) as exc:
             return self._execution.run_plain(f"{self._look.reason}; nothing captured: {exc}", self._look.key)
-        return again.run()
+        result = again.run()
+        if result.exit_code:
+            log.warning("it failed again, with exit code %d", result.exit_code)
+            result.exit_code = code
+        return result
 
     def _is_empty(self, end: End) -> bool:
         """Whether the command left nothing but folders."""

@@ -203,8 +203,9 @@ class Held:
                 here = {one: str(self.folder / folder / os.path.basename(at)) for one, at in note.child_paths.items()}
                 anew = msgspec.json.encode(_Note(here)) if here != note.child_paths else b""
             if anew:
-                file.unlink()
-                file.write_bytes(anew)
+                beside = file.with_name(f".{file.name}.bootseer")
+                beside.write_bytes(anew)
+                beside.replace(file)  # whole or not at all: Triton ends the job for half a note
             elif self.group:
                 continue
             os.utime(file, ns=(0, was.st_mtime_ns))

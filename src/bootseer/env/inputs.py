@@ -69,10 +69,13 @@ _ELSEWHERE |= {"nerdctl", "ctr", "buildah", "systemd-run", "systemd-nspawn", "ns
 _OF_PACKAGES = pattern(r"/(?:(?:site|dist)-packages|node_modules|profile\.d|\.[A-Za-z][^/]*)/")
 """Below these lie programs, in whose texts no variables are looked for."""
 _MOVES = pattern(
-    rb"\brename\w*\s*\(|\bos\.replace|\.replace\([^,()]*\)|\b(?:os|fs)\.link|hardlink_to|\blink(?:at)?\s*\("
+    rb"\brename\w*\s*\((?!\s*\w+\s*=)|\bos\.replace|\.replace\([^,()]*\)|\b(?:os|fs)\.link|hardlink_to|\blink(?:at)?\s*\("
     rb"|\bln\s+(?!\s|-\w*s|--s)|\bcp\s+(?:-\S+\s+)*-(?:\w*l|-link)|\0(?:rename(?:at2?)?|link(?:at)?)\0"
 )
+_COMMENT = pattern(rb"(?m)(?:^|(?<=\s))#.*$")
 MAX_VARIABLES = 10_000
+_LOOKED_AT, _LOOK_SECONDS = 64 << 20, 5.0
+"""Bytes of files that the command read, and seconds, that are spent to look for variables: the job waits."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
 _SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
 _KEPT = "inputs.json"
@@ -424,7 +427,7 @@ class Observer:
         texts = [os.fsencode(word) for word in self._spec.command]
         seen = self._opens.texts.items() if self._opens else ()
         texts += [data for path, data in seen if self._counts(path) and not _OF_PACKAGES.search(path)]
-        return any(_MOVES.search(text) for text in texts)
+        return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in texts)
 
     def _used(self, opens: Opens, digests: Digests) -> dict[str, str | None]:
         """The variables that occur in what was read. Of a project's sources, which an installer only copies, those
@@ -433,12 +436,16 @@ class Observer:
         imported = {_BYTE_CODE.sub(r"\1.py", path) for path in opens.seen if ".pyc" in path}
         projects = {os.path.dirname(path) for path in self._found if os.path.basename(path) in _PROJECT}
         copied = tuple(f"{folder}/" for folder in projects)
+        left, until = _LOOKED_AT, time.monotonic() + _LOOK_SECONDS
         for path in self._found:
             is_source = path.endswith(_SOURCES) and path.startswith(copied)
             if not _OF_PACKAGES.search(path) and not (
                 is_source and path not in imported and os.path.dirname(path) not in projects
             ):
                 data = opens.texts.get(path) or _text(self._spec, path)
+                left -= len(data)
+                if left < 0 or time.monotonic() > until:
+                    raise DataError("the command read too many files to look for variables in them")
                 if b"\0" not in data[:8192]:
                     names |= variables.mentioned(data.decode("utf-8", "replace"), self._spec.env)
         found = {name: digests.variable(name) for name in sorted(names)}

@@ -19,7 +19,7 @@ _MENTIONED = re.compile(
     r"|\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|env!)\s*\(|process\.env[.\[]|ENV[\[{])\s*[\"']?([A-Za-z_]\w*)"
 )
 """As `_USED`, in the files of any language: a Makefile's ``$(NAME)``, a name in quotes."""
-_ASSIGNED = re.compile(r"\b(\w+)[ \t]*[:?+]?=|\bfor[ \t]+(\w+)[ \t]+in\b|\bread[ \t]+(?:-\w+[ \t]+)*(\w+)")
+_ASSIGNED = re.compile(r"\b(\w+)[ \t]*[:?+]?=|\bfor[ \t]+(\w+)[ \t]+in\b|(?<![\w-])read[ \t]+(?:-\w+[ \t]+){0,8}(\w+)")
 _SET = r"(?m)(?:^|;[ \t]*)(?:export[ \t]+|readonly[ \t]+)?{name}=|\bfor[ \t]+{name}[ \t]+in\b"
 _SETS = 100
 _BLOCKS = (("if", "fi"), ("case", "esac"), ("do", "done"))
@@ -31,6 +31,8 @@ _OF_ONE_START = re.compile(
 )
 _OF_RUNS = re.compile(
     r"(?:\w+_)?(?:RUN|JOB|TASK|TRIAL|ATTEMPT|SESSION|INVOCATION)_(?:UU)?ID|COLUMNS|LINES|MAKELEVEL|JOURNAL_STREAM"
+    r"|\w+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|(?:\w+_)?(?:HOST|NODE)_(?:IP|ID|NAME)|\w+_SOCKET_IFNAME"
+    r"|(?:\w+_)?(?:RUN|BUILD)_NUMBER|CI_PIPELINE_I?ID|(?:\w+_)?(?:TASK|ARRAY)_INDEX"
 )
 """Beside these: in a file that the command reads they are more likely for the job than for it."""
 _TOOLS = {

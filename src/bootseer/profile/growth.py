@@ -19,6 +19,8 @@ from bootseer.profile.starts import Start
 _DAY_US = 86_400_000_000
 _SURE = 1.96
 """Standard errors on each side of an estimate: 95 %, of many."""
+_LEAST, _STEEPEST = 1e-3, 64.0
+"""Seconds of a start, and powers of two by doubling, that are none."""
 _FEWEST = 5
 """Starts, or attempts, of which a fit or the interval of a share is told; a fit needs three classes, too."""
 
@@ -197,7 +199,7 @@ def _doubling(starts: Iterable[Start]) -> Interval | None:
     points = defaultdict[str, list[tuple[float, float]]](list)
     classes = defaultdict[str, set[int]](set)
     for one in starts:
-        if one.startup_seconds:
+        if one.startup_seconds and one.startup_seconds > _LEAST:
             unit, most = size_of(one)
             points[unit].append((math.log2(max(one.gpus or one.nodes, 1)), math.log2(one.startup_seconds)))
             classes[unit].add(most)
@@ -209,6 +211,8 @@ def _doubling(starts: Iterable[Start]) -> Interval | None:
     rest = sum((b - base - slope * a) ** 2 for a, b in zip(x, y, strict=True)) / (count - 2)
     middle = sum(x) / count
     error = _SURE * math.sqrt(rest / sum((a - middle) ** 2 for a in x))
+    if abs(slope) + error > _STEEPEST:
+        return None
     return Interval(2**slope, 2 ** (slope - error), 2 ** (slope + error))
 
 
