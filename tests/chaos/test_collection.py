@@ -24,7 +24,7 @@ from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.manifest import MAX_MANIFEST, TreeManifest, tree_key
-from bootseer.errors import DataError, NotFoundError, UnavailableError
+from bootseer.errors import DataError, NotFoundError, UnavailableError, UnsupportedError
 from bootseer.image import record
 from bootseer.image.record import ImageRecord
 from bootseer.objects import Store, open_store, uses, withdrawn
@@ -287,7 +287,6 @@ def rounds(patch: pytest.MonkeyPatch, place: Path, seeds: range, *, grace: float
     bad, all_lost = 0, list[str]()
     for seed in seeds:
         one = Round(seed, place, grace)
-        patch.setattr(uses.time, "time", lambda one=one: one.store.place.now)
         if found := one.run():
             bad += 1
             all_lost.append(f"round {seed}: {found[:3]}")
@@ -338,3 +337,24 @@ def test_a_killed_collection_of_a_folder_loses_nothing_and_is_gone_on_with(point
     assert not lost(store, kept)
     assert bool(lost(store, gone)) == (after == "collected")
     assert not [*store.list(withdrawn.FOLDER)]
+
+
+def test_a_folder_that_is_a_link_stops_a_collection(tmp_path: Path) -> None:
+    """Readers find what lies there, and a list passes over it: all of it would count as not needed."""
+    for name in ("images", "published", "env", "trees"):
+        place = tmp_path / name
+        store = open_store(str(place / "store"))
+        store.put("blobs/aa/" + "a" * 64, b"x")
+        (place / "elsewhere").mkdir()
+        (place / "store" / name).symlink_to(place / "elsewhere")
+        with pytest.raises(UnsupportedError, match=f"{name} in store .* is a link"):
+            collection.collect(store, settle=0)
+
+
+def test_a_note_of_a_neighbour_takes_the_place_of_none(tmp_path: Path) -> None:
+    """It bears the name of ours, and goes before anybody looks."""
+    store = open_store(str(tmp_path))
+    tree = "a" * 64
+    store.put(uses.key_of(tree), b"theirs")
+    uses.note(store, tree)
+    assert store.get(uses.key_of(tree), most=9) == b""

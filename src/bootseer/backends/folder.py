@@ -304,11 +304,11 @@ class FolderBackend(Backend):
 
     def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
         # A link to a folder leads elsewhere: what is there is not of this storage.
-        if path and self._is_link(path):
+        if path and self.is_link(path):
             return iter(())
         return super().walk(path)
 
-    def _is_link(self, path: str) -> bool:
+    def is_link(self, path: str) -> bool:
         with contextlib.suppress(OSError), self._held(self._path(path).parent) as folder:
             name = path.rpartition("/")[2]
             return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)

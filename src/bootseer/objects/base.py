@@ -91,6 +91,9 @@ class Store(abc.ABC):
         """As `list`, in any order, for who needs a few: where each object costs a request, the others cost none."""
         return self.list(prefix)
 
+    def check_listed(self) -> None:  # noqa: B027 - most stores list all
+        """Raise `UnsupportedError` where `list` passes over what readers find."""
+
     @abc.abstractmethod
     def delete(self, key: str) -> None:
         """Remove the object; no error when it is gone already."""

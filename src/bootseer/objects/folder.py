@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bootseer.backends.folder import FolderBackend
 from bootseer.backends.interface import TEMPORARY
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, NotFoundError, UnsupportedError
 from bootseer.objects.on_backend import ObjectStore
 
 _ABANDONED = 86400.0
@@ -23,6 +23,22 @@ class FolderStore(ObjectStore):
         super().__init__(str(root), self._folder)
         self.root = root
         self._swept: set[str] = set()
+
+    def check_listed(self) -> None:
+        with contextlib.suppress(NotFoundError):
+            below = [f"env/snapshots/{one.name}" for one in self._folder.list("env/snapshots")]
+            for name in ("images", "published", "trees", "uses", "env", "env/snapshots", *below):
+                self._refuse_link(name)
+            return
+        for name in ("images", "published", "trees", "uses", "env", "env/snapshots"):
+            self._refuse_link(name)
+
+    def _refuse_link(self, name: str) -> None:
+        if self._folder.is_link(name):
+            raise UnsupportedError(
+                f"{name} in store {self.shown} is a link: what lies there is not listed",
+                hint="mount that place there (mount --bind), or move it back",
+            )
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
         published = super().put(key, data, overwrite=overwrite)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bootseer import faults
 from bootseer.backends.interface import TEMPORARY, Backend, Source, clean
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnsupportedError, from_os_error
 from bootseer.objects import withdrawn
 from bootseer.objects.base import ObjectInfo, Store, check_key, check_size
 
@@ -116,6 +116,10 @@ class ObjectStore(Store):
         except OSError as exc:
             raise from_os_error(exc, doing) from exc
         return True
+
+    def check_listed(self) -> None:
+        if getattr(self._backend, "protocols", frozenset()) & {"sftp", "ssh"}:
+            raise UnsupportedError(f"store {self.shown} is on sftp, whose lists pass over folders that cannot be read")
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         found = self._backend.walk(clean(prefix))

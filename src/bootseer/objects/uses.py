@@ -14,10 +14,9 @@ import logging
 import os
 import re
 import threading
-import time
 from collections.abc import Iterable
 
-from bootseer.errors import BootseerError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.objects.base import Store
 from bootseer.objects.lease import this_node
 
@@ -52,10 +51,10 @@ def hold(store: Store, tree: str, keys: Iterable[str]) -> None:
 
 
 def note(store: Store, tree: str) -> None:
-    """Say that this node uses ``tree``, unless it has said so lately. Never raises: of a store that cannot be written
+    """Say that this node uses ``tree``. Never raises: of a store that cannot be written
     there is a line in the log, and its trees are kept by their images and environments alone."""
     try:
-        if store.dated and not _is_recent(store, key_of(tree)):
+        if store.dated:  # even where there is one: it may be a neighbour's, who takes it away again
             _put(store, tree)
     except (BootseerError, OSError) as exc:
         log.info("no note of use of tree %s: %s", tree[:12], exc)
@@ -85,10 +84,3 @@ def _put(store: Store, tree: str) -> None:
         store.put(key_of(tree), b"", overwrite=True)
     except BootseerError:  # somebody else may have taken the name
         store.put(f"{FOLDER}/{tree}.{os.urandom(8).hex()}", b"")
-
-
-def _is_recent(store: Store, key: str) -> bool:
-    try:
-        return abs(time.time() - store.stat(key).mtime) < RENEWAL
-    except NotFoundError:
-        return False

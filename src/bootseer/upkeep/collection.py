@@ -71,6 +71,7 @@ class _Collection:
         return self._store.stat(_CLOCK).mtime
 
     def run(self) -> Collected:
+        self._store.check_listed()
         now, left = self._now(), self._withdrawn()
         objects = {info.key: info for info in self._store.list("")}
         roots = self._look.roots(objects | left, now, self._now())
@@ -127,6 +128,7 @@ class _Collection:
         time.sleep(self._settle)
         # in this order: what was withdrawn is looked up first, then who may need it
         left, now = self._withdrawn(), self._now()
+        self._store.check_listed()
         seen = {info.key: info for info in self._store.list("")}
         both = seen | {key: info for key, info in left.items() if key not in seen}
         needed = self._look.needed(both, self._look.roots(both, now, self._now()))
@@ -153,7 +155,7 @@ class _Collection:
         for key, info in objects.items():
             folder, age = key.partition("/")[0], now - info.mtime
             if (folder == lease.FOLDER and age > _LEASES) or (
-                folder == uses.FOLDER and age > uses.LIFE and info.mtime != newest.get(uses.tree_of(key))
+                (tree := uses.tree_of(key)) and age > uses.LIFE and info.mtime != newest.get(tree)
             ):
                 self._remove(info)
 
