@@ -26,10 +26,9 @@ from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.manifest import MAX_MANIFEST, TreeManifest, tree_key
 from bootseer.errors import DataError, NotFoundError, UnavailableError, UnsupportedError
 from bootseer.image import record
-from bootseer.image.record import ImageRecord
 from bootseer.objects import Store, open_store, uses, withdrawn
-from bootseer.oci import ImageConfig, RootFS
 from bootseer.upkeep import collection
+from support.records import record_of
 from support.steppedstore import Stage, SteppedStore
 
 BLOCK = 4096
@@ -76,15 +75,6 @@ def publish(store: Store, folder: Path, blocks: tuple[int, ...], known: KnownBlo
             out.packs.next_pack()
             out.packs.write(BLOCKS[block])
         return out.seal(b"meta of " + bytes(blocks)).digest
-
-
-def record_of(image: str, tree: str) -> ImageRecord:
-    config = ImageConfig(architecture="amd64", os="linux", rootfs=RootFS(diff_ids=()))
-    return ImageRecord(
-        image=f"sha256:{image * 64}", platform="linux/amd64", reference=f"localhost/{image}:1", tree=tree,
-        config=config,
-        layer_bytes=0, tree_bytes=0, stored_bytes=0, shared_bytes=0, packs=0, members=0, converted=1, seconds={},
-    )  # fmt: skip
 
 
 def keys_of(store: Store, tree: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import time
 
 import msgspec
@@ -14,12 +15,11 @@ from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.chunks.manifest import TreeManifest, tree_key
-from bootseer.errors import DataError
+from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.image import record
-from bootseer.image.record import ImageRecord
 from bootseer.objects import Store, open_store, uses, withdrawn
-from bootseer.oci import ImageConfig, RootFS
 from bootseer.upkeep import account, collection
+from support.records import record_of
 from support.steppedstore import SteppedStore
 
 BLOCK = 4096
@@ -38,15 +38,6 @@ def publish(store: Store, folder, content: bytes, image: str) -> str:
         made = out.seal(b"meta of " + content[:8])
     record.save(store, record_of(image, made.digest), overwrite=True)
     return made.digest
-
-
-def record_of(image: str, tree: str) -> ImageRecord:
-    config = ImageConfig(architecture="amd64", os="linux", rootfs=RootFS(diff_ids=()))
-    return ImageRecord(
-        image=f"sha256:{image * 64}", platform="linux/amd64", reference=f"localhost/{image}:1", tree=tree,
-        config=config,
-        layer_bytes=0, tree_bytes=0, stored_bytes=0, shared_bytes=0, packs=0, members=0, converted=1, seconds={},
-    )  # fmt: skip
 
 
 def remove(store: Store, image: str) -> None:
@@ -234,3 +225,63 @@ def test_du_of_100_000_objects(tmp_path):
     began = time.process_time()
     assert account.take(open_store(tmp_path)).kinds["blobs"].objects == 100_000
     assert time.process_time() - began < 10.0
+
+
+def test_only_what_is_ours_is_tidied(tmp_path):
+    """Old notes, leases and indexes go; what others keep in these folders stays."""
+    store = open_store(str(tmp_path / "store"))
+    ours = [f"uses/{'a' * 64}.{'b' * 16}", "leases/convert/x/3", f"env/index/{'a' * 64}/{7:012d}-{'b' * 64}-{'c' * 64}"]
+    theirs = ["uses/README.txt", "leases/README.txt", "leases/convert/x/007", "env/index/notes.txt", "env/index/a/b"]
+    store.put("blobs/aa/" + "a" * 64, b"x")
+    for key in (*ours, *theirs):
+        store.put(key, b"x")
+        os.utime(tmp_path / "store" / key, (time.time() - 90 * DAY,) * 2)
+    collection.collect(store, settle=0)
+    since = zstandard.ZstdDecompressor().decompress(store.get("collection/condemned", most=1 << 20))
+    earlier = {key: at - 9 * DAY for key, at in msgspec.json.decode(since).items()}
+    store.put("collection/condemned", zstandard.ZstdCompressor().compress(msgspec.json.encode(earlier)), overwrite=True)
+    collection.collect(store, settle=0)
+    left = {info.key for info in store.list("")}
+    assert set(theirs) <= left
+    assert not set(ours) & left
+
+
+def test_a_store_that_is_not_there_is_not_made(tmp_path):
+    for call in (collection.collect, lambda store: collection.unused(store, 1.0)):
+        with pytest.raises(NotFoundError, match="there is no store"):
+            call(open_store(str(tmp_path / "mistyped")))
+    assert not (tmp_path / "mistyped").exists()
+
+
+def test_folders_in_folders_stop_no_look(tmp_path):
+    deep = tmp_path / "store" / "uses"
+    deep.mkdir(parents=True)
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    store = open_store(str(tmp_path / "store"))
+    store.put("blobs/aa/" + "a" * 64, b"x")
+    assert account.take(store).kinds["blobs"].objects == 1
+    collection.collect(store, settle=0)
+    subprocess.run(["rm", "-rf", deep], check=True)  # Python's own removal gives up
+
+
+def test_what_is_needed_comes_back_before_anything_is_refused(tmp_path, monkeypatch):
+    store = open_store(str(tmp_path / "store"))
+    tree = publish(store, tmp_path / "w", random.Random(1).randbytes(4 * BLOCK), "a")
+    other = "blobs/00/" + "0" * 64
+    store.put(other, b"x")
+    keys = [info.key for info in store.list("") if withdrawn.may_go(info.key)]
+    store.withdraw(keys, "0" * 16)
+
+    def refuse(key):
+        raise NotWritableError(f"not {key}")
+
+    monkeypatch.setattr(store, "delete", refuse)
+    with pytest.raises(NotWritableError):
+        collection.collect(store, settle=0)
+    assert all(store.exists(key) for key in keys if key != other), tree

@@ -298,16 +298,23 @@ class Backend(abc.ABC):
 
     def walk(self, path: str) -> Iterator[tuple[str, Entry]]:
         """Path and entry of every file below the folder ``path``, in any order; nothing when there is none."""
-        try:
-            entries = self.list(path)
-        except NotFoundError:
-            return
-        for entry in entries:
-            below = join(path, entry.name)
-            if entry.is_dir:
-                yield from self.walk(below)
-            else:
-                yield below, entry
+        left = [path]
+        while left:
+            here = left.pop()
+            try:
+                entries = self.list(here)
+            except NotFoundError:
+                continue
+            for entry in entries:
+                below = join(here, entry.name)
+                if not entry.is_dir:
+                    yield below, entry
+                elif not self.is_link(below):
+                    left.append(below)
+
+    def is_link(self, path: str) -> bool:
+        """Whether ``path`` is a link, which `walk` does not follow."""
+        return False
 
     def whole(self) -> tuple[Backend, str]:
         """The whole storage, and the path of this folder in it; this folder and "" when that is not known."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from typing import Annotated
 
 import typer
@@ -133,9 +133,10 @@ def gc(
 
     if grace is not None and grace < _LEAST_GRACE:
         raise mistake("--grace is at least 1d: nodes note twice a day what they use")
+    os.umask(0o022)  # who reads must be able to read what is withdrawn
     shared, names = open_shared(store), list[str]()
     if age is not None:
-        names = [root.name for root in collection.unused_since(shared, time.time() - age)]
+        names = [root.name for root in collection.unused(shared, age, dry_run=dry_run)]
         if not dry_run:
             snapshots.remove(shared, names)
     if not shared.dated and age is not None:

@@ -92,7 +92,7 @@ class Store(abc.ABC):
         return self.list(prefix)
 
     def check_listed(self) -> None:  # noqa: B027 - most stores list all
-        """Raise `UnsupportedError` where `list` passes over what readers find."""
+        """Raise `UnsupportedError` where `list` passes over what readers find, `NotFoundError` for no store at all."""
 
     @abc.abstractmethod
     def delete(self, key: str) -> None:

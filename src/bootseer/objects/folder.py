@@ -25,20 +25,17 @@ class FolderStore(ObjectStore):
         self._swept: set[str] = set()
 
     def check_listed(self) -> None:
+        if not self.root.is_dir():
+            raise NotFoundError(f"there is no store {self.shown}")
+        names = ["images", "published", "trees", "uses", "env", "env/snapshots"]
         with contextlib.suppress(NotFoundError):
-            below = [f"env/snapshots/{one.name}" for one in self._folder.list("env/snapshots")]
-            for name in ("images", "published", "trees", "uses", "env", "env/snapshots", *below):
-                self._refuse_link(name)
-            return
-        for name in ("images", "published", "trees", "uses", "env", "env/snapshots"):
-            self._refuse_link(name)
-
-    def _refuse_link(self, name: str) -> None:
-        if self._folder.is_link(name):
-            raise UnsupportedError(
-                f"{name} in store {self.shown} is a link: what lies there is not listed",
-                hint="mount that place there (mount --bind), or move it back",
-            )
+            names += [f"env/snapshots/{one.name}" for one in self._folder.list("env/snapshots")]
+        for name in names:
+            if self._folder.is_link(name):
+                raise UnsupportedError(
+                    f"{name} in store {self.shown} is a link: what lies there is not listed",
+                    hint="mount that place there (mount --bind), or move it back",
+                )
 
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
         published = super().put(key, data, overwrite=overwrite)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 
@@ -35,10 +36,19 @@ _MOST = 500_000
 """Objects that one run withdraws, into one folder."""
 _CONDEMNED = "collection/condemned"
 _CLOCK = "collection/clock"
+_LEASE = re.compile(rf"{lease.FOLDER}/.+/(?:0|[1-9][0-9]{{0,8}})", re.DOTALL)
 _LEASES = 30 * 86_400.0
 """A lease that nobody has written to for so long is of no start."""
 _MAX_STORED = 64 << 20
 _MAX_UNPACKED = 512 << 20
+
+
+def now(store: Store, dry_run: bool) -> float:
+    """By the clock of the store, which all its dates are of; in a dry run by that of this machine."""
+    if dry_run:
+        return time.time()
+    store.put(_CLOCK, b"", overwrite=True)
+    return store.stat(_CLOCK).mtime
 
 
 class Sum(msgspec.Struct, kw_only=True):
@@ -64,11 +74,7 @@ class _Collection:
         self._removed: dict[str, Sum] = {}
 
     def _now(self) -> float:
-        """By the clock of the store, which all its dates are of."""
-        if self._dry:
-            return time.time()
-        self._store.put(_CLOCK, b"", overwrite=True)
-        return self._store.stat(_CLOCK).mtime
+        return now(self._store, self._dry)
 
     def run(self) -> Collected:
         self._store.check_listed()
@@ -132,6 +138,9 @@ class _Collection:
         seen = {info.key: info for info in self._store.list("")}
         both = seen | {key: info for key, info in left.items() if key not in seen}
         needed = self._look.needed(both, self._look.roots(both, now, self._now()))
+        for key in left.keys() & needed - seen.keys():  # first: a deletion may be refused
+            if not self._store.put_back(key):
+                log.info("%s in store %s went away while it was put back", key, self._store.shown)
         for key, info in left.items():
             faults.point("upkeep.delete")
             if key in seen and now - info.mtime < uses.LIFE:
@@ -140,8 +149,6 @@ class _Collection:
             if key in seen or key not in needed:
                 self._store.delete(info.key)
                 self._count(msgspec.structs.replace(info, key=key))
-            elif not self._store.put_back(key):
-                log.info("%s in store %s went away while it was put back", key, self._store.shown)
         for key in due:  # what makes a start faster only
             if not withdrawn.may_go(key) and key not in needed and key in seen:
                 self._remove(objects[key])
@@ -153,8 +160,8 @@ class _Collection:
             if (tree := uses.tree_of(key)) and tree_key(tree) in objects:
                 newest[tree] = max(info.mtime, newest.get(tree, 0.0))
         for key, info in objects.items():
-            folder, age = key.partition("/")[0], now - info.mtime
-            if (folder == lease.FOLDER and age > _LEASES) or (
+            age = now - info.mtime
+            if (_LEASE.fullmatch(key) and age > _LEASES) or (
                 (tree := uses.tree_of(key)) and age > uses.LIFE and info.mtime != newest.get(tree)
             ):
                 self._remove(info)
@@ -162,7 +169,8 @@ class _Collection:
     def _remove(self, info: ObjectInfo) -> None:
         """Unless it was written again."""
         with contextlib.suppress(NotFoundError):
-            if self._store.stat(info.key).mtime == info.mtime:
+            # some stores round in lists; what is written again is younger by days
+            if abs(self._store.stat(info.key).mtime - info.mtime) < 1:
                 self._store.delete(info.key)
                 self._count(info)
 
@@ -196,8 +204,10 @@ def collect(store: Store, *, grace: float = GRACE, dry_run: bool = False, settle
     return _Collection(store, grace, settle, dry_run).run()
 
 
-def unused_since(store: Store, before: float) -> list[Root]:
-    """The environments of ``store`` that nobody has used since then, the longest unused first."""
+def unused(store: Store, age: float, *, dry_run: bool = False) -> list[Root]:
+    """The environments of ``store`` that nobody has used for ``age`` seconds, the longest unused first."""
+    store.check_listed()
+    before = now(store, dry_run) - age
     objects = {info.key: info for folder in ("env/snapshots", uses.FOLDER) for info in store.list(folder)}
     found = Look(store).roots(objects, time.time(), time.time())
     return sorted(

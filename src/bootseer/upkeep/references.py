@@ -25,6 +25,7 @@ from bootseer.objects import ObjectInfo, Store, uses, withdrawn
 log = logging.getLogger(__name__)
 
 _SNAPSHOT = re.compile(rf"{manifest.FOLDER}/([0-9a-f]{{64}}/[0-9a-f]{{64}})\.json")
+_INDEX = re.compile(r"env/index/[0-9a-f]{64}/[0-9]{12}-[0-9a-f]{64}-[0-9a-f]{64}")
 _PROFILE = re.compile(r"profiles/(?:owned/)?([0-9a-f]{64})/")
 _AHEAD = 86_400.0
 """A note that is so much younger than the store says that it is now was given its time by hand."""
@@ -145,7 +146,7 @@ class Look:
                 named = _PROFILE.match(key)
                 spared = named is None or named[1] in trees
             else:
-                spared = not (withdrawn.may_go(key) or key.startswith("env/index/"))
+                spared = not (withdrawn.may_go(key) or _INDEX.fullmatch(key))
             if spared:
                 keys.add(key)
         return keys
