@@ -24,7 +24,9 @@ STEP = 256 << 20
 """Bytes for which room is made at once."""
 PATIENCE = 5.0
 """Seconds for which another process that frees space on the disk is waited for."""
-_PAUSE = 10.0
+_PAUSE, _LONGEST_PAUSE = 10.0, 600.0
+_OTHERS = 16
+"""Processes of a node that write to its cache at once."""
 _SYNC_SECONDS = 2.0
 
 
@@ -44,14 +46,14 @@ class Allowance:
 
     def __init__(self, cache_dir: Path, limits: eviction.Limits) -> None:
         self._dir, self._limits = cache_dir, limits
-        self._left, self._pause = 0, 0.0
+        self._left, self._next, self._pause = 0, 0.0, _PAUSE
         self._lock = threading.Lock()
 
     def allow(self, size: int, folder: Path) -> bool:
         """Whether ``size`` bytes more may be written to ``folder``; room is made for them by eviction of what nobody
-        uses. After a no it is no for some seconds."""
+        uses. After a no it is no for a while, longer each time."""
         with self._lock:
-            if self._left < size and time.monotonic() >= self._pause:
+            if self._left < size and time.monotonic() >= self._next:
                 self._ask(size, folder)
             if self._left < size:
                 return False
@@ -63,13 +65,19 @@ class Allowance:
         if not self._left:
             eviction.make_room(self._dir, self._limits, coming=STEP, keep=folder.name)
             self._left = self._step(size)
-        if not self._left:
-            self._pause = time.monotonic() + _PAUSE
+        if self._left:
+            self._pause = _PAUSE
+        else:
+            self._next = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def _step(self, size: int) -> int:
-        """As much as fits, but not all that is left at once: other processes write, too. 0 for not even ``size``."""
-        steps = (step for step in (STEP, STEP // 16, STEP // 256, size) if step >= size)
-        return next((step for step in steps if self._limits.excess(self._dir, step) <= 0), 0)
+        """As much as fits: little where as much for other processes, which ask before it is written, would not. 0 for
+        not even ``size``."""
+        for step, room in (STEP, _OTHERS * STEP), (STEP // 16, STEP // 16), (STEP // 256, STEP // 256), (size, size):
+            if step >= size and self._limits.excess(self._dir, room) <= 0:
+                return step
+        return 0
 
 
 class Room:
