@@ -301,6 +301,15 @@ def test_a_variable_in_a_file_that_the_command_reads_counts(
         node.release()
 
 
+def test_a_hidden_folder_of_the_job_counts(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.write(".ws/a.mk", "all:\n\tmkdir -p env; echo $(WHICH) > env/f\n")
+    node.write("s.sh", "make -f .ws/a.mk\n")
+    monkeypatch.setenv("WHICH", "one")
+    node.run()
+    monkeypatch.setenv("WHICH", "two")
+    assert "the variable WHICH" in node.run().reason
+
+
 def test_a_variable_in_a_source_that_is_only_copied_does_not_count(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.write("setup.py", "import shutil, tools.build; shutil.copytree('pkg', 'env/pkg', dirs_exist_ok=True)\n")
     node.write("pkg/train.py", "import os; os.environ['FOR_JOB']\n")

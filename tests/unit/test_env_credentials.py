@@ -47,6 +47,9 @@ def test_commands_and_variables() -> None:
     ]  # fmt: skip
     assert remove_from_variable("HF_TOKEN", "abc") == "<credential>"
     assert remove_from_variable("HF_TOKEN", "") == ""
+    for name in ("DB_PASS", "MYSQL_PWD", "SSHPASS", "GH_PAT", "TOKEN_GITHUB", "SECRET_VALUE"):
+        assert remove_from_variable(name, "abc") == "<credential>", name
+    assert remove_from_variable("ONE", "abc") != remove_from_variable("TWO", "abc")  # who shares a value is not told
     assert remove_from_variable("PGPASSWORD", "abc") == "<credential>"
     assert remove_from_variable("CUDA_VERSION", "12.4") == "12.4"
 

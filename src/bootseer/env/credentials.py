@@ -35,7 +35,7 @@ _SECRET_NAME = r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|ac
 _SECRET_WORDS = (b"token", b"secret", b"passw", b"passphrase", b"credential", b"key")
 """One of them is in each `_SECRET_NAME`."""
 _URL = pattern(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}://)(?P<user>[^\s/@:\"'<>]*)(?::(?P<word>[^\s/@\"'<>]*))?@")
-_NAMED = pattern(rf"(?i){_SECRET_NAME}$")
+_NAMED = pattern(rf"(?i){_SECRET_NAME}(?:$|_)|_(?:pat|pass|pwd|webhook)$|^sshpass$")
 _OPTION = pattern(rf"(?i)^--?[a-z-]*{_SECRET_NAME}$")
 _OPTION_VALUE = pattern(rf"(?is)^(--?[a-z-]*{_SECRET_NAME}=).+$")
 _VALUE = r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s;&|]+)"
@@ -175,7 +175,7 @@ def remove_from_variable(name: str, value: str) -> str:
         return remove_credentials(value)
     if _NAMED.search(name):
         return REMOVED
-    return f"<digest {slow_digest(remove_credentials(value))[:32]}>"
+    return f"<digest {slow_digest(f'{name}={remove_credentials(value)}')[:32]}>"
 
 
 def only_credentials(name: str) -> bool:

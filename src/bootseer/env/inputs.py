@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 MAX_FILES = 30_000
 MAX_SLOW = 64
 """Files of which the digest is a slow one: about 10 ms each."""
+MAX_SLOW_NAMES = 256
+"""The same of variables."""
 SECONDS = 60.0
 """For the digests that a lookup compares."""
 _PUBLISHING_SECONDS = 1800.0
@@ -66,8 +68,11 @@ _BUILT = pattern(r"/build/(?:lib|temp|bdist)\b[^/]*/|/(?:debug|release)/(?:deps|
 _ELSEWHERE = {"docker", "podman", "apptainer", "singularity", "enroot", "bwrap", "unshare", "nsenter", "runc", "crun"}
 _ELSEWHERE |= {"nerdctl", "ctr", "buildah", "systemd-run", "systemd-nspawn", "nsjail", "firejail", "srun"}
 """Programs that work where opens are not seen: in mounts of their own, or through a service."""
-_OF_PACKAGES = pattern(r"/(?:(?:site|dist)-packages|node_modules|profile\.d|\.[A-Za-z][^/]*)/")
-"""Below these lie programs, in whose texts no variables are looked for."""
+_OF_PACKAGES = pattern(
+    r"/(?:(?:site|dist)-packages|node_modules|profile\.d"
+    r"|\.(?:venv|cache|local|git|config|npm|nvm|cargo|rustup|pyenv|conda|mamba|tox|nox|eggs))/"
+)
+"""Below these, in the job's folder or elsewhere, lie programs, in whose texts no variables are looked for."""
 _MOVES = pattern(
     rb"\brename\w*\s*\((?!\s*\w+\s*=)|\bos\.replace|\.replace\([^,()]*\)|\b(?:os|fs)\.link|hardlink_to|\blink(?:at)?\s*\("
     rb"|\bln\s+(?!\s|-\w*s|--s)|\bcp\s+(?:-\S+\s+)*-(?:\w*l|-link)|\0(?:rename(?:at2?)?|link(?:at)?)\0"
@@ -151,7 +156,7 @@ class Digests:
         self._plain = not spec.contained
         self._known: dict[str, str] = {}
         self._variables: dict[str, str] = {}
-        self._slow_left = MAX_SLOW
+        self._slow_left, self._names_left = MAX_SLOW, MAX_SLOW_NAMES
         self._until = time.monotonic() + seconds
 
     def of(self, path: str) -> str:
@@ -209,8 +214,8 @@ class Digests:
         if (value := self._spec.env.get(name)) is None:
             return None
         if name not in self._variables:
-            self._slow_left -= 1
-            self._variables[name] = remove_from_variable(name, value) if self._slow_left >= 0 else "?"
+            self._names_left -= 1
+            self._variables[name] = remove_from_variable(name, value) if self._names_left >= 0 else "?"
         return self._variables[name]
 
     def difference(self, inputs: Observed) -> str:
@@ -351,6 +356,7 @@ class Observer:
         """What those held that the command itself has changed."""
         self._spec, self._config, self._began = spec, config, 0
         self._excluded = _excluded(spec, config)
+        self._work = spec.cwd if spec.contained else os.path.realpath(spec.folder)
         if spec.contained and not spec.mounts:
             return  # all it reads is in its image
         if os.geteuid() != 0:
@@ -426,7 +432,7 @@ class Observer:
         overlay nothing can be, from outside."""
         texts = [os.fsencode(word) for word in self._spec.command]
         seen = self._opens.texts.items() if self._opens else ()
-        texts += [data for path, data in seen if self._counts(path) and not _OF_PACKAGES.search(path)]
+        texts += [data for path, data in seen if self._counts(path) and not self._of_package(path)]
         return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in texts)
 
     def _used(self, opens: Opens, digests: Digests) -> dict[str, str | None]:
@@ -439,7 +445,7 @@ class Observer:
         left, until = _LOOKED_AT, time.monotonic() + _LOOK_SECONDS
         for path in self._found:
             is_source = path.endswith(_SOURCES) and path.startswith(copied)
-            if not _OF_PACKAGES.search(path) and not (
+            if not self._of_package(path) and not (
                 is_source and path not in imported and os.path.dirname(path) not in projects
             ):
                 data = opens.texts.get(path) or _text(self._spec, path)
@@ -483,6 +489,10 @@ class Observer:
         roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECT)
         below = [folder for folder in opens.folders if (folder + "/").startswith(roots) and self._counts(folder + "/.")]
         return {folder: names for folder in below if (names := _sources(self._spec, folder))}
+
+    def _of_package(self, path: str) -> bool:
+        """Whether it is of a program; where the job's own folder lies says nothing of it."""
+        return bool(_OF_PACKAGES.search(path.removeprefix(self._work)))
 
     def _counts(self, path: str) -> bool:
         if path.startswith(self._excluded) and not path.startswith(_SHARED_MEMORY):
