@@ -158,3 +158,8 @@ def test_many_starts_take_no_time() -> None:
 def test_absurd_rows_end_no_report(odd: float) -> None:
     rows = [start(f"j{n}", gpus=1 << n % 5, seconds=odd if n % 2 else 1e15) for n in range(40)]
     assert growth.analyse(rows).starts == 40
+
+
+def test_the_sentence_is_of_gpus_where_some_are_named() -> None:
+    rows = [start(gpus=0, nodes=64, run=9999), start("b", gpus=4, run=1000, attempt="1")]
+    assert growth.analyse(rows).said.startswith("at 3-4 GPUs 10 %")

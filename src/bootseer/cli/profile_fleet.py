@@ -66,6 +66,7 @@ def growth(
     ] = 0,
     since: Since = None,
     team: Team = None,
+    limit: Limit = 20,
     as_json: AsJson = False,
 ) -> None:
     """Show how start-ups grow with the size of jobs, and which share of the GPU time that the jobs held they cost.
@@ -85,7 +86,7 @@ def growth(
     if as_json:
         print_json(report)
     else:
-        Console().print(fleet_text.growth(report))
+        Console().print(fleet_text.growth(report, limit=limit))
 
 
 def check(

@@ -47,8 +47,8 @@ def render(report: FleetReport, *, limit: int = 20) -> RenderableType:
     return Lines(*parts)
 
 
-def growth(report: GrowthReport) -> RenderableType:
-    """The sentence, a line for each class of sizes, and its stages."""
+def growth(report: GrowthReport, *, limit: int = 20) -> RenderableType:
+    """The sentence, a line for each class of sizes, and its ``limit`` longest stages (0: all)."""
     sizes = _table(
         "size", "starts", "jobs", "no first step", "a job", "a day", "failures a day", "p50", "p90", "held", "lost", ""
     )
@@ -61,7 +61,7 @@ def growth(report: GrowthReport) -> RenderableType:
         add(sizes, f"{one.name} {one.unit}", (*counts, *rates, *times, _hours(one.held_hours), _lost(one), bar))
     stages = _table("size", "stage", "starts", "p50", "p90", "max/median", "own work", "waiting")
     for one in report.sizes:
-        for stage in one.stages:
+        for stage in one.stages[: limit or None]:
             ratio = f"{stage.max_over_median:.2f}" if stage.max_over_median is not None else "-"
             times, shares = map(_seconds, (stage.p50, stage.p90)), map(_share, (stage.own_share, stage.wait_share))
             add(stages, f"{one.name} {one.unit}", (one_line(stage.stage), str(stage.starts), *times, ratio, *shares))

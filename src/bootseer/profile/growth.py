@@ -221,7 +221,8 @@ def _said(sizes: Sequence[SizeClass], at: int) -> str:
     if at and not chosen:
         names = ", ".join(f"{one.name} {one.unit}" for one in sizes)
         raise NotFoundError(f"no start-up has about {at} GPUs or nodes", hint=f"there are: {names or 'none'}")
-    if not chosen or not (size := chosen[-1]).share:
+    size = max(chosen, key=lambda one: (one.unit == "GPUs", one.most), default=None)
+    if size is None or not size.share:
         return "how much of the GPU time this is, is not known: no run's end is in the events (see sacct)"
     held = "GPU time" if size.unit == "GPUs" else "node time"
     text = f"at {size.name} {size.unit} {_percent(size.share)} of the {held} is lost to start-ups"
