@@ -19,10 +19,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from blake3 import blake3
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, overlay, remembered, snapshots
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, overlay, place, remembered, snapshots
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
 from bootseer.kernel import opens as lib_opens
@@ -220,6 +221,30 @@ def test_what_a_file_of_the_target_held_before_counts(node: Node, restore: str) 
         node.release()
 
 
+def test_what_a_target_held_before_is_read_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.write("s.sh", "cat env/version > env/made\n")
+    node.write("env/version", "1\n")
+    node.run()
+    node.release()
+    hashed = []
+
+    def hasher() -> blake3:
+        hashed.append(1)
+        return blake3()
+
+    monkeypatch.setattr(place, "blake3", hasher)
+    node.write("env/version", "2\n")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    assert len(hashed) == 1
+    held, target = place.Held(), Target(str(node.target))
+    node.release()
+    assert held.of(target) == held.of(target)
+    before = held.of(target)
+    node.write("env/version", "3\n")
+    assert held.of(target) != before
+    assert len(hashed) == 3
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_what_comes_through_a_pipe_is_not_shared(node: Node, early: bool) -> None:
     node.write("s.sh", "mkdir -p env; cat > env/made\n")
@@ -335,7 +360,19 @@ def test_a_command_that_failed_for_another_reason_runs_once(node: Node) -> None:
         assert (result.exit_code, node.runs - before) == (code, 1), result.reason
 
 
+def test_a_program_that_could_rename_says_nothing_of_why_the_command_failed(node: Node) -> None:
+    """Nearly all programs have such calls in them."""
+    program = node.write("build/tool", "")
+    for source in ("/usr/bin/false", sys.executable):
+        program.write_bytes(Path(source).read_bytes()[: 1 << 20] + b"\0rename\0link(\0")
+        program.chmod(0o755)
+        node.write("s.sh", f"mkdir -p env; build/tool {source} && exit 1; cat build/tool | wc -c; exit 7\n")
+        before = node.runs
+        assert (node.run().exit_code, node.runs - before) == (7, 1)
+
+
 CROSSINGS = {
+    "compiled": "python3 -c 'import moves'",
     "folder": "python3 -c \"import os; os.rename('out/d', 'env/d')\"",
     "module": "python3 moves.py",
     "link": "ln out/d/f env/f",
@@ -346,7 +383,12 @@ CROSSINGS = {
 @pytest.mark.parametrize("kind", CROSSINGS)
 def test_what_is_renamed_or_linked_into_a_target_ends_no_job(node: Node, kind: str) -> None:
     """Below an overlay it cannot be."""
-    node.write("moves.py", "from pathlib import Path\nPath('out/d').replace('env/d')\n")
+    moves = "Path('out/d').replace('env/d')"
+    if kind == "compiled":  # without a traceback, for which the source is read
+        moves = f"try:\n    {moves}\nexcept OSError:\n    raise SystemExit(1)"
+    node.write("moves.py", f"from pathlib import Path\n{moves}\n")
+    if kind == "compiled":
+        subprocess.run([sys.executable, "-m", "py_compile", "moves.py"], cwd=node.work, check=True)
     node.write("s.sh", f"set -e; mkdir -p out/d env; echo 1 > out/d/f; {CROSSINGS[kind]}\n")
     result = node.run()
     assert (result.exit_code, result.outcome, node.runs) == (0, Outcome.RAN_AND_PUBLISHED, 2), result.reason

@@ -204,7 +204,7 @@ def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:
     place.check(spec.targets)
     document = key.build(spec, config)
     unpacking = not capture.may_mount(spec)
-    look = lookup.look(spec, document, config.store_url, config, unpacking=unpacking)
+    look = lookup.look(spec, document, config.store_url, config, place.Held(), unpacking=unpacking)
     shown = msgspec.to_builtins(document)
     near = look.found or look.nearest
     inputs = msgspec.to_builtins(near.inputs) if near else None

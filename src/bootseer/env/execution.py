@@ -61,6 +61,7 @@ class Execution:
     ) -> None:
         self._check, self._caches, self._command = check, caches, command
         self.spec, self.store_url, self.config, self.timed = spec, store_url, config, timed
+        self.held = place.Held()
 
     def command(self) -> int:
         """Run it; its exit code."""
@@ -142,7 +143,8 @@ class _Attempt:
     def prepare(self) -> None:
         """Raises `BootseerError`, `OSError`; nothing is mounted then."""
         base = [
-            place.rows(target) if self._spec.in_image(target) else place.held(target) for target in self._spec.targets
+            place.rows(target) if self._spec.in_image(target) else self._execution.held.of(target)
+            for target in self._spec.targets
         ]
         self._catch = capture.begin(self._spec, self._look.key, self._config)
         if isinstance(self._catch, overlay.Group):

@@ -75,7 +75,7 @@ _OF_PACKAGES = pattern(
 """Below these, in the job's folder or elsewhere, lie programs, in whose texts no variables are looked for."""
 _MOVES = pattern(
     rb"\brename\w*\s*\((?!\s*\w+\s*=)|\bos\.replace|\.replace\([^,()]*\)|\b(?:os|fs)\.link|hardlink_to|\blink(?:at)?\s*\("
-    rb"|\bln\s+(?!\s|-\w*s|--s)|\bcp\s+(?:-\S+\s+)*-(?:\w*l|-link)|\0(?:rename(?:at2?)?|link(?:at)?)\0"
+    rb"|\bln\s+(?!\s|-\w*s|--s)|\bcp\s+(?:-\S+\s+)*-(?:\w*l|-link)"
 )
 _COMMENT = pattern(rb"(?m)(?:^|(?<=\s))#.*$")
 MAX_VARIABLES = 10_000
@@ -289,9 +289,14 @@ def _sources(spec: EnvSpec, folder: str) -> list[str]:
 
 def _shown(name: str, data: bytes) -> bytes:
     """``data`` without the credentials that do not count."""
-    if not holds_credentials(name) and not name.endswith(".py") and b"\0" not in data[:8192]:
+    if not holds_credentials(name) and not name.endswith(".py") and _is_script(data):
         return remove_credentials(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
     return data
+
+
+def _is_script(data: bytes) -> bool:
+    """Whether it is text, and no program or data."""
+    return b"\0" not in data[:8192]
 
 
 def _opened(spec: EnvSpec, path: str) -> int:
@@ -432,8 +437,11 @@ class Observer:
         overlay nothing can be, from outside."""
         texts = [os.fsencode(word) for word in self._spec.command]
         seen = self._opens.texts.items() if self._opens else ()
-        texts += [data for path, data in seen if self._counts(path) and not self._of_package(path)]
-        return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in texts)
+        for path, data in seen:
+            if self._counts(path) and not self._of_package(path):
+                source = _BYTE_CODE.sub(r"\1.py", path)
+                texts.append(data if source == path else _text(self._spec, source))
+        return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in texts if _is_script(text))
 
     def _used(self, opens: Opens, digests: Digests) -> dict[str, str | None]:
         """The variables that occur in what was read. Of a project's sources, which an installer only copies, those
@@ -452,7 +460,7 @@ class Observer:
                 left -= len(data)
                 if left < 0 or time.monotonic() > until:
                     raise DataError("the command read too many files to look for variables in them")
-                if b"\0" not in data[:8192]:
+                if _is_script(data):
                     names |= variables.mentioned(data.decode("utf-8", "replace"), self._spec.env)
         found = {name: digests.variable(name) for name in sorted(names)}
         if len(found) > MAX_VARIABLES or "?" in found.values():

@@ -202,7 +202,7 @@ def unfold(layer: Path, shown: Path) -> None:
 
 def merged(base: Mapping[str, str], entries: Sequence[Entry], target: int, *, content: bool = False) -> dict[str, str]:
     """The `scan.rows` of a target that had the rows ``base``, with the layer ``entries`` over it; with ``content``
-    the `place.held` of it."""
+    the `place.Held` of it."""
     new: dict[str, str] = {}
     digests = {entry.path: entry.data for entry in entries if content and entry.kind == "f"}
     hidden: set[str] = set()

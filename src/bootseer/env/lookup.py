@@ -5,11 +5,10 @@ Guards are what must hold on this node for a snapshot to be used, beside its key
 
 from __future__ import annotations
 
-import functools
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from bootseer.env import key, leads, manifest, place, quarantine, remembered, sc
 from bootseer.env.inputs import Digests
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
-from bootseer.env.spec import EnvSpec, Target
+from bootseer.env.spec import EnvSpec
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.objects import Store, open_store, signature
 from bootseer.units import age_text, one_line
@@ -62,13 +61,15 @@ class Lookup(msgspec.Struct, kw_only=True):
         return self.document.key
 
 
-def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, unpacking: bool) -> Lookup:
+def look(
+    spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, held: place.Held, *, unpacking: bool
+) -> Lookup:
     """Decide. Trouble with the store or its content is a miss with a reason and a log line, never an error."""
     out = Lookup(document=inputs)
     try:
         out.store = open_store(store_url)
         with remembered.at_hand(config):
-            _choose(out, spec, config, out.store, unpacking=unpacking)
+            _choose(out, spec, config, out.store, held, unpacking=unpacking)
     except (BootseerError, OSError) as exc:
         log.warning("%s; running the command", exc)
         out.reason = f"missed because the store did not answer: {exc}"
@@ -80,9 +81,8 @@ def look(spec: EnvSpec, inputs: KeyDocument, store_url: str, config: Config, *, 
     return out
 
 
-def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, *, unpacking: bool) -> None:
+def _choose(out: Lookup, spec: EnvSpec, config: Config, store: Store, held: place.Held, *, unpacking: bool) -> None:
     digests, keys = Digests(spec, config), signature.trusted_keys(config)
-    held = functools.cache(place.held)
     out.absent = True
     for found in _candidates(out, store, keys):
         if found.inputs.unobserved and out.nearest:
@@ -132,9 +132,7 @@ def _candidates(out: Lookup, store: Store, keys: Sequence[Ed25519PublicKey]) -> 
     return sorted(found, key=lambda item: (bool(item.inputs.unobserved), -item.created))
 
 
-def _failed_guard(
-    spec: EnvSpec, found: SnapshotManifest, config: Config, held: Callable[[Target], dict[str, str]], *, unpacking: bool
-) -> str:
+def _failed_guard(spec: EnvSpec, found: SnapshotManifest, config: Config, held: place.Held, *, unpacking: bool) -> str:
     """Why the snapshot cannot be used on this node; empty when it can. Costly checks come last."""
     if found.created < int(spec.since):
         return "a new snapshot was asked for"
@@ -149,7 +147,7 @@ def _failed_guard(
     for number, target in enumerate(spec.targets):
         if spec.in_image(target):
             continue
-        holds = scan.fingerprint(held(target) if found.base[number] else place.rows(target))
+        holds = scan.fingerprint(held.of(target) if found.base[number] else place.rows(target))
         if holds not in (found.base[number], found.result[number]):
             return f"{target.host} holds other files than when the snapshot was made"
     return ""

@@ -81,9 +81,23 @@ def rows(target: Target) -> dict[str, str]:
         return {}
 
 
-def held(target: Target) -> dict[str, str]:
-    """`rows`, with the BLAKE3 of what files hold: 60,000 files of 1 GB take 3 s. The command waits for it, so after
-    `_HELD` seconds `rows` must do."""
+class Held:
+    """What targets hold: `rows`, with the BLAKE3 of what files hold. 60,000 files of 1 GB take 3 s, for which the
+    command waits: so a target is read again only when it is not as it was, and after `_HELD` seconds `rows` must do."""
+
+    def __init__(self) -> None:
+        self._known: dict[Target, tuple[dict[str, Mark], dict[str, str]]] = {}
+
+    def of(self, target: Target) -> dict[str, str]:
+        now = marks(target)
+        was, found = self._known.get(target, ({}, {}))
+        if now != was:
+            found = _held(target)
+            self._known[target] = now, found
+        return found
+
+
+def _held(target: Target) -> dict[str, str]:
     found, until = rows(target), time.monotonic() + _HELD
     sizes = dict(found)
     if found:

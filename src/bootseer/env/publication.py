@@ -39,7 +39,7 @@ _KILL_SECONDS = 20.0
 
 class Begin(NamedTuple):
     """The command begins. ``replaces``: manifests by name, if one of the same name is to be replaced; ``base``:
-    `place.held` of each target; ``area``: has the folder ``upper`` of the layers that it writes to; empty where it
+    `place.Held` of each target; ``area``: has the folder ``upper`` of the layers that it writes to; empty where it
     writes to the targets themselves."""
 
     spec: EnvSpec

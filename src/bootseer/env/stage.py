@@ -143,7 +143,7 @@ class _Stage:
             return self.execution.run(look, turn)
 
     def _look(self, document: KeyDocument, unpacking: bool) -> Lookup:
-        return lookup.look(self.spec, document, self.store_url, self.config, unpacking=unpacking)
+        return lookup.look(self.spec, document, self.store_url, self.config, self.execution.held, unpacking=unpacking)
 
     def _patience(self, look: Lookup) -> float:
         """Seconds after which a node that says it runs the command is not believed: a few times what that took before,
