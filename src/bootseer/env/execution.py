@@ -10,7 +10,6 @@ import contextlib
 import logging
 import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -167,7 +166,6 @@ class _Attempt:
     def run(self) -> EnvResult:
         """The command, and what follows; when it cannot even be run, or is interrupted, the overlays are taken down."""
         observer, done = inputs.Observer(self._spec, self._config), False
-        began = time.clock_gettime_ns(inputs.CLOCK_REALTIME_COARSE)
         try:
             with self._timed("command"), observer:
                 code = self._execution.command()
@@ -199,7 +197,7 @@ class _Attempt:
             return result
         if self._group:
             self._group.unfold()
-        end, why = self._end(observer, began)
+        end, why = self._end(observer)
         if self._group:
             try:
                 self._show(self._group, end)
@@ -271,13 +269,13 @@ class _Attempt:
             self._publication.give_up()
             self._publication = None
 
-    def _end(self, observer: inputs.Observer, began: int) -> tuple[End | None, str]:
+    def _end(self, observer: inputs.Observer) -> tuple[End | None, str]:
         """What must be known before the job may write; or why there can be no snapshot."""
         try:
             with self._timed("finish"):
                 return End(
                     inputs=observer.result(),
-                    began=began,
+                    began=observer.began,
                     seconds=self._timed.seconds["command"],
                     changes=self._catch.changes() if isinstance(self._catch, capture.ScanCapture) else [],
                     lead=None,

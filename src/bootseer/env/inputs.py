@@ -359,7 +359,7 @@ class Observer:
         self._found: dict[str, FileState] = {}
         self._before: dict[str, bytes] = {}
         """What those held that the command itself has changed."""
-        self._spec, self._config, self._began = spec, config, 0
+        self._spec, self._config, self.began = spec, config, 0
         self._excluded = _excluded(spec, config)
         self._work = spec.cwd if spec.contained else os.path.realpath(spec.folder)
         if spec.contained and not spec.mounts:
@@ -371,8 +371,8 @@ class Observer:
 
     def __enter__(self) -> Observer:
         self._piped, self._ended = _piped()
+        self.began = _next_tick()
         if self._opens:
-            self._began = _next_tick()
             try:
                 self._opens.begin()
             except OSError as exc:
@@ -473,15 +473,15 @@ class Observer:
             if not self._counts(path):
                 continue
             now, is_written = _state(self._spec, path), state.file in opens.written
-            changed = now != state or (is_written and state.ctime >= self._began)
-            changed = changed or state.mtime >= self._began > state.born  # by others, before or after it was opened
-            if changed and (state.born >= self._began or (is_written and state.file not in opens.read)):
+            changed = now != state or (is_written and state.ctime >= self.began)
+            changed = changed or state.mtime >= self.began > state.born  # by others, before or after it was opened
+            if changed and (state.born >= self.began or (is_written and state.file not in opens.read)):
                 continue  # the command made it, or only wrote to it, as to a log
             if is_written and not state.born:  # NFS, ramfs, tmpfs of old kernels
                 self.unobserved = f"the file system of {path} does not tell what the command made"
                 continue
             if changed:
-                if not now or now.file not in opens.written or path not in opens.texts or state.mtime >= self._began:
+                if not now or now.file not in opens.written or path not in opens.texts or state.mtime >= self.began:
                     raise DataError(f"{path} changed while the command ran")
                 self._before[path] = opens.texts[path]
             if _BUILT.search(path):  # instead of its source, of which only the time was compared
