@@ -28,7 +28,7 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("second_resume_vs_local_file", "<= 1.1", "capped:torch-mount-second", "capped:torch-local")
     for how in ("torch", "mount", "dcp"):
         faster(f"save_{how}_vs_vanilla", ">= 2.5", f"capped:save-{how}", "capped:save-hdfs-native")
-    found.ratio("frozen_write_vs_healthy", "<= 2", "capped:save-frozen", "capped:save-replicated")
+    found.ratio("frozen_save_vs_healthy", "<= 2", "capped:save-frozen", "capped:save-replicated")
     faster("read_vs_hdfs_native", ">= 2", "free:striped", "free:hdfs-native")
     faster("read_vs_hdfs_native_4_streams", ">= 1", "free:striped", "free:hdfs-native-4-stripes")
     found.ratio("many_put_vs_hadoop", "<= 0.5", "many:put", "many:hadoop-put")

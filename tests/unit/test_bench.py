@@ -5,17 +5,18 @@ import random
 
 import pytest
 
-from bench import page
 from bench.__main__ import BENCHMARKS, ROOT, listing
 from bench.checkpoint import checkpoint, once
 from bench.checkpoint import figures as checkpoint_figures
 from bench.cluster import figures as cluster_figures
 from bench.cluster import scenario
 from bench.image import ablated
+from bench.page import detail, overview, reports
+from bench.page.__main__ import pages
 from bench.stripes import runner, scheduler_cases, scheduler_parts
 from bootseer.config import Config
 from bootseer.demo.report import Report, Run
-from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 
 
 def test_every_part_of_ablate(monkeypatch):
@@ -66,7 +67,7 @@ def test_figures_of_checkpoint():
         "mount_vs_pyfuse3": (2.5, True),
         "torch_resume_vs_vanilla": (4.0, True),  # the faster of the two that are vanilla
         "second_resume_vs_first": (18.0, True),
-        "frozen_write_vs_healthy": (1.5, True),
+        "frozen_save_vs_healthy": (1.5, True),
     }
     assert any("capped:save-mount" in line for line in said)
 
@@ -134,10 +135,40 @@ def test_figures_of_cluster():
     assert "no figure overhead_vs_strongest" in said
 
 
-def test_the_page_names_the_nodes_of_a_cluster():
-    report = {"name": "cluster", "argv": ["--nodes", "16", "--rate", "50", "--out", "x.json"]}
-    assert page.command(report) == "scripts/bench cluster --nodes 16 --rate 50 --out report.json"
-    assert page.command({"name": "cluster-quick", "argv": []}) == "scripts/bench cluster --quick --out report.json"
+def test_a_page_names_the_nodes_of_a_cluster():
+    report = Report(name="cluster", argv=["--nodes", "16", "--rate", "50", "--out", "x.json"])
+    assert detail.command(report) == "scripts/bench cluster --nodes 16 --rate 50 --out report.json"
+    assert detail.command(Report(name="cluster-quick")) == "scripts/bench cluster --quick --out report.json"
+
+
+def test_the_pages_of_figures_are_fresh():
+    stale = [path for path, text in pages().items() if (ROOT / path).read_text() != text]
+    assert stale == [], "run: python -m bench.page"
+    assert {path.stem for path in (ROOT / "docs/benchmarks").glob("*.md")} == {one.slug for one in reports.SCENARIOS}
+
+
+def test_each_missed_target_has_a_reason_and_each_reason_a_missed_target():
+    found = reports.load()
+    assert reports.misses(found)
+    found["demo"].figures[0].met = not found["demo"].figures[0].met
+    with pytest.raises(DataError, match=f"one-node.{found['demo'].figures[0].name}$"):
+        reports.misses(found)
+
+
+def test_a_figure_that_two_reports_have_is_told_once():
+    for one in reports.SCENARIOS:
+        names = [figure.name for _, figure in reports.figures(one, reports.load())]
+        assert len(names) == len(set(names))
+
+
+def test_the_first_screen_says_what_was_not_measured_and_where_others_are_quicker():
+    row = overview.Row("read", "images", "x", (("a",), (), ("b", "c"), ("gone",), ("d",)), "cp")
+    took = {"a": (200, 206, 210), "b": (30,), "c": (8.67,), "d": (0.153,)}
+    runs = [Run(variant=name, n=1, seconds=seconds) for name, each in took.items() for seconds in each]
+    assert overview.cells(row, {"x": Report(name="x", runs=runs)}) == [206, None, 8.67, None, 0.153]
+    assert [overview.two_digits(one) for one in (206.8, 8.67, 0.153, 99.6, 1, 0, 1234)] == [
+        "210", "8.7", "0.15", "100", "1.0", "0", "1200",
+    ]  # fmt: skip
 
 
 def test_the_list_names_every_benchmark_and_a_result_of_it():

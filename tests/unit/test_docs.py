@@ -11,11 +11,7 @@ import pytest
 from support import clireference
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    path
-    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if path.name != "benchmarks.md"
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(bootseer [^`]+)`")
 LINE = re.compile(r"^(?:sudo |[A-Z_]+=\S* )*(?:\S*/)?(bootseer(?: .*)?)$", re.MULTILINE)

@@ -1,0 +1,33 @@
+"""Writes the pages: run it after a report was added to ``bench/results``, and name that in ``reports.SCENARIOS``."""
+
+from __future__ import annotations
+
+import re
+
+from bench.page import detail, overview
+from bench.page.reports import ROOT, SCENARIOS, load
+
+BETWEEN = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
+
+
+def pages() -> dict[str, str]:
+    """Every page that is written, by its path below the repository. Raises `DataError`, as `load` and `misses` do."""
+    reports = load()
+    made = {f"docs/benchmarks/{scenario.slug}.md": detail.page(scenario, reports) for scenario in SCENARIOS}
+    made["docs/benchmarks.md"] = overview.screen(reports)
+    made[f"docs/{overview.CHART}"] = overview.chart(reports)
+    readme = (ROOT / "README.md").read_text()
+    shown = "\n".join(overview.table(reports, "docs/benchmarks/")) + "\n"
+    made["README.md"] = BETWEEN.sub(lambda _: shown, readme)
+    return made
+
+
+def main() -> None:
+    """Write them."""
+    (ROOT / "docs/benchmarks").mkdir(exist_ok=True)
+    for path, text in pages().items():
+        (ROOT / path).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
