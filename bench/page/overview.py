@@ -57,7 +57,7 @@ _COST = """
 | what | here |
 |---|---|
 """
-_LEFT, _WIDE, _HIGH, _GAP = 330, 420, 14, 26
+_LEFT, _WIDE, _HIGH, _GAP = 170, 480, 14, 16
 _COLOURS = ("#8a8f98", "#c58b2a", "#6aa5d8", "#1f6fb2", "#3f9b5f")
 
 
@@ -100,6 +100,7 @@ def chart(reports: dict[str, Report]) -> str:
         seconds = cells(row, reports)
         longest = max(each for each in seconds if each is not None)
         out.append(f'<text x="8" y="{y + _HIGH}" font-weight="bold">{escape(row.title)}</text>')
+        y += _HIGH + 8
         for each, name, colour in zip(seconds, COLUMNS, _COLOURS, strict=True):
             if each is None:
                 continue
