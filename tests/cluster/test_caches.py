@@ -14,6 +14,7 @@ import pytest
 from bootseer import image, oci
 from bootseer.kernel import mount as mounts
 from support.images import folder, programs, write_image
+from support.waits import until
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
 
@@ -28,6 +29,7 @@ compile() {
     done
 }
 bootseer_span first_step -- compile
+sleep $LASTS
 exit ${CODE:-0}
 """
 
@@ -53,6 +55,7 @@ class Site:
         damaged: str = "9",
         owner: int = 0,
         variable: str = "",
+        lasts: int = 0,
         **environ: str,
     ) -> tuple[int, str, dict]:
         here = self.base / node
@@ -61,7 +64,7 @@ class Site:
 [job]
 name = "small"
 command = ["sh", "-c", '''{TRAIN}''']
-env = {{ KERNELS = "{kernels}", DAMAGED = "{damaged}", {variable or "UNUSED"} = "/tmp/own" }}
+env = {{ KERNELS = "{kernels}", DAMAGED = "{damaged}", LASTS = "{lasts}", {variable or "UNUSED"} = "/tmp/own" }}
 [image]
 ref = "oci:{self.base}/layout{user}:v1"
 [caches]
@@ -74,10 +77,20 @@ kinds = {kinds}
         env |= {"BOOTSEER_STORE": str(self.base / "store"), "BOOTSEER_NODE": node, **environ}
         argv = [sys.executable, "-m", "bootseer.cli.main", "run", str(here / "job.toml"),
                 "--events", str(here / "events"), "--summary", str(here / "summary.json")]  # fmt: skip
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+        others = []
+        with subprocess.Popen(argv, env=env, stdout=-1, stderr=-1, text=True) as process:
+            if lasts:  # mount namespaces that somebody makes meanwhile
+                until(lambda: [one for one in mounts.below(here) if "/caches/" in one.target], 60, "the caches' mount")
+                for way in ("private", "slave"):
+                    others.append(subprocess.Popen(["unshare", "-m", "--propagation", way, "sleep", "100"]))
+            out, err = process.communicate(timeout=120)
+        left = mounts.below(here)
+        for one in others:
+            one.kill()
+            one.wait()
+        assert not left
         summary = json.loads((here / "summary.json").read_text()) if (here / "summary.json").exists() else {}
-        assert not mounts.below(here), mounts.below(here)
-        return done.returncode, done.stdout + done.stderr, summary.get("caches", {})
+        return process.returncode, out + err, summary.get("caches", {})
 
 
 @pytest.fixture
@@ -98,6 +111,12 @@ def test_a_job_on_three_empty_nodes_compiles_once(site: Site, user: str) -> None
         assert (caches["restored"], caches["used"], caches["compiled"]) == (2, 2, 0), said
         assert "restored 2, used 2, compiled 0 anew" in said  # on the card
     assert len(list((site.base / "store/env/snapshots").glob("*/*.json"))) == 1
+
+
+def test_a_run_leaves_no_mount_for_namespaces_that_were_made_meanwhile(site: Site) -> None:
+    site.start("a", "one")
+    code, said, caches = site.start("b", "one", lasts=2)
+    assert (code, caches["used"]) == (0, 1), said
 
 
 def test_what_a_later_start_adds_is_united(site: Site) -> None:

@@ -314,6 +314,55 @@ def test_who_joins_while_a_capture_gives_up_keeps_the_cache(tmp_path: Path, monk
     assert not mounts.below(tmp_path)
 
 
+@contextlib.contextmanager
+def namespace(*options: str, program: str = "read line") -> Iterator[subprocess.Popen[str]]:
+    """A mount namespace that somebody makes now, so with copies of all mounts, and a program in it."""
+    argv = ["unshare", "-m", *options, "sh", "-c", f"echo; {program}"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.communicate()
+
+
+@pytest.fixture
+def restored(tmp_path: Path) -> Iterator[Held]:
+    nodes = Nodes(tmp_path, "mount")
+    first = nodes.start("a")
+    add(first, "aa/one.so", text=os.urandom(100_000).hex())
+    assert captured(first) == (True, "")
+    first.close()
+    yield nodes.start("b")
+    nodes.end()
+    until(lambda: not [*tmp_path.glob("b/state/trees/*/")], 20, "the end of the block server")
+
+
+@pytest.mark.parametrize("propagation", ["private", "slave"])
+def test_a_namespace_that_somebody_made_meanwhile_keeps_nothing_of_it(restored: Held, propagation: str) -> None:
+    base = Path(restored.config.cache_dir).parent
+    with namespace("--propagation", propagation) as other:
+        assert [entry for entry in mounts.entries(other.pid) if str(base) in entry.target]
+        restored.close()
+        assert not mounts.below(base)
+        assert not [entry for entry in mounts.entries(other.pid) if str(base) in entry.target]
+        assert [*base.glob("state/trees/*/"), *base.glob("cache/env/*")] == []
+
+
+@pytest.mark.parametrize("options", [["--propagation", "private"], ["--user", "--map-root-user"]])
+def test_a_copy_that_is_in_use_or_locked_is_left_and_named(
+    restored: Held, options: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = restored.folder / "inductor/aa/one.so"
+    with namespace(*options, program=f"exec <{path}; cat") as other:
+        until(lambda: os.readlink(f"/proc/{other.pid}/fd/0") == str(path), 10, "the open file")
+        restored.close()
+        assert f"process {other.pid} " in caplog.text
+        assert f" has a copy of the mount on {restored.folder}" in caplog.text
+        assert not mounts.is_mounted(restored.folder)
+
+
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[tuple[Nodes, Held]]:
     """A cache that was restored, and of which not all can be read."""

@@ -71,6 +71,11 @@ class TreeMount:
         self.digest = digest
         self._folder = folder
 
+    @property
+    def points(self) -> list[Path]:
+        """What it may have mounted, in that order."""
+        return [self._folder / FUSE_FOLDER, self.target]
+
     def status(self) -> TreeStatus:
         """Counters of the block server. Raises `UnavailableError` when it is gone."""
         return client.ask(self._folder, "status")

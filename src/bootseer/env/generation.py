@@ -276,13 +276,13 @@ class Held:
             except (BootseerError, OSError) as exc:
                 log.info("%s", exc)
             finally:
-                self.group.unmount()
+                self.group.unmount(copies=True)
 
 
 def give_up(told: Gather) -> None:
     """Take the cache down if nobody uses it."""
     for group in overlay.groups_on([Path(told.view, "0")], Path(told.config.state_dir), 0):
-        group.unmount()
+        group.unmount(copies=True)
 
 
 def restore(

@@ -29,6 +29,7 @@ from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotWritableError, doing
 from bootseer.folders import private_folder, trusted
 from bootseer.kernel import mount as mounts
+from bootseer.kernel.copies import withdraw
 from bootseer.kernel.removal import discard_tree
 from bootseer.mountrecords import Record, Records
 
@@ -120,6 +121,11 @@ class Group:
     def mounted(self) -> list[Path]:
         """The targets that show this group, here."""
         return [target.host for target in self._showing()]
+
+    @property
+    def points(self) -> list[Path]:
+        """All that it has mounted, in that order."""
+        return [*(self._tree().points if self.record.tree else []), *self.mounted]
 
     def _showing(self) -> list[Target]:
         if not self.here:
@@ -311,8 +317,9 @@ class Group:
             log.info("the tree of snapshot %s is not served: %s", self.record.key[:12], exc)
             return None
 
-    def unmount(self) -> None:
-        """Give the group up for `mine`; take it down unless other processes use it. Safe to call twice."""
+    def unmount(self, *, copies: bool = False) -> None:
+        """Give the group up for `mine`; take it down unless other processes use it, and the ``copies`` that other mount
+        namespaces have by chance. Safe to call twice."""
         try:
             with locks.locked(tuple(self.record.targets), self._state_dir, wait=_LOCK_SECONDS):
                 try:
@@ -326,6 +333,8 @@ class Group:
                     self.save()
                     log.info("%s stays for %s", self.record.targets[0].host, users.shown(others[0]))
                 else:
+                    if copies:
+                        withdraw(self.points)
                     self.take_down()
         except BootseerError as exc:
             log.warning("%s; %s is left", exc, self.area)

@@ -68,6 +68,11 @@ class ImageMount:
         """How long registry and store took to tell what the image is, for who mounted it."""
         self._state_dir = state_dir
 
+    @property
+    def points(self) -> list[Path]:
+        """What it has mounted, in that order."""
+        return [*self._tree().points, *([self.rootfs] if self.record.overlay else [])]
+
     def status(self) -> tree.TreeStatus:
         """Counters of the block server. Raises `UnavailableError` when it is gone."""
         return self._tree().status()

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 19
 _HARMLESS = MS_NOSUID | MS_NODEV
-_MNT_FORCE, _MNT_DETACH, _MNT_EXPIRE, _UMOUNT_NOFOLLOW = 1, 2, 4, 8
+_MNT_FORCE, _MNT_DETACH, _MNT_EXPIRE, UMOUNT_NOFOLLOW = 1, 2, 4, 8
 
 _DESCRIPTORS = "/proc/self/fd/"
 _MOST_LINKS = 40
@@ -134,7 +134,7 @@ def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> N
     its readers get an error instead of waiting. Without root, FUSE mounts are ended through ``fusermount3``. Raises
     `BootseerError` when it is busy or no mount, `PrivilegeError` without the right to.
     """
-    flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
+    flags = UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
     where, target = _exact(target), real(target)
     try:
         libc.umount2(where, flags)
@@ -239,7 +239,7 @@ def in_use(target: str | Path) -> bool:
     """Whether a process that sees the mount on ``target`` has a file or a working directory in it, or something is
     mounted on it. Raises `BootseerError` when it is no mount, `PrivilegeError` without the right to unmount."""
     try:
-        libc.umount2(_exact(target), _MNT_EXPIRE | _UMOUNT_NOFOLLOW)
+        libc.umount2(_exact(target), _MNT_EXPIRE | UMOUNT_NOFOLLOW)
     except OSError as exc:
         if exc.errno == errno.EAGAIN:  # it is marked as not in use, and would go if it were asked for again
             os.close(os.open(target, os.O_PATH | os.O_CLOEXEC))

@@ -29,7 +29,7 @@ from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import cdi
 from bootseer.image.container import Bind
 from bootseer.image.mount import STARTS
-from bootseer.kernel import background, pressure
+from bootseer.kernel import background, copies, pressure
 from bootseer.launch.advice import advisory
 from bootseer.launch.attempt import begin_events
 from bootseer.launch.caches import PLACE, Caches, Report, may_begin_again
@@ -210,6 +210,7 @@ class _Node:
                 )
                 emit.annotate(span, lookup_seconds=self.mounted.lookup_seconds)
             self.stack.callback(self.mounted.unmount)
+            self.stack.callback(copies.withdraw, self.mounted.points)
             rootfs, runs = self.mounted.rootfs, self.mounted.config
             self.image_digest = self.mounted.digest
         else:
@@ -259,7 +260,7 @@ class _Node:
                 caches=caches,
             )
         for mount in result.mounts:
-            self.stack.callback(mount.unmount)
+            self.stack.callback(mount.unmount, copies=True)
         if result.publication:
             self.stack.enter_context(seen_out(result.publication, self.record))
         how, reason = result.outcome.value, result.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from bootseer import image, oci
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 
 class UserImage:
     """An image in the folder ``rootfs`` until `unmount`, at the latest until the end of this process."""
+
+    points: Sequence[Path] = ()
+    """What this process has mounted: nothing."""
 
     def __init__(self, ref: str, folder: Path, config: Config, *, job: str = "", own: bool = False) -> None:
         """``folder``: where it is extracted to if it must be, and does not exist. ``job``: whose earlier starts to
