@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from bootseer import image
 from bootseer.kernel import mount as mounts
+from support.images import Member, folder, write_image
 
 pytestmark = [pytest.mark.root, pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -26,6 +29,17 @@ print("right", torch.allclose(x.grad, x.cos() - x.sin()), flush=True)
 """
 
 
+RANK = """
+import os, sys, torch
+sys.path.append("/run/bootseer/python")
+from bootseer.profile import emit
+x = torch.ones(64 + int(os.environ["LOCAL_RANK"]), 8)
+with emit.span("first_step"):
+    y = torch.compile(lambda x: x.sin() + 1)(x)
+print("right", torch.allclose(y, x.sin() + 1), flush=True)
+"""
+
+
 class Site:
     """Empty nodes with one store."""
 
@@ -33,7 +47,7 @@ class Site:
         self.base = base
         (base / "train.py").write_text(TRAIN)
 
-    def start(self, node: str, *command: str, **environ: str) -> tuple[str, str]:
+    def start(self, node: str, *command: str, before: Sequence[str] = (), **environ: str) -> tuple[str, str]:
         """What the command wrote, and what was said of the caches."""
         here = self.base / node
         (here / "tmp").mkdir(parents=True, exist_ok=True)
@@ -42,7 +56,9 @@ class Site:
         }
         known |= {f"BOOTSEER_{name.upper()}_DIR": str(here / name) for name in ("cache", "state")}
         known |= {"BOOTSEER_STORE": str(self.base / "store"), "TMPDIR": str(here / "tmp"), **environ}
-        argv = [sys.executable, "-m", "bootseer.cli.main", "env", "run", "--cache", "inductor", "--"]
+        argv = [*before, sys.executable, "-m", "bootseer.cli.main"]
+        if not command or command[0] != "run":
+            argv += ["env", "run", "--cache", "inductor", "--"]
         argv += command or (sys.executable, str(self.base / "train.py"))
         done = subprocess.run(argv, env=known, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
@@ -105,3 +121,46 @@ def test_what_torch_ignores_of_a_cache(site: Site, what: str) -> None:
     if found:
         used = not row.anew and "folder" not in what
         assert (int(found[1]) > 0, int(found[2]) > 0, int(found[3]) > 0) == (True, used, row.anew), said
+
+
+def test_ranks_under_torchrun_share_what_is_restored_and_one_of_them_counts_it(site: Site) -> None:
+    """torchrun sets OMP_NUM_THREADS=1, which compiles for other programs: its starts find those of its own."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node=2"]
+    (site.base / "rank.py").write_text(RANK)
+    for node in ("torchrun-a", "torchrun-b"):
+        out, said = site.start(node, sys.executable, str(site.base / "rank.py"), before=torchrun)
+        lines = sorted(line for line in said.splitlines() if line.startswith("caches: "))
+        assert (out, len(lines)) == ("right True\n" * 2, 2), said
+    assert re.fullmatch("caches: restored ([0-9]+), used ([0-9]+), compiled 0 anew.*", lines[0]), said
+    assert lines[1].startswith("caches: shared with others on this node, compiled 0"), said
+
+
+JOB = """
+[job]
+name = "ranks"
+command = ["{python}", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "{train}"]
+[image]
+ref = "oci:{layout}:v1"
+[caches]
+kinds = ["inductor"]
+"""
+
+
+@pytest.mark.runtime
+def test_torchrun_in_the_command_of_a_job(site: Site) -> None:
+    """All ranks are in one container, with one folder."""
+    layout, store, job = site.base / "layout", str(site.base / "store"), site.base / "job.toml"
+    links = [Member(name, "symlink", link=f"usr/{name}") for name in ("bin", "lib", "lib64")]
+    write_image(layout, [[folder("tmp", mode=0o1777), folder("usr"), *links]])
+    image.convert(f"oci:{layout}:v1", store, work_dir=site.base / "work")
+    (train := site.base / "rank.py").write_text(RANK)
+    shown = [f'[[mounts]]\nsource = "{place}"\ntarget = "{place}"\n' for place in ("/usr", sys.prefix, site.base)]
+    job.write_text(JOB.format(python=sys.executable, train=train, layout=layout) + "".join(shown))
+    hows = []
+    for node in ("job-a", "job-b"):
+        summary, events = (site.base / node / name for name in ("summary.json", "events"))
+        out, said = site.start(node, "run", str(job), "--summary", str(summary), "--events", str(events))
+        assert out.count("right True") == 2, out + said
+        hows.append(json.loads(summary.read_text())["caches"]["how"])
+    assert re.fullmatch("cold.*, compiled [1-9][0-9]*", hows[0]), hows
+    assert re.fullmatch("restored ([0-9]+), used [1-9][0-9]*, compiled 0 anew.*", hows[1]), hows
