@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -192,6 +193,21 @@ def test_what_a_node_lacks_outside_of_the_jobs_folder_does_not_count(node: Node,
     assert (node.target / "made").read_text() == "torch==2.5\n1\n"
 
 
+@pytest.mark.parametrize("restore", ["mount", "unpack"])
+@pytest.mark.parametrize("how", ["ln r.txt env/made", "cp -l r.txt env/made", "chmod 600 r.txt; cat r.txt > env/made"])
+def test_an_input_that_is_linked_or_gets_another_mode_is_the_same(node: Node, how: str, restore: str) -> None:
+    """As a local `git clone` links it."""
+    node.write("s.sh", f"cat r.txt; rm -rf env/*; mkdir -p env; {how}\n")
+    for outcome in ("ran-and-published", f"restored-{restore}"):
+        result = node.run(restore=restore)
+        assert result.outcome == outcome, result.reason
+        assert (node.target / "made").read_text() == "torch==2.5\n"
+        node.release()
+        (node.target / "made").unlink(missing_ok=True)
+    node.write("r.txt", "torch==2.6\n")
+    assert node.run(restore=restore).outcome is Outcome.RAN_AND_PUBLISHED
+
+
 @pytest.mark.parametrize("change", ["gone", "renamed"])
 def test_a_file_of_the_jobs_folder_that_is_not_there_any_more_counts(node: Node, change: str) -> None:
     extra = node.write("d/extra.txt", "six\n")
@@ -245,26 +261,57 @@ def test_what_a_target_held_before_is_read_once(node: Node, monkeypatch: pytest.
     assert len(hashed) == 3
 
 
+def _no_file(kind: str, text: bytes) -> tuple[int, int]:
+    """A standard input that has no name, with ``text`` in it or to be written, and where to write it."""
+    if kind == "socket":
+        ours, theirs = socket.socketpair()
+        return theirs.detach(), ours.detach()
+    if kind == "pipe":
+        return os.pipe()
+    fd = os.memfd_create("text") if kind == "memory" else os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR)
+    os.write(fd, text)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd, -1
+
+
 @pytest.mark.parametrize("early", [True, False])
-def test_what_comes_through_a_pipe_is_not_shared(node: Node, early: bool) -> None:
+@pytest.mark.parametrize("kind", ["pipe", "socket", "memory", "unnamed"])
+def test_what_comes_through_no_file_is_not_shared(node: Node, kind: str, early: bool) -> None:
     node.write("s.sh", "mkdir -p env; cat > env/made\n")
     kept = os.dup(0)
     try:
         for text in (b"1\n", b"2\n"):
-            reading, writing = os.pipe()
+            reading, writing = _no_file(kind, text)
             os.dup2(reading, 0)
             os.close(reading)
 
             def write(writing: int = writing, text: bytes = text) -> None:
-                os.write(writing, text)
-                os.close(writing)
+                if writing >= 0:
+                    os.write(writing, text)
+                    os.close(writing)
 
             if early:
                 write()
             result = node.run(*([] if early else [write]))
-            assert result.reason.endswith("not published: the command read its standard input, which is a pipe")
+            assert "not published: the command read its standard input, which is no file" in result.reason
             assert (node.target / "made").read_bytes() == text
             node.release()
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_file_that_is_the_input_of_a_command_that_is_not_observed(
+    node: Node, monkeypatch: pytest.MonkeyPatch, is_read: bool
+) -> None:
+    monkeypatch.setattr(Opens, "begin", _refuse)
+    node.write("s.sh", f"mkdir -p env; {'cat' if is_read else ':'} > env/made\n")
+    kept = os.dup(0)
+    try:
+        with node.write("input", "1\n").open() as file:
+            os.dup2(file.fileno(), 0)
+        assert (node.run().outcome is Outcome.RAN) == is_read
     finally:
         os.dup2(kept, 0)
         os.close(kept)
@@ -299,6 +346,24 @@ NAMED = {
         {"a.py": "import os; os.makedirs('env', exist_ok=True); name = 'WHICH'\n"
          "open('env/made', 'w').write(dict(os.environ).get(name, '') + '\\n')\n"},
     ),
+    "conditional": (
+        "make -s -f a.mk", {"a.mk": "ifdef WHICH\nX = $(WHICH)\nendif\nall:; mkdir -p env; echo $(X) > env/made\n"},
+    ),
+    "default": (
+        "make -s -f a.mk",
+        {"a.mk": "include b.mk\nall:; mkdir -p env; echo $(WHICH) > env/made\n", "b.mk": "WHICH ?=\n"},
+    ),
+    "own name": (
+        "python3 a.py",
+        {"a.py": "import b\n", "b.py": "import os; os.makedirs('env', exist_ok=True)\n"
+         "WHICH = os.environ.get('WHICH', '')\nopen('env/made', 'w').write(WHICH + '\\n')\n"},
+    ),
+    "program": ("make -s -f a.mk", {"a.mk": "all:; mkdir -p env; (printenv WHICH || echo) > env/made\n"}),
+    "destructured": (
+        "node a.js",
+        {"a.js": "require('./b.js')\n", "b.js": "const { WHICH = '' } = process.env\nconst fs = require('fs')\n"
+         "fs.mkdirSync('env', {recursive: true}); fs.writeFileSync('env/made', WHICH + '\\n')\n"},
+    ),
     "perl": ("perl a.pl", {"a.pl": "mkdir 'env'; open(F, '>', 'env/made'); print F $ENV{WHICH}, \"\\n\";\n"}),
 }  # fmt: skip
 
@@ -322,7 +387,7 @@ def test_a_variable_in_a_file_that_the_command_reads_counts(
         assert (node.target / "made").read_text() == f"{value or ''}\n", result.reason
         assert (result.outcome is Outcome.RAN_AND_PUBLISHED) == (number < 2), result.reason
         if number == 1:
-            assert "variable WHICH, which a file that the command reads names, has another value" in result.reason
+            assert "variable WHICH" in result.reason
         node.release()
 
 
@@ -601,6 +666,27 @@ def test_a_new_source_file_of_a_project_counts(node: Node) -> None:
     assert result.outcome is Outcome.RAN_AND_PUBLISHED
     assert node.run().outcome is Outcome.RESTORED_MOUNT
     assert node.runs == 2
+    node.write("proj/outputs/train.py", "")
+    assert node.run().outcome is Outcome.RESTORED_MOUNT
+    node.write("proj/package/__init__.py", "")
+    node.release()
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+
+
+def test_a_new_tag_of_a_repository_counts(node: Node) -> None:
+    """Versions come from them."""
+    git = "git -c user.name=a -c user.email=a@b -c safe.directory=*"
+    subprocess.run(f"git init -q && {git} commit -q --allow-empty -m 1", shell=True, cwd=node.work, check=True)
+    node.write("s.sh", f"mkdir -p env; {git} describe --tags --always > env/made\n")
+    for name in ("v1", "group/v2"):
+        node.run()
+        node.release()
+        assert node.run().reason == "hit"
+        node.release()
+        subprocess.run(["git", "tag", "-f", name], cwd=node.work, check=True, capture_output=True)
+        result = node.run()
+        node.release()
+        assert result.reason == f"missed because {node.work}/.git/refs/tags/{name.split('/')[0]} is new"
 
 
 def test_a_device_is_not_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -391,6 +391,19 @@ def test_links_of_a_container_stay_inside_it(tmp_path: Path) -> None:
         (["python3", "setup.sh"], "import os\nprint(os.environ['REQ'])\n"),
         (["python3", "setup.sh"], "import os\nprint(os.environ.get('REQ'), os.getenv('X'))\n"),
         (["pip", "install", "-r", "setup.sh"], "https://${REQ}@host/x.whl\n"),
+        (["bash", "setup.sh"], "REQ=${REQ:-default}\necho $REQ\n"),
+        (["bash", "setup.sh"], ': "${REQ:=default}"; echo $REQ\n'),
+        (["bash", "setup.sh"], "REQ=1 true; echo $REQ\n"),
+        (["bash", "setup.sh"], "false &&\nREQ=1\necho $REQ\n"),
+        (["bash", "setup.sh"], "echo a \\\nREQ=1\necho $REQ\n"),
+        (["bash", "setup.sh"], "cat <<'X'\nREQ=1\nX\necho $REQ\n"),
+        (["bash", "setup.sh"], "echo '\nREQ=1\n'; echo $REQ\n"),
+        (["bash", "setup.sh"], "true | REQ=1; echo $REQ\n"),
+        (["bash", "setup.sh"], "printenv REQ; [[ -v REQ ]]\n"),
+        (["python3", "setup.sh"], "import os\nREQ=os.environ['REQ']\nprint(REQ)\n"),
+        (["python3", "setup.sh"], "from os import environ as e\nprint(e['REQ'])\n"),
+        (["node", "setup.sh"], "const {\n a,\n REQ: b } = process.env\n"),
+        (["awk", "-f", "setup.sh"], 'BEGIN { print ENVIRON["REQ"] }\n'),
     ],
 )
 def test_a_variable_in_the_text_counts(folder: Path, command: list[str], script: str) -> None:
@@ -414,6 +427,9 @@ def test_a_variable_in_the_text_counts(folder: Path, command: list[str], script:
         "REQ=1; echo $REQ",
         "set -e\nexport REQ=/x\nif true; then echo $REQ; fi",
         "for REQ in a b; do echo $REQ; done",
+        "REQ='a b'\nexport REQ=\"$HOME/x\"; echo $REQ",
+        "REQ=$(cat x | head -1) && echo $REQ",
+        'cat <<X > y\nits\nX\necho "it is"; REQ=${HOME%/}/a # comment\necho $REQ',
         "echo REQ $HOME $SLURM_JOB_ID $RANK $PATH $TMPDIR ${SLURM_NODELIST%%,*} $HOSTNAME $RANDOM",
     ],
 )
@@ -445,6 +461,7 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
         assert build(tool) == build(tool, PIP_CACHE_DIR="/x", UV_CACHE_DIR="/x", CARGO_HOME="/x", PIP_TIMEOUT="9")
         assert build(tool) != build(tool, **{name: "https://index/one"})
         assert build("make") == build("make", **{name: "https://index/one"})
+        assert build(tool) != build(tool, CFLAGS="-O2") != build(tool, CFLAGS="-O3")
         first, second = (build(tool, **{name: f"https://user:{word}@index/one"}) for word in ("a", "b"))
         assert first == second
     for tool, path, lines in (
@@ -497,3 +514,12 @@ def test_a_variable_that_is_set_in_too_many_places_counts():
     often = "if a; then\nV=1\nfi\n" * 500
     assert variables.counted([f"V=2\n{often}echo $V"], {"V": "3"}, all_tools=False) == set()
     assert variables.counted([f"{often}V=2\necho $V"], {"V": "3"}, all_tools=False) == {"V"}
+
+
+def test_a_text_that_looks_like_many_assignments_takes_as_long_as_its_size_asks_for() -> None:
+    for odd in ('$a"', '"$a', "a$(b)", "X=", "{a,", "'", "\\", "<<X\n", "a=b "):
+        text = "X=" + odd * (200_000 // len(odd)) + "\n$X"
+        began = time.process_time()
+        variables.counted([text], {"X": "1"}, all_tools=False)
+        variables.mentioned(text, {"X": "1"})
+        assert time.process_time() - began < 4, odd

@@ -83,6 +83,7 @@ _LOOKED_AT, _LOOK_SECONDS = 64 << 20, 5.0
 """Bytes of files that the command read, and seconds, that are spent to look for variables: the job waits."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
 _SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
+_TAGS = "/.git/refs/tags"
 _KEPT = "inputs.json"
 _NEVER = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL}
 """A kernel or a container that lets nobody observe; other errors pass."""
@@ -272,8 +273,8 @@ def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tu
 
 
 def _sources(spec: EnvSpec, folder: str) -> list[str]:
-    """The source files in ``folder``, as the job sees it, by name; none when there is no such folder. Below what a
-    container is shown no link is followed."""
+    """The source files and packages in ``folder``, or its tags, as the job sees it, by name; none when there is no such
+    folder. Below what a container is shown no link is followed."""
     host = spec.on_host(folder)
     source = spec.root_of(host) if spec.contained and host else ""
     try:
@@ -281,8 +282,17 @@ def _sources(spec: EnvSpec, folder: str) -> list[str]:
             base = stack.enter_context(beneath.folder(source)) if source else None
             fd = stack.enter_context(beneath.folder(os.path.relpath(host, source) if source else host, root=base))
             items = stack.enter_context(os.scandir(fd))
-            named = (item for item in items if item.name.endswith(_SOURCES))
-            return sorted(item.name for item in named if item.is_file(follow_symlinks=not source))
+            found = []
+            for item in items:
+                if _TAGS in folder:
+                    found.append(item.name)
+                elif item.is_dir(follow_symlinks=False):
+                    with contextlib.suppress(OSError), beneath.folder(item.name, root=fd) as inner:
+                        os.stat("__init__.py", dir_fd=inner, follow_symlinks=False)
+                        found.append(item.name)
+                elif item.name.endswith(_SOURCES) and item.is_file(follow_symlinks=not source):
+                    found.append(item.name)
+            return sorted(found)
     except (OSError, ValueError):
         return []
 
@@ -370,7 +380,6 @@ class Observer:
             self._opens = Opens([inside for _, inside in spec.mounts] if spec.contained else (), self._excluded)
 
     def __enter__(self) -> Observer:
-        self._piped, self._ended = _piped()
         self.began = _next_tick()
         if self._opens:
             try:
@@ -383,6 +392,7 @@ class Observer:
                     self._failure = f"what the command reads cannot be observed now: {exc.strerror}"
         if self.unobserved:
             log.warning("what the command reads is not observed: %s; only its stated inputs count", self.unobserved)
+        self._waiting, self._ended = _waiting_input(self._opens is not None)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
@@ -390,9 +400,9 @@ class Observer:
             self._opens.end()
             if kind is None:
                 self._settle(self._opens)
-        left, ended = _piped()
-        if left < self._piped or (ended and not self._ended and not left):
-            self._failure = "the command read its standard input, which is a pipe"
+        left, ended = _waiting_input(self._opens is not None)
+        if left < self._waiting or (ended and not self._ended and not left):
+            self._failure = "the command read its standard input, which is no file that is compared"
 
     def _settle(self, opens: Opens) -> None:
         """What counts of what was opened, and whether it is still as it was, before the job may write."""
@@ -480,6 +490,9 @@ class Observer:
             if is_written and not state.born:  # NFS, ramfs, tmpfs of old kernels
                 self.unobserved = f"the file system of {path} does not tell what the command made"
                 continue
+            was = opens.texts.get(path)
+            if changed and now and now.mtime == state.mtime < self.began and was == _text(self._spec, path):
+                changed, state = False, now  # it has another mode, or one more name, as when it is copied by links
             if changed:
                 if not now or now.file not in opens.written or path not in opens.texts or state.mtime >= self.began:
                     raise DataError(f"{path} changed while the command ran")
@@ -495,8 +508,9 @@ class Observer:
 
     def _folders(self, opens: Opens, found: Iterable[str]) -> dict[str, list[str]]:
         roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECT)
-        below = [folder for folder in opens.folders if (folder + "/").startswith(roots) and self._counts(folder + "/.")]
-        return {folder: names for folder in below if (names := _sources(self._spec, folder))}
+        listed = [folder for folder in opens.folders if (folder + "/").startswith(roots) or _TAGS in folder]
+        names = {folder: _sources(self._spec, folder) for folder in listed if self._counts(folder + "/.")}
+        return {folder: found for folder, found in names.items() if found or _TAGS in folder}
 
     def _of_package(self, path: str) -> bool:
         """Whether it is of a program; where the job's own folder lies says nothing of it."""
@@ -519,13 +533,18 @@ def _excluded(spec: EnvSpec, config: Config) -> tuple[str, ...]:
     return tuple({folder.rstrip("/") + "/" for folder in (*named, *map(os.path.realpath, named))})
 
 
-def _piped() -> tuple[int, bool]:
-    """Bytes that wait in a pipe that is the standard input, and whether nobody writes to it any more."""
+def _waiting_input(observed: bool) -> tuple[int, bool]:
+    """Bytes that wait in the standard input, and whether there will be no more; 0 for a terminal, and for a file with a
+    name where opens are ``observed``. A shell's own text may be a file without one."""
     with contextlib.suppress(OSError):
-        if stat.S_ISFIFO(os.fstat(0).st_mode):
+        status = os.fstat(0)
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
             poll = select.poll()
-            poll.register(0, select.POLLIN)
-            return waiting(0), any(event & select.POLLHUP for _, event in poll.poll(0))
+            poll.register(0, select.POLLIN | select.POLLRDHUP)
+            ended = select.POLLHUP | select.POLLRDHUP
+            return waiting(0), any(event & ended for _, event in poll.poll(0))
+        if stat.S_ISREG(status.st_mode) and not (observed and status.st_nlink):
+            return status.st_size - os.lseek(0, 0, os.SEEK_CUR), False
     return 0, False
 
 

@@ -12,15 +12,23 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 _USED = re.compile(
-    r"\$\{?[!#]?([A-Za-z_]\w*)|\b(?:environ(?:\.get)?\s*[\[(]|getenv\s*\(|process\.env[.\[])\s*[\"']?([A-Za-z_]\w*)"
+    r"\$(?!ENV\{)\{?[!#]?([A-Za-z_]\w*)|\$\(([A-Za-z_]\w*)\)|[\"']([A-Za-z_]\w+)[\"']"
+    r"|(?:\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|env!)\s*\(|process\.env[.\[]|ENV(?:IRON)?[\[{])"
+    r"|\bprintenv[ \t]+|(?:\[|\btest)[ \t]+(?:![ \t]+)?-v[ \t]+|(?m:^)[ \t]*ifn?def[ \t]+)\s*[\"']?([A-Za-z_]\w*)"
+    r"|\{([\w\s,:=\"'-]{1,500})\}\s*=\s*process\.env\b"
 )
-_MENTIONED = re.compile(
-    r"\$(?!ENV\{)\{?[!#]?([A-Za-z_]\w*)|\$\(([A-Za-z_]\w*)\)|[\"']([A-Z_][A-Z0-9_]{2,})[\"']"
-    r"|\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|env!)\s*\(|process\.env[.\[]|ENV[\[{])\s*[\"']?([A-Za-z_]\w*)"
+"""In the files of any language: a shell's ``$NAME``, a Makefile's ``$(NAME)``, a name in quotes, one that is asked of
+the environment, and several of these."""
+_ASSIGNED = re.compile(
+    r"(?<![\w{])(\w+)[ \t]*:{0,2}=(?![^\n]{0,200}\b\1\b)|\bfor[ \t]+(\w+)[ \t]+in\b"
+    r"|(?<![\w-])read[ \t]+(?:-\w+[ \t]+){0,8}(\w+)"
 )
-"""As `_USED`, in the files of any language: a Makefile's ``$(NAME)``, a name in quotes."""
-_ASSIGNED = re.compile(r"\b(\w+)[ \t]*[:?+]?=|\bfor[ \t]+(\w+)[ \t]+in\b|(?<![\w-])read[ \t]+(?:-\w+[ \t]+){0,8}(\w+)")
-_SET = r"(?m)(?:^|;[ \t]*)(?:export[ \t]+|readonly[ \t]+)?{name}=|\bfor[ \t]+{name}[ \t]+in\b"
+_VALUE = r"(?:[^\s;&|\"'`()\\#<>]|\"(?:[^\"`\\\n()]|\$\([^()\n]*\))*\"|'[^'\n]*'|\$\([^()\n]*\))*"
+_SET = (
+    r"(?m)(?:^|;[ \t]*)(?:export[ \t]+|readonly[ \t]+)?{name}=" + _VALUE + r"(?=[ \t]*(?:[\n;]|&&|[ \t]#))"
+    r"|\bfor[ \t]+{name}[ \t]+in\b"
+)
+_GOES_ON = re.compile(r"(?:\\|&&|\|)\s*\Z")
 _SETS = 100
 _BLOCKS = (("if", "fi"), ("case", "esac"), ("do", "done"))
 _OF_ONE_START = re.compile(
@@ -35,6 +43,12 @@ _OF_RUNS = re.compile(
     r"|(?:\w+_)?(?:RUN|BUILD)_NUMBER|CI_PIPELINE_I?ID|(?:\w+_)?(?:TASK|ARRAY)_INDEX"
 )
 """Beside these: in a file that the command reads they are more likely for the job than for it."""
+_OF_COMPILERS = re.compile(
+    r"(?:C|CXX|CPP|F|FC|LD|ARCH|GO|NVCC_(?:APPEND|PREPEND)_)FLAGS|CC|CXX|CPP|LD|AR|FC|NVCC|CUDA_(?:HOME|PATH)|CUDACXX|CUDAARCHS"
+    r"|TORCH_CUDA_ARCH_LIST|FORCE_CUDA|CMAKE_(?!BUILD_PARALLEL)\w+|SKBUILD_\w+|SETUPTOOLS_\w+|PKG_CONFIG_\w*PATH|CPATH"
+    r"|LIBRARY_PATH|C(?:PLUS)?_INCLUDE_PATH"
+)
+"""What builds of any package act on."""
 _TOOLS = {
     "pip": ("PIP_",),
     "uv": ("UV_",),
@@ -78,34 +92,40 @@ def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) ->
     found, tools = set[str](), set(_TOOLS) if all_tools else set[str]()
     for text in texts:
         tools |= tools_in(text)
-        looked = set[str]()
-        for use in _USED.finditer(text):
-            name = use[1] or use[2]
-            if name not in env or name in looked:
-                continue
-            looked.add(name)  # what is set before the first use is before the others
-            if not (_OF_ONE_START.fullmatch(name) or _is_set(text, name, use.start())):
-                found.add(name)
+        first, _ = _uses(text)
+        found |= {name for name, at in first.items() if name in env and _matters(text, name, at)}
     prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
-    return found | {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
+    settings = {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
+    return found | settings | set(filter(_OF_COMPILERS.fullmatch, env))
 
 
 def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
     """The names of variables that may decide what a program does with the text of a file that it reads: set ones, and
     those in capitals that neither ``env`` nor the text sets."""
+    first, kinds = _uses(text)
     own = {name for found in _ASSIGNED.findall(text) for name in found}
-    first: dict[str, int] = {}
-    for use in _MENTIONED.finditer(text):
-        name = next(filter(None, use.groups()), "")
-        if name in env or (not use[3] and name.isupper() and name not in own):
-            first.setdefault(name, use.start())
     return {
         name
         for name, at in first.items()
-        if not _OF_ONE_START.fullmatch(name)
+        if (_matters(text, name, at) if name in env else name.isupper() and kinds[name] > (name in own))
+        and not _OF_ONE_START.fullmatch(name)
         and not _OF_RUNS.fullmatch(name)
-        and not (name in env and _is_set(text, name, at))
     }
+
+
+def _uses(text: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Name -> where it is used first, and -> 2 where the environment is asked for it, 0 where it is only in quotes."""
+    first, kinds = dict[str, int](), dict[str, int]()
+    for use in _USED.finditer(text):
+        kind = 0 if use[3] else 2 if use[4] or use[5] else 1
+        for name in re.findall(r"[A-Za-z_]\w*", use[5]) if use[5] else [use[use.lastindex or 1]]:
+            first.setdefault(name, use.start())
+            kinds[name] = max(kind, kinds.get(name, 0))
+    return first, kinds
+
+
+def _matters(text: str, name: str, at: int) -> bool:
+    return not _OF_ONE_START.fullmatch(name) and not _is_set(text, name, at)
 
 
 def tools_in(text: str) -> set[str]:
@@ -115,14 +135,22 @@ def tools_in(text: str) -> set[str]:
 
 
 def _is_set(text: str, name: str, end: int) -> bool:
-    """Whether the script surely sets it before the place ``end``: outside of all blocks. Of a variable that is set more
-    often than `_SETS` times nobody looks further, and it counts."""
+    """Whether the script surely sets it before the place ``end``: outside of all blocks, texts and conditions. Of a
+    variable that is set more often than `_SETS` times nobody looks further, and it counts."""
     for found in itertools.islice(re.compile(_SET.format(name=name)).finditer(text, 0, end), _SETS):
         before = re.sub(r"\$\{[^}\n]*\}|#.*", "", text[: found.start()])
         blocks = all(len(re.findall(rf"\b{a}\b", before)) == len(re.findall(rf"\b{b}\b", before)) for a, b in _BLOCKS)
-        if blocks and before.count("{") == before.count("}") and before.count("(") == before.count(")"):
+        pairs = before.count("{") == before.count("}") and before.count("(") == before.count(")")
+        quotes = before.count('"') % 2 == before.count("'") % 2 == 0
+        if blocks and pairs and quotes and not _GOES_ON.search(before) and not _in_document(before):
             return True
     return False
+
+
+def _in_document(before: str) -> bool:
+    """Whether a here-document goes on."""
+    begin = re.compile(r"<<-?[ \t]*[\"'\\]?(\w+)").match(before, max(0, before.rfind("<<")))
+    return begin is not None and not re.compile(rf"(?m)^[ \t]*{begin[1]}[ \t]*$").search(before, begin.end())
 
 
 def files_named(text: str, by: str, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
