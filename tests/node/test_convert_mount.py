@@ -9,10 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bootseer import image, oci
+from bootseer.blocks.formats.trace import Touch, Trace
 from bootseer.blocks.metadata import localize
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.layout import layout_of
+from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.chunks.zstd import decompress
+from bootseer.cli.verbs import assemble
 from bootseer.kernel import mount
 from bootseer.objects import open_store
 from support.images import CHANGES, Member, one_of_each, write_image
@@ -83,3 +89,25 @@ def test_conversion_needs_no_rights(place: Path) -> None:
         ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", _CONVERT, ref,
          str(place / "nobody")], capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
     assert done.stdout.strip() == image.convert(ref, f"{place}/store", work_dir=place / "work").tree
+
+
+def test_the_next_build_of_a_started_image_has_a_predicted_profile(place: Path) -> None:
+    store_url, work = f"{place}/store", place / "work"
+    write_image(place / "layout", [LOWER], tag="v1")
+    before = image.convert(f"oci:{place}/layout:v1", store_url, work_dir=work)
+    store, key = open_store(store_url), ProfileKey("train")
+    tree = localize(store, before.tree, place / "cache")
+    parts = {part.path: part for part in layout_of(tree.meta)}
+    read = tuple(Touch(n, 7, parts[name].unit, 1) for n, name in enumerate((b"opt/twin", b"etc/many-0003")))
+    assert library.publish(store, key, Trace(before.tree, tree.map.size, 5, True, read), tree.map) == "published"
+
+    write_image(place / "layout", [[Member("new", data=NOISE[:300_000])], LOWER], tag="v2")
+    after = image.convert(f"oci:{place}/layout:v2", store_url, work_dir=work)
+    assert after.tree != before.tree
+    command = ["image", "touched", f"oci:{place}/layout:v2", "--store", store_url]
+    shown = CliRunner().invoke(assemble(), command)
+    assert f"predicted from tree {before.tree[:12]}" in shown.output
+    assert "opt/twin" in shown.output
+    local = localize(store, after.tree, place / "cache")
+    assert library.newest_pack(store, key.prefix(after.tree), Target(after.tree, local.map_digest.hex(), local.map))
+    assert list(work.iterdir()) == []

@@ -20,6 +20,7 @@ from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.metadata import localize
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.hotpack_builder import build_pages, joined
+from bootseer.blocks.profiles.layout import Part
 from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.blocks.publish.tree import publish
 from bootseer.chunks import hashing
@@ -86,7 +87,7 @@ def test_absurd_ones_are_refused_before_they_cost_anything(monkeypatch: pytest.M
         library.load_pages(store, "a.pages", TREE, SIZE)
     large = Trace(TREE, SIZE, 1, True, (Touch(0, 9, 0, hotpack_builder.MAX_UNITS + 1),))
     with pytest.raises(DataError, match="GiB"):
-        build_pages([large], TREE, b"", 5)
+        build_pages([large], TREE, tmp_path / "no meta", 5)
 
 
 def test_another_tree_or_a_newer_version_is_refused() -> None:
@@ -105,9 +106,8 @@ def test_what_half_of_the_starts_touched_in_their_order(tmp_path: Path) -> None:
         (root / name).write_bytes(name.encode() * size)
     (root / "pipe").mkdir()
     erofs.build(root, tmp_path / "meta", tmp_path / "data")
-    meta = (tmp_path / "meta").read_bytes()
     data = (tmp_path / "data").read_bytes()
-    reader = erofs.Reader(meta)
+    reader = erofs.Reader((tmp_path / "meta").read_bytes())
     at = {name: next(iter(reader.extents(reader.stat(name)))).data_offset // UNIT for name in (b"a", b"b", b"c")}
 
     def trace(*touches: tuple[int, int, int]) -> Trace:
@@ -115,7 +115,7 @@ def test_what_half_of_the_starts_touched_in_their_order(tmp_path: Path) -> None:
 
     often = trace((0, at[b"b"], 2), (3, at[b"a"], 1), (4, at[b"b"] + 2, 200), (9, at[b"a"] + 1, 1))
     once = trace((0, at[b"b"], 2), (1, at[b"c"], 1))
-    pages = build_pages([often, once, often], TREE, meta, 5)
+    pages = build_pages([often, once, often], TREE, tmp_path / "meta", 5)
     found = [(one.path, one.offset // UNIT, one.length // UNIT) for one in pages.ranges]
     assert found == [*((b"b", at, min(LONGEST, 202 - at)) for at in range(0, 202, LONGEST)), (b"a", 0, 2)]
     for one in pages.ranges:
@@ -126,22 +126,22 @@ def test_what_half_of_the_starts_touched_in_their_order(tmp_path: Path) -> None:
 
 def test_neighbours_are_joined_where_they_are_touched_at_about_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hotpack_builder, "_WINDOW", 4)
-    extents = [(0, 100, b"x", 0), (200, 100, b"y", 50)]
+    parts = [Part(0, 100, b"x", 0), Part(200, 100, b"y", 50)]
     units = [210, 9, 8, 211, 10, 150, 209, 7]
-    found = [(one.path, one.offset // UNIT, one.data // UNIT, one.length // UNIT) for one in joined(units, extents)]
+    found = [(one.path, one.offset // UNIT, one.data // UNIT, one.length // UNIT) for one in joined(units, parts)]
     assert found == [(b"y", 60, 210, 2), (b"x", 8, 8, 2), (b"x", 10, 10, 1), (b"y", 59, 209, 1), (b"x", 7, 7, 1)]
 
 
 @given(st.permutations(range(60)), st.integers(1, 80))
 def test_each_unit_of_a_file_is_in_one_range(units: list[int], window: int) -> None:
-    extents = [(0, 20, b"x", 3), (20, 7, b"y", 0), (30, 20, b"x", 40)]
+    parts = [Part(0, 20, b"x", 3), Part(20, 7, b"y", 0), Part(30, 20, b"x", 40)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hotpack_builder, "_WINDOW", window)
-        ranges = list(joined(units, extents))
+        ranges = list(joined(units, parts))
     covered = [one.data // UNIT + at for one in ranges for at in range(one.length // UNIT)]
     assert sorted(covered) == [*range(27), *range(30, 50)]
     for one in ranges:
-        data, _, path, first = next(extent for extent in reversed(extents) if extent[0] * UNIT <= one.data)
+        data, _, path, first = next(part for part in reversed(parts) if part.unit * UNIT <= one.data)
         assert (one.path, one.offset) == (path, first * UNIT + one.data - data * UNIT)
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.layout import Part
 from bootseer.blocks.profiles.recording import Readers, Recording
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 
@@ -130,7 +132,7 @@ def test_a_recording_follows_the_access_trace(child: subprocess.Popen[bytes]) ->
     shared = SharedMemory(4, size=64 * UNIT, block_size=16 * UNIT)
     shared.counts[Count.RECORDING] = 1
     shared.counts[Count.BEGAN_NS] = time.monotonic_ns()
-    recording = Recording(shared.trace.since, TREE, 64 * UNIT, began=1700000000, clock=time.monotonic())
+    recording = Recording(shared.trace.since, TREE, 64 * UNIT, began=1700000000, clock=time.monotonic(), layout=list)
     shared.trace.touch(0, 2 * UNIT, child.pid)
     assert recording.poll() == 1
     child.kill()
@@ -153,36 +155,56 @@ MIB = (1 << 20) // UNIT
 
 
 def recorded(rows: list[tuple[int, int, int, int]], size: int, tmp_path: Path) -> Trace:
+    """The trace of ``rows``, of a tree with files of 1 MiB."""
+
     class Log:
         def since(self, start: int) -> list[tuple[int, int, int, int]]:
             return rows[start:]
 
     fake(tmp_path, 2, comm=b"cat\n")
     fake(tmp_path, 3, comm=b"python\n", status=b"Tgid:\t3\n")
-    return Recording(Log().since, TREE, size, began=0, clock=1e9, readers=Readers(tmp_path)).trace()
+    parts = [Part(at, MIB, b"%d" % at, 0) for at in range(0, size // UNIT, MIB)]
+    return Recording(
+        Log().since, TREE, size, began=0, clock=1e9, layout=lambda: parts, readers=Readers(tmp_path)
+    ).trace()
 
 
-def test_a_process_that_reads_a_large_part_of_the_tree_is_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_process_that_reads_nearly_all_files_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    rows = [(1, 2, 0, 10 * MIB), (2, 3, 20 * MIB, MIB), (3, 2, 40 * MIB, 16 * MIB), (4, 9, 60 * MIB, 25 * MIB)]
+    rows = [(1, 2, 0, 20 * MIB), (2, 3, 20 * MIB, MIB), (3, 2, 21 * MIB, 79 * MIB)]
     trace = recorded(rows, 100 << 20, tmp_path)
-    assert trace.touches == (Touch(2, 3, 20 * MIB, MIB), Touch(4, 9, 60 * MIB, 25 * MIB)), "a quarter is not too much"
-    assert "left out of the recording: process cat, 27 MB" in caplog.text
+    assert trace.touches == (Touch(2, 3, 20 * MIB, MIB),)
+    assert "left out of the recording: process cat, 103 MB" in caplog.text
     assert [(found.pid, found.comm) for found in trace.processes] == [(2, ""), (3, "")], "names are nobody else's"
     assert trace.complete
     assert Trace.decode(trace.encode()) == trace
+
+
+def test_one_that_reads_much_of_fewer_files_is_a_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    for much in (26, 60, 90):
+        trace = recorded([(1, 3, 10 * MIB, much * MIB)], 100 << 20, tmp_path)
+        assert trace.touches == (Touch(1, 3, 10 * MIB, much * MIB),)
+    assert "left out" not in caplog.text
+
+
+def test_many_processes_that_scan_together_are_left_out(tmp_path: Path) -> None:
+    rows = [(pid, pid, pid * 5 * MIB, 5 * MIB) for pid in range(20)]
+    trace = recorded(rows, 100 << 20, tmp_path)
+    assert trace.touches == ()
+    assert [process.pid for process in library.left_out(trace)] == list(range(20))
+    rows[3:6] = []
+    assert len(recorded(rows, 100 << 20, tmp_path).touches) == 17, "not nearly all files"
 
 
 def test_one_that_had_ended_before_it_could_be_asked_is_named_by_its_number(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    trace = recorded([(1, 9, 0, 30 * MIB), (2, 3, 40 * MIB, 1)], 100 << 20, tmp_path)
-    assert "left out of the recording: process 9, 31 MB" in caplog.text
+    trace = recorded([(1, 9, 0, 95 * MIB), (2, 3, 96 * MIB, 1)], 100 << 20, tmp_path)
+    assert "left out of the recording: process 9, 99 MB" in caplog.text
     assert [(found.pid, found.comm) for found in trace.processes] == [(3, ""), (9, "")]
-    assert trace.touches == (Touch(2, 3, 40 * MIB, 1),)
+    assert trace.touches == (Touch(2, 3, 96 * MIB, 1),)
 
 
 def test_in_a_small_tree_nobody_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

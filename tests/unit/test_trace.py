@@ -16,6 +16,7 @@ from bootseer.errors import DataError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "blocks"
 TREE = "ab" * 32
+HEAD = 104
 
 
 def bare() -> Trace:
@@ -24,12 +25,12 @@ def bare() -> Trace:
 
 def sample() -> Trace:
     processes = (Process(7, "python3", 0, "/system.slice/job.scope"), Process(4000000000, "pt_main_thröad"))
-    return msgspec.structs.replace(bare(), processes=processes)
+    return msgspec.structs.replace(bare(), processes=processes, source="cd" * 32)
 
 
 def test_golden_file() -> None:
-    assert sample().encode() == (GOLDEN / "trace-v2.bin").read_bytes()
-    assert Trace.decode((GOLDEN / "trace-v2.bin").read_bytes()) == sample()
+    assert sample().encode() == (GOLDEN / "trace-v3.bin").read_bytes()
+    assert Trace.decode((GOLDEN / "trace-v3.bin").read_bytes()) == sample()
 
 
 NAMES = st.text(max_size=16)
@@ -69,7 +70,7 @@ def sealed(body: bytes) -> bytes:
     ],
 )
 def test_a_sealed_but_senseless_process_table_is_refused(table: bytes) -> None:
-    head = sample().encode()[: 72 + 2 * 20]
+    head = sample().encode()[: HEAD + 2 * 20]
     with pytest.raises(DataError, match="process"):
         Trace.decode(
             sealed(head + table + bytes(max(0, 24 - len(table)))) if len(table) == 12 else sealed(head + table)
@@ -78,7 +79,7 @@ def test_a_sealed_but_senseless_process_table_is_refused(table: bytes) -> None:
 
 @given(st.binary(max_size=64), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 def test_any_sealed_table_is_parsed_or_refused(table: bytes, touches: int, processes: int) -> None:
-    head = bytearray(sample().encode()[:72])
+    head = bytearray(sample().encode()[:HEAD])
     struct.pack_into("<I", head, 32, touches % 3)
     struct.pack_into("<I", head, 68, processes % 4)
     try:
@@ -90,7 +91,7 @@ def test_any_sealed_table_is_parsed_or_refused(table: bytes, touches: int, proce
 
 @pytest.mark.parametrize(("unit", "count"), [(11, 1), (10, 2), (0, 0), (2**64 - 1, 1)])
 def test_a_sealed_touch_beyond_the_end_is_refused(unit: int, count: int) -> None:
-    body = bare().encode()[:72] + struct.pack("<IIQI", 0, 0, unit, count) * 2
+    body = bare().encode()[:HEAD] + struct.pack("<IIQI", 0, 0, unit, count) * 2
     with pytest.raises(DataError, match="beyond"):
         Trace.decode(sealed(body))
 

@@ -128,6 +128,7 @@ def _row(one: Recorded) -> dict[str, object]:
         "key": one.key,
         "began": trace.began,
         "complete": trace.complete,
+        "predicted_from": trace.source,
         "touches": len(trace.touches),
         "bytes": sum(touch.count for touch in trace.touches) * UNIT,
         "seconds": max((touch.ms for touch in trace.touches), default=0) / 1000,
@@ -140,7 +141,8 @@ def _print_starts(starts: Sequence[Recorded]) -> None:
         row = _row(one)
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(min(one.trace.began, 1 << 40)))
         size, seconds = size_text(int(str(row["bytes"]))), f"{row['seconds']:.1f} s"
-        state = "" if one.trace.complete else "incomplete"
+        predicted = f"predicted from tree {one.trace.source[:12]}" if one.trace.source else "incomplete"
+        state = "" if one.trace.complete else predicted
         rows.append((one.digest[:12], one.job, began, size, str(row["touches"]), seconds, state))
     columns = ("trace", "job", "began", "touched", "touches", "within", "")
     print_table("recorded starts", columns, rows, left=("trace", "job", "began", ""))

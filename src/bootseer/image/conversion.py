@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer import erofs, faults, oci
+from bootseer.blocks.predict import predict_profiles
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
@@ -117,12 +118,14 @@ def ensure(
             return False
 
         def convert_now() -> Ensured:
-            with work_folder(work_dir) as work, store.batch(subject=image.descriptor):
-                result = _convert(image, store, work, progress, repair)
-                faults.point("image.convert.before-record")
-                if not records.save(store, result, overwrite=repair, old=useless, key=key):
-                    log.info("another conversion of %s was first", image.ref)
-                    return Ensured(records.load(store, image.digest, image.platform, keys), False)
+            with work_folder(work_dir) as work:
+                with store.batch(subject=image.descriptor):
+                    result, kin = _convert(image, store, work, progress, repair)
+                    faults.point("image.convert.before-record")
+                    if not records.save(store, result, overwrite=repair, old=useless, key=key):
+                        log.info("another conversion of %s was first", image.ref)
+                        return Ensured(records.load(store, image.digest, image.platform, keys), False)
+                predict_profiles(store, result.tree, kin, work=work)
             return Ensured(result, True)
 
         turn = lease.Turn()
@@ -141,14 +144,16 @@ def ensure(
                 raise
 
 
-def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | None, repair: bool) -> ImageRecord:
+def _convert(
+    image: oci.Image, store: Store, work: Path, progress: Progress | None, repair: bool
+) -> tuple[ImageRecord, list[str]]:
+    """The record, and the trees that are likely to share blocks with this one, the likeliest first."""
     began = time.monotonic()
     layer_bytes = sum(layer.size for layer in image.layers)
     # Packs take about what compressed layers do, and never more than 2 GiB at a time.
     with Layers(image, work, more=min(FOLDER_BYTES, layer_bytes), progress=progress) as layers:
-        known = None
-        if not repair:
-            known = KnownBlocks.of_trees(store, records.related(store, image.ref, image.config), DEFAULT_BLOCK)
+        kin = [] if repair else records.related(store, image.ref, image.config)
+        known = KnownBlocks.of_trees(store, kin, DEFAULT_BLOCK) if kin else None
         looked = time.monotonic() - began
         published = (lambda done, total: progress("publish", done, total)) if progress else None
         with TreeWriter(store, work, known=known, progress=published) as out:
@@ -174,7 +179,7 @@ def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | No
         "pack": packed,
         "publish": total - applied + looked,
     }
-    return ImageRecord(
+    record = ImageRecord(
         image=image.digest,
         platform=image.platform,
         reference=str(image.ref),
@@ -189,6 +194,7 @@ def _convert(image: oci.Image, store: Store, work: Path, progress: Progress | No
         converted=int(time.time()),
         seconds={step: round(value, 3) for step, value in seconds.items()},
     )
+    return record, kin
 
 
 @contextlib.contextmanager

@@ -14,20 +14,21 @@ from bootseer.chunks import hashing
 from bootseer.errors import DataError
 
 MAGIC = b"BSTRACE\0"
-VERSION = 2
+VERSION = 3
 UNIT = 4096
 MAX_TOUCHES = 1 << 20
 """Bounds the touches to 20 MiB; a torch start makes about 15,000."""
 MAX_PROCESSES = 4096
 MAX_COMM = 64
 MAX_CGROUP = 1024
-MAX_BYTES = 128 + 20 * MAX_TOUCHES + MAX_PROCESSES * (12 + MAX_COMM + MAX_CGROUP)
+MAX_BYTES = 160 + 20 * MAX_TOUCHES + MAX_PROCESSES * (12 + MAX_COMM + MAX_CGROUP)
 
 COMPLETE = 1
 SEEN_BY_FUSE = 1
 """What saw the touches: nothing else does."""
 
-_HEADER = struct.Struct("<8sHHIQQI32sI")
+_HEADER = struct.Struct("<8sHHIQQI32sI32s")
+_RECORDED = bytes(32)
 _TOUCH = struct.Struct("<IIQI")
 _PROCESS = struct.Struct("<IiHH")
 _MAX_UNIT = 1 << 38
@@ -57,7 +58,8 @@ class Trace(msgspec.Struct, frozen=True):
 
     ``complete`` is false when touches may be missing: recording stopped at its size limit, joined a warm mount, or
     pages were read ahead of the job.
-    ``processes``, by pid, name those of the touching processes that could be asked.
+    ``processes``, by pid, name those of the touching processes that could be asked. ``source``: the tree of which the
+    start was, where this one is only predicted from it; empty where it was recorded.
     """
 
     tree: str
@@ -66,6 +68,7 @@ class Trace(msgspec.Struct, frozen=True):
     complete: bool
     touches: tuple[Touch, ...]
     processes: tuple[Process, ...] = ()
+    source: str = ""
 
     def encode(self) -> bytes:
         header = _HEADER.pack(
@@ -78,6 +81,7 @@ class Trace(msgspec.Struct, frozen=True):
             len(self.touches),
             bytes.fromhex(self.tree),
             len(self.processes),
+            bytes.fromhex(self.source) or _RECORDED,
         )
         table = []
         for one in self.processes:
@@ -91,7 +95,7 @@ class Trace(msgspec.Struct, frozen=True):
         """Parse ``raw``. Raises `DataError` for anything that `encode` would not write."""
         if len(raw) < _HEADER.size + hashing.SIZE:
             raise DataError(f"bad trace: only {len(raw)} bytes")
-        magic, version, seen, flags, size, began, count, tree, processes = _HEADER.unpack_from(raw)
+        magic, version, seen, flags, size, began, count, tree, processes, source = _HEADER.unpack_from(raw)
         if (magic, version) != (MAGIC, VERSION):
             raise DataError(f"bad trace: not a trace of version {VERSION}, the newest that is known")
         end = len(raw) - hashing.SIZE
@@ -111,7 +115,7 @@ class Trace(msgspec.Struct, frozen=True):
             # A million touches of everything would keep who merges them busy for hours.
             raise DataError("bad trace: units touched twice")
         named = _decode_processes(view[table:end], processes)
-        return cls(tree.hex(), size, began, bool(flags & COMPLETE), touches, named)
+        return cls(tree.hex(), size, began, bool(flags & COMPLETE), touches, named, source.hex() if any(source) else "")
 
 
 def _decode_processes(raw: memoryview, count: int) -> tuple[Process, ...]:

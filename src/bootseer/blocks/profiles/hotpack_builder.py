@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import threading
 import time
 import uuid
@@ -19,9 +18,10 @@ from pathlib import Path
 from bootseer import faults
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import HotPack
-from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange, is_plain
+from bootseer.blocks.formats.pagelist import LONGEST, PageList, PageRange
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.layout import Part, layout_of
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
 from bootseer.blocks.profiles.merge import in_order, merge, units_of
 from bootseer.chunks import hashing
@@ -148,8 +148,7 @@ def _renew_pages(store: Store, folder: str, target: Target, traces: Sequence[Tra
     complete = [trace for trace in traces if trace.complete]
     if not complete:
         return "no traces"
-    with open(meta, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-        pages = build_pages(complete, target.tree, mapped, time.time_ns())
+    pages = build_pages(complete, target.tree, meta, time.time_ns())
     if old is not None and old.fresh and _like(_units(old), _units(pages)):
         return "not needed"
     if not store.exists(known.key):
@@ -233,7 +232,7 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target
     return key
 
 
-def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, created: int) -> PageList:
+def build_pages(traces: Sequence[Trace], tree: str, meta: Path, created: int) -> PageList:
     """The list of what at least half of the newest ``traces`` touched, in the order of the median first touch; of one
     trace, all that it touched.
 
@@ -244,35 +243,19 @@ def build_pages(traces: Sequence[Trace], tree: str, meta: bytes | mmap.mmap, cre
     if any(sum(touch.count for touch in trace.touches) > MAX_UNITS for trace in used):
         raise DataError(f"starts that read more than {MAX_UNITS * UNIT >> 30} GiB are not read ahead of")
     units = in_order([units_of(trace) for trace in used], _HALF)
-    return PageList(tree, created, list(joined(units, _extents(meta))))
+    return PageList(tree, created, list(joined(units, layout_of(meta))))
 
 
-def _extents(meta: bytes | mmap.mmap) -> list[tuple[int, int, bytes, int]]:
-    """What files have of the data, ascending: first unit of the data, units, path, first unit in the file."""
-    from bootseer.erofs import Reader  # here, as a block server that starts would wait for 70 modules more
-
-    reader = Reader(meta)
-    found: list[tuple[int, int, bytes, int]] = []
-    seen: set[int] = set()
-    for path, inode in reader.walk():
-        if inode.is_file and inode.nid not in seen and is_plain(path):
-            seen.add(inode.nid)
-            for offset, data, size in reader.extents(inode):
-                if offset % UNIT == 0 and data % UNIT == 0:
-                    found.append((data // UNIT, -(-size // UNIT), path, offset // UNIT))
-    return sorted(found)
-
-
-def joined(units: Sequence[int], extents: list[tuple[int, int, bytes, int]]) -> Iterator[PageRange]:
+def joined(units: Sequence[int], parts: Sequence[Part]) -> Iterator[PageRange]:
     """Units in order as ranges of files. Neighbours within one window of `_WINDOW` units of that order are read one
     after another, at the turn of the first: starts jump about in a library, and each jump costs an event."""
-    starts = [extent[0] for extent in extents]
+    starts = [part.unit for part in parts]
     for begin in range(0, len(units), _WINDOW):
         placed = []
         for turn, unit in enumerate(units[begin : begin + _WINDOW]):
             index = bisect_right(starts, unit) - 1
-            if index >= 0 and unit < extents[index][0] + extents[index][1]:  # else padding: readahead brought it
-                data, _, path, first = extents[index]
+            if index >= 0 and unit < parts[index].unit + parts[index].units:  # else padding: readahead brought it
+                data, _, path, first = parts[index]
                 placed.append((path, first + unit - data, unit, turn))
         runs: list[list[tuple[bytes, int, int, int]]] = []
         for one in sorted(placed):

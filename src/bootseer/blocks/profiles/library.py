@@ -41,11 +41,9 @@ _NEWS = 0.01
 """A start of whose blocks a larger share is in no trace is published also where there are `_ENOUGH`."""
 SMALL_TREE = 64 << 20
 """Bytes of data up to which a start may well read everything."""
-_EVERYTHING = 0.5
-"""A start of a larger tree that touches more than this share of its blocks says nothing of what is hot."""
 _FIRST_READ = 256 << 10
 """Bytes: header and index of a hot pack of 2 GB in one request."""
-_LOOKED_AT = 128
+LOOKED_AT = 128
 """Objects of a kind in a profile: what others put there is not read without end."""
 _READERS = 4
 _PUBLISHERS = 8
@@ -119,7 +117,7 @@ def packs(store: Store, folder: str, target: Target) -> Iterator[StoredPack]:
     Raises `UnavailableError`.
     """
     found = (info for info in store.list(folder) if hotpack.is_pack(info.key))
-    for info in itertools.islice(found, _LOOKED_AT):
+    for info in itertools.islice(found, LOOKED_AT):
         try:
             yield StoredPack(info.key, _read_index(store, info, target))
         except UnavailableError:
@@ -175,7 +173,7 @@ def _read(store: Store, prefix: str, tree: str, size: int) -> Iterator[Trace]:
     # A few at once: 32 traces one after the other would be as many round trips.
     with ThreadPoolExecutor(_READERS, thread_name_prefix="traces") as pool:
         traces = (info for info in store.some(prefix) if info.key.endswith(".trace"))
-        found = itertools.islice(traces, _LOOKED_AT)
+        found = itertools.islice(traces, LOOKED_AT)
         while taken < MAX_TRACES and (some := list(itertools.islice(found, MAX_TRACES - taken))):
             for trace in pool.map(lambda info: read_trace(store, info, tree, size), some):
                 if trace is not None:
@@ -206,15 +204,12 @@ def read_trace(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | 
 def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> str:
     """Add ``trace`` to the profile if it says something new. Returns what happened, in a few words for the status.
 
-    A start that read more than half of a tree (of more than `SMALL_TREE` bytes) ``reads everything``: of such a trace
-    nothing is learnt, and a hot pack of it would be the whole tree.
+    A start of which only scans were recorded ``reads everything``: of such a trace nothing is learnt.
     """
     try:
         mine = blocks_of(trace, blocks)
-        if not mine and not left_out(trace):
-            return "empty"
-        if not mine or (blocks.size > SMALL_TREE and len(mine) > _EVERYTHING * blocks.count):
-            return "reads everything"
+        if not mine:
+            return "reads everything" if left_out(trace) else "empty"
         known = list(_read(store, key.prefix(trace.tree), trace.tree, trace.size))
         complete = [other for other in known if other.complete]
         # one a day is news by itself: what jobs no longer read must leave the profile, too
@@ -231,6 +226,9 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
         if not make_room(store, key, trace.tree, blocks, len(raw)):
             return "over budget"
         store.put(f"{key.prefix(trace.tree)}/{hashing.hexdigest(raw)}.trace", raw)
+        for other in known if trace.complete else ():
+            if other.source:  # only predicted, until now
+                store.delete(f"{key.prefix(trace.tree)}/{hashing.hexdigest(other.encode())}.trace")
     except BootseerError as exc:
         log.warning("cannot publish the trace of tree %s: %s", trace.tree[:12], exc)
         return "failed"

@@ -9,7 +9,7 @@ import msgspec
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.chunks.blockmap import BlockMap
 
-_RARE = 1 / 8
+RARE = 1 / 8
 """Blocks that a smaller share of the runs touched are left out."""
 
 
@@ -36,7 +36,7 @@ def select(traces: Sequence[Trace]) -> list[Trace]:
 
 def merge(traces: Sequence[Trace], blocks: BlockMap) -> list[int]:
     """The hot list: blocks in the order to fetch them. Which traces count: `select`; the order: `in_order`."""
-    return in_order([blocks_of(trace, blocks) for trace in select(traces)], _RARE)
+    return in_order([blocks_of(trace, blocks) for trace in select(traces)], RARE)
 
 
 def in_order(runs: Sequence[Mapping[int, int]], least: float) -> list[int]:

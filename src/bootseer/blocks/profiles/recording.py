@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bootseer import ranks
@@ -18,12 +18,16 @@ from bootseer.blocks.formats.trace import (
     Touch,
     Trace,
 )
+from bootseer.blocks.profiles.layout import Part, files_of
 from bootseer.blocks.profiles.library import SMALL_TREE
 
 log = logging.getLogger(__name__)
 
-_SCANNER = 0.25
-"""A process that reads more than this share of a tree is a scan (a checksum, a copy, a search), not a start."""
+_SCANNED = 0.9
+"""Who reads more than this share of a tree's files scans it (a checksum, a copy, a search): that says nothing of a
+start. A start reads much of few files, and few of a tree's files."""
+_SUSPECT = 0.25
+"""Share of the bytes below which nobody counts files."""
 
 _MAX_ENVIRON = 1 << 20
 _SLACK = 0.05
@@ -101,7 +105,8 @@ class Recording:
     """A start being recorded. `poll` it a few times a second: a process can be asked only while it lives.
 
     ``since(n)`` gives the touches from number ``n`` on: (milliseconds since the mount, pid, first unit, units).
-    ``began``: Unix time of the mount; ``clock``: its monotonic time, from which the touches count. One thread only.
+    ``began``: Unix time of the mount; ``clock``: its monotonic time, from which the touches count. ``layout``: where
+    the files of the tree lie, asked only of a start that reads much. One thread only.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class Recording:
         *,
         began: int,
         clock: float,
+        layout: Callable[[], Sequence[Part]],
         readers: Readers | None = None,
     ) -> None:
         self._since = since
@@ -119,6 +125,7 @@ class Recording:
         self._size = size
         self._began = began
         self._clock = clock
+        self._layout = layout
         self._readers = readers or Readers()
         self._read = 0
 
@@ -137,7 +144,7 @@ class Recording:
         """What was recorded until now, without the touches of processes that scan the tree. ``complete`` false: touches
         may be missing, whatever the log says."""
         self.poll()
-        kept, scanners = without_scanners(tuple(Touch(*row) for row in self._since(0)), self._size)
+        kept, scanners = without_scanners(tuple(Touch(*row) for row in self._since(0)), self._size, self._layout)
         named = {process.pid: process for process in self._readers.table()}
         for pid, size in scanners.items():
             who = named.setdefault(pid, Process(pid, ""))
@@ -147,11 +154,25 @@ class Recording:
         return Trace(self._tree, self._size, self._began, complete, kept, processes)
 
 
-def without_scanners(touches: tuple[Touch, ...], size: int) -> tuple[tuple[Touch, ...], dict[int, int]]:
-    """``touches`` of data of ``size`` bytes but for those of scanners, and these: pid -> bytes that it read, so much
-    that its touches say nothing of a start. A small tree has none."""
+def without_scanners(
+    touches: tuple[Touch, ...], size: int, layout: Callable[[], Sequence[Part]]
+) -> tuple[tuple[Touch, ...], dict[int, int]]:
+    """``touches`` of data of ``size`` bytes but for those of scanners, and these: pid -> bytes that it read. Where all
+    processes together scan, as the many of a parallel search do, none is left. A small tree has no scanners."""
     read: dict[int, int] = {}
     for touch in touches:
         read[touch.pid] = read.get(touch.pid, 0) + touch.count * UNIT
-    scanners = {pid: count for pid, count in sorted(read.items()) if size > SMALL_TREE and count > _SCANNER * size}
-    return tuple(touch for touch in touches if touch.pid not in scanners), scanners
+    if size <= SMALL_TREE or sum(read.values()) <= _SUSPECT * size:
+        return touches, {}
+    parts = layout()
+    starts, files = [part.unit for part in parts], len({part.path for part in parts})
+
+    def scans(some: tuple[Touch, ...]) -> bool:
+        return len(files_of(some, parts, starts)) > _SCANNED * files
+
+    suspects = [pid for pid, count in sorted(read.items()) if count > _SUSPECT * size]
+    found = [pid for pid in suspects if scans(tuple(touch for touch in touches if touch.pid == pid))]
+    kept = tuple(touch for touch in touches if touch.pid not in found)
+    if sum(touch.count for touch in kept) * UNIT > _SUSPECT * size and scans(kept):
+        kept, found = (), sorted(read)
+    return kept, {pid: read[pid] for pid in found}

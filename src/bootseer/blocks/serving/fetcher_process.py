@@ -26,6 +26,7 @@ from bootseer.blocks.fetch.figures import Fetched
 from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.metadata import LocalTree
+from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import Target
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
@@ -100,6 +101,7 @@ class FetcherProcess:
             tree.map.size,
             began=counts[Count.BEGAN_UNIX],
             clock=counts[Count.BEGAN_NS] / 1e9,
+            layout=lambda: layout_of(tree.meta),
         )
         self._traces = TracePublisher(
             recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan

@@ -1,0 +1,107 @@
+"""The hot set of a tree that nobody has started yet, predicted from starts of its nearest kin in the store.
+
+A prediction lies where the recorded starts will: a trace that says which tree it is from, and a hot pack made of it. It
+is advice like these; trouble is a line in the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from bootseer.blocks.fetch.prefetch import fetch_all
+from bootseer.blocks.formats.trace import Trace
+from bootseer.blocks.metadata import LocalTree, localize
+from bootseer.blocks.profiles import hotpack_builder, library
+from bootseer.blocks.profiles.layout import layout_of
+from bootseer.blocks.profiles.library import ProfileKey, Target
+from bootseer.blocks.profiles.merge import merge
+from bootseer.blocks.profiles.prediction import Side, predict, wanted
+from bootseer.blocks.publish.spool import FOLDER_BYTES
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap
+from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
+from bootseer.errors import BootseerError, FullError
+from bootseer.objects import Store
+
+log = logging.getLogger(__name__)
+
+_LEAST = 0.5
+"""Share of what starts touched that must have a place in the new tree: less is no kin."""
+_TRIED = 4
+"""Trees with profiles that are looked at."""
+_JOBS = 8
+"""Profiles of the nearest tree that are predicted from, the newest."""
+
+
+def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Path, streams: int = 6) -> str:
+    """Give the tree ``digest`` the profiles of the first tree of ``kin``, the nearest first, whose starts touched files
+    that it has, too. Returns that tree's digest; empty: there is none, or profiles of ``digest`` are there already.
+
+    ``work``: a folder with space for the metadata of both and for the hot blocks. Never raises `BootseerError`.
+    """
+    try:
+        if library.has_traces(store, f"profiles/{digest}"):
+            return ""
+        tree: LocalTree | None = None
+        near = (one for one in kin if one != digest and library.has_traces(store, f"profiles/{one}"))
+        for other in itertools.islice(near, _TRIED):
+            tree = tree or localize(store, digest, work)
+            old = localize(store, other, work)
+            new_side = Side(digest, tree.map, layout_of(tree.meta))
+            if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side):
+                _publish(store, tree, found, work, streams)
+                log.info("%d profiles predicted from tree %s", len(found), other[:12])
+                return other
+    except (BootseerError, OSError, ValueError) as exc:
+        log.warning("no profile is predicted for tree %s: %s", digest[:12], exc)
+    return ""
+
+
+def _predictions(store: Store, old: Side, new: Side) -> dict[str, Trace]:
+    """The predicted trace of each of the newest jobs of ``old`` that are near enough."""
+    keys = itertools.islice(store.list(f"profiles/{old.tree}"), library.LOOKED_AT)
+    parts = [info.key.split("/") for info in keys if info.key.endswith(".trace")]
+    jobs = dict.fromkeys(part[2] for part in parts if len(part) == 4)
+    known = {job: library.load_own(store, old.tree, ProfileKey(job), old.map.size) for job in jobs}
+    newest = sorted((job for job in known if known[job]), key=lambda job: -max(trace.began for trace in known[job]))
+    began = int(time.time())
+    found = {job: predict(known[job], old, new, began=began) for job in newest[:_JOBS]}
+    return {job: one.trace for job, one in found.items() if one.share >= _LEAST and one.trace.touches}
+
+
+def _publish(store: Store, tree: LocalTree, found: dict[str, Trace], work: Path, streams: int) -> None:
+    for job, trace in found.items():
+        raw = trace.encode()
+        store.put(f"{ProfileKey(job).prefix(tree.digest)}/{hashing.hexdigest(raw)}.trace", raw)
+    needed = list(wanted(found.values(), tree.map))
+    if sum(map(tree.map.length_of, needed)) > FOLDER_BYTES:
+        log.info("no hot pack is made of the prediction: it has %d blocks", len(needed))
+        return
+    target = Target(tree.digest, tree.map_digest.hex(), tree.map)
+    with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
+        if not fetch_all(store, cache, needed, streams=streams):
+            raise FullError(f"no space for the hot blocks of tree {tree.digest[:12]} in {work}")
+        with contextlib.closing(cache.blocks_now()) as ready:
+            for job, trace in found.items():
+                _pack(store, ProfileKey(job).prefix(tree.digest), merge([trace], tree.map), ready, target, work)
+
+
+def _pack(
+    store: Store, folder: str, order: Sequence[int], ready: ReadyBlocks[BlockMap], target: Target, work: Path
+) -> None:
+    stop, hurry = threading.Event(), threading.Event()
+    hurry.set()  # somebody waits for the conversion
+    path = work / f".hotpack-{uuid.uuid4().hex}"
+    try:
+        pack = hotpack_builder.build(ready, order, path, target, created=time.time_ns(), stop=stop, hurry=hurry)
+        if pack is not None:
+            hotpack_builder.publish(store, folder, path, pack, target)
+    finally:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,187 @@
+"""Predicted profiles: which units of a tree the starts of another one foretell, and what lies in the store then."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bootseer import erofs
+from bootseer.blocks.formats.trace import UNIT, Touch, Trace
+from bootseer.blocks.metadata import localize
+from bootseer.blocks.predict import predict_profiles
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.layout import Part, layout_of
+from bootseer.blocks.profiles.library import ProfileKey, Target
+from bootseer.blocks.profiles.prediction import Side, predict
+from bootseer.blocks.publish.tree import publish
+from bootseer.chunks import hashing
+from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.objects.folder import FolderStore
+
+JOB = ProfileKey("train")
+BLOCK = 4
+
+
+def side(name: str, files: Mapping[bytes, tuple[int, str]]) -> Side:
+    """A tree whose files, one after another, have so many units of a content each; a block is 4 units of one file."""
+    parts, hashes, at = [], [], 0
+    for path, (units, content) in files.items():
+        parts.append(Part(at, units, path, 0))
+        for block in range(-(-units // BLOCK)):
+            hashes.append(hashing.digest(f"{content} {block}".encode()))
+        at += -(-units // BLOCK) * BLOCK
+    count = len(hashes)
+    pack = ObjectRef("ab" * 32, 10 * count)
+    blocks = BlockMap(BLOCK * UNIT, at * UNIT, [pack], b"".join(hashes), range(0, 10 * count, 10), [10] * count)
+    return Side(hashing.hexdigest(name.encode()), blocks, parts)
+
+
+def start(tree: Side, *units: int, complete: bool = True) -> Trace:
+    touches = tuple(Touch(ms, 7, unit, 1) for ms, unit in enumerate(units))
+    return Trace(tree.tree, tree.map.size, 5, complete, touches)
+
+
+def units(trace: Trace) -> list[int]:
+    return [unit for touch in trace.touches for unit in range(touch.unit, touch.unit + touch.count)]
+
+
+OLD = {b"a": (4, "A"), b"lib/x-1.2.so": (8, "X"), b"lib/y.so": (4, "Y"), b"gone": (4, "G")}
+
+
+@pytest.mark.parametrize(
+    ("files", "touched", "expected"),
+    [
+        pytest.param(OLD, [5, 0, 12, 18], [5, 0, 12, 18], id="the same files"),
+        pytest.param({b"new": (4, "N"), **OLD}, [5, 0], [9, 4], id="elsewhere"),
+        pytest.param({b"a": (4, "other"), b"lib/y.so": (4, "too")}, [1, 13], [1, 5], id="other content"),
+        pytest.param({b"lib/x-1.3.1.so": (8, "new")}, [4, 11], [0, 7], id="another version"),
+        pytest.param({b"lib/x-1.3.so": (4, "a"), b"lib/x-2.0.so": (4, "b")}, [4], [], id="two versions foretell none"),
+        pytest.param({b"v2/x-1.so": (4, "n"), b"lib/x-1.3.so": (4, "a")}, [4], [4], id="the folder counts"),
+        pytest.param({b"moved": (4, "Y")}, [14, 12], [2, 0], id="renamed with its content"),
+        pytest.param({b"lib/y.so": (2, "cut")}, [13, 15], [1], id="a shorter file"),
+        pytest.param({b"z": (4, "Z")}, [0, 4, 12], [], id="nothing of it"),
+    ],
+)
+def test_what_a_start_foretells(files: dict[bytes, tuple[int, str]], touched: list[int], expected: list[int]) -> None:
+    old, new = side("old", OLD), side("new", files)
+    found = predict([start(old, *touched)], old, new, began=9)
+    assert units(found.trace) == expected
+    assert found.share == len(expected) / len(touched)
+    assert (found.trace.tree, found.trace.size, found.trace.source) == (new.tree, new.map.size, old.tree)
+    assert not found.trace.complete
+    assert Trace.decode(found.trace.encode()) == found.trace
+
+
+def test_in_each_version_the_name_besides_its_numbers_decides() -> None:
+    old = side("old", {b"p3.11/site/m.so": (4, "1"), b"p3.11/site/n.so": (4, "2")})
+    new = side("new", {b"p3.12/site/m.so": (4, "3"), b"p3.13/site/m.so": (4, "4"), b"p3.12/site/n.so": (4, "5")})
+    assert units(predict([start(old, 0, 4)], old, new, began=1).trace) == [8], "which m.so is meant nobody knows"
+
+
+def test_of_predicted_starts_the_tree_that_somebody_started_is_named() -> None:
+    old, new, third = (side(name, OLD) for name in ("old", "new", "third"))
+    once = predict([start(old, 3)], old, new, began=1).trace
+    assert predict([once], new, third, began=1).trace.source == old.tree
+
+
+FILES = st.dictionaries(
+    st.text("ab1./", min_size=1, max_size=4).map(str.encode), st.tuples(st.integers(1, 9), st.sampled_from("XYZ")),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@given(FILES, FILES, st.randoms(use_true_random=False), st.integers(0, 30))
+def test_a_prediction_is_a_trace_of_the_new_tree_and_no_larger(
+    old_files: dict[bytes, tuple[int, str]], new_files: dict[bytes, tuple[int, str]], rand: random.Random, count: int
+) -> None:
+    old, new = side("old", old_files), side("new", new_files)
+    all_units = range(old.map.size // UNIT)
+    touched = rand.sample(all_units, min(count, len(all_units)))
+    found = predict([start(old, *touched)], old, new, began=1)
+    assert Trace.decode(found.trace.encode()) == found.trace
+    assert len(units(found.trace)) == len(set(units(found.trace))) <= len(touched)
+    assert 0 <= found.share <= 1
+    same = predict([start(old, *touched)], old, old, began=1)
+    files = {unit for part in old.parts for unit in range(part.unit, part.unit + part.units)}
+    assert units(same.trace) == [unit for unit in touched if unit in files]
+
+
+# -- in a store ----------------------------------------------------------------------------------------------------
+
+
+def tree(store: FolderStore, folder: Path, files: Mapping[str, bytes]) -> str:
+    for name, content in files.items():
+        path = folder / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    erofs.build(folder / "root", folder / "meta", folder / "data")
+    return publish(store, folder / "meta", folder / "data", block_size=BLOCK * UNIT).digest
+
+
+BEFORE = {f"lib/{n}.so": random.Random(n).randbytes(16 * UNIT) for n in range(6)}
+
+
+def target(store: FolderStore, digest: str, work: Path) -> tuple[Target, dict[str, Part]]:
+    local = localize(store, digest, work)
+    parts = {part.path.decode(): part for part in layout_of(local.meta)}
+    return Target(digest, local.map_digest.hex(), local.map), parts
+
+
+class Kin:
+    """A store with a tree that was started, and its next build."""
+
+    def __init__(self, tmp_path: Path, after: Mapping[str, bytes] | None = None) -> None:
+        self.store, self.work = FolderStore(tmp_path / "store"), tmp_path / "work"
+        self.work.mkdir()
+        self.old = tree(self.store, tmp_path / "old", BEFORE)
+        changed = {**BEFORE, "lib/0.so": bytes(100), "app.py": b"x" * UNIT} if after is None else after
+        self.new = tree(self.store, tmp_path / "new", changed)
+        self.before, parts = target(self.store, self.old, tmp_path / "look")
+        self.after, self.parts = target(self.store, self.new, tmp_path / "look")
+        touches = tuple(Touch(n, 7, parts[f"lib/{n}.so"].unit + 4, 8) for n in (3, 1, 4))
+        self.trace = Trace(self.old, self.before.map.size, 5, True, touches)
+        assert library.publish(self.store, JOB, self.trace, self.before.map) == "published"
+
+    def predict(self) -> str:
+        return predict_profiles(self.store, self.new, [self.new, "ef" * 32, self.old], work=self.work)
+
+
+def test_the_next_build_has_a_predicted_trace_and_its_hot_pack(tmp_path: Path) -> None:
+    kin = Kin(tmp_path)
+    assert kin.predict() == kin.old
+    (found,) = library.load_own(kin.store, kin.new, JOB, kin.after.map.size)
+    first = [kin.parts[f"lib/{n}.so"].unit + 4 for n in (1, 3, 4)]
+    assert sorted(touch.unit for touch in found.touches) == sorted(first)
+    assert (found.source, found.complete) == (kin.old, False)
+    pack = library.newest_pack(kin.store, JOB.prefix(kin.new), kin.after)
+    assert pack is not None
+    assert set(pack.pack.blocks) == {unit // BLOCK + more for unit in first for more in (0, 1)}
+    assert kin.predict() == "", "there is a profile now"
+
+
+def test_a_recorded_start_takes_the_place_of_the_prediction(tmp_path: Path) -> None:
+    kin = Kin(tmp_path)
+    kin.predict()
+    part = kin.parts["lib/5.so"]
+    own = Trace(kin.new, kin.after.map.size, 9, True, (Touch(0, 3, part.unit, 4),))
+    assert library.publish(kin.store, JOB, own, kin.after.map) == "published"
+    assert library.load_own(kin.store, kin.new, JOB, kin.after.map.size) == [own]
+
+
+def test_who_shares_next_to_nothing_foretells_nothing(tmp_path: Path) -> None:
+    kin = Kin(tmp_path, {"lib/1.so": BEFORE["lib/1.so"], **{f"other/{n}": random.Random(n).randbytes(9) for n in "ab"}})
+    assert kin.predict() == ""
+    assert not library.has_traces(kin.store, f"profiles/{kin.new}")
+
+
+def test_trouble_costs_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kin = Kin(tmp_path)
+    for info in kin.store.list("blobs"):
+        (tmp_path / "store" / info.key).write_bytes(b"damaged")
+    assert kin.predict() == ""
+    assert "no profile is predicted for tree" in caplog.text
