@@ -24,6 +24,8 @@ from bootseer.blocks.serving import client
 from bootseer.blocks.tree import TreeMount
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.kernel import mount as mounts
+from bootseer.objects import uses
+from bootseer.objects.folder import FolderStore
 from bootseer.served.client import await_exit
 from support.node import alive, kill_group
 from support.treesite import TreeSite, publish_tree
@@ -240,6 +242,28 @@ def test_a_mount_with_another_cache_folder_joins_the_server(
     assert f"is served out of {node.folder / 'cache'}" in caplog.text
     made.unmount()
     assert right(node, other.target)
+
+
+@pytest.mark.parametrize("killed", ["", "supervisor", "fetcher"])
+@pytest.mark.parametrize("gone", ["old", "new"])
+def test_the_store_that_a_later_mount_names_is_read_too(node: Node, gone: str, killed: str) -> None:
+    first, old, new = node.mount(slow=False), node.store.root, node.folder / "elsewhere"
+    shutil.copytree(old, new)
+    if gone == "old":
+        shutil.rmtree(old)
+    node.store = FolderStore(new)
+    other = node.mount("other", slow=False)
+    if gone == "new":  # a mistake of who mounts it second hurts nobody else
+        shutil.rmtree(new)
+    if killed:
+        status = first.status()
+        pid = status.pid if killed == "supervisor" else status.fetcher_pid
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: first.status().supervisor_restarts + first.status().fetcher_restarts)
+    assert right(node, other.target, range(4))
+    assert read(first.target / "f05") == node.want("f05")
+    if gone == "old":
+        until(lambda: any(uses.tree_of(info.key) == node.digest for info in node.store.list(uses.FOLDER)))
 
 
 def test_a_server_in_another_mount_namespace_is_joined(node: Node) -> None:

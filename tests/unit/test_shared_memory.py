@@ -40,7 +40,7 @@ def test_it_is_shared_and_outlives_a_killed_process(shared: SharedMemory) -> Non
 
 
 def test_a_note_is_the_old_or_the_new_one_whenever_its_writer_dies(shared: SharedMemory) -> None:
-    note, lines = shared.targets, []
+    note, lines = shared.users, []
     note.write(b"of the first")
 
     def trace(frame: object, event: str, arg: object) -> object:

@@ -28,10 +28,11 @@ class Order(msgspec.Struct):
 
 
 class Request(msgspec.Struct):
-    """``do``: a word that the server knows; ``target``: what it is about."""
+    """``do``: a word that the server knows; ``target``: what it is about; ``store``: where a new mount reads."""
 
     do: str
     target: str = ""
+    store: str = ""
 
 
 class Reply(msgspec.Struct):

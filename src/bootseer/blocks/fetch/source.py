@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.frames import verified
-from bootseer.errors import DataError, UnavailableError, from_os_error
+from bootseer.errors import BootseerError, DataError, UnavailableError, from_os_error
 from bootseer.objects import Source, Store
 
 log = logging.getLogger(__name__)
@@ -29,15 +29,16 @@ class _Open:
 
 class StoreSource:
     """Ranges of the packs of ``blocks``, for several threads. Nothing is opened before the first read: a complete cache
-    needs no store. A text instead of a map is the key of one object, which is then pack 0.
+    needs no store. A text instead of a map is the key of one object, which is then pack 0. ``others``: stores that are
+    tried before ``store``, as those that later mounts have named.
 
     Reads raise `UnavailableError` (worth another try), `DataError` (too short) or another `BootseerError` (not worth
     one).
     """
 
-    def __init__(self, store: Store, blocks: BlockMap | str) -> None:
+    def __init__(self, store: Store, blocks: BlockMap | str, others: Callable[[], Iterable[Store]] = tuple) -> None:
         self._keys = [blocks] if isinstance(blocks, str) else [pack.key for pack in blocks.packs]
-        self._store = store
+        self._store, self._others = store, others
         self.name = self._shown(0) if len(self._keys) == 1 else store.shown
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
@@ -97,7 +98,7 @@ class StoreSource:
                 known.users += 1
                 return known
         # Not under the lock: opening may take a while, and other packs must go on. Two threads may both open it.
-        one = _Open(self._store.open(self._keys[pack]))
+        one = _Open(self._opened(self._keys[pack]))
         unused: list[_Open] = []
         with self._lock:
             if not self._closed:
@@ -108,6 +109,15 @@ class StoreSource:
         for other in unused:
             other.reader.close()
         return one
+
+    def _opened(self, key: str) -> Source:
+        troubles: list[BootseerError] = []
+        for store in (*self._others(), self._store):
+            try:
+                return store.open(key)
+            except BootseerError as exc:
+                troubles.append(exc)
+        raise next((one for one in troubles if isinstance(one, UnavailableError)), troubles[-1])
 
     def _forget(self, pack: int) -> list[_Open]:
         """Under the lock: keep the reader of ``pack`` no more. It, if the caller must close it."""

@@ -24,9 +24,11 @@ _GRACE_SECONDS = 3.0
 _TAKE_BACK_SECONDS = 1.0
 
 
-def ask(folder: Path, do: str, target: Path | str = "", *, timeout: float = client.PATIENCE) -> TreeStatus:
+def ask(
+    folder: Path, do: str, target: Path | str = "", *, store: str = "", timeout: float = client.PATIENCE
+) -> TreeStatus:
     """One request to the server whose state is in ``folder``, see `client.ask`."""
-    return client.ask(folder, Request(do, str(target)), TreeStatus, timeout=timeout)
+    return client.ask(folder, Request(do, str(target), store), TreeStatus, timeout=timeout)
 
 
 def join_or_start(folder: Path, spec: ServerSpec, server: Sequence[str]) -> TreeStatus:
@@ -34,7 +36,7 @@ def join_or_start(folder: Path, spec: ServerSpec, server: Sequence[str]) -> Tree
     known, and ``pid`` is 0. Raises what kept it from starting."""
     if folder.exists():
         try:
-            status = ask(folder, "add", spec.target)
+            status = ask(folder, "add", spec.target, store=spec.store_url)
         except GoneError as exc:  # any other error says that it lives, and others may use it
             log.warning("%s; cleaning up after it", exc)
             clear(folder)

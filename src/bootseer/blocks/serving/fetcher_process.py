@@ -30,7 +30,7 @@ from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import Target
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
-from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec
+from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec, Users
 from bootseer.blocks.serving.readahead import Readahead
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.blocks.serving.trace_publisher import TracePublisher
@@ -39,6 +39,7 @@ from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.objects import Store, uses
+from bootseer.wiretypes import known
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +63,16 @@ class FetcherProcess:
         self,
         spec: ServerSpec,
         tree: LocalTree,
-        store: Store,
+        store_for: Callable[[str], Store],
         shared: SharedMemory,
         cache: CacheFile[BlockMap],
         reads: Channel,
         detach: Callable[[], None],
     ) -> None:
         counts = shared.counts
-        self._spec, self._tree, self._store, self._shared = spec, tree, store, shared
+        self._spec, self._tree, self._shared, self._store_for = spec, tree, shared, store_for
+        self._store = store = store_for(spec.store_url)
+        self._opened: dict[str, Store | None] = {spec.store_url: store}
         self._detach = detach
         self._number = counts[Count.FETCHER_STARTS]
         self._stop = threading.Event()
@@ -79,7 +82,7 @@ class FetcherProcess:
         allowance = keeping.Allowance(Path(spec.cache_dir), limits)
         self._fetcher = Fetcher(
             self._cache,
-            StoreSource(store, tree.map),
+            StoreSource(store, tree.map, self._others),
             streams=spec.config.fetch_streams,
             deadline=spec.config.demand_deadline,
             quiet=spec.config.fill_quiet,
@@ -92,7 +95,7 @@ class FetcherProcess:
         self._key = spec.profile if tree.map.size else None
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
-        self._noted = math.inf
+        self._noted, self._noted_in = math.inf, 0
         self._hot_ready = 0
         self._hot_known = False
         recording = Recording(
@@ -166,7 +169,7 @@ class FetcherProcess:
             if counts[Count.JOB_READY] or age >= self._spec.config.record_seconds:
                 self._traces.end()
                 self._fetcher.eager()
-            if time.monotonic() - self._noted > uses.RENEWAL:
+            if time.monotonic() - self._noted > uses.RENEWAL or len(self._others()) > self._noted_in:
                 self._note_use()
             self._say()
 
@@ -208,8 +211,25 @@ class FetcherProcess:
             self._fetcher.background()
 
     def _note_use(self) -> None:
-        uses.note_beside(self._store, self._tree.digest)
-        self._noted = time.monotonic()
+        others = self._others()
+        for store in {self._store, *others}:
+            uses.note_beside(store, self._tree.digest)
+        self._noted, self._noted_in = time.monotonic(), len(others)
+
+    def _others(self) -> list[Store]:
+        """The stores that mounts have named since, the newest first: the one that this server began with may have
+        moved. Each block is verified, wherever it comes from."""
+        raw = self._shared.users.read()
+        urls = msgspec.msgpack.decode(raw, type=known(Users)).stores if raw else []
+        for url in urls:
+            if url not in self._opened:
+                try:
+                    self._opened[url] = store = self._store_for(url)
+                    log.info("tree %s is read from %s, too", self._spec.id, store.shown)
+                except BootseerError as exc:
+                    log.warning("tree %s: a store that a mount named is not read: %s", self._spec.id, exc)
+                    self._opened[url] = None
+        return [one for url in urls if (one := self._opened[url]) is not None]
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan

@@ -6,7 +6,7 @@ Its state folder is ``<state_dir>/trees/<id>/``. Each of its requests is answere
 |---|---|
 | ``status`` | |
 | ``ready`` | the job is ready |
-| ``add``, ``remove`` | of the mount ``target`` |
+| ``add``, ``remove`` | of the mount ``target``; one that is added is read from ``store``, too |
 | ``still`` | use no file of the mount ``target`` any more: it is about to be unmounted |
 """
 
@@ -38,6 +38,14 @@ class TreeRecord(Record, kw_only=True):
 
     digest: str
     target: str
+
+
+class Users(msgspec.Struct):
+    """The mounts of a tree, and the stores that they have named, the newest first; the server's own is not among them
+    before another was."""
+
+    targets: list[str]
+    stores: list[str]
 
 
 class FetcherStatus(msgspec.Struct):

@@ -9,7 +9,7 @@ Who writes what, so that nothing needs a lock across processes (each cell has on
 | ``counts``: named counters and flags, see `Count` | as said there | all |
 | ``negotiated``: what the FUSE server and the kernel agreed on | FUSE server | the next FUSE server |
 | ``said``: the fetcher's part of the status | fetcher | supervisor |
-| ``targets``: the mounts of the tree | supervisor | the next supervisor |
+| ``users``: the mounts of the tree, and the stores they name | supervisor | the next supervisor, fetcher |
 
 A process may be killed between any two instructions. What others rely on is therefore written last: a ready byte after
 the block's data, ``Count.TOUCHES`` after the touch.
@@ -31,7 +31,7 @@ from bootseer.served.note import Note
 _TOUCH = struct.Struct("<IIQI4x")
 _PAGE = mmap.PAGESIZE
 _COUNTS = 512
-_TARGETS = 1 << 20
+_USERS = 1 << 20
 
 
 class Count:
@@ -103,7 +103,7 @@ class SharedMemory:
         self.shift = max(0, block_size.bit_length() - 1)
         units = -(-size // UNIT)
         limit = min(MAX_TOUCHES, max(1, units))
-        lengths = [_COUNTS * 8, _PAGE, _PAGE, _TARGETS, limit * _TOUCH.size, units, blocks]
+        lengths = [_COUNTS * 8, _PAGE, _PAGE, _USERS, limit * _TOUCH.size, units, blocks]
         parts = []
         with doing("make shared memory"):
             fd = os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)  # takes memory only for pages in use
@@ -115,8 +115,8 @@ class SharedMemory:
                     at += _pages(length)
             finally:
                 os.close(fd)
-        counts, negotiated, said, targets, touches, seen, ready = parts
-        self.negotiated, self.said, self.targets = Note(negotiated), Note(said), Note(targets)
+        counts, negotiated, said, users, touches, seen, ready = parts
+        self.negotiated, self.said, self.users = Note(negotiated), Note(said), Note(users)
         self.counts = memoryview(counts).cast("Q")
         """Counters and flags by the names of `Count`."""
         self.ready: Ready = ready if blocks else bytearray()

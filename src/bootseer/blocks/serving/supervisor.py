@@ -28,6 +28,7 @@ from bootseer.blocks.serving.protocol import (
     FetcherStatus,
     ServerSpec,
     TreeStatus,
+    Users,
 )
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.chunks import eviction
@@ -57,6 +58,8 @@ _STILL_SECONDS = 1.0
 _SERVER_SILENCE = 10.0
 _FETCHER_SILENCE = 20.0
 """Seconds without a heartbeat after which a process is killed, and another takes its place."""
+_STORES = 4
+"""So many of the stores that mounts have named are tried; a site moves its store seldom."""
 _HOPELESS = 4
 """After so many starts in a row that came to nothing, readers get errors at once instead of waiting."""
 
@@ -98,7 +101,7 @@ def start(spec: ServerSpec, begun: Begun, store_for: Callable[[str], Store]) -> 
             (begun.folder / FUSE_FOLDER).mkdir(mode=0o700)
             device = fuse_server.mount(begun.folder / FUSE_FOLDER)
         inherited = Inherited(spec, begun, store_for, tree, shared, cache, control, Channel.pair(), device)
-        supervisor = Supervisor(inherited, [spec.target])
+        supervisor = Supervisor(inherited, Users([spec.target], []))
         supervisor.begin()
     except BaseException:
         if device is not None:
@@ -111,22 +114,22 @@ def start(spec: ServerSpec, begun: Begun, store_for: Callable[[str], Store]) -> 
 
 
 class Supervisor:
-    """Supervises one served tree whose mounts are ``targets``: `begin`, then `run` until it is over. ``adopt``: the
+    """Supervises one served tree for its ``users``: `begin`, then `run` until it is over. ``adopt``: the
     other processes run already."""
 
-    def __init__(self, inherited: Inherited, targets: list[str], *, adopt: bool = False) -> None:
+    def __init__(self, inherited: Inherited, users: Users, *, adopt: bool = False) -> None:
         self._inherited = inherited
         self._spec = inherited.spec
         self._counts = counts = inherited.shared.counts
         self._device = inherited.device
-        self._targets = targets
+        self._targets, self._stores = users.targets, users.stores
         self._server: Kept | None = None
         self._fetcher: Kept | None = None
         if self._device is not None:
             server, fetcher = (counts[first : first + 4] for first in (Count.SERVER_PID, Count.FETCHER_PID))
             self._server = Kept("FUSE server", self._serve_fuse, server, _SERVER_SILENCE, adopt=adopt)
             self._fetcher = Kept("fetcher", self._fetch, fetcher, _FETCHER_SILENCE, adopt=adopt)
-        self._leaving = self._lingering = adopt and not targets
+        self._leaving = self._lingering = adopt and not users.targets
         self._finishing = False
         self._next_try = 0.0
         self._pid = counts[Count.SUPERVISOR_PID] = os.getpid()
@@ -142,7 +145,7 @@ class Supervisor:
         counts[Count.BEGAN_NS] = time.monotonic_ns()
         counts[Count.BEGAN_UNIX] = int(time.time())
         counts[Count.DEADLINE_MS] = int(spec.config.demand_deadline * 1000)
-        self._keep_targets()
+        self._keep_users()
         if self._server is None or self._fetcher is None:
             if spec.profile is not None and self._inherited.shared.size:
                 log.info("tree %s is complete on this node: this start is not recorded, see trace.md", spec.id)
@@ -249,7 +252,7 @@ class Supervisor:
             end.close()
         self._close_device()
         FetcherProcess(
-            kept.spec, kept.tree, kept.store_for(kept.spec.store_url), kept.shared, kept.cache, kept.reads[1],
+            kept.spec, kept.tree, kept.store_for, kept.shared, kept.cache, kept.reads[1],
             detach=lambda: os.close(kept.begun.lock),
         ).run()  # fmt: skip
         return 0
@@ -273,9 +276,9 @@ class Supervisor:
         code = 70
         try:
             self._inherited.shared.trace.forked()
-            raw = self._inherited.shared.targets.read()
-            targets = msgspec.msgpack.decode(raw, type=known(list[str])) if raw else [self._spec.target]
-            successor = Supervisor(self._inherited, targets, adopt=True)
+            raw = self._inherited.shared.users.read()
+            users = msgspec.msgpack.decode(raw, type=known(Users)) if raw else Users([self._spec.target], [])
+            successor = Supervisor(self._inherited, users, adopt=True)
             log.warning("process %d supervises tree %s from now on", os.getpid(), self._spec.id)
             code = successor.run()
         except BaseException:
@@ -293,10 +296,12 @@ class Supervisor:
             self._counts[Count.INCOMPLETE] = 1
             if request.target not in self._targets:
                 self._targets.append(request.target)
-                self._keep_targets()
+            if request.store not in ("", *(self._stores or [self._spec.store_url])[:1]):
+                self._stores = [request.store, *(url for url in self._stores if url != request.store)][:_STORES]
+            self._keep_users()
         elif request.do == "remove":
             self._targets = [target for target in self._targets if target != request.target]
-            self._keep_targets()
+            self._keep_users()
             if not self._targets:
                 self._leave(_LEAVE_SECONDS)
         elif request.do == "still":
@@ -354,9 +359,9 @@ class Supervisor:
             **msgspec.structs.asdict(said),
         )
 
-    def _keep_targets(self) -> None:
-        """Leave the mounts for the next supervisor."""
-        self._inherited.shared.targets.write(msgspec.msgpack.encode(self._targets))
+    def _keep_users(self) -> None:
+        """Leave the mounts and their stores for the next supervisor, and for the fetcher."""
+        self._inherited.shared.users.write(msgspec.msgpack.encode(Users(self._targets, self._stores)))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
