@@ -95,6 +95,36 @@ def test_expected_ranks():
     assert analyse(s.log()).startup_seconds == near(12)
 
 
+@pytest.mark.parametrize("failed", [{"error": "RuntimeError"}, {"exit_code": 1}, {"signal": "SIGABRT"}])
+@pytest.mark.parametrize("who", ["all", "one", "other node", "before", "no ranks"])
+@pytest.mark.parametrize("cycle", [0, 1])
+def test_a_first_step_that_failed_is_none(failed, who, cycle):
+    s = StartUp(cycle=cycle)
+    for rank in range(3):
+        bad = who == "all" or rank == 1
+        number = None if who == "no ranks" else rank
+        node = "n1" if who in ("other node", "no ranks") and rank == 1 else "n0"
+        s.span(node, "import", 0, 5, rank=number)
+        if who == "before" and bad:
+            s.span(node, "dist_init", 5, 7, rank=number, **failed)
+        else:
+            s.span(node, "first_step", 10, 12, rank=number, **(failed if bad else {"exit_code": 0}))
+    report = analyse(s.log())
+    assert report.startup_seconds is None
+    assert not report.goes_on
+    ((name, value),) = failed.items()
+    where = "dist_init" if who == "before" else "first_step"
+    assert {one.how for one in report.ended} == {
+        f"exit code 1 in {where}" if name == "exit_code" else f"{value} in {where}"
+    }
+    if who != "no ranks":
+        s.span("n1" if who == "other node" else "n0", "first_step", 20, 22, rank=1)  # it was tried again
+        if who == "all":
+            for rank in (0, 2):
+                s.span("n0", "first_step", 20, 22, rank=rank)
+        assert analyse(s.log()).startup_seconds == near(22)
+
+
 def test_ranks_one_by_one():
     """Seven GPUs wait for the eighth; what the node did first, all of them did."""
     s = StartUp(gpus=8)

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import subprocess
@@ -23,6 +24,8 @@ def test_ready_when_a_first_step_ends_and_only_once(tmp_path, monkeypatch):
     watch.start(earlier)
     with emit.span("import"):
         pass
+    with contextlib.suppress(RuntimeError), emit.span("first_step"):
+        raise RuntimeError
     step = emit.begin("first_step")
     assert not called.wait(0.2)
     emit.end(step)

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.kernel import beneath
-from bootseer.profile import emit
+from bootseer.profile import emit, ending
 from bootseer.wiretypes import json_as, known
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class ReadyWatch:
                 self._steps.add(event.span)
                 if isinstance(ranks := event.attrs.get("node_ranks"), int):
                     self._ranks = max(self._ranks, ranks)
-            elif event.ev == "end" and event.span in self._steps:
+            elif event.ev == "end" and event.span in self._steps and not ending.failure(event.attrs):
                 self._first = self._first or time.monotonic()
                 self._ended.add(event.span)
         if handed and self._hand_on:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from bootseer.profile.events import AttrValue, Spans
+if TYPE_CHECKING:
+    from bootseer.profile.events import Spans
 
 _OVER = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REQUEUED",
@@ -22,7 +24,7 @@ def in_slurm(spans: Spans) -> str:
     return found
 
 
-def failure(attrs: Mapping[str, AttrValue]) -> str:
+def failure(attrs: Mapping[str, object]) -> str:
     """What went wrong in a span, in words; nothing where nothing did."""
     code, signal, error = attrs.get("exit_code"), attrs.get("signal"), attrs.get("error")
     if signal:
@@ -30,7 +32,7 @@ def failure(attrs: Mapping[str, AttrValue]) -> str:
     return f"exit code {code}" if code else str(error or "")
 
 
-def last_failure(ends: Iterable[tuple[int, str, Mapping[str, AttrValue]]]) -> str:
+def last_failure(ends: Iterable[tuple[int, str, Mapping[str, object]]]) -> str:
     """What went wrong in the span that ended last, of those with their ends, stages and attributes."""
     _, stage, attrs = max(ends, key=lambda one: one[0], default=(0, "", {}))
     said = failure(attrs)

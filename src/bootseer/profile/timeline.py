@@ -78,7 +78,7 @@ class Timeline:
         self.complete = (
             bool(self.ready)
             and (not whole or self.ranks_ready >= (self.ranks_expected or 0))
-            and not any(self._on_its_way(track) for track in self.spans)
+            and not any(self._on_its_way(track) or self._failed(track) for track in self.spans)
         )
         queued = done(queue)
         self.queue_ns = intervals.measure(queued) if queued else None
@@ -106,8 +106,23 @@ class Timeline:
                 self.spans[track].setdefault(self.rows.stage[one.row], []).append(one)
 
     def _ready(self) -> dict[Track, int]:
-        steps = {track: done(stages.get("first_step", ())) for track, stages in self.spans.items()}
+        steps = {
+            track: done(one for one in stages.get("first_step", ()) if not ending.failure(self.rows.attrs[one.row]))
+            for track, stages in self.spans.items()
+        }
         return {track: max(end for _, end in found) for track, found in steps.items() if found}
+
+    def _failed(self, track: Track) -> str:
+        """What went wrong in the last of its own spans, of a track that has come to no first step."""
+        if track in self.ready:
+            return ""
+        rows, own = self.rows, [one for spans in self.spans[track].values() for one in spans]
+        return ending.last_failure(
+            (end, rows.stage[one.row], rows.attrs[one.row])
+            for one in own
+            if (rows.lane[one.row].rank is not None or rows.stage[one.row] == "first_step")
+            and (end := self.axis.last(one.row)) is not None
+        )
 
     def _on_its_way(self, track: Track) -> bool:
         """Whether its first step is to come, as far as its spans say: not every rank emits one."""
@@ -117,7 +132,7 @@ class Timeline:
     def _ended(self, node: str, spans: Sequence[Placed]) -> str:
         """How a node ended without a first step; nothing where it may still come, or has come."""
         if any(track in self.ready for track in self.tracks[node]):
-            return ""
+            return next(filter(None, map(self._failed, self.tracks[node])), "")
         if self._slurm:
             return f"Slurm says {self._slurm}"
         if any(self.states[one.row] is State.OPEN for one in spans):
@@ -155,8 +170,8 @@ class Timeline:
         found: dict[Track, int] = {}
         for tracks in self.tracks.values():
             steps = [one for track in tracks for one in self.spans[track].get("first_step", ())]
-            if steps and all(self.states[one.row] is State.DONE for one in steps):
-                last = max(self.ready[track] for track in tracks if track in self.ready)
+            last = max((self.ready[track] for track in tracks if track in self.ready), default=None)
+            if last is not None and all(self.states[one.row] is State.DONE for one in steps):
                 for track in tracks:
                     found[track] = self.ready.get(track, last)
                     for one in self.spans[track].get("init", ()):
