@@ -253,6 +253,8 @@ def _run(options: Options, made: Report) -> None:
 
 
 if __name__ == "__main__":
-    parser = invocation.parser("caches", __doc__, quick="one run; without mega and ranks", runs=(5, 1), work=True)
+    parser = invocation.parser(
+        "caches", __doc__, quick="one run; without mega and ranks", runs=(5, 1), append=True, work=True
+    )
     parser.add_argument("--parts", default="", help=f"only these of {', '.join(PARTS)}")
     sys.exit(invocation.carry_out(parser, _run, compute))

@@ -6,20 +6,25 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+import zstandard
 
+from bootseer import erofs
+from bootseer.blocks.publish.tree import publish
 from bootseer.config import Config
-from bootseer.env import generation, overlay, users
+from bootseer.env import generation, inventory, manifest, overlay, users
 from bootseer.env.cacheuse import Use
 from bootseer.env.generation import Cache, Held
+from bootseer.env.inventory import Entry
 from bootseer.env.spec import Technique
 from bootseer.errors import BootseerError
 from bootseer.kernel import mount as mounts
@@ -714,3 +719,127 @@ def test_a_disk_that_is_nearly_full(nodes: Nodes, monkeypatch: pytest.MonkeyPatc
         said = caches.begin()
         assert (said.startswith("no cache: "), "has 1023 MiB free, a cache needs 1024" in said) == (True, True), said
         assert (caches.folder, caches.variables({}, "/x")) == (None, {})
+
+
+def forge(nodes: Nodes, tree: Path | None = None, **changed: object) -> None:
+    """The newest generation is as somebody has it who may write to the store: it shows ``tree``."""
+    store = open_store(str(nodes.store))
+    (found, *_) = generation.generations(store, nodes.cache.document.key, Config())
+    if tree:
+        parts = nodes.root / "meta", nodes.root / "data"
+        erofs.build(tree, *parts)
+        changed["tree"] = publish(store, *parts).digest
+    store_file = nodes.store / manifest.manifest_key(found.name)
+    store_file.write_bytes(msgspec.structs.replace(found, **changed).encode())
+
+
+def begun(nodes: Nodes) -> Held:
+    first = nodes.start("a")
+    add(first, "aa/one.so")
+    assert captured(first) == (True, "")
+    return first
+
+
+LISTS: dict[str, Callable[[list[Entry]], bytes]] = {
+    "up": lambda listed: inventory.encode([*listed, msgspec.structs.replace(listed[-1], path="0/../../evil.so")]),
+    "absolute": lambda listed: inventory.encode([*listed, msgspec.structs.replace(listed[-1], path="/etc/evil.so")]),
+    "bomb": lambda _: zstandard.compress(bytes(1 << 29)),
+}
+
+
+@pytest.mark.parametrize("what", [*LISTS, "other bytes", "gone"])
+def test_a_generation_whose_list_is_forged_or_damaged_is_cold_at_worst(nodes: Nodes, what: str) -> None:
+    begun(nodes)
+    (path,) = nodes.store.glob("env/lists/*")
+    if what in LISTS:
+        data = LISTS[what](inventory.decode(path.read_bytes(), targets=1))
+        open_store(str(nodes.store)).put(manifest.inventory_key(inventory.digest(data)), data)
+        forge(nodes, inventory=inventory.digest(data))
+    elif what == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:-5] + b"other")
+    second = nodes.start("b")
+    assert second.said.startswith("cold: " if nodes.how == "unpack" else "restored"), second.said
+    add(second, "bb/two.so")
+    assert captured(second)[0], "one bad generation ends no cache"
+    assert "bb/two.so" in names(nodes.start("c"))
+    assert not [*nodes.root.rglob("evil.so")]
+
+
+def test_a_tree_of_another_making_gives_nobody_rights_and_leads_nowhere(nodes: Nodes) -> None:
+    begun(nodes)
+    outside, made = nodes.root / "outside", nodes.root / "tree/0/inductor"
+    for folder in (outside, made / "aa"):
+        folder.mkdir(parents=True)
+    (outside / "secret.so").write_text("of this node")
+    (outside / "__grp__a.json").write_text(note := '{"child_paths": {"a": "/x/a"}}')
+    for name, target in (("up", outside), ("aa/link.so", outside / "secret.so"), ("aa/__grp__b.json", outside)):
+        (made / name).symlink_to(target)
+    os.mknod(made / "aa/null.so", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    (made / "aa/rights.so").write_text("x")
+    os.chown(made / "aa/rights.so", 1234, 1234)
+    (made / "aa/rights.so").chmod(0o6777)
+    forge(nodes, made.parents[1])
+    second = nodes.start("b")
+    assert second.restored
+    second.lead_here()
+    flags = os.statvfs(second.folder).f_flag
+    if nodes.how == "mount":
+        assert (flags & os.ST_NOSUID, flags & os.ST_NODEV) == (os.ST_NOSUID, os.ST_NODEV)
+    else:
+        assert [path.name for path in second.folder.rglob("*")] in ([], ["inductor", "aa", "rights.so"])
+    add(second, "bb/two.so")
+    assert captured(second)[0]
+    last = nodes.start("c")
+    assert names(last) - {"aa/rights.so"} == {"bb/two.so"}
+    if (there := last.folder / "inductor/aa/rights.so").exists():
+        assert (there.stat().st_uid, there.stat().st_mode & 0o7777) == (0, 0o755)
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {
+        "secret.so": "of this node", "__grp__a.json": note,
+    }  # fmt: skip
+
+
+def test_a_tree_that_is_larger_than_it_says_fills_no_disk(nodes: Nodes) -> None:
+    nodes.cache = cache = msgspec.structs.replace(nodes.cache, most_bytes=100_000)
+    begun(nodes)
+    (made := nodes.root / "tree/0/inductor").mkdir(parents=True)
+    (made / "large.so").write_bytes(os.urandom(1 << 20))
+    forge(nodes, made.parents[1])
+    second = nodes.start("b")
+    if nodes.how == "unpack":
+        assert second.said.startswith("cold: "), second.said
+        assert "more than" in second.said
+    add(second, "bb/two.so")
+    captured(second)
+    second.close()
+    assert not [path for path in (nodes.root / "b").rglob("large.so") if "tree" not in path.parts]
+    assert names(nodes.start("c", cache)) >= {"bb/two.so"}
+
+
+def test_a_disk_that_fills_while_a_cache_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = Nodes(tmp_path, "unpack")
+    first = nodes.start("a")
+    for number in range(8):
+        (first.folder / "inductor").mkdir(exist_ok=True)
+        (first.folder / f"inductor/{number}.so").write_bytes(os.urandom(1 << 20))
+    assert captured(first) == (True, "")
+    small = tmp_path / "b"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(small)], check=True)
+    monkeypatch.setattr(generation, "_FREE", 1 << 20)
+    monkeypatch.setattr("bootseer.blocks.extract.tree.shutil.disk_usage", lambda _: SimpleNamespace(free=1 << 40))
+    try:
+        fill = small / "fill"
+        fill.write_bytes(bytes(6 << 20))
+        second = nodes.start("b")
+        assert (second.said.startswith("cold: "), names(second)) == (True, set()), second.said
+        assert not [*small.rglob("new-*")]
+        fill.unlink()
+        add(second, "bb/two.so")
+        assert captured(second) == (True, "")
+        second.close()
+        assert len(names(nodes.start("b"))) == 9, "the generation was good: it is not in quarantine"
+    finally:
+        nodes.end()
+        subprocess.run(["umount", "-l", str(small)], check=True)

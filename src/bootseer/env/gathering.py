@@ -15,7 +15,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -55,14 +55,19 @@ def gather(told: Gather) -> tuple[bool, str]:
     if not config.sign_key and (config.verify_key or config.require_signature):
         return False, "not published: generations must be signed here, and no sign_key is set"
     store = open_store(told.store_url)
+    bad = set[str]()
     for number in range(_TRIES):
         work = Path(tempfile.mkdtemp(prefix="publication-", dir=told.work))
         try:
-            return _Union(told, store, work).publish()
+            union = _Union(told, store, work, bad)
+            return union.publish()
         except (_LateError, DataError, NotFoundError) as exc:
             if number == _TRIES - 1:
                 raise
             log.info("%s; once more", exc)
+            if number and union.last and not isinstance(exc, _LateError):
+                log.warning("%s; what is in generation %s is not handed on", exc, union.last.shown)
+                bad.add(union.last.name)
             time.sleep(_FRESH)
         finally:
             discard_tree(work)
@@ -74,27 +79,28 @@ class _LateError(BootseerError):
 
 
 class _Union:
-    def __init__(self, told: Gather, store: Store, work: Path) -> None:
+    def __init__(self, told: Gather, store: Store, work: Path, bad: Collection[str]) -> None:
+        """``bad``: names of generations that could not be read."""
         self._told, self._store, self._work, self._cache = told, store, work, told.cache
         self._document = told.cache.document
         cache_dir = Path(told.config.cache_dir)
         found = [
             one
             for one in generation.generations(store, self._document.key, told.config)
-            if not quarantine.reason(cache_dir, quarantine.mark_of(one))
+            if one.name not in bad and not quarantine.reason(cache_dir, quarantine.mark_of(one))
         ]
         self._older = found[1:]
-        self._last = found[0] if found else None
-        self._number = (generation.number_of(self._last) if self._last else 0) + 1
+        self.last = found[0] if found else None
+        self._number = (generation.number_of(self.last) if self.last else 0) + 1
         taken = set(snapshots.names(store, self._document.key))  # also by damaged ones
         while f"{self._document.key}/{generation.named(self._number).name}" in taken:
             self._number += 1
         self._listed: dict[str, Entry] = {}
-        if self._last:
-            listed = snapshots.entries(store, self._last)
-            self._listed = {one.inner: one for one in listed if one.kind in "fh" and cachekinds.is_entry(one.inner)}
 
     def publish(self) -> tuple[bool, str]:
+        if self.last:
+            listed = snapshots.entries(self._store, self.last)
+            self._listed = {one.inner: one for one in listed if one.kind in "fh" and cachekinds.is_entry(one.inner)}
         view, last, anew = Path(self._told.view), self._work / "last", self._work / "anew"
         here = dict(scan.walk(view / "0", skip=scan.UNREADABLE))
         files = {path: status for path, status in here.items() if self._is_whole(path, status)}
@@ -106,7 +112,7 @@ class _Union:
         own = {path for path in files if path not in self._listed or (path in changed and not packed)}
         if not own:
             return False, generation.NOTHING
-        if self._last and self._number > _MANY and time.time() - self._last.created < _PAUSE:
+        if self.last and self._number > _MANY and time.time() - self.last.created < _PAUSE:
             return False, f"not published: generation {self._number - 1} is younger than {_PAUSE} s"
         if packed and self._is_little(own, files):
             return False, "what is new is little beside what is there"
@@ -115,8 +121,8 @@ class _Union:
         used = self._used(own)
         kept = self._kept(used, {path: self._size(path, files) for path in used})
         if others & kept:
-            assert self._last
-            tree.extract(self._store, self._last.tree, last)
+            assert self.last
+            tree.extract(self._store, self.last.tree, last, most=2 * self._cache.most_bytes)
         places = {path: last if path in others else view for path in kept}
         places |= {path: anew for path in kept - others if (anew / "0" / path).exists()}
         for path in kept:
@@ -132,7 +138,7 @@ class _Union:
             entries,
             [""],
             [""],
-            (self._last.seconds if self._last else 0.0) or self._told.seconds,
+            (self.last.seconds if self.last else 0.0) or self._told.seconds,
         )
         faults.point("env.gather.before-manifest")
         if not publish(self._store, self._document, made, None, lambda: None, self._told.config.sign_key):
@@ -179,7 +185,7 @@ class _Union:
 
     def _tree(self, places: Mapping[str, Path], used: Mapping[str, int]) -> tuple[list[Entry], tree.TreeRef]:
         keys = signature.trusted_keys(self._told.config)
-        trees = [self._last.tree] if self._last else []
+        trees = [self.last.tree] if self.last else []
         trees += [one for one in snapshots.newest_trees(self._store, self._document, keys) if one not in trees]
         known = KnownBlocks.of_trees(self._store, trees, DEFAULT_BLOCK)
         with contextlib.ExitStack() as stack:

@@ -55,6 +55,7 @@ def extract(
     streams: int = 6,
     progress: Progress | None = None,
     stalled: float = STALLED_SECONDS,
+    most: int | None = None,
 ) -> None:
     """Write the whole tree into ``dest`` (made when missing, must be empty), without any mount.
 
@@ -63,7 +64,8 @@ def extract(
     what is left out. ``profile``: whose earlier starts say which files to bring first.
     ``progress(done, total)`` counts bytes. After a failure ``dest`` is empty. Nothing is synced to disk.
 
-    Raises `DataError`, `FullError`, `NotFoundError`, or `UnavailableError` when nothing came for ``stalled`` seconds.
+    Raises `DataError` (also for more than ``most`` bytes of data), `FullError`, `NotFoundError`, or `UnavailableError`
+    when nothing came for ``stalled`` seconds.
     """
     dest = Path(os.path.abspath(dest))
     with doing(f"extract into {dest}"):
@@ -73,6 +75,8 @@ def extract(
         work = Path(tempfile.mkdtemp(prefix=".bootseer-extract-", dir=dest))
     try:
         tree = localize(store, digest, work)
+        if most is not None and tree.map.size > most:
+            raise DataError(f"tree {digest[:12]} has more than {most >> 20} MiB")
         traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
         site = Extraction(Reader(tree.meta.read_bytes(), data_size=tree.map.size), tree.map, dest, work)
         site.prepare()
