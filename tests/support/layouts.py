@@ -71,7 +71,7 @@ def push(layout: Reference | str, ref: Reference | str, *, plain_http: bool | No
         assert isinstance(image.source, Layout)
         body, _ = image.source.manifest(image.digest)
         for item in (*image.layers, image.manifest.config):
-            registry.put_blob(item, image.source.blob_path(item.digest))
+            registry.put_blob(item, image.source.root / "blobs/sha256" / item.hex)
         if target.digest and target.digest != image.digest:
             raise ConfigError(f"{target} names another digest than {source}")
         return registry.put_manifest(body, image.descriptor.media_type, target.tag or image.digest)

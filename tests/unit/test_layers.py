@@ -308,6 +308,14 @@ def test_attributes_of_overlayfs_are_left_out(caplog: pytest.LogCaptureFixture) 
     assert caplog.text.count("left out") == 4
 
 
+def test_labels_of_the_machine_that_built_the_image_are_left_out() -> None:
+    names = ("security.selinux", "security.ima", "security.evm", "system.nfs4_acl")
+    kept = {"security.capability": bytes.fromhex("0100000200200000000000000000000000000000"), "user.selinux": b"1"}
+    image = Image([[folder("d", xattrs=dict.fromkeys(names, b"x")), Member("f", xattrs={**kept, "security.ima": b""})]])
+    assert image.node("d").xattrs == ()
+    assert dict(image.node("f").xattrs) == {key.encode(): value for key, value in kept.items()}
+
+
 def test_attribute_names_that_linux_does_not_take_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
     names = {"user." + "n" * 250: b"1", "user." + "n" * 251: b"2", "com.apple.provenance": b"3"}
     image = Image([[Member("f", xattrs=names)]])

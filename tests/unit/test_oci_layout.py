@@ -21,7 +21,7 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci import inflate as inflate_module
 from bootseer.oci import spec
 from bootseer.oci.inflate import inflate
-from bootseer.oci.spec import LAYER_TYPES
+from bootseer.oci.spec import LAYER, LAYER_TYPES
 from support.images import Member, write_image
 
 
@@ -57,6 +57,62 @@ def test_tags(tmp_path: Path) -> None:
         oci.open_image(f"oci:{layout}:three")
     moved = write_image(layout, [[Member("c")]], tag="one")
     assert oci.resolve_digest(f"oci:{layout}:one") == moved
+
+
+def _annotated(layout: Path, *names: dict[str, str], platforms: tuple[tuple[str, str], ...] = ()) -> None:
+    """The images of a layout get these annotations, and platforms."""
+    index = json.loads((layout / "index.json").read_bytes())
+    for number, (item, found) in enumerate(zip(index["manifests"], names, strict=True)):
+        item["annotations"] = found
+        if platforms:
+            item["platform"] = dict(zip(("os", "architecture"), platforms[number], strict=True))
+    (layout / "index.json").write_text(json.dumps(index))
+
+
+_REF, _CONTAINERD = "org.opencontainers.image.ref.name", "io.containerd.image.name"
+
+
+@pytest.mark.parametrize("asked", ["docker.io/library/x:1.0", "index.docker.io/x:1.0", "library/x:1.0", "x:1.0", "1.0"])
+@pytest.mark.parametrize(
+    "found",
+    [
+        {_REF: "docker.io/library/x:1.0"},
+        {_REF: "x:1.0"},
+        {_REF: "1.0", _CONTAINERD: "docker.io/library/x:1.0"},
+        {_CONTAINERD: "docker.io/library/x:1.0"},
+    ],
+)
+def test_a_layout_with_whole_names(tmp_path: Path, found: dict[str, str], asked: str) -> None:
+    layout = tmp_path / "lay:out"
+    wanted = write_image(layout, [[Member("a")]], tag="one")
+    write_image(layout, [[Member("b")]], tag="two")
+    _annotated(layout, found, {_REF: "registry:5000/x:2.0"})
+    assert oci.resolve_digest(f"oci:{layout}:{asked}") == wanted
+
+
+def test_a_tag_that_several_names_have(tmp_path: Path) -> None:
+    one = write_image(tmp_path, [[Member("a")]], tag="one")
+    two = write_image(tmp_path, [[Member("b")]], tag="two")
+    _annotated(tmp_path, {_REF: "docker.io/library/x:1"}, {_REF: "quay.io/x:1"})
+    with pytest.raises(ConfigError, match=r"several images; name one of docker\.io/library/x:1, quay\.io/x:1"):
+        oci.resolve_digest(f"oci:{tmp_path}:1")
+    assert oci.resolve_digest(f"oci:{tmp_path}:x:1") == one
+    assert oci.resolve_digest(f"oci:{tmp_path}:quay.io/x:1") == two
+    with pytest.raises(NotFoundError, match=r"image ghcr\.io/x:1 does not exist"):
+        oci.resolve_digest(f"oci:{tmp_path}:ghcr.io/x:1")
+
+
+@pytest.mark.parametrize("asked", ["", ":v1"])
+def test_several_platforms_and_attestations_under_one_name(tmp_path: Path, asked: str) -> None:
+    write_image(tmp_path, [[Member("a")]], tag="one")
+    wanted = write_image(tmp_path, [[Member("b")]], tag="two")
+    ours = oci.host_platform().split("/")
+    for other in (("unknown", "unknown"), ("linux", "s390x")):
+        _annotated(tmp_path, {_REF: "v1"}, {_REF: "v1"}, platforms=(other, (ours[0], ours[1])))
+        assert oci.resolve_digest(f"oci:{tmp_path}{asked}") == wanted
+    _annotated(tmp_path, {_REF: "v1"}, {_REF: "v1"}, platforms=(("linux", "s390x"), ("linux", "riscv64")))
+    with pytest.raises(DataError, match=r"no image for .*it has linux/riscv64, linux/s390x"):
+        oci.resolve_digest(f"oci:{tmp_path}{asked}")
 
 
 def test_damaged_documents(tmp_path: Path) -> None:
@@ -118,12 +174,52 @@ def test_a_layer_of_another_type_is_refused_by_it(tmp_path: Path) -> None:
         oci.open_image(f"oci:{tmp_path}/good-{number}:v1").close()
 
 
-def _retyped(layout: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "cncf.helm.config.v1+json",
+        "cncf.model.config.v1+json",
+        "oci.empty.v1+json",
+        "wasm.config.v0+json",
+        "docker.plugin.v1+json",
+        "in-toto+json",
+        "bootseer.tree.v1+json",
+    ],
+)
+def test_an_artifact_is_named_as_what_it_is(tmp_path: Path, kind: str) -> None:
+    body = b'{"name":"chart","version":"1"}'
+    digest = hashlib.sha256(body).hexdigest()
+    item = {"mediaType": f"application/vnd.{kind}", "digest": f"sha256:{digest}", "size": len(body)}
+    _retyped(tmp_path, "application/vnd.cncf.helm.chart.content.v1.tar+gzip", config=item)
+    (tmp_path / "blobs/sha256" / digest).write_bytes(body)
+    with pytest.raises(
+        UnsupportedError, match=re.escape(f"is no image, but an artifact of type 'application/vnd.{kind}")
+    ):
+        oci.open_image(f"oci:{tmp_path}:v1")
+    if kind == "oci.empty.v1+json":
+        _retyped(tmp_path, "text/plain", config=item, artifactType="application/vnd.acme.rocket")
+        with pytest.raises(UnsupportedError, match=r"artifact of type 'application/vnd\.acme\.rocket'"):
+            oci.open_image(f"oci:{tmp_path}:v1")
+
+
+@pytest.mark.parametrize(
+    "kind", ["oci.image.config.v1+json", "docker.container.image.v1+json", "../octet-stream"], ids=str
+)
+def test_images_of_all_ages_say_so_differently(tmp_path: Path, kind: str) -> None:
+    digest = write_image(tmp_path / "one", [[Member("a")]])
+    manifest = json.loads((tmp_path / "one/blobs/sha256" / digest[7:]).read_bytes())
+    kind = f"application/vnd.{kind}".replace("vnd.../", "")
+    _retyped(tmp_path, LAYER, config=manifest["config"] | {"mediaType": kind})
+    oci.open_image(f"oci:{tmp_path}:v1").close()
+
+
+def _retyped(layout: Path, kind: str, **more: object) -> None:
     """An image whose layer says that it is of ``kind``."""
     digest = write_image(layout, [[Member("a")]])
     path = layout / "blobs/sha256" / digest[7:]
     manifest = json.loads(path.read_bytes())
     manifest["layers"][0]["mediaType"] = kind
+    manifest |= more
     body = json.dumps(manifest).encode()
     found = "sha256:" + hashlib.sha256(body).hexdigest()
     (layout / "blobs/sha256" / found[7:]).write_bytes(body)

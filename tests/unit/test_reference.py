@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bootseer.errors import ConfigError
@@ -21,6 +23,9 @@ D = "sha256:" + "a" * 64
         ("team/busybox", "docker.io", "team/busybox", "latest", ""),
         ("index.docker.io/library/busybox:1", "docker.io", "library/busybox", "1", ""),
         ("index.docker.io/busybox", "docker.io", "library/busybox", "latest", ""),
+        ("docker://busybox", "docker.io", "library/busybox", "latest", ""),
+        ("docker://docker.io/library/python:3-slim", "docker.io", "library/python", "3-slim", ""),
+        ("docker://r.io:5000/a/b:v1", "r.io:5000", "a/b", "v1", ""),
         ("dir:v1", "docker.io", "library/dir", "v1", ""),
     ],
 )
@@ -39,6 +44,8 @@ def test_registry_references(text: str, registry: str, name: str, tag: str, dige
         ("oci:/a:x/b:v2", "/a:x/b", "", "v2"),
         ("docker-archive:/a/b.tar", "", "/a/b.tar", ""),
         ("docker-archive:/a/b.tar:v1", "", "/a/b.tar", "v1"),
+        ("oci-archive:/a/b.tar", "", "/a/b.tar", ""),
+        ("oci-archive:/a/b.tar:host:5000/team/x:v1", "", "/a/b.tar", "host:5000/team/x:v1"),
         ("docker-archive:/a/b.tar:host:5000/team/x:v1", "", "/a/b.tar", "host:5000/team/x:v1"),
     ],
 )
@@ -48,11 +55,22 @@ def test_references_of_files(text: str, layout: str, archive: str, tag: str) -> 
     assert Reference.parse(str(ref)) == ref
 
 
+@pytest.mark.parametrize("scheme", ["oci", "docker-archive", "oci-archive"])
+@pytest.mark.parametrize("name", ["", "v1", "x:v1", "team/x:v1", "host:5000/team/x:v1", "docker.io/library/x:1.0"])
+def test_a_file_that_is_there_ends_where_its_name_begins(tmp_path: Path, scheme: str, name: str) -> None:
+    path = tmp_path / "a:b" / "c"
+    path.mkdir(parents=True)
+    text = f"{scheme}:{path}" + (f":{name}" if name else "")
+    ref = Reference.parse(text)
+    assert (ref.layout or ref.archive, ref.tag, str(ref)) == (str(path), name, text)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "Busybox", "-x", "r.io/", "r.io/Upper", "r.io/a:", "r.io/a:bad tag", "r.io/../a", "oci:",
      "oci:/a:ba d", "r.io/a@sha256:12", "r.io/a@md5:" + "a" * 64, "r.io//a", "r io/a", "r.io/a:b/c",
-     "docker-archive:", "docker-archive:/a:"],
+     "docker-archive:", "docker-archive:/a:", "oci-archive:", "oci-archive:/a:ba d", "docker://",
+     "docker://dir:/a", "docker://docker://x"],
 )  # fmt: skip
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(ConfigError):
@@ -85,9 +103,7 @@ def test_plain_http_is_for_loopback_and_what_is_named(registry: str, plain: bool
     assert Reference.parse(f"{registry}/x").plain_http(named) is plain
 
 
-@pytest.mark.parametrize(
-    "text", ["oci-archive:oa.tar", "docker://busybox", "docker-daemon:x:v1", "dir:/a/b", "containers-storage:x:v1"]
-)
+@pytest.mark.parametrize("text", ["docker-daemon:x:v1", "dir:/a/b", "containers-storage:x:v1"])
 def test_names_of_other_tools_are_no_images_of_docker_io(text: str) -> None:
     with pytest.raises(ConfigError, match="is not known"):
         Reference.parse(text)

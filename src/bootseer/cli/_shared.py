@@ -47,7 +47,7 @@ def understood(parse: Callable[[str], Value]) -> Callable[[str | Value], Value]:
 
 age_value = understood(parse_age)
 
-_REF = "Image: HOST[:PORT]/NAME[:TAG|@DIGEST], oci:DIR[:TAG] or docker-archive:FILE[:NAME]"
+_REF = "Image: HOST[:PORT]/NAME[:TAG|@DIGEST], oci:DIR[:NAME], docker-archive:FILE[:NAME] or oci-archive:FILE[:NAME]"
 Ref = Annotated[str, typer.Argument(metavar="REF", help=_REF)]
 StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", help="Folder, hdfs://, s3:// or registry:// (default: settings)")

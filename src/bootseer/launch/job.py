@@ -50,7 +50,8 @@ class ImageTable(_Table, frozen=True, kw_only=True):
     """``[image]``: the container image."""
 
     ref: str
-    """``host[:port]/name[:tag|@digest]``, ``oci:DIR[:tag]`` or ``docker-archive:FILE[:name]``."""
+    """``host[:port]/name[:tag|@digest]``, ``oci:DIR[:name]``, ``docker-archive:FILE[:name]`` or
+    ``oci-archive:FILE[:name]``."""
     enabled: bool = True
     """True: lazy mount with hot-block prefetch. False: pulled and unpacked whole."""
     verify_key: str = ""

@@ -1,43 +1,40 @@
-"""Images in archives of ``docker save`` and ``podman save``: tar files with a ``manifest.json``, also compressed."""
+"""Images in archives of ``docker save`` and ``podman save``: tar files with a ``manifest.json``, or, of docker before
+1.10, with ``repositories``."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import logging
+import hashlib
 import os
 import re
-import stat
-import tarfile
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from bootseer.errors import ConfigError, DataError, NotFoundError, from_os_error
+from bootseer.errors import DataError
 from bootseer.oci.inflate import COMPRESSED, inflate
+from bootseer.oci.members import Members
+from bootseer.oci.names import chosen, several
 from bootseer.oci.spec import (
     CONFIG,
     LAYER,
     MANIFEST,
     MAX_DOCUMENT,
+    ContainerConfig,
     Descriptor,
     ImageConfig,
     Manifest,
+    RootFS,
     decode,
     digest_of,
 )
 
-log = logging.getLogger(__name__)
-
 _CHUNK = 1 << 20
-_MOST = 1 << 50
-_EXTENDED = tuple(kind.encode() for kind in "xgXLK")
-_DAMAGED = (tarfile.TarError, ValueError, OverflowError)
+_MOST_LAYERS = 1000
 _NAMED_BY_DIGEST = re.compile(r"(?:.*/)?([0-9a-f]{64})(?:\.tar(?:\.gz)?)?\Z")
-"""Layers of podman, and of docker since 25. Before, the name was something else, and layers were not compressed."""
+"""Compressed layers of docker since 25, and of others."""
 
 
 class _Saved(msgspec.Struct, frozen=True, rename="pascal"):
@@ -48,121 +45,134 @@ class _Saved(msgspec.Struct, frozen=True, rename="pascal"):
     repo_tags: tuple[str, ...] | None = None
 
 
-class _Header(tarfile.TarInfo):
-    def _block(self, count: int) -> int:
-        """How far a member reaches; all of the headers with long names and PAX records is read to memory."""
-        if not 0 <= count <= (MAX_DOCUMENT if self.type in _EXTENDED else _MOST):
-            raise tarfile.ReadError(f"a member of {count} bytes")  # back to an earlier one would have no end
-        return -(-count // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+class _Old(msgspec.Struct, frozen=True):
+    """What docker before 1.10 says of a layer, and of the image that ends with it."""
+
+    architecture: str = "amd64"
+    os: str = "linux"
+    parent: str = ""
+    config: ContainerConfig | None = None
 
 
 class Archive:
-    """An archive to read from. A compressed one is decompressed to a temporary file first.
+    """An archive to read from; it closes ``members``.
 
     There is no manifest in it: one is made of what it says, so that the digest of an image is another than in a
-    registry. Not safe for use by several threads. Raises `NotFoundError`, and `DataError` when it is no archive.
+    registry. Not safe for use by several threads. Raises `DataError` when it is no such archive.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._members: dict[str, str] = {}
+    def __init__(self, members: Members) -> None:
+        self._files, self._path = members, members.path
+        self._documents: dict[str, bytes] = {}
+        """Digest -> configuration."""
+        self._layers: dict[str, str] = {}
         """Digest -> name."""
-        with contextlib.ExitStack() as undo:
-            try:
-                file: IO[bytes] = undo.enter_context(open(path, "rb", opener=_open))
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise DataError(f"{path} is not a file")
-                if file.read(4).startswith(COMPRESSED):
-                    file = undo.enter_context(self._decompressed(file))
-                file.seek(0)
-                self._tar = undo.enter_context(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header))
-            except _DAMAGED as exc:
-                raise DataError(f"{path} is not an archive of docker save: {exc}") from None
-            except OSError as exc:
-                raise from_os_error(exc, f"read the archive {path}") from exc
-            images = decode(self._document("manifest.json"), list[_Saved], f"manifest.json of {path}")
+        if "repositories" in members and "manifest.json" not in members:
+            self._images = self._of_repositories()
+        else:
+            images = decode(self._document("manifest.json"), list[_Saved], f"manifest.json of {self._path}")
             self._images = [(saved.repo_tags or (), self._manifest(saved)) for saved in images]
-            self._open = undo.pop_all()
-
-    def _decompressed(self, file: IO[bytes]) -> IO[bytes]:
-        file.seek(0)
-        where = tempfile.gettempdir()
-        log.info("decompressing %s to a temporary file in %s", self._path, where)
-        try:
-            with contextlib.ExitStack() as undo:
-                plain = undo.enter_context(tempfile.TemporaryFile())
-                for chunk in inflate(iter(functools.partial(file.read, _CHUNK), b""), f"archive {self._path}"):
-                    plain.write(chunk)
-                undo.pop_all()
-                return plain
-        except OSError as exc:
-            raise from_os_error(exc, f"decompress {self._path} to {where}") from exc
 
     @contextlib.contextmanager
-    def _member(self, name: str) -> Iterator[tuple[IO[bytes], int]]:
-        """A file of the archive and its size, also by the name of a link to it."""
+    def _member(self, name: str) -> Iterator[IO[bytes]]:
         try:
-            file = self._tar.extractfile(name)
-            if file is None:
-                raise KeyError(name)
-            with file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(0)
-                yield file, size
-        except (KeyError, RecursionError):
-            hint = "docker save and podman save write it; unpack an OCI archive, and name it oci:DIR"
+            with self._files.open(name) as file:
+                yield file
+        except FileNotFoundError:
+            hint = "docker save and podman save write it" if name == "manifest.json" else ""
             raise DataError(f"archive {self._path} has no file {name}", hint=hint) from None
-        except _DAMAGED as exc:
-            raise DataError(f"archive {self._path} is damaged: {exc}") from None
 
     def _document(self, name: str) -> bytes:
-        with self._member(name) as (file, size):
-            if size > MAX_DOCUMENT:
-                raise DataError(f"{name} in archive {self._path} is larger than {MAX_DOCUMENT} bytes")
-            return file.read()
+        with self._member(name) as file:
+            data = file.read(MAX_DOCUMENT + 1)
+        if len(data) > MAX_DOCUMENT:
+            raise DataError(f"{name} in archive {self._path} is larger than {MAX_DOCUMENT} bytes")
+        return data
 
     def _manifest(self, saved: _Saved) -> bytes:
         raw = self._document(saved.config)
-        config = Descriptor(CONFIG, digest_of(raw), len(raw))
-        self._members[config.digest] = saved.config
         diff_ids = decode(raw, ImageConfig, f"{saved.config} in archive {self._path}").rootfs.diff_ids
         if len(diff_ids) != len(saved.layers):
             raise DataError(f"archive {self._path} has {len(saved.layers)} layers but {len(diff_ids)} diff ids")
-        layers = []
-        for name, diff_id in zip(saved.layers, diff_ids, strict=True):
-            named = _NAMED_BY_DIGEST.match(name)
-            digest = f"sha256:{named[1]}" if named else diff_id
-            with self._member(name) as (_, size):
-                layers.append(Descriptor(LAYER, digest, size))
-            self._members[digest] = name
-        return msgspec.json.encode(Manifest(schema_version=2, config=config, layers=tuple(layers)))
+        return self._made(raw, [self._layer(*layer) for layer in zip(saved.layers, diff_ids, strict=True)])
+
+    def _made(self, config: bytes, layers: list[Descriptor]) -> bytes:
+        item = Descriptor(CONFIG, digest_of(config), len(config))
+        self._documents[item.digest] = config
+        return msgspec.json.encode(Manifest(schema_version=2, config=item, layers=tuple(layers)))
+
+    def _layer(self, name: str, diff_id: str) -> Descriptor:
+        """What is compressed is told by its name, or, where that says nothing, by reading it."""
+        with self._member(name) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            digest = diff_id
+            if file.read(4).startswith(COMPRESSED):
+                named = _NAMED_BY_DIGEST.match(name)
+                file.seek(0)
+                digest = f"sha256:{named[1]}" if named else _sha256(iter(functools.partial(file.read, _CHUNK), b""))
+        self._layers[digest] = name
+        return Descriptor(LAYER, digest, size)
+
+    def _of_repositories(self) -> list[tuple[tuple[str, ...], bytes]]:
+        what = f"repositories of {self._path}"
+        found = decode(self._document("repositories"), dict[str, dict[str, str]], what)
+        names: dict[str, list[str]] = {}
+        for repository, tags in found.items():
+            for tag, ident in tags.items():
+                names.setdefault(ident, []).append(f"{repository}:{tag}")
+        return [(tuple(of), self._of_layers(top)) for top, of in names.items()]
+
+    def _of_layers(self, top: str) -> bytes:
+        """The manifest of the image that ends with the layer ``top``: the diff ids are those of what is there."""
+        idents = [top]
+        while parent := self._old(idents[-1]).parent:
+            if len(idents) == _MOST_LAYERS:
+                raise DataError(f"archive {self._path} has an image of more than {_MOST_LAYERS} layers")
+            idents.append(parent)
+        layers, diff_ids = [], []
+        for ident in reversed(idents):
+            name = f"{ident}/layer.tar"
+            with self._member(name) as file:
+                chunks = iter(functools.partial(file.read, _CHUNK), b"")
+                diff_ids.append(_sha256(inflate(chunks, f"{name} of {self._path}")))
+            layers.append(self._layer(name, diff_ids[-1]))
+        old = self._old(top)
+        rootfs = RootFS(diff_ids=tuple(diff_ids))
+        config = ImageConfig(architecture=old.architecture, os=old.os, rootfs=rootfs, config=old.config)
+        return self._made(msgspec.json.encode(config), layers)
+
+    def _old(self, ident: str) -> _Old:
+        return decode(self._document(f"{ident}/json"), _Old, f"{ident}/json in archive {self._path}")
 
     def manifest(self, selector: str) -> tuple[bytes, Descriptor]:
         """The manifest of the image with a name, tag or digest; of the only one when nothing is said.
 
         Raises `ConfigError` when there are several to choose from, `NotFoundError`.
         """
-        found = [body for names, body in self._images if selector in ("", digest_of(body), *names, *map(_tag, names))]
-        if len(found) == 1:
-            return found[0], Descriptor(MANIFEST, digest_of(found[0]), len(found[0]))
-        known = ", ".join(sorted(name for names, _ in self._images for name in names)) or "none with a name"
-        if found:
-            raise ConfigError(f"archive {self._path} holds several images", hint=f"name one of {known}")
-        raise NotFoundError(f"image {selector} does not exist in archive {self._path}", hint=f"it has {known}")
+        where, images = f"archive {self._path}", self._images
+        if selector.startswith("sha256:"):
+            images = [((digest_of(body),), body) for _, body in images]
+        body, *more = dict.fromkeys(chosen(images, selector, where))
+        if more:
+            raise several(where, ())
+        return body, Descriptor(MANIFEST, digest_of(body), len(body))
 
     def blob(self, item: Descriptor) -> Iterator[bytes]:
         """The bytes of a layer or configuration, unverified."""
-        with self._member(self._members[item.digest]) as (file, _):
+        if (document := self._documents.get(item.digest)) is not None:
+            yield document
+            return
+        with self._member(self._layers[item.digest]) as file:
             while chunk := file.read(_CHUNK):
                 yield chunk
 
     def close(self) -> None:
-        self._open.close()
+        self._files.close()
 
 
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # nobody may ever write to a pipe
-
-
-def _tag(name: str) -> str:
-    return name.rpartition(":")[2]
+def _sha256(chunks: Iterator[bytes]) -> str:
+    hasher = hashlib.sha256()
+    for chunk in chunks:
+        hasher.update(chunk)
+    return f"sha256:{hasher.hexdigest()}"

@@ -17,6 +17,7 @@ from bootseer.oci import spec
 from bootseer.oci.archive import Archive
 from bootseer.oci.credentials import Logins
 from bootseer.oci.layout import Layout
+from bootseer.oci.members import Members
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
 
@@ -112,6 +113,9 @@ def open_image(ref: Reference | str, *, platform: str = "", plain_http: bool | N
         wanted = spec.Platform.parse(platform or spec.host_platform())
         body, item = _manifest(ref, source, wanted)
         manifest = spec.decode(body, spec.Manifest, f"manifest of {ref}")
+        if manifest.config.media_type not in spec.CONFIG_TYPES:
+            kind = manifest.artifact_type or manifest.config.media_type
+            raise UnsupportedError(f"{ref} is no image, but an artifact of type {kind!r}", hint="name an image")
         what = f"configuration of {ref}"
         if manifest.config.size > spec.MAX_DOCUMENT:
             raise DataError(f"{what} is larger than {spec.MAX_DOCUMENT} bytes")
@@ -152,9 +156,15 @@ def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
 
 
 def _source(ref: Reference, plain_http: bool | None) -> Source:
-    if ref.archive:
-        return Archive(Path(ref.archive))
-    return Layout(Path(ref.layout)) if ref.layout else Registry(ref, plain_http=plain_http)
+    if not ref.archive:
+        return Layout(Path(ref.layout)) if ref.layout else Registry(ref, plain_http=plain_http)
+    members = Members(Path(ref.archive))
+    with contextlib.ExitStack() as undo:
+        undo.callback(members.close)
+        layout = ref.is_oci_archive or ("manifest.json" not in members and "oci-layout" in members)
+        source = Layout(members.path, members) if layout else Archive(members)
+        undo.pop_all()
+    return source
 
 
 def _manifest(ref: Reference, source: Source, wanted: spec.Platform) -> tuple[bytes, spec.Descriptor]:

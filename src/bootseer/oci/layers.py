@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 _WHITEOUT, _OPAQUE, _AUFS = b".wh.", b".wh..wh..opq", b".wh..wh."
 _OVERLAY = (b"trusted.overlay.", b"user.overlay.")
 """Overlayfs takes these for its own: they hide files, or say that their content is elsewhere."""
+_OF_HOST = (b"security.selinux", b"security.ima", b"security.evm", b"system.nfs4_acl")
+"""What the machine that built the image thinks of its files; another one has its own labels and keys."""
 _MAX_LINKS = 40
 """Symbolic links followed in one path, as in the kernel."""
 _MAX_PATH = 4095
@@ -131,10 +133,14 @@ class LayeredTree:
             # Linux has user attributes on files and directories only
             users = entry.kind in (tar.REGULAR, tar.DIRECTORY)
             others = _OVERLAY if users else (b"user.", *_OVERLAY)
-            fit = {key for key in xattrs if xattr.representable(key) and not key.startswith(others)}
+            fit = {
+                key for key in xattrs if xattr.representable(key) and not (key.startswith(others) or key in _OF_HOST)
+            }
             for key in xattrs.keys() - fit - self._left_out:
                 self._left_out.add(key)
-                _log.warning("attribute %s left out, which no image may have there: %s", show(key), show(entry.name))
+                _log.warning(
+                    "attribute %s left out, which an image does not bring there: %s", show(key), show(entry.name)
+                )
             xattrs = {key: value for key, value in xattrs.items() if key in fit}
         return Attrs(entry.mode, entry.uid, entry.gid, entry.mtime_ns, xattrs)
 

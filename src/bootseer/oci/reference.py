@@ -1,8 +1,10 @@
-"""Names of images: ``HOST[:PORT]/NAME[:TAG][@DIGEST]``, ``oci:DIR[:TAG]`` and ``docker-archive:FILE[:NAME]``."""
+"""Names of images: ``HOST[:PORT]/NAME[:TAG][@DIGEST]``, ``oci:DIR[:NAME]``, ``docker-archive:FILE[:NAME]`` and
+``oci-archive:FILE[:NAME]``."""
 
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from collections.abc import Container
 from pathlib import Path
@@ -17,9 +19,12 @@ _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|
 _SAVED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]*\Z")
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(?::[0-9]{1,5})?\Z")
 _HUB = "docker.io"
-_SCHEME = re.compile(r"\w+://|(?:oci-archive|docker-daemon|containers-storage):|dir:/", re.ASCII)
+_FILES = ("oci:", "docker-archive:", "oci-archive:")
+_SCHEME = re.compile(r"\w+://|(?:docker-daemon|containers-storage):|dir:/", re.ASCII)
 """What other tools put before the name of an image; without this it would be a name at docker.io."""
-_FORM = "write HOST[:PORT]/NAME[:TAG|@sha256:...], oci:DIR[:TAG] or docker-archive:FILE[:NAME]"
+_FORM = (
+    "write HOST[:PORT]/NAME[:TAG|@sha256:...], oci:DIR[:NAME], docker-archive:FILE[:NAME] or oci-archive:FILE[:NAME]"
+)
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +36,11 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     layout: str = ""
     """Absolute path of an OCI layout folder."""
     archive: str = ""
-    """Absolute path of a file that ``docker save`` or ``podman save`` wrote."""
+    """Absolute path of a file that ``docker save`` or ``podman save`` wrote, or of a layout in a tar file."""
+    is_oci_archive: bool = False
+    """Whether its layout counts where ``archive`` is both."""
     tag: str = ""
-    """In an archive also a whole name, such as ``team/torch:2.6``."""
+    """In a layout or archive also a whole name, such as ``team/torch:2.6``."""
     digest: str = ""
     """``sha256:...`` or empty; wins over the tag."""
 
@@ -46,18 +53,15 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
             body, _, digest = text.rpartition("@")
             if not _DIGEST.match(digest):
                 raise ConfigError(f"bad digest in image reference {text!r}", hint="it is sha256: and 64 hex digits")
-        if body.startswith("oci:"):
-            folder, sep, tag = body.removeprefix("oci:").rpartition(":")
-            if not sep or "/" in tag:
-                folder, tag = body.removeprefix("oci:"), ""
-            if not folder or (tag and not _TAG.match(tag)):
+        if (kind := next(filter(body.startswith, _FILES), "")) != "":
+            path, tag = _place(body.removeprefix(kind), last=kind == "oci:")
+            if not path or (tag is not None and not _SAVED.match(tag)):
                 raise ConfigError(f"bad image reference {text!r}", hint=_FORM)
-            return cls(layout=str(Path(folder).absolute()), tag=tag, digest=digest)
-        if body.startswith("docker-archive:"):
-            file, sep, tag = body.removeprefix("docker-archive:").partition(":")
-            if not file or (sep and not _SAVED.match(tag)):
-                raise ConfigError(f"bad image reference {text!r}", hint=_FORM)
-            return cls(archive=str(Path(file).absolute()), tag=tag, digest=digest)
+            path, tag = str(Path(path).absolute()), tag or ""
+            if kind == "oci:":
+                return cls(layout=path, tag=tag, digest=digest)
+            return cls(archive=path, is_oci_archive=kind == "oci-archive:", tag=tag, digest=digest)
+        body = body.removeprefix("docker://")
         if (scheme := _SCHEME.match(body)) is not None:
             raise ConfigError(f"bad image reference {text!r}: {scheme[0]} is not known", hint=_FORM)
         host, sep, rest = body.partition("/")
@@ -91,9 +95,22 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         base = f"{self.registry}/{self.name}"
         if self.layout or self.archive:
-            base = f"oci:{self.layout}" if self.layout else f"docker-archive:{self.archive}"
+            scheme = "oci" if self.layout else "oci-archive" if self.is_oci_archive else "docker-archive"
+            base = f"{scheme}:{self.layout or self.archive}"
         base += f":{self.tag}" if self.tag else ""
         return base + (f"@{self.digest}" if self.digest else "")
+
+
+def _place(text: str, *, last: bool) -> tuple[str, str | None]:
+    """The path and the name (None: not said) of ``PATH[:NAME]``; both may have colons. A path that is there ends where
+    the name begins; of one that is not, the ``last`` colon before a tag, or the first."""
+    if os.path.exists(text):
+        return text, None
+    for colon in re.finditer(":", text):
+        if os.path.exists(text[: colon.start()]):
+            return text[: colon.start()], text[colon.end() :]
+    path, sep, name = text.rpartition(":") if last else text.partition(":")
+    return (path, name) if sep and not (last and "/" in name) else (text, None)
 
 
 def is_host(text: str) -> bool:

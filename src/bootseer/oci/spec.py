@@ -15,6 +15,8 @@ from bootseer.wiretypes import json_as
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
+CONFIG_TYPES = (CONFIG, "application/vnd.docker.container.image.v1+json", "application/octet-stream", "")
+"""Of images. The last two are of old ones; another type makes an artifact."""
 LAYER = "application/vnd.oci.image.layer.v1.tar"
 DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
@@ -66,7 +68,7 @@ class Platform(msgspec.Struct, frozen=True):
         return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
 
 
-_ATTESTATION = Platform("unknown", "unknown")
+ATTESTATION = Platform("unknown", "unknown")
 """Of what BuildKit says of an image, beside it in an index."""
 
 
@@ -95,6 +97,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel", omit_defaults=False)
     config: Descriptor
     layers: tuple[Descriptor, ...]
     media_type: str = MANIFEST
+    artifact_type: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Index(msgspec.Struct, frozen=True, rename="camel"):
@@ -192,7 +195,7 @@ def host_platform() -> str:
 def select(index: Index, wanted: Platform, what: str) -> Descriptor:
     """The descriptor of ``index`` for ``wanted`` (`Platform.normal`), or for another variant where none is wanted;
     `DataError` when there is none."""
-    images = [item for item in index.manifests if item.platform != _ATTESTATION]
+    images = [item for item in index.manifests if item.platform != ATTESTATION]
     items = [(item.platform.normal(), item) for item in images if item.platform]
     same = [item for platform, item in items if platform == wanted]
     if found := same or [item for platform, item in items if not wanted.variant and platform.fits(wanted)]:

@@ -1,0 +1,103 @@
+"""The files of a tar file, also of a compressed one: what archives of images lie in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import posixpath
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from bootseer.closing import Closing
+from bootseer.errors import DataError, from_os_error
+from bootseer.oci.inflate import COMPRESSED, inflate
+from bootseer.oci.spec import MAX_DOCUMENT
+
+log = logging.getLogger(__name__)
+
+_CHUNK = 1 << 20
+_MOST = 1 << 50
+_EXTENDED = tuple(kind.encode() for kind in "xgXLK")
+_DAMAGED = (tarfile.TarError, ValueError, OverflowError)
+
+
+class _Header(tarfile.TarInfo):
+    def _block(self, count: int) -> int:
+        """How far a member reaches; all of the headers with long names and PAX records is read to memory."""
+        if not 0 <= count <= (MAX_DOCUMENT if self.type in _EXTENDED else _MOST):
+            raise tarfile.ReadError(f"a member of {count} bytes")  # back to an earlier one would have no end
+        return -(-count // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+class Members(Closing):
+    """The members of the tar file ``path`` by their names, ``./a``, ``/a`` and ``a`` being one; of several the last.
+
+    A compressed file is decompressed to a temporary file first. Not safe for use by several threads. Raises
+    `NotFoundError`, and `DataError` when it is no archive.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with contextlib.ExitStack() as undo:
+            try:
+                file: IO[bytes] = undo.enter_context(open(path, "rb", opener=_open))
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise DataError(f"{path} is not a file")
+                if file.read(4).startswith(COMPRESSED):
+                    file = undo.enter_context(self._decompressed(file))
+                file.seek(0)
+                self._tar = undo.enter_context(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header))
+                self._found = {_plain(item.name): item for item in self._tar}
+            except _DAMAGED as exc:
+                raise DataError(f"{path} is not an archive of docker save: {exc}") from None
+            except OSError as exc:
+                raise from_os_error(exc, f"read the archive {path}") from exc
+            self._open = undo.pop_all()
+
+    def _decompressed(self, file: IO[bytes]) -> IO[bytes]:
+        file.seek(0)
+        where = tempfile.gettempdir()
+        log.info("decompressing %s to a temporary file in %s", self.path, where)
+        try:
+            with contextlib.ExitStack() as undo:
+                plain = undo.enter_context(tempfile.TemporaryFile())
+                for chunk in inflate(iter(functools.partial(file.read, _CHUNK), b""), f"archive {self.path}"):
+                    plain.write(chunk)
+                undo.pop_all()
+                return plain
+        except OSError as exc:
+            raise from_os_error(exc, f"decompress {self.path} to {where}") from exc
+
+    def __contains__(self, name: str) -> bool:
+        return _plain(name) in self._found
+
+    @contextlib.contextmanager
+    def open(self, name: str) -> Iterator[IO[bytes]]:
+        """A file of the archive, also by the name of a link to it. Raises `FileNotFoundError`, `DataError`."""
+        try:
+            file = self._tar.extractfile(self._found[_plain(name)])
+            if file is None:
+                raise KeyError(name)
+            with file:
+                yield file
+        except (KeyError, RecursionError):
+            raise FileNotFoundError(name) from None
+        except _DAMAGED as exc:
+            raise DataError(f"archive {self.path} is damaged: {exc}") from None
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # nobody may ever write to a pipe
+
+
+def _plain(name: str) -> str:
+    return posixpath.normpath(f"/{name}").lstrip("/")
