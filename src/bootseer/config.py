@@ -17,7 +17,7 @@ import msgspec
 
 from bootseer.errors import ConfigError
 from bootseer.profile.emit import redact
-from bootseer.units import MOST
+from bootseer.units import MOST, parse_size
 from bootseer.wiretypes import known, loaded
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,15 @@ _NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 def _default_cache() -> str:
     if os.geteuid() == 0:
         return "/var/cache/bootseer"
-    return os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "bootseer")
+    below = next(filter(os.path.isabs, (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))), "")
+    return os.path.join(below, "bootseer") if below else f"/tmp/bootseer-{os.geteuid()}/cache"
 
 
 def _default_state() -> str:
     if os.geteuid() == 0:
         return "/run/bootseer"
-    return os.path.join(os.environ.get("XDG_RUNTIME_DIR", f"/tmp/bootseer-{os.geteuid()}"), "bootseer")
+    below = os.environ.get("XDG_RUNTIME_DIR", "")
+    return os.path.join(below if os.path.isabs(below) else f"/tmp/bootseer-{os.geteuid()}", "bootseer")
 
 
 def _default_tenant() -> str:
@@ -143,14 +145,85 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
             why = exc.strerror if isinstance(exc, OSError) else exc
             raise ConfigError(f"cannot read settings from {path}: {why}") from None
     sources = dict.fromkeys(Config.__struct_fields__, "default") | dict.fromkeys(values, str(path))
+    for name in values.keys() - set(Config.__struct_fields__):
+        raise ConfigError(f"{path} has no setting {name!r}", hint=_meant(name))
+    for name in _OWN:
+        if name in values and not _usable(values[name]):
+            del values[name]
+            sources[name] = f"default (that in {path} is another user's)"
     for name in Config.__struct_fields__:
         if (text := env.get(variable := f"BOOTSEER_{name.upper()}")) is not None:
             sources[name] = variable
             values[name] = _LISTS[name](text) if name in _LISTS else text
+    for name, value in values.items():
+        if isinstance(value, str):
+            values[name] = _read(name, value, sources[name])
     try:
-        return msgspec.convert(values, known(Config), strict=False), sources
+        found = msgspec.convert(values, known(Config), strict=False)
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"settings in {path} or BOOTSEER_*: {exc}") from None
+        name = next((name for name in values if f"`$.{name}" in str(exc)), "")
+        where = f"{name} = {shown(values[name])!r} (from {sources[name]})" if name else f"settings in {path}"
+        raise ConfigError(f"{where}: {str(exc).partition(' - at')[0]}") from None
+    for name in _SIZES:
+        if 1 < (size := getattr(found, name)) < _LEAST:
+            raise ConfigError(
+                f"{name} = {size:g} (from {sources[name]}) is neither a share nor a size",
+                hint=f'{size / 100:g} is a share of {size:g} %, "{size:g}G" so many bytes',
+            )
+    for variable in env:
+        if variable.startswith("BOOTSEER_") and (meant := _misspelt(variable)):
+            log.warning("%s is no setting; did you mean %s?", variable, meant)
+    return found, sources
+
+
+def _usable(value: object) -> bool:
+    """Whether this user may keep state in the folder: a file of settings has those of root, too."""
+    if os.geteuid() == 0 or not isinstance(value, str):
+        return True
+    path = Path(os.path.expanduser(value))
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return os.access(next((one for one in path.parents if one.is_dir()), "/"), os.W_OK)
+
+
+def _read(name: str, text: str, source: str) -> object:
+    """The value of a setting that is written as a string. Raises `ConfigError`."""
+    if name in _SIZES:
+        try:
+            return float(text)
+        except ValueError:
+            pass
+        try:
+            return parse_size(text)
+        except ConfigError:
+            raise ConfigError(
+                f"{name} = {text!r} (from {source}) is neither a share nor a size", hint="write 0.8 or 50G"
+            ) from None
+    if name not in _PLACES or not text or "://" in text:
+        return text
+    path = os.path.expanduser(text)
+    if not os.path.isabs(path):
+        home = "; no home folder is known here" if text.startswith("~") else ""
+        raise ConfigError(f"{name} = {text!r} (from {source}) is no whole path{home}", hint="begin it with /")
+    return path
+
+
+def _meant(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, Config.__struct_fields__, n=1)
+    return f"did you mean {near[0]}?" if near else "bootseer doctor --settings lists them"
+
+
+def _misspelt(variable: str) -> str:
+    """The variable that was meant; "" for one that is right, or near to none."""
+    names = [f"BOOTSEER_{name.upper()}" for name in Config.__struct_fields__]
+    if variable in names or variable in _OTHERS:
+        return ""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(variable, [*names, *_OTHERS], n=1, cutoff=0.85)), "")
 
 
 def shown(value: Any) -> Any:
@@ -167,6 +240,20 @@ def _mirrors(text: str) -> dict[str, list[str]]:
     return {registry: mirrors.split(",") for registry, _, mirrors in pairs}
 
 
+_OWN = ("cache_dir", "state_dir")
+"""Folders that only one user can use."""
+_PLACES = (*_OWN, "node_dir", "store", "sign_key", "verify_key")
+_SIZES = ("cache_limit", "cache_keep_free")
+_LEAST = 1 << 20
+"""Bytes: no cache is smaller, so that a number below it is a slip."""
+_OTHERS = tuple(
+    f"BOOTSEER_{name}"
+    for name in (
+        *("ATTEMPT", "AUTO", "CHECKPOINT", "CONFIG", "CYCLE", "EVENTS", "FAULTS", "GPUS", "ID", "JOB", "NAME", "NODE"),
+        *("NODES", "NODE_RANK", "RANK", "RESTARTS", "SPAN", "TRACEBACK"),
+    )
+)
+"""Variables that are no settings."""
 _LISTS: dict[str, Callable[[str], object]] = {
     "registry_mirrors": _mirrors,
     "pod_checkpoints": str.split,

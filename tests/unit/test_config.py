@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 
@@ -58,3 +59,105 @@ def test_the_page_has_every_setting_with_its_default():
             assert json.loads(said.strip("`")) == getattr(found, name), name
         elif said == "none":
             assert not getattr(found, name), name
+
+
+def _settings(tmp_path, text, **more):
+    file = tmp_path / "bootseer.toml"
+    file.write_text(text)
+    return {"BOOTSEER_CONFIG": str(file), **more}
+
+
+@pytest.mark.parametrize("name", ["cache_dir", "state_dir", "node_dir", "store", "sign_key", "verify_key"])
+def test_a_place_is_a_whole_path_and_a_tilde_is_the_home_folder(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("HOME", "/home/me")
+    for text in ("~/x", "/home/me/x"):
+        assert getattr(config.load(_settings(tmp_path, f'{name} = "{text}"')), name) == "/home/me/x"
+        assert getattr(config.load({f"BOOTSEER_{name.upper()}": text}), name) == "/home/me/x"
+    for text in ("x", "./x", "~nobody-has-this-name/x"):
+        with pytest.raises(ConfigError, match=f"{name} = '{re.escape(text)}' .from .*bootseer.toml. is no whole path"):
+            config.load(_settings(tmp_path, f'{name} = "{text}"'))
+        with pytest.raises(ConfigError, match=f"BOOTSEER_{name.upper()}"):
+            config.load({f"BOOTSEER_{name.upper()}": text})
+    assert config.load({"BOOTSEER_STORE": "s3://bucket/~/x"}).store == "s3://bucket/~/x"
+
+
+@pytest.mark.parametrize("uid", [0, 54321])
+@pytest.mark.parametrize(
+    "set", [{}, {"HOME": ""}, {"HOME": "relative"}, {"XDG_CACHE_HOME": "x", "XDG_RUNTIME_DIR": "y"}]
+)
+def test_no_folder_is_ever_relative(monkeypatch, uid, set):
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("os.getuid", lambda: uid)  # which passwd does not know
+    found = config.load({})
+    assert found.cache_dir.startswith("/")
+    assert found.state_dir.startswith("/")
+
+
+@pytest.mark.parametrize("name", ["cache_dir", "state_dir"])
+@pytest.mark.parametrize("there", [True, False])
+def test_the_folder_of_roots_settings_is_not_a_users(tmp_path, monkeypatch, name, there):
+    folder = tmp_path / "roots"
+    if there:
+        folder.mkdir(mode=0o755)
+    else:
+        monkeypatch.setattr("os.access", lambda path, mode: False)
+    environ = _settings(tmp_path, f'{name} = "{folder}"')
+    assert getattr(config.load(environ), name) == str(folder)
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
+    found, sources = config.trace(environ)
+    assert getattr(found, name) == getattr(config.load({}), name)
+    assert "another user" in sources[name]
+    assert getattr(config.load({**environ, f"BOOTSEER_{name.upper()}": str(folder)}), name) == str(folder)
+    if there:
+        os.chown(folder, 54321, 54321)
+        assert getattr(config.load(environ), name) == str(folder)
+
+
+@pytest.mark.parametrize("name", ["cache_limit", "cache_keep_free"])
+def test_sizes_are_shares_or_sizes_and_a_slip_is_refused(tmp_path, name):
+    for text, size in (
+        ("0.5", 0.5),
+        ("1", 1),
+        ("0", 0),
+        ("50G", 50 << 30),
+        ("1.5 TiB", 3 << 39),
+        ("53687091200", 50 << 30),
+    ):
+        assert getattr(config.load({f"BOOTSEER_{name.upper()}": text}), name) == size
+        assert getattr(config.load(_settings(tmp_path, f'{name} = "{text}"')), name) == size
+    for text in ("80", "1.5", "2"):
+        with pytest.raises(ConfigError, match=f"{name} = {text} ") as caught:
+            config.load(_settings(tmp_path, f"{name} = {text}"))
+        assert "%" in caught.value.hint
+        assert f'"{text}G"' in caught.value.hint
+    for text in ("80%", "much", "-1"):
+        with pytest.raises(ConfigError, match=name):
+            config.load({f"BOOTSEER_{name.upper()}": text})
+
+
+def test_what_is_misspelt_is_named(tmp_path, caplog):
+    with pytest.raises(ConfigError, match="no setting 'stroe'") as caught:
+        config.load(_settings(tmp_path, 'stroe = "/x"'))
+    assert caught.value.hint == "did you mean store?"
+    with pytest.raises(ConfigError, match=r"hdfs_access = 'direkt' .from BOOTSEER_HDFS_ACCESS"):
+        config.load({"BOOTSEER_HDFS_ACCESS": "direkt"})
+    config.load({"BOOTSEER_STROE": "/x", "BOOTSEER_CACHEDIR": "/y"})
+    assert "did you mean BOOTSEER_STORE?" in caplog.text
+    assert "did you mean BOOTSEER_CACHE_DIR?" in caplog.text
+    caplog.clear()
+    config.load({"BOOTSEER_STORE": "/x", "BOOTSEER_NODE": "n", "BOOTSEER_NODES": "2", "BOOTSEER_SITE_THING": "y"})
+    assert not caplog.text
+
+
+def test_no_variable_of_ours_is_taken_for_a_slip(caplog):
+    source = Path(config.__file__).parent
+    used = {
+        name for path in source.rglob("*.py") for name in re.findall(r"\bBOOTSEER_[A-Z_]+[A-Z]\b", path.read_text())
+    }
+    settings = {f"BOOTSEER_{name.upper()}" for name in config.Config.__struct_fields__}
+    config.load(dict.fromkeys(used - settings - {"BOOTSEER_CONFIG"}, "x"))
+    assert not caplog.text
