@@ -29,6 +29,7 @@ NAMES = [
     "fuse canary",
     "runtime",
     "hdfs client",
+    "store",
     "cache",
     "lazy images",
 ]

@@ -34,6 +34,10 @@ _AWAY = 90.0
 
 _IOV_MAX = 512
 _FOLDER = os.O_PATH | os.O_DIRECTORY
+_DEEPEST = 16
+"""Levels of a store whose folders are shared; there are no more than half as many."""
+_SHARED = stat.S_ISGID | stat.S_IWGRP
+"""The mode of a folder that a group has in common: so is what is made in it."""
 _SPECIAL = "is no plain file but a device, a pipe or a socket"
 
 
@@ -120,6 +124,18 @@ class FolderSink:
         self._file.close()
         with contextlib.suppress(BootseerError):
             self._remove()
+
+
+def _share(above: int, gid: int, levels: int) -> None:
+    with beneath.folder(".", root=above) as fd:
+        mode = stat.S_IMODE(os.fstat(fd).st_mode)
+        os.chown(fd, -1, gid)
+        os.chmod(fd, mode & ~(stat.S_ISVTX | stat.S_IWOTH) | _SHARED | 0o050)
+        with os.scandir(fd) as entries:
+            names = [one.name for one in entries if one.is_dir(follow_symlinks=False)] if levels else []
+        for name in names:
+            with contextlib.suppress(FileNotFoundError), beneath.folder(name, root=fd) as below:
+                _share(below, gid, levels - 1)
 
 
 def _refuse_special(folder: int, name: str, path: Path) -> None:
@@ -253,9 +269,18 @@ class FolderBackend(Backend):
                 raise
         above = self._folder(where.parent)
         try:
+            made = False
             with contextlib.suppress(FileExistsError):
                 os.mkdir(where.name, dir_fd=above)
-            return beneath.open_at(above, where.name, _FOLDER)
+                made = True
+            fd = beneath.open_at(above, where.name, _FOLDER)
+            mode = stat.S_IMODE(os.fstat(above).st_mode)
+            if made and mode & _SHARED == _SHARED:  # the group may write here, whatever our umask
+                try:
+                    os.chmod(beneath.shown(fd), mode)
+                except OSError as exc:
+                    log.info("the group may not write to %s: %s", where, exc)
+            return fd
         finally:
             os.close(above)
 
@@ -394,6 +419,17 @@ class FolderBackend(Backend):
     def make_folder(self, path: str) -> None:
         with self._making(self._path(path)):
             os.close(self._folder(self._path(path)))
+
+    def share(self, gid: int) -> None:
+        """Make the folder, if it is missing. It and all below it are the group's, who alone may write there, and so are
+        those that are made there later."""
+        where = self._path("")
+        with doing(f"share {where} with group {gid}"):
+            top = self._folder(where)
+            try:
+                _share(top, gid, _DEEPEST)
+            finally:
+                os.close(top)
 
     def remove_empty_folder(self, path: str) -> None:
         try:

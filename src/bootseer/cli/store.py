@@ -44,6 +44,37 @@ _KINDS = {
 
 
 @app.command(cls=Verb)
+def init(
+    group: Annotated[str, typer.Argument(metavar="[GROUP]", help="With --shared (default: your own group)")] = "",
+    shared: Annotated[bool, typer.Option("--shared", help="All of GROUP may write to it, and nobody else")] = False,
+    store: StoreUrl = "",
+) -> None:
+    """Make a folder a store that several users write to, also one that is in use already.
+
+    Without it a folder serves the user who wrote to it first: others read it, and run their set-up commands again.
+
+    Example: bootseer store init --shared research --store /shared/store
+    """
+    import grp
+
+    from bootseer.objects.folder import FolderStore
+
+    place = open_shared(store)
+    if not isinstance(place, FolderStore):
+        raise mistake(f"{place.shown} is no folder: who may write there is said where it is kept")
+    if not shared:
+        raise mistake("name who is to write there: bootseer store init --shared GROUP")
+    try:
+        gid = int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid if group else os.getegid()
+    except KeyError:
+        raise mistake(f"there is no group {group!r} on this machine") from None
+    if gid == 0:
+        raise mistake("the group of root is nobody else's: name the group of those who start jobs")
+    place.share(gid)
+    answer(None, False, f"{place.shown}: group {group or gid} may write to it")
+
+
+@app.command(cls=Verb)
 def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
     """List the images and environments of a store; environments newest first."""
     from bootseer import image

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -16,13 +17,14 @@ import msgspec
 
 from bootseer.config import Config
 from bootseer.doctor import canary
-from bootseer.errors import BootseerError, NotWritableError, PrivilegeError, UnsupportedError
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnsupportedError, doing
 from bootseer.kernel import fuse as kernel_fuse
 from bootseer.kernel import loop, mount, procfs
 
 Status = Literal["ok", "limited", "missing"]
 _CAP_SYS_ADMIN = 21
 _ROOMY = 10 << 30
+_GROUP_SHARED = stat.S_ISGID | stat.S_IWGRP
 _AS_ROOT = "run as root, or with CAP_SYS_ADMIN"
 TAKEOVER_COST = "readers of what is served through FUSE get errors when its server is killed"
 EROFS_FIX = "modprobe erofs; on Ubuntu the package linux-modules-extra-$(uname -r) has it"
@@ -251,6 +253,44 @@ def hdfs(config: Config) -> str | Found:
         cost = "DataNodes that encrypt by rc4 or 3des are slow"
         return Found("limited", detail, cost, f"at the DataNodes set {transfer.AES_SETTING}")
     return detail
+
+
+def store(config: Config) -> str | Found:
+    """Whether the store answers, and whether what starts write can be written by this user."""
+    from bootseer.objects import open_store
+    from bootseer.objects.folder import FolderStore
+    from bootseer.objects.registry import RegistryStore
+
+    shared, user = open_store(config.store_url), f"user {os.geteuid()}"
+    if not config.store:
+        return Found("limited", f"{shared.shown} is of this node alone", "other nodes find nothing", "set store")
+    folder = isinstance(shared, FolderStore)
+    with doing(f"look at {shared.shown}"):
+        there = not isinstance(shared, FolderStore) or shared.root.is_dir()
+    if not there:
+        raise NotFoundError(
+            f"there is no folder {shared.shown}", hint="mount it, or bootseer store init --shared GROUP"
+        )
+    shared.exists("images/none")
+    if isinstance(shared, RegistryStore):
+        return f"{shared.shown} answers; whether {user} may push there was not tried"
+    cost = "environments are not published: each start runs its set-up command; nodes note no use of images"
+    try:
+        if isinstance(shared, FolderStore):
+            shut = [one for one in sorted(shared.root.iterdir()) if one.is_dir() and not os.access(one, os.W_OK)]
+            if shut:
+                raise NotWritableError(f"{user} cannot write to {', '.join(map(str, shut[:3]))}")
+        key = f"leases/doctor-{os.urandom(8).hex()}"
+        shared.put(key, b"")
+        shared.delete(key)
+    except BootseerError as exc:
+        fix = "bootseer store init --shared GROUP, as its owner" if folder else exc.hint
+        return Found("limited", f"{shared.shown} answers, but {exc.message}", cost, fix)
+    found = shared.root.stat() if isinstance(shared, FolderStore) else None
+    if found and os.geteuid() == 0 and found.st_mode & _GROUP_SHARED != _GROUP_SHARED:
+        cost = "environments of other users are not published"
+        return Found("limited", f"{shared.shown}: only root writes there", cost, "bootseer store init --shared GROUP")
+    return f"{shared.shown} answers, {user} may write"
 
 
 def in_hdfs(config: Config) -> bool:

@@ -54,6 +54,8 @@ def examine(config: Config, *, progress: Callable[[Check], None] | None = None) 
         add("runtime", lambda: checks.runtimes(folder), cost, essential=False)
         cost = "no checkpoints, images or snapshots in HDFS"
         add("hdfs client", lambda: checks.hdfs(config), cost, "check the store", essential=checks.in_hdfs(config))
+        cost = "images of the store do not start, and no environment is restored"
+        add("store", lambda: checks.store(config), cost, "set store", essential=bool(config.store))
         cost = "no lazy images: there is nowhere to keep blocks"
         add("cache", lambda: checks.cache(config, folder if beside else None), cost)
         add("lazy images", lambda: checks.lazy_images(config, found["fuse canary"]), "no lazy images: " + _NO_LAZY)

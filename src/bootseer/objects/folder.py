@@ -37,6 +37,10 @@ class FolderStore(ObjectStore):
                     hint="mount that place there (mount --bind), or move it back",
                 )
 
+    def share(self, gid: int) -> None:
+        """See `FolderBackend.share`."""
+        self._folder.share(gid)
+
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
         published = super().put(key, data, overwrite=overwrite)
         folder = key.rpartition("/")[0]

@@ -1,0 +1,127 @@
+"""A folder as the store of several users: who can publish, and what `bootseer doctor` says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bootseer.backends.folder import FolderBackend
+from bootseer.objects.folder import FolderStore
+
+pytestmark = pytest.mark.root
+
+USERS, GROUP = (54321, 54322), 54399
+
+
+class Site:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder, folder / "store"
+        folder.chmod(0o755)
+        for user in USERS:
+            for name in ("home", "target"):
+                (folder / f"{name}-{user}").mkdir()
+                os.chown(folder / f"{name}-{user}", user, user)
+
+    def run(self, user: int, *words: str, umask: int = 0o022) -> subprocess.CompletedProcess[str]:
+        env = {"HOME": f"{self.folder}/home-{user}", "PATH": os.environ["PATH"], "BOOTSEER_STORE": str(self.store)}
+        env |= {
+            "BOOTSEER_CACHE_DIR": f"{self.folder}/home-{user}/c",
+            "BOOTSEER_STATE_DIR": f"{self.folder}/home-{user}/s",
+        }
+        before = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={GROUP}"] if user else []
+        command = [*before, sys.executable, "-m", "bootseer.cli.main", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False, umask=umask)
+
+    def start(self, user: int, text: str, umask: int) -> bool:
+        """Whether a start of an environment ran its set-up command."""
+        target = self.folder / f"target-{user}"
+        if not user:
+            target.mkdir(exist_ok=True)
+        command = f"echo {text} > {target}/a; echo it runs"
+        done = self.run(user, "env", "run", "--target", str(target), "sh", "-c", command, umask=umask)
+        assert done.returncode == 0, done
+        return "it runs" in done.stdout
+
+    def doctor(self, user: int) -> tuple[int, dict[str, str]]:
+        done = self.run(user, "doctor", "--json")
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, next(one for one in json.loads(done.stdout)["checks"] if one["name"] == "store")
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory(prefix="bootseer-shared-") as folder:  # other users do not enter pytest's
+        yield Site(Path(folder))
+
+
+def test_a_shared_store_serves_each_of_its_group(site: Site) -> None:
+    assert site.doctor(0)[1]["status"] == "missing"
+    site.store.mkdir(mode=0o755)
+    FolderStore(site.store).put("blobs/aa/first", b"by root")
+    for user in USERS:
+        _, found = site.doctor(user)
+        assert (found["status"], "store init --shared" in found["fix"]) == ("limited", True), found
+    done = site.run(0, "store", "init", "--shared", str(GROUP))
+    assert done.returncode == 0, done
+    for user in (0, *USERS):
+        assert site.doctor(user)[1]["status"] == "ok"
+    store = FolderStore(site.store)
+    for number, umask in ((0, 0o022), (1, 0o077)):
+        for user in (*USERS, 0):
+            home = site.folder / f"home-{user}"
+            home.mkdir(exist_ok=True)
+            done = site.run(user, "store", "ls", umask=umask)
+            assert done.returncode == 0, done
+            code = f"from bootseer.objects import open_store; s = open_store({str(site.store)!r})\n"
+            code += f"s.put('env/new{number}/{user}', b'x'); s.put('uses/{number}', b'x', overwrite=True)"
+            before = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={GROUP}"] if user else []
+            subprocess.run([*before, sys.executable, "-c", code], check=True, umask=umask, timeout=60)
+    for folder, _, _ in os.walk(store.root):
+        found = os.stat(folder)
+        assert found.st_gid == GROUP, folder
+        assert found.st_mode & 0o2070 == 0o2070, folder
+        assert not found.st_mode & stat.S_IWOTH, folder
+
+
+def test_each_user_publishes_environments_in_a_shared_store(site: Site) -> None:
+    assert site.run(0, "store", "init", "--shared", str(GROUP)).returncode == 0
+    first, second = USERS
+    assert site.start(first, "a", 0o022)
+    assert not site.start(first, "a", 0o022)
+    assert site.start(second, "b", 0o022)
+    assert not site.start(second, "b", 0o022)
+
+
+def test_what_is_not_shared_keeps_its_modes(tmp_path: Path) -> None:
+    for mode in (0o755, 0o1777, 0o775, 0o2755):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        FolderBackend(folder).make_folder("a/b")
+        assert not (folder / "a").stat().st_mode & 0o022
+
+
+@pytest.mark.parametrize("words", [("--shared",), ("research",), ("--shared", "no-such-group")])
+def test_a_mistake_is_one_line_and_changes_nothing(site: Site, words: tuple[str, ...]) -> None:
+    done = site.run(0, "store", "init", *words)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert not site.store.exists()
+
+
+@pytest.mark.parametrize(
+    "url", ["/nonexistent/store", "registry://localhost:59999/r", "http://localhost:59999/", "nosuch://x"]
+)
+def test_doctor_says_works_only_where_the_store_does(site: Site, url: str) -> None:
+    site.store = url  # type: ignore[assignment]
+    code, found = site.doctor(0)
+    assert code == 71
+    assert (found["status"], found["essential"]) == ("missing", True)
