@@ -341,7 +341,7 @@ def restored(tmp_path: Path) -> Iterator[Held]:
     first.close()
     yield nodes.start("b")
     nodes.end()
-    until(lambda: not [*tmp_path.glob("b/state/trees/*/")], 20, "the end of the block server")
+    until(lambda: not [*tmp_path.glob("b/state/trees/*/")], 40, "the end of the block server")
 
 
 @pytest.mark.parametrize("propagation", ["private", "slave"])
@@ -353,6 +353,19 @@ def test_a_namespace_that_somebody_made_meanwhile_keeps_nothing_of_it(restored: 
         assert not mounts.below(base)
         assert not [entry for entry in mounts.entries(other.pid) if str(base) in entry.target]
         assert [*base.glob("state/trees/*/"), *base.glob("cache/env/*")] == []
+
+
+RENAMED = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xff\\n\\x1b[31m'); print(flush=True); sys.stdin.read()"
+
+
+def test_a_process_that_has_a_copy_may_have_any_name(restored: Held, caplog: pytest.LogCaptureFixture) -> None:
+    with namespace("--user", "--map-root-user", program=f'exec {sys.executable} -c "{RENAMED}"') as other:
+        assert other.stdout
+        other.stdout.readline()
+        restored.close()
+        lines = [line for line in caplog.text.splitlines() if f"process {other.pid} " in line]
+        assert len(lines) == 1, caplog.text
+        assert r"\n\x1b[31m) has a copy of the mount on " in lines[0]
 
 
 @pytest.mark.parametrize("options", [["--propagation", "private"], ["--user", "--map-root-user"]])

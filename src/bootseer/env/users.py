@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
+from bootseer.kernel import procfs
 from bootseer.kernel.child import born
 
 
@@ -28,11 +28,7 @@ def alive(users: Iterable[str]) -> list[str]:
 
 def shown(user: str) -> str:
     """``process 4711 (python3)``."""
-    pid = user.partition(":")[0]
-    try:
-        return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
-    except OSError:
-        return f"process {pid}"
+    return procfs.shown(user.partition(":")[0])
 
 
 def _named(pid: int) -> str:

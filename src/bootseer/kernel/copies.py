@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from bootseer.kernel import libc, mount
+from bootseer.kernel import libc, mount, procfs
 
 log = logging.getLogger(__name__)
 
@@ -33,16 +33,15 @@ def withdraw(targets: Iterable[Path]) -> None:
     paths = [mount.real(path) for path in targets][::-1]
     there = {(one.target, one.device, one.source) for one in mount.entries() if one.target in paths}
     for pid, namespace in _others() if there else ():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):  # no thread can be started
             had = [path for path in paths if path in _copied(pid, there)]
             if had and _is_ours(namespace):
                 thread = threading.Thread(target=_unmount, args=(namespace, had), name="copies", daemon=True)
                 thread.start()
                 thread.join(_SECONDS)
             if left := [path for path in had if path in _copied(pid, there)]:
-                name = Path(f"/proc/{pid}/comm").read_text().strip()
                 what = "has a copy of the mount on %s in its mount namespace; what serves it stays until that ends"
-                log.warning(f"process %d (%s) {what}", pid, name, left[0])
+                log.warning(f"%s {what}", procfs.shown(pid), left[0])
 
 
 def _others() -> Iterator[tuple[int, int]]:

@@ -23,3 +23,12 @@ def cgroups(pid: int | str = "self") -> list[Cgroup]:
     """Raises `OSError`."""
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     return [Cgroup(*line.split(":", 2)[1:]) for line in lines]
+
+
+def shown(pid: int | str) -> str:
+    """``process 4711 (python3)``. A process chooses its name: of one with odd bytes they are escaped."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_bytes().removesuffix(b"\n")
+    except OSError:
+        return f"process {pid}"
+    return f"process {pid} ({name.decode('latin-1').encode('unicode_escape').decode()})"
