@@ -16,6 +16,8 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("readiness_vs_full_pull", "<= 0.0667", "hot", "containerd")
     found.ratio("readiness_vs_nydus", "<= 0.4", "hot", "nydus")
     found.ratio("readiness_vs_nydus_10ms", "<= 0.4", "hot-10ms", "nydus-10ms")
+    found.ratio("rebuilt_vs_hot", "<= 1.15", "rebuilt", "hot")
+    found.median("predicted_waste", "<= 0.2", "rebuilt", "waste")
     found.ratio("hdfs_hot_vs_registry_hot", "<= 1.1", "hdfs", "hot")
     found.ratio("hdfs_frozen_vs_healthy", "<= 1.5", "hdfs-frozen", "hdfs")
     found.ratio("hdfs_slow_vs_healthy", "<= 1.5", "hdfs-slow", "hdfs")

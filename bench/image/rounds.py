@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from bench.common.invocation import say
-from bench.image import conversion, reading
+from bench.image import conversion, reading, rebuilt
 from bench.image import hdfs as image_hdfs
 from bench.image import parts as image_parts
 from bench.image import site as image_site
@@ -27,6 +27,7 @@ from bootseer.blocks.formats.pagelist import PageList
 from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.metadata import LocalTree, localize, localize_manifest
 from bootseer.blocks.profiles.library import ProfileKey, load_own, load_pages
+from bootseer.chunks import hashing
 from bootseer.demo import report, workplace
 from bootseer.demo.programs import WITH_US, finish
 from bootseer.demo.report import Run
@@ -38,9 +39,10 @@ NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}
 NO_READAHEAD = {"BOOTSEER_READAHEAD": "false"}
 FAR = "-10ms"
 OURS = ["hot", f"hot{FAR}", "on-demand", "warm", "warm-norecord"]
+REBUILT = "rebuilt"
 """Starts of our own, in the order of a round."""
 STARTS = [
-    "local", "local-warm", *OURS, *image_hdfs.STARTS,
+    "local", "local-warm", *OURS, REBUILT, *image_hdfs.STARTS,
     "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd",
 ]  # fmt: skip
 """All variants that are starts, in the order of a round."""
@@ -63,6 +65,7 @@ class Bench:
         self.before = Counter(run.variant for run in document.runs)
         self.failures: Counter[str] = Counter()
         self.record_file = work / "record.json"
+        self.rebuilt_file = work / "rebuilt.json"
         self.full: LocalTree | None = None
         self.digest = ""
 
@@ -74,12 +77,14 @@ class Bench:
             self.convert(checkout)
         if any(name.startswith(("local", "read-")) for name in self.variants):
             self._complete()
-        if any(name.startswith(("hot", "warm")) for name in chosen):
+        if any(name.startswith(("hot", "warm", REBUILT)) for name in chosen):
             for checkout in checkouts:
                 self.record(checkout)
         if self.site.hdfs is not None and any(name in image_hdfs.STARTS for name in chosen):
             self.convert(store=self.site.hdfs.url)
             self.record(store=self.site.hdfs.url)
+        if REBUILT in chosen:
+            self.rebuild()
         for number in range(1, self.options.runs + 1):
             for name in chosen:
                 # The two of a pair begin by turns: the second one finds another disk than the first.
@@ -170,6 +175,23 @@ class Bench:
         for number in range(1, _RECORDINGS + 1):
             self.guarded(name, number, partial(start, number))
 
+    def rebuild(self) -> None:
+        """The next build of the image into the store. Each of its starts is a first one, with a profile of its own that
+        is predicted from the recordings."""
+        say("the next build of the image")
+        store = open_store(self.site.store())
+        size = localize_manifest(store, self.digest, self.work / "parts").manifest.data_size
+        for trace in load_own(store, self.digest, ProfileKey("bench"), size):
+            raw = trace.encode()
+            for number in range(1, self.options.runs + 1):
+                folder = ProfileKey(f"{REBUILT}-{number}").prefix(self.digest)
+                store.put(f"{folder}/{hashing.hexdigest(raw)}.trace", raw)
+        rebuilt.build(self.site.ref(), self.site.ref(build=2), self.work)
+        began = time.monotonic()
+        record = image.convert(self.site.ref(build=2), self.site.store(), work_dir=self.work / "convert")
+        self.rebuilt_file.write_bytes(msgspec.json.encode(record))
+        say(f"converted in {time.monotonic() - began:.1f} s: {record.stored_bytes / 1e6:.0f} MB in the store")
+
     def _warm(self, checkout: Checkout) -> str:
         """The node cache of the ``warm`` variants."""
         return str(self.work / f"warm{_plain(checkout.suffix)}")
@@ -198,6 +220,9 @@ class Bench:
                 order.store = hdfs.url
                 with hdfs.trouble(image_hdfs.STARTS[name], number):
                     return self.outcome(name, number, order)
+            elif name == REBUILT:
+                order = self.ours(place, f"{REBUILT}-{number}")
+                order.ref, order.record = self.site.ref(build=2), str(self.rebuilt_file)
             elif name.startswith("warm"):
                 # These leave their traces elsewhere: hot starts are to prefetch by starts like themselves.
                 order = self.ours(place, "warm", checkout=checkout)

@@ -32,9 +32,9 @@ class Site:
     def registry(self, far: bool = False) -> str:
         return self._far if far else self._near
 
-    def ref(self, far: bool = False) -> str:
+    def ref(self, far: bool = False, build: int = 1) -> str:
         """The image."""
-        return f"{self.registry(far)}/{image_parts.REPOSITORY}:1"
+        return f"{self.registry(far)}/{image_parts.REPOSITORY}:{build}"
 
     def store(self, far: bool = False, suffix: str = "") -> str:
         """URL of the store with the converted image, or of another one whose name ends in ``suffix``. Raises
