@@ -142,6 +142,29 @@ def test_of_a_day_old_list_some_starts_are_recorded_in_full_and_renew_it(site: S
     assert site.pages().fresh
 
 
+@pytest.mark.parametrize(("extra", "much"), [("d/other", False), ("cold", True)])
+def test_the_start_after_one_that_missed_much_is_recorded_in_full(site: Site, extra: str, much: bool) -> None:
+    """A job whose command changes would else miss the same for a day."""
+
+    def start(cache: str) -> tuple[str, bool]:
+        made = site.start(cache)
+        until(lambda: made.status().hot_ready and (made.status().read_ahead_bytes or not site.keys(".pages")), 20, "it")
+        for name in (*FILES, extra):
+            assert (made.target / name).read_bytes() == site.want(name)
+        made.ready()
+        until(lambda: made.status().recording not in ("recording", "publishing"), 20, "the end of the recording")
+        said, ahead = made.status().recording, made.status().read_ahead_bytes > 0
+        if not ahead:
+            until(lambda: made.status().hot_pack in ("published", "not needed"), 20, "the hot pack")
+        made.unmount()
+        return said, ahead
+
+    assert start("second") == ("read ahead", True)
+    assert start("third") == (("published", False) if much else ("read ahead", True))
+    assert start("fourth") == ("read ahead", True)
+    assert ({one.path.decode() for one in site.pages().ranges} == {*FILES, extra}) is much
+
+
 def test_another_job_goes_without_and_is_recorded(site: Site) -> None:
     """It takes the first one's hot pack; but a start that was read ahead of would leave it a profile of leftovers."""
     made = site.start(job="another")

@@ -235,6 +235,15 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
     return "published" if trace.complete else "published incomplete"
 
 
+def record_next(store: Store, key: ProfileKey, tree: str) -> None:
+    """Have the next start by ``key`` recorded in full: without a page list it is not read ahead of."""
+    try:
+        for info in [info for info in store.some(key.prefix(tree)) if info.key.endswith(".pages")][:LOOKED_AT]:
+            store.delete(info.key)
+    except BootseerError as exc:
+        log.warning("the next start of tree %s may be read ahead of, too: %s", tree[:12], exc)
+
+
 def make_room(store: Store, key: ProfileKey, tree: str, blocks: BlockMap, size: int) -> bool:
     """Whether the budget of an owner has room for ``size`` bytes more in the profile ``key``: the profiles of ``tree``
     that are the owner's and had no start for longest are deleted for it. Raises `UnavailableError` and kin."""

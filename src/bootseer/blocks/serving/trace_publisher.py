@@ -32,6 +32,8 @@ _TRACE_SECONDS = 10.0
 _DETACHED_SECONDS = 60.0
 """The hot pack is finished behind the unmount within this, or left to the next start."""
 _STOP_SECONDS = 5.0
+_MUCH = 0.1
+"""Share of what is hot: a start that misses more went another way than those that were recorded."""
 
 
 class TracePublisher:
@@ -150,6 +152,10 @@ class TracePublisher:
         if counts[Count.READ_AHEAD]:  # what the job used of it was not to be seen: nothing to learn from
             self.use = msgspec.structs.replace(self.use, unused_bytes=0)
             self.state = "read ahead"
+            much = _MUCH * sum(target.map.lengths[block] for block in order)
+            if self.use.missed_bytes > much and library.publishes(os.environ):
+                log.info("the start missed %d bytes: the next one is recorded in full", self.use.missed_bytes)
+                library.record_next(store, key, target.tree)
             return False
         if library.await_turn(os.environ, self._hurry):
             self.state = library.publish(store, key, trace, target.map)
