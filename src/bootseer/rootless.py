@@ -39,14 +39,15 @@ _MAX_USERS = 1 << 20
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """``argv`` in the tree at ``root``, with ``shown`` of this host, all of its variables, and the first of the
-    ``folders`` that is there to start in."""
+    """``argv`` in the tree at ``root``, with ``shown`` of this host, empty folders ``made`` in it, all of its
+    variables, and the first of the ``folders`` that is there to start in."""
 
     root: str
     argv: Sequence[str]
     env: dict[str, str]
     shown: Sequence[Shown]
     folders: Sequence[str]
+    made: Sequence[str] = ()
     must: bool = False
     """There is no command without the first folder."""
 
@@ -61,7 +62,7 @@ def become(command: Command, parent: int = 0) -> NoReturn:
     """Make this process, which must have one thread, the command; it ends with process ``parent``, if there is one.
     Raises `CommandError`, `NotFoundError` without the folder to start in, and as `kernel.enter.enter`."""
     root = Path(command.root)
-    enter.enter(root, command.shown, _files(root))
+    enter.enter(root, command.shown, _files(root), command.made)
     if parent:
         die_with(parent)
     for folder in (*command.folders, "/"):
@@ -80,9 +81,10 @@ def become(command: Command, parent: int = 0) -> NoReturn:
         raise CommandError(f"cannot run {program} in the image: {exc.strerror}", code=code) from None
 
 
-def run(command: Command, *, stop_grace: float | None = None) -> int:
-    """Run the command to its end and return its exit code (128+n: signal n). Streams are the caller's, and signals are
-    passed on (in the main thread). ``stop_grace``: seconds after SIGINT or SIGTERM until it is killed.
+def run(command: Command, *, stop_grace: float | None = None, stdin: bool = True) -> int:
+    """Run the command to its end and return its exit code (128+n: signal n). Streams are the caller's, but for an
+    input that is no terminal where ``stdin`` is false; signals are passed on (in the main thread). ``stop_grace``:
+    seconds after SIGINT or SIGTERM until it is killed.
 
     What it leaves in its process group is killed. Raises `NotFoundError` when the image has no such command, and what
     `become` raises.
@@ -98,6 +100,7 @@ def run(command: Command, *, stop_grace: float | None = None) -> int:
         shared = os.isatty(0)  # another group than the terminal's may not read from it
         process = subprocess.Popen(
             [sys.executable, "-I", "-m", "bootseer.rootless", *map(str, fds)],
+            stdin=None if stdin or shared else subprocess.DEVNULL,
             pass_fds=fds,
             process_group=None if shared else 0,
         )

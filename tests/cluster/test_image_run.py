@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -44,7 +45,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = [folder("etc"), Member("etc/passwd", data=b"root:x:0:0::/root:/bin/sh\nworker:x:12:34::/work:/bin/sh\n"),
              Member("etc/group", data=b"team:x:34:\nextra:x:99:worker\n"), folder("work", uid=12),
              Member("hello", data=b"hello from the image\n")]  # fmt: skip
-    write_image(base / "layout", [programs("sh", "cat", "id", "sleep", "env", "ls", "mknod"), files], config=CONFIG)
+    write_image(
+        base / "layout",
+        [programs("sh", "cat", "id", "sleep", "env", "ls", "mknod", "tty", "stty"), files],
+        config=CONFIG,
+    )
     image.convert(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
     return base
 
@@ -340,6 +345,128 @@ def test_signals_reach_the_container(
         assert child.wait(20) == code
     assert left_over(place / "state") == []
     assert list((place / "state" / "run").iterdir()) == []
+
+
+def test_only_who_asks_for_it_reads_the_standard_input(place: Path, environ: dict[str, str]) -> None:
+    ref = f"oci:{place}/layout:v1"
+    for options, wanted in (([], ""), (["-i"], "abc"), (["--interactive", "--user", "0"], "abc")):
+        argv = [*CLI, "image", "run", *options, ref, "cat"]
+        done = subprocess.run(argv, env=environ, input="abc", capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (0, wanted), done.stderr
+    loop = [
+        "sh",
+        "-c",
+        'while read x; do "$@"; echo line $x; done',
+        "sh",
+        *CLI,
+        "image",
+        "run",
+        ref,
+        "sh",
+        "-c",
+        "exit",
+    ]
+    done = subprocess.run(loop, env=environ, input="a\nb\nc\n", capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "line a\nline b\nline c\n"), done.stderr
+
+
+def test_a_terminal_of_its_own(place: Path, environ: dict[str, str]) -> None:
+    ref, script = f"oci:{place}/layout:v1", "tty; stty size; ls -l /dev/console; kill -INT $$; exit 5"
+    argv = [*CLI, "image", "run", "-it", "--user", "0", ref, "sh", "-c", script]
+    done = subprocess.run(argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 78
+    assert "the standard input is no terminal" in done.stderr
+    terminal, far = pty.openpty()
+    termios.tcsetwinsize(far, (31, 77))
+    before = termios.tcgetattr(far)
+    run = ["setsid", "--ctty", "--wait", *argv]
+    process = subprocess.Popen(run, env=environ, stdin=far, stdout=far, stderr=far)
+    seen = b""
+    while b"console" not in seen and select.select([terminal], [], [], 30)[0]:
+        seen += os.read(terminal, 4096)
+    assert process.wait(30) in (5, 130)
+    assert b"/dev/pts/0" in seen
+    assert b"31 77" in seen
+    assert termios.tcgetattr(far) == before
+    os.close(far)
+    os.close(terminal)
+    assert left_over(place / "state") == []
+
+
+def test_entry_point_user_and_a_root_that_is_only_read(place: Path, environ: dict[str, str]) -> None:
+    ref = f"oci:{place}/layout:v1"
+    for options, command, wanted in (
+        (["--entrypoint", "id"], ["-u"], "12\n"),
+        (["--entrypoint", "/bin/id"], [], "uid=12"),
+        (["--user", "0"], ["id", "-u"], "0\n"),
+        (["--user", "1000:34"], ["sh", "-c", "id -u; id -g"], "1000\n34\n"),
+        (["-u", "worker"], ["sh", "-c", "id -u; id -g"], "12\n34\n"),
+        (["--user", "0", "--read-only"], ["sh", "-c", "echo a >/a || echo b >/dev/shm/b; cat /a /dev/shm/b"], "b\n"),
+    ):
+        done = cli(environ, "image", "run", *options, ref, *command)
+        assert done.stdout.startswith(wanted), (options, done)
+    done = cli(environ, "image", "run", "--user", "nosuch", ref, "id")
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "user 'nosuch' of the image is not in its /etc/passwd" in done.stderr
+
+
+@pytest.mark.parametrize("readonly", [[], ["--read-only"]])
+def test_volumes_are_there_and_written(
+    place: Path, environ: dict[str, str], tmp_path: Path, readonly: list[str]
+) -> None:
+    files = [programs("sh", "cat", "ls"), [folder("run"), folder("tmp"), folder("var"),
+             Member("var/run", "symlink", link="/run"), folder("etc"), Member("etc/x", data=b"x"), folder("own", 0o711, uid=7), Member("file"),
+             Member("nowhere", "symlink", link="/missing/it"),
+             Member("up", "symlink", link="../../../../tmp")]]  # fmt: skip
+    good = ("/etc", "/own", "/a/b c/d", "relative/one", "/var/run/lock", "/up/2")
+    bad = ("/", "/file", "/file/below", "/nowhere", "/a/../..", "", "/x" * 3000)
+    config = oci.ContainerConfig(env=("PATH=/bin",), volumes=dict.fromkeys((*good, *bad)))
+    write_image(tmp_path / "layout", files, config=config)
+    ref = f"oci:{tmp_path}/layout:v1"
+    assert cli(environ, "image", "convert", ref).returncode == 0
+    script = 'for x; do cd / && cd "$x" && echo 1 >new && cat new; done; cat /etc/x; ls -nd /own; ls -d /run/lock; ls /'
+    done = cli(environ, "image", "run", *readonly, ref, "sh", "-c", script, "sh", *good)
+    assert (done.returncode, done.stdout[:13]) == (0, "1\n" * 6 + "x"), done
+    assert "drwx--x--x" in done.stdout
+    assert " 7 " in done.stdout
+    assert "/run/lock" in done.stdout
+    assert "the volume /file of the image is not made" in done.stderr
+    assert not Path("/tmp/2").exists()
+
+
+@pytest.mark.parametrize("kind", ["argument", "variable", "name", "folder"])
+def test_what_is_no_utf8_is_refused(place: Path, environ: dict[str, str], kind: str) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    ref, options, command = f"oci:{place}/layout:v1", list[str](), ["sh", "-c", "exit"]
+    if kind == "argument":
+        command = ["sh", "-c", "exit", odd]
+    elif kind == "folder":
+        options = ["-w", f"/{odd}"]
+    else:
+        options = ["-e", f"A={odd}" if kind == "variable" else f"{odd}=1"]
+    done = cli(environ, "image", "run", *options, ref, *command)
+    assert done.returncode == 78
+    assert "no text in UTF-8" in done.stderr
+    assert done.stderr.count("\n") == 1
+    done = cli({**environ, "ODD": odd}, "image", "run", "-e", "ODD", ref, *command)
+    assert done.returncode == 78
+    assert left_over(place / "state") == []
+
+
+@pytest.mark.skipif(not os.path.ismount("/sys/fs/cgroup"), reason="no cgroups are mounted here")
+def test_a_container_sees_its_limits_and_changes_none(place: Path, environ: dict[str, str]) -> None:
+    script = (
+        "cd /sys/fs/cgroup; ls; echo; for x in cgroup.procs memory/cgroup.procs; do [ ! -e $x ] || echo $$ >$x; done"
+    )
+    for name in filter(shutil.which, ("runc", "crun")):
+        done = cli(
+            environ, "image", "run", "--runtime", name, "--user", "0", f"oci:{place}/layout:v1", "sh", "-c", script
+        )
+        if done.returncode == 71:
+            continue
+        listed = done.stdout.split("\n\n")[0].split()
+        assert {"memory", "memory.max", "cgroup.procs"} & set(listed), (name, done)
+        assert "Read-only file system" in done.stderr, done
 
 
 @pytest.mark.parametrize("delay", [0, 1], ids=["", "a-runtime-that-tells-states-late"])

@@ -38,6 +38,7 @@ from bootseer.cli.image_mount import mount, status, status_lines, sweep
 from bootseer.cli.image_touched import touched
 from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
 from bootseer.folders import private_folder
+from bootseer.oci.spec import ContainerConfig, ImageConfig
 from bootseer.units import one_line, size_text
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,19 @@ def run(
     device: Annotated[
         list[str] | None, typer.Option("--device", metavar="VENDOR/CLASS=NAME", help="Give it this device, by CDI")
     ] = None,
+    entrypoint: Annotated[
+        str | None, typer.Option(metavar="CMD", help="In place of the image's entry point and command")
+    ] = None,
+    user_name: Annotated[
+        str, typer.Option("--user", "-u", metavar="NAME|UID[:GROUP|GID]", help="In place of the image's user")
+    ] = "",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Only mounts and volumes can be written")] = False,
+    interactive: Annotated[
+        bool, typer.Option("--interactive", "-i", help="It reads the standard input, also when that is no terminal")
+    ] = False,
+    tty: Annotated[
+        bool, typer.Option("--tty", "-t", help="It gets a terminal of its own, for programs that ask")
+    ] = False,
     cwd: Annotated[str, typer.Option("--workdir", "-w", help="Folder in the container to start in")] = "",
     network: Annotated[str, typer.Option(help="host: the caller's; none")] = "host",
     runtime: Annotated[str, typer.Option(help="runc or crun (default: the first that works)")] = "",
@@ -151,8 +165,13 @@ def run(
     from bootseer.node.userimage import UserImage
 
     root = os.geteuid() == 0
-    if not root and (gpus or device or runtime or network != "host" or plain_http is not None):
-        raise PrivilegeError("--gpus, --device, --network, --runtime and --plain-http need root", hint="run with sudo")
+    if not root and (
+        gpus or device or runtime or user_name or read_only or network != "host" or plain_http is not None
+    ):
+        needs = "--gpus, --device, --network, --runtime, --user, --read-only and --plain-http need root"
+        raise PrivilegeError(needs, hint="run with sudo")
+    if tty and not os.isatty(0):
+        raise ConfigError("the standard input is no terminal", hint="leave out --tty")
     config = in_daemon_cgroup(settings(store, verify_key, require_signature))
     words = command[1:] if command and command[0] == "--" else command or []
     variables = dict(_variable(item) for item in env or [])
@@ -183,10 +202,13 @@ def run(
             mounted = UserImage(ref, rootfs, config, job=job, own=bool(store or verify_key or require_signature))
         undo.callback(mounted.unmount)
         mount_seconds = time.monotonic() - began
+        started = mounted.config
+        if entrypoint is not None or user_name:
+            started = _changed(started, entrypoint, user_name)
         if root:
             code = image.runtime.run(
                 mounted.rootfs,
-                mounted.config,
+                started,
                 words,
                 env=variables,
                 mounts=binds,
@@ -196,14 +218,34 @@ def run(
                 devices=devices,
                 stop_grace=stop_grace,
                 state_dir=state,
+                readonly=read_only,
+                stdin=interactive or tty,
+                terminal=tty,
             )
         else:
             code = user.run(
-                mounted.rootfs, mounted.config, words, env=variables, mounts=binds, cwd=cwd, stop_grace=stop_grace
+                mounted.rootfs,
+                started,
+                words,
+                env=variables,
+                mounts=binds,
+                cwd=cwd,
+                stop_grace=stop_grace,
+                stdin=interactive,
             )
         if summary or logging.getLogger().isEnabledFor(logging.INFO):
             _print_summary(mounted, mount_seconds, time.monotonic() - began)
     raise typer.Exit(code)
+
+
+def _changed(config: ImageConfig, entrypoint: str | None, user: str) -> ImageConfig:
+    """The configuration with another entry point, which the image's command does not belong to, or user."""
+    import msgspec
+
+    inner = config.config or ContainerConfig()
+    if entrypoint is not None:
+        inner = msgspec.structs.replace(inner, entrypoint=(entrypoint,) if entrypoint else None, cmd=None)
+    return msgspec.structs.replace(config, config=msgspec.structs.replace(inner, user=user or inner.user))
 
 
 @contextlib.contextmanager

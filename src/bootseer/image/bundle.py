@@ -13,6 +13,7 @@ import os
 import queue
 import signal
 import subprocess
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from bootseer.errors import UnavailableError
+from bootseer.errors import ConfigError, UnavailableError
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import pins
 from bootseer.kernel import procfs, signals
@@ -53,7 +54,12 @@ class Bundle:
             undo.callback(delete, self._bundle)
             self._document["linux"]["cgroupsPath"] = _cgroup_path(self._ident)
             self._pins = pins.pins(self._document, self._bundle / "binds")
-            (self._bundle / "config.json").write_text(json.dumps(self._document))
+            try:
+                text = json.dumps(self._document, ensure_ascii=False).encode()
+            except UnicodeEncodeError as exc:
+                odd = str(exc.object)[max(0, exc.start - 40) : exc.end + 40]
+                raise ConfigError(f"{odd!r} is no text in UTF-8", hint="a container takes no other") from None
+            (self._bundle / "config.json").write_bytes(text)
             (self._bundle / "program").write_text(self._program)
             argv = [*_base(self._bundle, self._program), "delete", "--force", self._ident]
             # It reads until this process ends, or says that all is well. A session of its own keeps signals away; it
@@ -72,7 +78,15 @@ class Bundle:
     def __exit__(self, *exc: object) -> None:
         self._undo.close()
 
-    def run(self, *, quiet: bool = False, deadline: float | None = None, stop_grace: float | None = None) -> int:
+    def run(
+        self,
+        *,
+        quiet: bool = False,
+        stdin: bool = True,
+        terminal: bool = False,
+        deadline: float | None = None,
+        stop_grace: float | None = None,
+    ) -> int:
         bundle = str(self._bundle)
         log_to = ["--log", f"{bundle}/log", "--log-format", "json"]  # of this verb alone: `failure` reads it
         argv = [*_base(self._bundle, self._program), *log_to, "run", "--bundle", bundle, "--pid-file", f"{bundle}/pid"]
@@ -81,11 +95,12 @@ class Bundle:
         # from it: an interactive command would stop for good, and we wait for it.
         shared = not quiet and os.isatty(0)
         group = None if shared else 0
+        read = where if stdin or shared else subprocess.DEVNULL
 
         def start() -> subprocess.Popen[bytes]:
-            return subprocess.Popen([*argv, self._ident], stdin=where, stdout=where, stderr=where, process_group=group)
+            return subprocess.Popen([*argv, self._ident], stdin=read, stdout=where, stderr=where, process_group=group)
 
-        with pins.spawn(self._pins, start) as child:
+        with _restored() if terminal else nullcontext(), pins.spawn(self._pins, start) as child:
             try:
                 with nullcontext() if quiet else self._forwarding(shared, stop_grace):
                     code = child.wait(deadline)
@@ -168,6 +183,17 @@ class Bundle:
             state = _json_line(done.stdout.decode(errors="replace"))
             return str(state.get("status", "")), int(state.get("pid", 0))
         return "unknown", 0
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """The terminal is afterwards as it was, also when the runtime, which changes it, was killed."""
+    before = termios.tcgetattr(0)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(0, termios.TCSANOW, before)
 
 
 def _heeds(pid: int, number: int) -> bool:

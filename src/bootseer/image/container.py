@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 MAX_USERS = 1 << 20
 """Bytes of a file of users or groups in an image."""
 
+CGROUPS = "/sys/fs/cgroup"
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Root in the container may install packages, change owners, and pin memory for RDMA; it may not mount, load modules, or
@@ -71,8 +72,11 @@ def spec(
     network: str,
     chosen: Selection | None = None,
     dev: Path = Path("/dev"),
+    readonly: bool = False,
+    terminal: bool = False,
 ) -> dict[str, Any]:
-    """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``.
+    """The content of ``config.json``. ``network``: ``host`` (the caller's namespace) or ``none``. ``readonly``: only
+    mounts are written.
 
     The GPU and RDMA devices in ``dev`` that this process may use are shown in the container; libraries of their drivers
     are not. Where GPUs are ``chosen`` these are shown instead, with what their vendor says that they need. The
@@ -90,10 +94,10 @@ def spec(
     shown = [*devices(dev, gpus=chosen is None or chosen.gpus is None), *mounts]
     (bounding,) = procfs.masks("self", "CapBnd:")
     held = [name for name, bit in _CAPABILITIES.items() if bounding >> bit & 1]
-    document = {
+    document: dict[str, Any] = {
         "ociVersion": "1.0.2",
         "process": {
-            "terminal": False,
+            "terminal": terminal,
             "user": user_of(rootfs, inner.user),
             "args": list(args),
             "env": [f"{key}={value}" for key, value in environ.items()],
@@ -101,7 +105,7 @@ def spec(
             "capabilities": {kind: held for kind in ("bounding", "effective", "permitted")},
             "noNewPrivileges": False,  # sudo of an image goes on working; what it gives is bounded by the capabilities
         },
-        "root": {"path": str(rootfs), "readonly": False},
+        "root": {"path": str(rootfs), "readonly": readonly},
         "mounts": [*_system_mounts(), *map(_bind, [*names, *shown])],
         "linux": {
             "namespaces": namespaces,
@@ -111,6 +115,9 @@ def spec(
             "seccomp": seccomp.profile(),
         },
     }
+    if terminal:  # the runtime tells the size of ours only after the command has started
+        columns, lines = os.get_terminal_size(0)
+        document["process"] |= {"consoleSize": {"width": columns, "height": lines}}
     if chosen is not None:
         chosen.apply(document)
     return document
@@ -154,11 +161,48 @@ def _system_mounts() -> list[dict[str, Any]]:
         # no size: data loaders need more than the usual 64 MiB; the kernel's own limit is half the memory
         _mount("/dev/shm", "tmpfs", "nosuid", "noexec", "nodev", "mode=1777"),
         _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
+        # its limits, where virtual machines and run times of languages look for them
+        *(
+            [_mount(CGROUPS, "cgroup", "nosuid", "noexec", "nodev", "relatime", "ro")]
+            if os.path.ismount(CGROUPS)
+            else ()
+        ),
     ]
 
 
 def _mount(target: str, kind: str, *options: str) -> dict[str, Any]:
     return {"destination": target, "type": kind, "source": kind, "options": list(options)}
+
+
+def volumes(rootfs: Path, config: oci.ImageConfig) -> dict[str, bool]:
+    """The ``VOLUME`` folders of the image, as paths below ``rootfs`` without links, and whether each is there. What
+    cannot be made is left out, with a line in the log."""
+    inner, found = config.config or oci.ContainerConfig(), {}
+    for name in sorted(inner.volumes or ()):
+        try:
+            if path := posixpath.normpath(f"/{name}").strip("/"):
+                place, rest = _existing(rootfs, path)
+                found[posixpath.join(place, rest)] = not rest
+        except (OSError, ValueError) as exc:
+            log.warning("the volume %s of the image is not made: %s", name[:100], getattr(exc, "strerror", exc))
+    return found
+
+
+def _existing(rootfs: Path, path: str) -> tuple[str, str]:
+    """How far the folder ``path`` is there, without links, and the rest of it."""
+    rest = ""
+    while True:
+        try:
+            fd = _open_inside(rootfs, os.fsencode(path or "."), os.O_PATH | os.O_DIRECTORY)
+            break
+        except FileNotFoundError:
+            path, _, last = path.rpartition("/")
+            rest = posixpath.join(last, rest) if rest else last
+    place = os.path.relpath(os.readlink(beneath.shown(fd)), os.path.realpath(rootfs))
+    os.close(fd)
+    if rest and os.path.lexists(rootfs / place / rest.partition("/")[0]):
+        raise FileExistsError(errno.EEXIST, "it is a link to nothing")
+    return place, rest
 
 
 def devices(dev: Path = Path("/dev"), *, gpus: bool = True) -> list[Bind]:

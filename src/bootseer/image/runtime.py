@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -37,14 +38,15 @@ _PROBE_DEADLINE = 20.0
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Whether ``name`` runs containers here, and with a ``seccomp`` profile; ``reason`` when not, or why one with
-    a profile failed for something else, so that it is to be tried again."""
+    """Whether ``name`` runs containers here, with a ``seccomp`` profile, and with ``cgroups`` to be seen in them;
+    ``reason`` when not, or why one with all failed for something else, so that it is to be tried again."""
 
     name: str
     path: str
     works: bool
     reason: str = ""
     seccomp: bool = True
+    cgroups: bool = True
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -67,29 +69,54 @@ def run(
     devices: Selection | None = None,
     stop_grace: float | None = None,
     state_dir: Path | None = None,
+    readonly: bool = False,
+    stdin: bool = True,
+    terminal: bool = False,
 ) -> int:
     """Run ``argv`` (or the image's own command) in ``rootfs`` to its end and return its exit code (128+n: signal n).
 
-    Standard streams are the caller's; SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are forwarded (when called
-    in the main thread). ``stop_grace``: seconds after SIGINT or SIGTERM until a command that handles them is killed
-    (None: it may take its time). ``network`` ``host`` is the network namespace of the caller. ``devices``: see
-    `cdi.select`. The container is in the caller's cgroups, and gone when this returns. Raises `PrivilegeError`,
-    `UnsupportedError` (no working runtime), `NotFoundError` (no such command in the image), `ConfigError`.
+    Standard streams are the caller's, but for an input that is no terminal where ``stdin`` is false. ``terminal``: it
+    gets one of its own, whose other end is the caller's. ``readonly``: only mounts and ``VOLUME`` folders are
+    written. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are forwarded (when called in the main thread).
+    ``stop_grace``: seconds after SIGINT or SIGTERM until a command that handles them is killed (None: it may take its
+    time). ``network`` ``host`` is the network namespace of the caller. ``devices``: see `cdi.select`. The container
+    is in the caller's cgroups, and gone when this returns. Raises `PrivilegeError`, `UnsupportedError` (no working
+    runtime), `NotFoundError` (no such command in the image), `ConfigError`.
     """
     state = state_dir or Path(settings.load().state_dir)
     found = find(state, runtime)
     args = container.command_of(config, argv)
+    own = []
+    for path, there in container.volumes(rootfs, config).items():
+        try:
+            if not there:
+                (rootfs / path).mkdir(0o755, parents=True)
+            own += [Bind(str(rootfs.absolute() / path), f"/{path}")] if readonly else []
+        except OSError as exc:
+            log.warning("the volume /%s of the image is not made: %s", path, exc.strerror)
     document = container.spec(
-        rootfs.absolute(), config, args, env=env or {}, mounts=mounts, cwd=cwd, network=network, chosen=devices
+        rootfs.absolute(),
+        config,
+        args,
+        env=env or {},
+        mounts=[*own, *mounts],
+        cwd=cwd,
+        network=network,
+        chosen=devices,
+        readonly=readonly,
+        terminal=terminal,
     )
     if hook := opens.hook():
         document["hooks"] = {"createRuntime": [{"path": hook[0], "args": hook}]}
     if not found.seccomp:
         log.warning("%s has no seccomp here, the container may use all system calls: %s", found.name, found.reason)
         del document["linux"]["seccomp"]
+    if not found.cgroups:
+        log.warning("%s shows no cgroups here: %s", found.name, found.reason)
+        _without_cgroups(document)
     container.check_command(document)
     with Bundle(found.path, state, document) as started:
-        code = started.run(stop_grace=stop_grace)
+        code = started.run(stdin=stdin, terminal=terminal, stop_grace=stop_grace)
         if code != 0 and (reason := started.failure()):
             raise _start_error(args[0], reason)
         return code
@@ -118,18 +145,25 @@ def probe(name: str, state_dir: Path) -> Probe:
     host = [Bind(top, top, readonly=True) for top in ("/bin", "/lib", "/lib64", "/usr") if os.path.isdir(top)]
     empty = oci.ImageConfig(architecture="", os="linux", rootfs=oci.RootFS(diff_ids=()))
     reasons: list[str] = []
-    for seccomp in (True, False):
+    for seccomp, cgroups in ((True, True), (False, True), (True, False), (False, False)):
         with tempfile.TemporaryDirectory(prefix="bootseer-probe-") as root:
             document = container.spec(Path(root), empty, ["true"], env={}, mounts=host, cwd="/", network="host")
             if not seccomp:
                 del document["linux"]["seccomp"]
+            if not cgroups:
+                _without_cgroups(document)
             with Bundle(path, state_dir, document) as started:
                 code = started.run(quiet=True, deadline=_PROBE_DEADLINE)
                 if code == 0:
-                    refused = any("seccomp" in reason.lower() for reason in reasons)
-                    return Probe(name, path, True, "; ".join(reasons), not refused)
+                    said = "; ".join(reasons)
+                    lacks = [word for word in ("seccomp", "cgroup") if word in said.lower()]
+                    return Probe(name, path, True, said, "seccomp" not in lacks, cgroups or "cgroup" not in lacks)
                 reasons.append(started.failure() or f"exit code {code}")
     return Probe(name, path, False, reasons[-1], False)
+
+
+def _without_cgroups(document: dict[str, Any]) -> None:
+    document["mounts"] = [mount for mount in document["mounts"] if mount["destination"] != container.CGROUPS]
 
 
 def _program(name: str) -> str:
@@ -147,7 +181,7 @@ def _remembered(state_dir: Path, name: str) -> Probe:
         if noted.stamp == stamp:
             return noted.probe
     result = probe(name, state_dir)
-    if result.works and not (result.reason and result.seccomp):
+    if result.works and not (result.reason and result.seccomp and result.cgroups):
         private_folder(state_dir)
         tmp = note.with_suffix(f".{os.getpid()}")
         tmp.write_bytes(msgspec.json.encode(_Note(stamp, result)))

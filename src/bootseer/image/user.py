@@ -27,6 +27,7 @@ def run(
     mounts: Sequence[Bind] = (),
     cwd: str = "",
     stop_grace: float | None = None,
+    stdin: bool = True,
 ) -> int:
     """As `runtime.run`, by an ordinary user who may enter ``rootfs``."""
     own = {name: os.environ[name] for name in _KEPT if name in os.environ}
@@ -39,7 +40,8 @@ def run(
             *(Shown(path, path) for path in rootless.SYSTEM),
             *(Shown(os.path.abspath(bind.source), bind.target, bind.readonly) for bind in mounts),
         ],
+        made=[path for path, there in container.volumes(rootfs, config).items() if not there],
         folders=[cwd or inner.working_dir or "/"],
         must=bool(cwd),
     )
-    return rootless.run(command, stop_grace=stop_grace)
+    return rootless.run(command, stop_grace=stop_grace, stdin=stdin)

@@ -30,9 +30,10 @@ class Shown(NamedTuple):
     read_only: bool = False
 
 
-def enter(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> None:
-    """Make the tree at ``root`` the root folder of this process, which must have one thread, with ``shown`` in it and
-    ``files`` (path -> content) in place of the tree's own. Set-uid programs have no effect from then on.
+def enter(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes], made: Sequence[str] = ()) -> None:
+    """Make the tree at ``root`` the root folder of this process, which must have one thread, with ``shown`` in it,
+    ``files`` (path -> content) in place of the tree's own, and the folders ``made``. Set-uid programs have no effect
+    from then on.
 
     Raises `PrivilegeError` when this user may not enter ``root``, `NotFoundError` when it or a source is missing,
     `ConfigError` for a target that cannot be, `UnsupportedError` where the kernel does not let users do that. After an
@@ -52,7 +53,7 @@ def enter(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> Non
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path("/proc/self", name).write_text(text)
         libc.mount("none", "/", "", MS_REC | MS_SLAVE, "")
-        _build(root, sorted(shown, key=lambda one: one.target), files)
+        _build(root, sorted(shown, key=lambda one: one.target), files, made)
         libc.pivot_root()
         libc.umount2(".", _MNT_DETACH)
         os.chdir("/")
@@ -76,7 +77,7 @@ def _check(root: Path) -> None:
         raise from_os_error(exc, f"enter {root}") from None
 
 
-def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> None:
+def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes], made: Sequence[str]) -> None:
     """Mount the new root, and make it the working folder.
 
     What is shown is copied before the memory file system hides ``root``: a source may contain it.
@@ -103,6 +104,8 @@ def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes]) -> No
         os.chmod("upper", 0o755)
         for one, source in zip(shown, sources, strict=True):
             _make(f"upper/{one.target}", folder=stat.S_ISDIR(os.fstat(source).st_mode))
+        for path in made:
+            _make(f"upper/{path}", folder=True)
         for path, content in files.items():
             _make(f"upper/{path}", folder=False)
             Path(f"upper/{path}").write_bytes(content)

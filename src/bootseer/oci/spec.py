@@ -124,6 +124,7 @@ class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_default
     cmd: tuple[str, ...] | None = None
     working_dir: str = ""
     labels: dict[str, str] | None = None
+    volumes: dict[str, Any] | None = None
     stop_signal: str = ""
 
     @property
