@@ -415,7 +415,8 @@ def test_volumes_are_there_and_written(
     place: Path, environ: dict[str, str], tmp_path: Path, readonly: list[str]
 ) -> None:
     files = [programs("sh", "cat", "ls"), [folder("run"), folder("tmp"), folder("var"),
-             Member("var/run", "symlink", link="/run"), folder("etc"), Member("etc/x", data=b"x"), folder("own", 0o711, uid=7), Member("file"),
+             Member("var/run", "symlink", link="/run"), folder("etc"), Member("etc/x", data=b"x"),
+             folder("own", 0o711, uid=7), Member("file"),
              Member("nowhere", "symlink", link="/missing/it"),
              Member("up", "symlink", link="../../../../tmp")]]  # fmt: skip
     good = ("/etc", "/own", "/a/b c/d", "relative/one", "/var/run/lock", "/up/2")
@@ -754,6 +755,29 @@ def test_what_cannot_be_tidied_changes_no_exit_code(place: Path, environ: dict[s
             env=environ, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert (done.returncode, "tidied later: it is busy" in done.stderr) == (wanted, True), done.stderr
+
+
+def test_what_could_not_be_tidied_is_swept_later(place: Path, environ: dict[str, str]) -> None:
+    """A block server that does not answer at the end: the container's root is unmounted, the tree below it is not."""
+    code = (
+        "import runpy, sys\n"
+        "from bootseer.blocks.tree import TreeMount\n"
+        "from bootseer.errors import UnavailableError\n"
+        "def silent(self):\n    raise UnavailableError('it does not answer')\n"
+        "TreeMount.unmount = silent\n"
+        f"sys.argv = ['bootseer', 'image', 'run', 'oci:{place}/layout:v1', 'sh', '-c', 'echo 1 >/dev/shm/x']\n"
+        "runpy.run_module('bootseer.cli.main', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "tidied later: it does not answer" in done.stderr) == (0, True), done.stderr
+    (left,) = json.loads(cli(environ, "image", "status", "--json").stdout)
+    assert (left["kind"], left["state"]) == ("mount", "stale")
+    assert mounts_below(place / "state")
+    done = cli(environ, "clean")
+    assert done.returncode == 0, done
+    assert json.loads(cli(environ, "image", "status", "--json").stdout) == []
+    assert mounts_below(place / "state") == []
+    assert [*(place / "state" / "run").iterdir(), *(place / "cache" / "overlays").iterdir()] == []
 
 
 def test_a_read_waits_for_a_store_whose_folder_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

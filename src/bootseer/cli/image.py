@@ -186,7 +186,7 @@ def run(
         parent = private_folder(state, sub=RUNS) if root else private_folder(Path(config.cache_dir), sub=STARTS)
         folder = undo.enter_context(owned_folder(parent, "rootfs-"))
         rootfs = folder / "rootfs"
-        undo.callback(_remove, rootfs)
+        undo.callback(_remove, rootfs, state)
         mounted: ImageMount | UserImage
         if root:
             mounted = image.mount(
@@ -296,9 +296,13 @@ def rm(
         raise missing[-1]
 
 
-def _remove(folder: Path) -> None:
+def _remove(rootfs: Path, state: Path) -> None:
+    """It stays where its mount could not be ended: so a later start finds what is left."""
+    from bootseer.image.mount import recorded
+
     with contextlib.suppress(OSError):
-        folder.rmdir()
+        if os.geteuid() or all(one.rootfs != rootfs for one in recorded(state)):
+            rootfs.rmdir()
 
 
 def _print_summary(mounted: ImageMount | UserImage, mount_seconds: float, seconds: float) -> None:
