@@ -24,8 +24,13 @@ import msgspec
 import pytest
 
 from bootseer import env
+from bootseer.blocks.formats.trace import Touch, Trace
+from bootseer.blocks.metadata import LocalTree, localize
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.layout import layout_of
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, publisher, pyc, scan
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, publisher, pyc, scan, snapshots
 from bootseer.env.contents import ALIGN, Contents, File, read_layers
 from bootseer.env.inputs import Opened
 from bootseer.env.key import KeyDocument
@@ -33,7 +38,7 @@ from bootseer.env.publication import Begin, End, Publication
 from bootseer.kernel import beneath
 from bootseer.launch import node
 from bootseer.launch.node import Start, seen_out
-from bootseer.objects import lease
+from bootseer.objects import lease, open_store
 from support.waits import until
 
 
@@ -221,6 +226,25 @@ def test_what_another_snapshot_of_these_targets_has_is_not_stored_again(site: Si
     assert site.run(fill, salt="2").outcome is Outcome.RESTORED_UNPACK
     assert (site.target / "d/large").read_bytes() == noise["d"]
     assert (site.target / "e/small3").read_bytes() == noise["e"][15000:20000]
+
+
+def test_the_next_snapshot_of_these_targets_has_a_predicted_profile(site: Site) -> None:
+    def snapshot(salt: str) -> LocalTree:
+        assert site.run(fill, salt=salt, background=False).outcome is Outcome.RAN_AND_PUBLISHED
+        subprocess.run(["rm", "-r", str(site.target)], check=True)
+        (made,) = [one for one in snapshots.everything(store) if one.document.salt == salt]
+        return localize(store, made.tree, site.root / "look")
+
+    fill = lambda root: (root / "lib.so").write_bytes(bytes(range(256)) * 2000)  # noqa: E731
+    store, key = open_store(str(site.store)), ProfileKey("train")
+    before = snapshot("1")
+    (part,) = [part for part in layout_of(before.meta) if part.path == b"0/lib.so"]
+    read = Trace(before.digest, before.map.size, 5, True, (Touch(1, 7, part.unit + 3, 4),))
+    assert library.publish(store, key, read, before.map) == "published"
+    fill = lambda root: (root / "lib.so").write_bytes(bytes(range(255)) * 2000)  # noqa: E731
+    after = snapshot("2")
+    (found,) = library.load_own(store, after.digest, key, after.map.size)
+    assert found.source == before.digest
 
 
 def test_after_one_that_was_killed_the_next_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

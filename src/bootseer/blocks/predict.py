@@ -23,6 +23,7 @@ from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.blocks.profiles.merge import merge
 from bootseer.blocks.profiles.prediction import Side, predict, wanted
+from bootseer.blocks.publish.dedup import MAX_TREES
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap
@@ -44,13 +45,15 @@ def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Pat
     """Give the tree ``digest`` the profiles of the first tree of ``kin``, the nearest first, whose starts touched files
     that it has, too. Returns that tree's digest; empty: there is none, or profiles of ``digest`` are there already.
 
-    ``work``: a folder with space for the metadata of both and for the hot blocks. Never raises `BootseerError`.
+    ``work``: a folder with space for the metadata of both and for the hot blocks. Trouble is a line in the log: what
+    was published before is there.
     """
     try:
         if library.has_traces(store, f"profiles/{digest}"):
             return ""
         tree: LocalTree | None = None
-        near = (one for one in kin if one != digest and library.has_traces(store, f"profiles/{one}"))
+        some = itertools.islice((one for one in kin if one != digest), MAX_TREES)
+        near = (one for one in some if library.has_traces(store, f"profiles/{one}"))
         for other in itertools.islice(near, _TRIED):
             tree = tree or localize(store, digest, work)
             old = localize(store, other, work)
@@ -61,6 +64,8 @@ def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Pat
                 return other
     except (BootseerError, OSError, ValueError) as exc:
         log.warning("no profile is predicted for tree %s: %s", digest[:12], exc)
+    except Exception:
+        log.exception("no profile is predicted for tree %s", digest[:12])
     return ""
 
 

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootseer import faults
+from bootseer.blocks.predict import predict_profiles
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
@@ -59,6 +60,7 @@ class Work:
         self._begin, self._spec = begin, begin.spec
         self._stack = contextlib.ExitStack()
         self._put = self._ready = self._total = 0
+        self._kin: list[str] = []
         config = begin.config
         self._early = self.failed = False
         """While the command ran: whether something was stored, and whether that is of no use."""
@@ -101,8 +103,8 @@ class Work:
         if self._begin.replaces is not None:
             return None
         keys = signature.trusted_keys(self._begin.config)
-        trees = snapshots.newest_trees(self.store, self._begin.document, keys)
-        return KnownBlocks.of_trees(self.store, trees, DEFAULT_BLOCK)
+        self._kin = snapshots.newest_trees(self.store, self._begin.document, keys)
+        return KnownBlocks.of_trees(self.store, self._kin, DEFAULT_BLOCK)
 
     def _placed(self) -> int:
         return self._contents.placed_bytes if hasattr(self, "_contents") else 0
@@ -199,6 +201,8 @@ class Work:
         )
         unchanged = lambda: layer.check_unchanged(layers, found.own)  # noqa: E731
         done = publish(self.store, begin.document, made, begin.replaces, unchanged, begin.config.sign_key)
+        if done:
+            predict_profiles(self.store, ref.digest, self._kin, work=self._work)
         return done, "" if done else "not published: there is a snapshot of this key already"
 
     def _staged(self, end: End) -> Path:
