@@ -58,6 +58,16 @@ def test_the_card_of_many_nodes_says_whether_their_caches_were_used():
     assert "caches on" not in text(card.render(analyse(start().log())))
 
 
+def test_the_card_says_where_only_stated_inputs_count():
+    s = start()
+    assert "stated inputs" not in text(card.render(analyse(s.log())))
+    why = "missed because x; only its stated inputs count: that needs root; it is published in the background"
+    s.span("n9", "env", 31, 31.2, how="ran-and-publishing", reason=why)
+    shown = text(card.render(analyse(s.log())))
+    assert "environment: only its stated inputs count: that needs root" in shown
+    assert "background" not in shown
+
+
 def test_the_card_of_a_start_that_goes_on_names_the_nodes_with_the_fewest_hot_blocks():
     s = StartUp("llm", gpus=8)
     for i, ready in enumerate((100, 90, 12, 100)):

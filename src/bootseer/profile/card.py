@@ -22,6 +22,7 @@ from bootseer.units import one_line
 MAX_NODES = 20
 _BAR = 12
 _SMALL = 0.01
+_STATED = "only its stated inputs count: "
 
 
 def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
@@ -216,7 +217,7 @@ def _remarks(report: JobReport) -> list[str]:
                 f"what if: {change.name}: {seconds_text(change.startup_seconds)} s"
                 f" (-{seconds_text(change.saved_seconds)} s, -{_hours(change.saved_hours)} {report.cost.unit})"
             )
-    return lines + _caches(report) + _doubts(report)
+    return lines + _caches(report) + _unobserved(report) + _doubts(report)
 
 
 def _caches(report: JobReport) -> list[str]:
@@ -225,6 +226,13 @@ def _caches(report: JobReport) -> list[str]:
     said = Counter(str(cell.attrs["how"]) for cell in cells if cell.attrs.get("how"))
     count = len(report.nodes)
     return [f"caches on {times} of {count} nodes: {how}" for how, times in said.most_common(int(count > 1))]
+
+
+def _unobserved(report: JobReport) -> list[str]:
+    """Why not all that the set-up command reads decides whether its snapshot fits, as most nodes say it."""
+    reasons = [str(node.stages["env"].attrs.get("reason", "")) for node in report.nodes if "env" in node.stages]
+    said = Counter(reason.partition(_STATED)[2].partition(";")[0] for reason in reasons if _STATED in reason)
+    return [f"environment: {_STATED}{why}" for why, _ in said.most_common(1)]
 
 
 def _doubts(report: JobReport) -> list[str]:
