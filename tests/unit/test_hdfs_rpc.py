@@ -29,94 +29,12 @@ from bootseer.errors import (
 )
 from bootseer.hdfs import access, namenode, nameservice, rpc
 from bootseer.hdfs.errors import RemoteError, SaslRequired, remote, translate
-from bootseer.hdfs.framing import frame, take
+from bootseer.hdfs.framing import frame
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import RpcClient, parse_answer
+from support.fakenamenode import Call, Server, whole
 from support.waits import together
-
-
-class Call:
-    """One call as the server got it."""
-
-    def __init__(self, connection: socket.socket, data: bytes) -> None:
-        self.connection = connection
-        head, end = take(memoryview(data), 0)
-        self.header = wire.RpcRequestHeader.FromString(bytes(head))
-        if self.header.call_id >= 0:
-            head, end = take(memoryview(data), end)
-            self.method = wire.MethodHeader.FromString(bytes(head)).method
-        body, end = take(memoryview(data), end)
-        self.body = bytes(body)
-        assert end == len(data)
-
-    def answer(self, message: object, **changed: object) -> None:
-        header = wire.RpcResponseHeader(**{"call_id": self.header.call_id, "status": 0, **changed})
-        self.connection.sendall(frame(header, message))
-
-    def fail(self, java: str, text: str = "", status: int = 1) -> None:
-        call_id = self.header.call_id % (1 << 32)
-        header = wire.RpcResponseHeader(call_id=call_id, status=status, exception=java, message=text)
-        self.connection.sendall(frame(header))
-
-
-def _whole(connection: socket.socket, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        part = connection.recv(length - len(data))
-        if not part:
-            raise ConnectionError
-        data += part
-    return data
-
-
-class Server:
-    """Answers with ``act(call)``, which ends the connection by returning False. ``calls``, ``contexts``, ``logins``:
-    what came."""
-
-    def __init__(self, act: Callable[[Call], object], port: int = 0) -> None:
-        self._act = act
-        self.calls: list[Call] = []
-        self.contexts: list[wire.ConnectionContext] = []
-        self.logins: list[bool] = []
-        self.connections: list[socket.socket] = []
-        self._listen = socket.create_server(("127.0.0.1", port))
-        self.port = int(self._listen.getsockname()[1])
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection = self._listen.accept()[0]
-                self.connections.append(connection)
-                thread = threading.Thread(target=self._serve, args=(connection,))
-                self._threads.append(thread)
-                thread.start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), connection:
-            hello = _whole(connection, 7)
-            assert hello[:6] == b"hrpc\x09\x00"
-            self.logins.append(hello[6] == 0xDF)
-            while True:
-                call = Call(connection, _whole(connection, int.from_bytes(_whole(connection, 4), "big")))
-                if call.header.call_id == -3:
-                    self.contexts.append(wire.ConnectionContext.FromString(call.body))
-                    continue
-                self.calls.append(call)
-                if self._act(call) is False:
-                    return
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listen.shutdown(socket.SHUT_RDWR)
-        self._listen.close()
-        for connection in self.connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(10)
 
 
 @contextlib.contextmanager
@@ -436,7 +354,7 @@ def test_a_refusal_before_the_request_was_read_is_seen():
         def serve() -> None:
             for _ in range(2 * 20):  # without a login, then with one
                 with listening.accept()[0] as connection:
-                    _whole(connection, 7)
+                    whole(connection, 7)
                     header = wire.RpcResponseHeader(call_id=2**32 - 1, status=2, exception="x.AccessControlException")
                     header.message = "SIMPLE authentication is not enabled.  Available:[KERBEROS]"
                     connection.sendall(frame(header))

@@ -81,10 +81,12 @@ def text(value: object) -> str:
 
 
 def parse(kind: type[M], data: memoryview | bytes) -> M:
-    """The message in ``data``; `DataError` when it is none."""
+    """The message in ``data``; `DataError` when it is none, or lacks what one must have."""
     message = kind()
     try:
         message.ParseFromString(bytes(data))
     except (DecodeError, UnicodeDecodeError) as exc:
         raise DataError(f"an RPC answer is no {kind.__name__}: {exc}") from None
+    if not message.IsInitialized():
+        raise DataError(f"an RPC answer is no {kind.__name__}: it lacks what one must have")
     return message

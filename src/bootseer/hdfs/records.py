@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from bootseer.hdfs import nameservice
 from bootseer.hdfs.dial import host_port
+from bootseer.hdfs.framing import text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl.transfer import OPEN, Guard
 
@@ -19,7 +20,7 @@ _POLICIES = ("", "RS-6-3-1024k", "RS-3-2-1024k", "RS-LEGACY-6-3-1024k", "XOR-2-1
 def erasure_name(policy: wire.ErasurePolicy) -> str:
     """The name of an erasure coding policy; "" for the one that means replication, which has number 0."""
     if policy.name or policy.id >= len(_POLICIES):
-        return "" if policy.name == "REPLICATION" else policy.name or f"policy {policy.id}"
+        return "" if policy.name == "REPLICATION" else text(policy.name) or f"policy {policy.id}"
     return _POLICIES[policy.id]
 
 
@@ -64,8 +65,8 @@ class FileStatus:
             message.block_size,
             erasure_name(message.erasure) if message.HasField("erasure") else "",
             message.HasField("encryption"),
-            message.owner,
-            message.group,
+            text(message.owner),
+            text(message.group),
             message.permission.mode,
             bool(message.flags & 1),
         )
@@ -95,8 +96,9 @@ class DataNode:
     def of(cls, message: wire.NodeInfo, storage_type: int = 1, storage_id: str = "") -> DataNode:
         """`ConfigError` for a damaged site file, which may say that DataNodes are reached by their names."""
         id = message.id
-        host = id.hostname if nameservice.by_hostname() and id.hostname else id.address
-        return cls(id.uuid, host, id.transfer_port, message.location, message, storage_type, storage_id)
+        host = text(id.hostname if nameservice.by_hostname() and id.hostname else id.address)
+        rack, storage_id = text(message.location), text(storage_id)
+        return cls(text(id.uuid), host, id.transfer_port, rack, message, storage_type, storage_id)
 
 
 class Block(NamedTuple):
@@ -109,7 +111,7 @@ class Block(NamedTuple):
 
     @classmethod
     def of(cls, message: wire.Block) -> Block:
-        return cls(message.pool, message.id, message.generation, message.length)
+        return cls(text(message.pool), message.id, message.generation, message.length)
 
     @property
     def message(self) -> wire.Block:
