@@ -212,6 +212,15 @@ def test_a_lingering_server_serves_the_next_mount(node: Node, monkeypatch: pytes
     assert read(again.target / "f06") == node.want("f06")
 
 
+def test_a_mount_whose_server_died_says_so_and_hides_nobody(node: Node) -> None:
+    made = node.mount(slow=False)
+    assert not made.dead()
+    os.killpg(os.getpgid(made.status().pid), signal.SIGKILL)
+    until(made.dead)
+    made.unmount()
+    assert not made.dead()
+
+
 def test_sigterm_waits_for_the_unmount(node: Node) -> None:
     made = node.mount(slow=False)
     pid = made.status().pid

@@ -73,7 +73,7 @@ def left(state: Path, name: str) -> Path:
     (folder / "lock").touch()
     record = MountRecord(
         id=ident, target=str(folder / "rootfs"), reference=_REF, image="sha256:0", tree=f"{name:0>64}",
-        lower=str(state / "images" / ident / "lower"), overlay="", boot="", config=oci.ImageConfig(
+        lower=str(state / "images" / ident / "lower"), overlay="", config=oci.ImageConfig(
             architecture="", os="linux", rootfs=oci.RootFS(diff_ids=())),
     )  # fmt: skip
     (state / "images" / ident / "mount.json").write_bytes(msgspec.json.encode(record))
@@ -130,3 +130,5 @@ def test_a_file_or_folder_called_lock_beside_a_mount_is_somebody_elses(tmp_path:
         found = msgspec.structs.replace(msgspec.json.decode(record.read_bytes(), type=MountRecord), target=f"{other}/m")
         record.write_bytes(msgspec.json.encode(found))
         assert [item.state for item in inventory.listing(state, cache) if item.kind == "mount"] == ["mounted"]
+    record.write_bytes(msgspec.json.encode(msgspec.structs.replace(found, boot="an earlier one")))
+    assert [item.state for item in inventory.listing(state, cache) if item.kind == "mount"] == [inventory.DEAD]

@@ -31,7 +31,7 @@ from bootseer.folders import private_folder
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
 from bootseer.objects import Store, open_store, uses
-from bootseer.served.client import PATIENCE, await_exit, locked, records, unmount
+from bootseer.served.client import PATIENCE, alive, await_exit, locked, records, unmount
 from bootseer.served.protocol import GoneError
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class TreeMount:
     def status(self) -> TreeStatus:
         """Counters of the block server. Raises `UnavailableError` when it is gone."""
         return client.ask(self._folder, "status")
+
+    def dead(self) -> bool:
+        """Whether its block server has died, and it cannot do without. Nobody is asked."""
+        return mounts.is_mounted(self._folder / FUSE_FOLDER) and not alive(self._folder)
 
     def ready(self) -> None:
         """The job is ready: recording stops and its trace is published, the rest is filled without hesitation."""

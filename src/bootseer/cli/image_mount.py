@@ -98,7 +98,8 @@ def status(
 ) -> None:
     """List containers, starts and mounted images of this node; of the one on DIR say what has arrived.
 
-    `stale` is what killed processes left: the next start ends it, and so does `bootseer clean`.
+    `stale` is what killed processes left: the next start ends it, and so does `bootseer clean`. Reads of a `dead` mount
+    fail, because its block server was killed: `bootseer unmount` ends it.
     """
     import msgspec
 
@@ -154,6 +155,7 @@ def status_lines(status: TreeStatus) -> list[str]:
         f"blocks {status.blocks_ready}/{status.blocks_total}, hot {status.hot_ready}/{status.hot_total}, "
         f"driver {status.driver}",
         f"moved by {moved}, background {size_text(status.bytes_background)}",
-        f"readers waited {status.stall_seconds:.2f} s in {status.slow_faults} slow faults",
+        f"readers waited {status.stall_seconds:.2f} s in {status.slow_faults} slow faults, "
+        f"{status.failed_reads} reads failed",
         f"recording: {status.recording}",
     ]

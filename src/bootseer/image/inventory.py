@@ -14,11 +14,14 @@ from bootseer.wiretypes import loaded
 
 STALE = "stale"
 """State of what is left of a process that was killed."""
+DEAD = "dead"
+"""State of a mounted image whose block server has died, as reads of what is not on the node fail, or whose mount is
+gone. `bootseer unmount` ends it."""
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
     """A ``container`` (``running``), a ``start`` of a job (``running``) or a mounted image (``mounting``, ``mounted``);
-    any of them may be `STALE`."""
+    any of them may be `STALE`, a mount `DEAD`."""
 
     kind: str
     id: str
@@ -43,7 +46,7 @@ def listing(state_dir: Path, cache_dir: Path) -> list[Item]:
         record = mounted.record
         own, above = state_dir / "images" / record.id, mounted.rootfs.parent
         left = _is_left(own) or (above.parent in ours and _is_left(above))  # elsewhere a file "lock" is somebody's
-        state = STALE if left else "mounting" if is_owned(own) else "mounted"
+        state = STALE if left else "mounting" if is_owned(own) else DEAD if mounted.dead() else "mounted"
         found.append(Item(kind="mount", id=record.id, state=state, what=record.reference, folder=record.target))
     return found
 

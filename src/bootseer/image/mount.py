@@ -77,6 +77,10 @@ class ImageMount:
         """Counters of the block server. Raises `UnavailableError` when it is gone."""
         return self._tree().status()
 
+    def dead(self) -> bool:
+        """Whether it is of an earlier boot, or its reads fail, because its block server has died."""
+        return self.record.boot != mounts.boot_id() or self._tree().dead()
+
     def ready(self) -> None:
         """The job is ready: recording may stop, and its trace be published."""
         self._tree().ready()
