@@ -599,6 +599,19 @@ def test_caches_of_package_managers_are_no_inputs(node: Node, variable: str, fol
     assert {os.path.basename(path) for path in node.observed().files} == {"s.sh", "r.txt"}
 
 
+@pytest.mark.parametrize(
+    "option", ["--cache-dir=cached", "--cache-dir \\\n  '{}/cached'", '--cache-dir "$PLACE/cached"']
+)
+def test_a_cache_that_the_command_names_by_an_option_is_no_input(node: Node, option: str) -> None:
+    node.write("cached/index", "a\n")
+    node.write("bin/uv", "#!/bin/sh\ncat cached/index r.txt > env/made; echo b >> cached/index\n").chmod(0o755)
+    node.write("s.sh", f"mkdir -p env; bin/uv pip install -q {option.format(node.work)} x\n")
+    environ = {"PATH": os.environ["PATH"], "PLACE": str(node.work)}
+    result = node.run(environ=environ)
+    assert result.outcome is Outcome.RAN_AND_PUBLISHED, result.reason
+    assert {os.path.basename(path) for path in node.observed().files} == {"s.sh", "r.txt", "uv"}
+
+
 def test_a_project_in_a_cache_counts(node: Node) -> None:
     environ = {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(node.work.parent)}
     assert node.run(environ=environ).outcome is Outcome.RAN_AND_PUBLISHED
@@ -721,6 +734,18 @@ def test_opens_are_named_by_the_mounts_of_the_command(node: Node, monkeypatch: p
         assert str(node.work / "mnt/r.txt") in node.observed().files
     finally:
         mounts.unmount(node.work / "mnt")
+
+
+@pytest.mark.parametrize("name", ["_inputs", "_used"])
+def test_what_cannot_be_examined_ends_no_start(node: Node, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fail(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(inputs.Observer, name, fail)
+    result = node.run()
+    assert (result.exit_code, result.outcome) == (0, Outcome.RAN)
+    assert "too deep" in result.reason
+    assert (node.target / "made").read_text() == "torch==2.5\n"
 
 
 def test_a_lost_event_is_said(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

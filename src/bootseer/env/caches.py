@@ -6,6 +6,7 @@ Each holds what its manager fetched and checks by itself. What it was told to fe
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 
 # Variable that moves it (or ""), the folder without that variable, and what in it is a cache when not all is. A name
@@ -45,6 +46,17 @@ MAVEN_REPOSITORY        .m2/repository
 
 CONTENT = "/_cacache/"
 """In the path of what npm has, wherever its settings put it."""
+
+_OPTION = re.compile(r"\b(?:pip3?|uvx?)\b[^\n;&|]{1,1000}?\s--cache-dir(?:=| {1,99})[\"']?([^\s;&|\"']+)")
+
+
+def named(text: str, environ: Mapping[str, str], work: str) -> Iterator[str]:
+    """The caches that commands in a shell's text name by an option, as `folders`."""
+    for found in _OPTION.finditer(text.replace("\\\n", " ")):
+        path = re.sub(r"\$\{?(\w+)\}?", lambda one: environ.get(one[1], one[0]), found[1])
+        folder = os.path.normpath(os.path.join(work, path))
+        if "$" not in path and not (work + "/").startswith(folder.rstrip("/") + "/"):
+            yield folder
 
 
 def folders(environ: Mapping[str, str], work: str) -> Iterator[str]:

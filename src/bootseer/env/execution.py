@@ -281,7 +281,7 @@ class _Attempt:
                     lead=None,
                     alone=bool(self._spec.caller),
                 ), ""
-        except (BootseerError, OSError) as exc:
+        except Exception as exc:  # the command has succeeded, and others wrote what is looked at
             log.warning("the snapshot was not published: %s", exc)
             return None, f"not published: {exc}"
 

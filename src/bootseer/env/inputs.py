@@ -16,7 +16,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
@@ -410,10 +410,15 @@ class Observer:
         self.unobserved = opens.beyond or (f"it started {min(programs)}" if programs else "")
         self._failure = opens.failure and f"what the command read is not known: {opens.failure}"
         if not self.unobserved and not self._failure:
+            texts = (text.decode("utf-8", "replace") for text in self._scripts())
+            named = [folder for text in texts for folder in caches.named(text, self._spec.env, self._work)]
+            self._excluded += tuple(f"{folder}/" for one in named for folder in {one, os.path.realpath(one)})
             try:
                 self._found = self._inputs(opens)
             except DataError as exc:
                 self._failure = exc.message
+            except Exception as exc:  # of what others wrote: the job goes on
+                self._failure = f"what the command read cannot be examined: {exc!r}"
 
     def result(self) -> Opened:
         """Raises `DataError` when it is not known what the command read: by an accident, or because a file changed
@@ -445,13 +450,17 @@ class Observer:
     def moves(self) -> bool:
         """Whether the command's text, or one that it read, may rename or link something, as far as is known: into an
         overlay nothing can be, from outside."""
-        texts = [os.fsencode(word) for word in self._spec.command]
-        seen = self._opens.texts.items() if self._opens else ()
-        for path, data in seen:
+        return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in self._scripts())
+
+    def _scripts(self) -> Iterator[bytes]:
+        """The command's own text, and those that it read."""
+        yield os.fsencode(" ".join(self._spec.command))
+        for path, data in self._opens.texts.items() if self._opens else ():
             if self._counts(path) and not self._of_package(path):
                 source = _BYTE_CODE.sub(r"\1.py", path)
-                texts.append(data if source == path else _text(self._spec, source))
-        return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in texts if _is_script(text))
+                text = data if source == path else _text(self._spec, source)
+                if _is_script(text):
+                    yield text
 
     def _used(self, opens: Opens, digests: Digests) -> dict[str, str | None]:
         """The variables that occur in what was read. Of a project's sources, which an installer only copies, those
