@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,16 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnsupportedError
 from bootseer.hdfs import nameservice
 from bootseer.hdfs.framing import delimited, frame
 from bootseer.hdfs.proto import hdfs_pb2 as wire
+from bootseer.hdfs.rpc import RpcClient
 from bootseer.hdfs.sasl import digest, gssapi, login, negotiation, tokens, transfer
 from bootseer.hdfs.sasl.digest import Digest
 from bootseer.hdfs.sasl.gssapi import Kerberos
 from bootseer.hdfs.sasl.login import LoginFailed
 from bootseer.hdfs.sasl.streams import Aes, Framed
 from bootseer.hdfs.sasl.transfer import Guard, KeyRefused, TokenRefused
+from support.fakenamenode import Call, Server
 
 UNTIL = 1e9
 RECORDED = json.loads((Path(__file__).parents[1] / "golden/hdfs/transfers-1.json").read_text())
@@ -355,3 +358,73 @@ def test_a_slow_cipher_is_told_once_with_what_mends_it(caplog, monkeypatch):
     for _ in range(2):
         handshake._tell_slow()
     assert caplog.text.count("dfs.encrypt.data.transfer.cipher.suites = AES/CTR/NoPadding") == 1
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+OFFERS = {
+    "TOKEN": wire.RpcSasl.Auth(method="TOKEN", mechanism="DIGEST-MD5", server_id="default", challenge=b'nonce="a"'),
+    "KERBEROS": wire.RpcSasl.Auth(method="KERBEROS", mechanism="GSSAPI", protocol="hdfs", server_id="localhost"),
+    "SIMPLE": wire.RpcSasl.Auth(method="SIMPLE", mechanism=""),
+}
+SAID = st.builds(
+    lambda state, names, token: wire.RpcSasl(state=state, auths=[OFFERS[name] for name in names], token=token),
+    st.integers(0, 5),
+    st.lists(st.sampled_from(sorted(OFFERS)), unique=True),
+    st.binary(max_size=40),
+)
+HEADER = st.builds(
+    wire.RpcResponseHeader,
+    call_id=st.sampled_from([2**32 - 33, 1]),
+    status=st.sampled_from([0, 0, 0, 1, 2, 7]),
+    exception=st.sampled_from(["x.SaslException", "what\nis this", ""]),
+    message=st.sampled_from(["no\n\tat x", ""]),
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The settings of one that wants Kerberos."""
+    folder = tmp_path_factory.mktemp("site")
+    for name, key, value in [
+        ("core-site.xml", "hadoop.security.authentication", "kerberos"),
+        ("hdfs-site.xml", "dfs.namenode.kerberos.principal", "hdfs/localhost@X"),
+    ]:
+        rows = f"<property><name>{key}</name><value>{value}</value></property>"
+        (folder / name).write_text(f"<configuration>{rows}</configuration>")
+    return folder
+
+
+@given(
+    st.lists(st.tuples(HEADER, SAID), min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 60), st.binary(max_size=1)), max_size=2),
+)
+def test_any_answer_to_a_login_is_one_line(site, answers, changes):
+    """Red before: a Java class of two lines was two lines."""
+    left = iter(answers)
+
+    def act(call: Call) -> object:
+        if (answer := next(left, None)) is None:
+            return False
+        data = bytearray(frame(*answer)[4:])
+        for place, byte in changes:
+            data[place : place + 1] = byte
+        call.connection.sendall(len(data).to_bytes(4, "big") + data)
+        return True
+
+    server = Server(act)
+    (site / "tokens").write_bytes(new((tokens.KIND, f"127.0.0.1:{server.port}", b"\0\5alice\0\0", b"p")))
+    began = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HADOOP_CONF_DIR", str(site))
+        patch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(site / "tokens"))
+        patch.setenv("KRB5CCNAME", f"FILE:{site}/none")
+        client = RpcClient([("127.0.0.1", server.port)], "a.Protocol", user="ann")
+        try:
+            with pytest.raises(BootseerError) as caught:
+                client.call("delete", wire.DeleteRequest(src="/a", recursive=False), wire.Result, "look", deadline=0.2)
+        finally:
+            client.close()
+            server.close()
+    assert "\n" not in str(caught.value)
+    assert time.monotonic() - began < 5

@@ -37,10 +37,10 @@ from bootseer.hdfs.framing import (
     READ_BLOCK,
     SUCCESS,
     delimited,
+    line,
     locate,
     operation,
     status_text,
-    text,
 )
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode, Located
@@ -306,7 +306,7 @@ class _Reader:
             return StaleReplica(
                 where + "the block token is missing, wrong or expired", hint="fetch the locations again"
             )
-        said = " ".join(text(answer.message).split())[:300]
+        said = line(answer.message)
         if any(sign in said for sign in _GONE):
             return StaleReplica(f"{where}{said}", hint="fetch the locations again")
         return UnavailableError(where + f"{status_text(answer.status)} {said}".rstrip())

@@ -74,7 +74,7 @@ class RemoteError(Exception):
     """
 
     def __init__(self, java: str, text: str, *, fatal: bool = False) -> None:
-        self.java = java.rpartition(".")[2].rpartition("$")[2]
+        self.java = " ".join(java.split()).rpartition(".")[2].rpartition("$")[2]
         self.text = (text.strip().splitlines() or [""])[0]
         self.fatal = fatal
         super().__init__(" ".join(filter(None, (self.java, self.text))))

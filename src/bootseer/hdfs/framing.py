@@ -80,6 +80,11 @@ def text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
+def line(value: object) -> str:
+    """What another side said, for a message of one line."""
+    return " ".join(text(value).split())[:300]
+
+
 def parse(kind: type[M], data: memoryview | bytes) -> M:
     """The message in ``data``; `DataError` when it is none, or lacks what one must have."""
     message = kind()

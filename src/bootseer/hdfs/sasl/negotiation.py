@@ -23,7 +23,7 @@ from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import host_port
 from bootseer.hdfs.errors import RemoteError, remote
-from bootseer.hdfs.framing import frame, parse, take, text
+from bootseer.hdfs.framing import frame, line, parse, take, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl import tokens
 from bootseer.hdfs.sasl.digest import Digest
@@ -77,8 +77,8 @@ def log_in(connection: Connection, who: Identity) -> str:
 
 
 def _readable(auth: wire.RpcSasl.Auth) -> wire.RpcSasl.Auth:
-    """An offer, with text wherever text should be."""
-    said = {name: text(getattr(auth, name)) for name in ("method", "mechanism", "protocol", "server_id")}
+    """An offer, with a line of text wherever text should be."""
+    said = {name: line(getattr(auth, name)) for name in ("method", "mechanism", "protocol", "server_id")}
     return wire.RpcSasl.Auth(challenge=auth.challenge, **said)
 
 
@@ -99,7 +99,9 @@ def _choose(
             hint = "is it the right one? ipc.client.fallback-to-simple-auth-allowed in core-site.xml allows it"
             raise LoginFailed("the NameNode lets anybody in, and the site wants Kerberos", hint, UnsupportedError)
         return offers["SIMPLE"], None, ""
-    raise LoginFailed(f"the NameNode offers only {', '.join(offers)}", "kinit, or fetch a token", UnsupportedError)
+    raise LoginFailed(
+        f"the NameNode offers {', '.join(offers) or 'no way'} to log in", "kinit, or fetch a token", UnsupportedError
+    )
 
 
 def _fit(connection: Connection, who: Identity) -> list[tokens.Token]:

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from bootseer.errors import UnavailableError
 from bootseer.hdfs import nameservice
-from bootseer.hdfs.framing import delimited, text
+from bootseer.hdfs.framing import delimited, line, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl.digest import Digest
 from bootseer.hdfs.sasl.login import LoginFailed, qops
@@ -128,7 +128,7 @@ class Handshake:
         return b""
 
     def _error(self, told: wire.TransferSasl) -> LoginFailed:
-        why = " ".join(text(told.message).split())[:300] or "it refused the login"
+        why = line(told.message) or "it refused the login"
         if told.status == 1:
             self._refused()
             return KeyRefused(why, "try again", UnavailableError, passing=True)
