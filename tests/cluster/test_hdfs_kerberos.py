@@ -16,6 +16,7 @@ import pytest
 from bootseer import fsmount
 from bootseer.backends.cluster import HdfsBackend
 from bootseer.config import Config
+from bootseer.doctor import checks
 from bootseer.errors import (
     BootseerError,
     ConfigError,
@@ -115,15 +116,34 @@ def test_a_ticket_and_a_token_say_who_one_is(cluster, token, caplog):
         assert NameNode.connect(cluster.url).list("/user/alice")
 
 
-def test_many_with_a_token_ask_no_kdc(cluster, token):
+def test_64_nodes_with_a_token_ask_no_kdc(cluster, token):
+    """Each of them reads a file: at its NameNode and its DataNodes."""
+    with cluster.realm.login("alice"):
+        round_trip(cluster, "by-all")
     before = cluster.realm.requests()
-    script = (
-        "import sys; from bootseer.hdfs.namenode import NameNode; NameNode.connect(sys.argv[1]).list('/user/alice')"
-    )
+    script = """if True:
+        import os, sys
+        from bootseer.stripefs import open_fs
+        nodes = []
+        for _ in range(64):
+            if not (pid := os.fork()):
+                break
+            nodes.append(pid)
+        if not pid:
+            file = open_fs(sys.argv[1]).open("by-all")
+            out = bytearray(file.size)
+            file.readinto(0, memoryview(out))
+            os._exit(len(out) != int(sys.argv[2]))
+        sys.exit(any([os.waitpid(pid, 0)[1] for pid in nodes]))
+    """
     env = {**os.environ, **cluster.realm.environment("alice", HADOOP_TOKEN_FILE_LOCATION=str(token))}
-    nodes = [subprocess.Popen([sys.executable, "-c", script, cluster.url], env=env) for _ in range(8)]
-    assert [node.wait(60) for node in nodes] == [0] * 8
+    argv = [sys.executable, "-c", script, home(cluster), str(len(DATA))]
+    assert subprocess.run(argv, env=env, timeout=120).returncode == 0
     assert cluster.realm.requests() == before
+    with cluster.realm.login("alice"):
+        NameNode.connect(cluster.url).close()
+        cluster.realm.ticket("alice")
+    assert cluster.realm.requests() > before  # the log is one of requests
 
 
 def test_a_token_file_is_read_again_when_it_is_rewritten(cluster, token, tmp_path):
@@ -173,6 +193,10 @@ def failing(cluster: HadoopCluster, kind: type[BootseerError], said: str, url: s
     assert time.monotonic() - began < QUICK
     assert "\n" not in str(caught.value)
     assert caught.value.hint
+    began = time.monotonic()
+    with pytest.raises(kind, match=said):  # as doctor says
+        checks.hdfs(Config(store=url or cluster.url))
+    assert time.monotonic() - began < QUICK
     return str(caught.value)
 
 
@@ -199,6 +223,61 @@ def test_what_is_wrong_with_a_login_is_one_line_at_once(cluster, token, tmp_path
         assert "HADOOP_CONF_DIR" in failing(cluster, ConfigError, "wants Kerberos, and HADOOP_CONF_DIR is not set")
     with realm.login("alice", HADOOP_CONF_DIR="", HADOOP_TOKEN_FILE_LOCATION=str(token), **gone):
         round_trip(cluster, "without-settings")
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+@pytest.mark.parametrize("asks", ["KDC", "NameNode"])
+def test_a_wrong_clock_is_one_line_at_once(cluster, tmp_path, minutes, asks):
+    """At the KDC, or at the NameNode where the ticket for it is there already."""
+    realm, cache = cluster.realm, cluster.realm.ticket("alice", cache=f"clock-{asks}{minutes}")
+    environment = realm.environment("alice", KRB5CCNAME=f"FILE:{cache}")
+    if asks == "NameNode":
+        with realm.login("alice", KRB5CCNAME=f"FILE:{cache}"):
+            assert NameNode.connect(cluster.url).list("/user/alice")
+    argv = [str(Path(sys.executable).with_name("bootseer")), "fs", "ls", home(cluster)]
+    env = {**os.environ, **environment, "LD_PRELOAD": str(wrong_clock(tmp_path)), "SHIFT": str(60 * minutes)}
+    began = time.monotonic()
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
+    assert time.monotonic() - began < QUICK + 5  # the interpreter starts, too
+    assert done.returncode in (69, 77)
+    assert "clock" in done.stderr.lower()
+    assert done.stderr.count("\n") == 1
+
+
+def wrong_clock(folder: Path) -> Path:
+    """A library that shifts what the C library says of the time by ``SHIFT`` seconds."""
+    source, made = folder / "clock.c", folder / "clock.so"
+    source.write_text(
+        """
+        #define _GNU_SOURCE
+        #include <stdlib.h>
+        #include <sys/syscall.h>
+        #include <sys/time.h>
+        #include <time.h>
+        #include <unistd.h>
+        static long shift(void) { const char *said = getenv("SHIFT"); return said ? atol(said) : 0; }
+        int clock_gettime(clockid_t id, struct timespec *now) {
+            int status = syscall(SYS_clock_gettime, id, now);
+            if (id == CLOCK_REALTIME) now->tv_sec += shift();
+            return status;
+        }
+        int gettimeofday(struct timeval *now, void *zone) {
+            struct timespec real;
+            clock_gettime(CLOCK_REALTIME, &real);
+            now->tv_sec = real.tv_sec;
+            now->tv_usec = real.tv_nsec / 1000;
+            return 0;
+        }
+        time_t time(time_t *out) {
+            struct timespec real;
+            clock_gettime(CLOCK_REALTIME, &real);
+            if (out) *out = real.tv_sec;
+            return real.tv_sec;
+        }
+        """
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, source], check=True)
+    return made
 
 
 def test_a_proxied_user_is_the_one_who_acts(cluster):
@@ -283,6 +362,78 @@ def test_a_save_and_a_mount_outlive_the_kdc_and_their_ticket(cluster, tmp_path):
             assert [(mounted.mountpoint / name).read_bytes() for name in ("a", "b")] == [DATA] * 2
         finally:
             mounted.unmount()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "end", ["cancelled", *(pytest.param(end, marks=pytest.mark.soak) for end in ("expired", "gone", "torn"))]
+)
+def test_a_save_and_a_mount_outlive_their_token(tmp_path, end):
+    """The NameNode starts anew, so that all must log in again, and their token counts no longer: right bytes or an
+    error within the deadline, and with another token in the file the next try works."""
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    with HadoopCluster(tmp_path / "root", 2, kerberos=Realm()) as cluster, contextlib.ExitStack() as stack:
+        file = cluster.token(tmp_path / "token")
+        shutil.copy(file, tmp_path / "first")
+        stack.enter_context(
+            cluster.realm.login("alice", KRB5CCNAME="FILE:/nonexistent", HADOOP_TOKEN_FILE_LOCATION=str(file))
+        )
+        fs = open_fs(home(cluster))
+        for name in ("a", "b"):
+            with fs.create(name) as out:
+                out.write(DATA)
+        mounted = fsmount.start(fs.url, tmp_path / "mnt", config=config)
+        stack.callback(mounted.unmount)
+        assert (mounted.mountpoint / "a").read_bytes() == DATA
+        saving = fs.create("saved")
+        saving.write(DATA)
+        if end == "cancelled":
+            cluster.cancel(tmp_path / "first")
+        elif end == "expired":
+            life = {f"dfs.namenode.delegation.{what}": "1" for what in ("token.max-lifetime", "token.renew-interval")}
+            cluster.restart_namenode(settings=life)
+            cluster.token(file)
+            time.sleep(1)
+        elif end == "gone":
+            file.unlink()
+        else:
+            file.write_bytes(file.read_bytes()[:-9])
+        forever = {f"dfs.namenode.delegation.token.{what}": "86400000" for what in ("max-lifetime", "renew-interval")}
+        cluster.restart_namenode(settings=forever)
+        said = {"gone": "is not there", "torn": "no token file"}.get(end, "InvalidToken")
+        began = time.monotonic()
+        with pytest.raises(BootseerError, match=said):
+            NameNode.connect(cluster.url).list("/user/alice")
+        first = time.monotonic() - began
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            assert (mounted.mountpoint / "b").read_bytes() == DATA
+        read = time.monotonic() - began
+        assert (first < 15, read < 70) == (True, True), (first, read)
+        failed: list[BootseerError] = []
+
+        def write() -> None:
+            try:
+                saving.write(DATA)
+            except BootseerError as exc:
+                failed.append(exc)
+
+        writing = threading.Thread(target=write)
+        writing.start()
+        cluster.token(tmp_path / "new").rename(file)
+        writing.join(90)
+        assert not writing.is_alive()
+        began = time.monotonic()
+        assert [(mounted.mountpoint / name).read_bytes() for name in ("a", "b")] == [DATA] * 2
+        if not failed:
+            saving.finish()
+            back = bytearray(2 * len(DATA))
+            fs.open("saved").readinto(0, memoryview(back))
+            assert back == DATA + DATA
+        else:
+            saving.abandon()
+        round_trip(cluster, "after")
+        assert time.monotonic() - began < 90
 
 
 def test_a_frozen_datanode_delays_reads_and_writes_for_seconds(cluster):
