@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bootseer.env import EnvSpec, Target, key, keyfile, resolve_in, variables
+from bootseer.env import EnvSpec, Target, caches, key, keyfile, resolve_in, variables
 from bootseer.env.canonical import canonical
 from bootseer.env.explain import changes, explain
 from bootseer.env.key import KeyDocument, document_from
@@ -522,4 +522,5 @@ def test_a_text_that_looks_like_many_assignments_takes_as_long_as_its_size_asks_
         began = time.process_time()
         variables.counted([text], {"X": "1"}, all_tools=False)
         variables.mentioned(text, {"X": "1"})
+        assert len([*caches.named(text + " pip --cache-dir x" * 10_000, {}, "/x")]) == 10_000
         assert time.process_time() - began < 4, odd

@@ -47,12 +47,20 @@ MAVEN_REPOSITORY        .m2/repository
 CONTENT = "/_cacache/"
 """In the path of what npm has, wherever its settings put it."""
 
-_OPTION = re.compile(r"\b(?:pip3?|uvx?)\b[^\n;&|]{1,1000}?\s--cache-dir(?:=| {1,99})[\"']?([^\s;&|\"']+)")
+OPTION = b"--cache-dir"
+_OPTION = re.compile(r"\s--cache-dir(?:=| {1,99})[\"']?([^\s;&|\"']+)")
+_COMMAND = re.compile(r"\b(?:pip3?|uvx?)\b[^\n;&|]*\Z")
+_LONG = 1000
+"""Characters of a command before the option."""
 
 
 def named(text: str, environ: Mapping[str, str], work: str) -> Iterator[str]:
     """The caches that commands in a shell's text name by an option, as `folders`."""
-    for found in _OPTION.finditer(text.replace("\\\n", " ")):
+    text = text.replace("\\\n", " ")
+    for found in _OPTION.finditer(text):
+        begin = max(text.rfind("\n", 0, found.start()), found.start() - _LONG, 0)
+        if not _COMMAND.search(text, begin, found.start()):
+            continue
         path = re.sub(r"\$\{?(\w+)\}?", lambda one: environ.get(one[1], one[0]), found[1])
         folder = os.path.normpath(os.path.join(work, path))
         if "$" not in path and not (work + "/").startswith(folder.rstrip("/") + "/"):

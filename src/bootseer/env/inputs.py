@@ -410,10 +410,10 @@ class Observer:
         self.unobserved = opens.beyond or (f"it started {min(programs)}" if programs else "")
         self._failure = opens.failure and f"what the command read is not known: {opens.failure}"
         if not self.unobserved and not self._failure:
-            texts = (text.decode("utf-8", "replace") for text in self._scripts())
-            named = [folder for text in texts for folder in caches.named(text, self._spec.env, self._work)]
-            self._excluded += tuple(f"{folder}/" for one in named for folder in {one, os.path.realpath(one)})
             try:
+                texts = [text.decode("utf-8", "replace") for text in self._scripts() if caches.OPTION in text]
+                named = [folder for text in texts for folder in caches.named(text, self._spec.env, self._work)]
+                self._excluded += tuple(f"{folder}/" for one in named for folder in {one, os.path.realpath(one)})
                 self._found = self._inputs(opens)
             except DataError as exc:
                 self._failure = exc.message

@@ -15,10 +15,10 @@ _USED = re.compile(
     r"\$(?!ENV\{)\{?[!#]?([A-Za-z_]\w*)|\$\(([A-Za-z_]\w*)\)|[\"']([A-Za-z_]\w+)[\"']"
     r"|(?:\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|env!)\s*\(|process\.env[.\[]|ENV(?:IRON)?[\[{])"
     r"|\bprintenv[ \t]+|(?:\[|\btest)[ \t]+(?:![ \t]+)?-v[ \t]+|(?m:^)[ \t]*ifn?def[ \t]+)\s*[\"']?([A-Za-z_]\w*)"
-    r"|\{([\w\s,:=\"'-]{1,500})\}\s*=\s*process\.env\b"
 )
 """In the files of any language: a shell's ``$NAME``, a Makefile's ``$(NAME)``, a name in quotes, one that is asked of
-the environment, and several of these."""
+the environment."""
+_SEVERAL = re.compile(r"\{([\w\s,:=\"'-]{1,500})\}\s*=\s*process\.env\b")
 _ASSIGNED = re.compile(
     r"(?<![\w{])(\w+)[ \t]*:{0,2}=(?![^\n]{0,200}\b\1\b)|\bfor[ \t]+(\w+)[ \t]+in\b"
     r"|(?<![\w-])read[ \t]+(?:-\w+[ \t]+){0,8}(\w+)"
@@ -93,7 +93,8 @@ def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) ->
     for text in texts:
         tools |= tools_in(text)
         first, _ = _uses(text)
-        found |= {name for name, at in first.items() if name in env and _matters(text, name, at)}
+        used = (name for name in first if name in env and not _OF_ONE_START.fullmatch(name))
+        found |= {name for name in used if not _is_set(text, name, first[name])}
     prefixes = tuple(prefix for tool in tools for prefix in _TOOLS[tool])
     settings = {name for name in env if name.startswith(prefixes) and not _NO_MATTER.search(name)}
     return found | settings | set(filter(_OF_COMPILERS.fullmatch, env))
@@ -103,29 +104,25 @@ def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
     """The names of variables that may decide what a program does with the text of a file that it reads: set ones, and
     those in capitals that neither ``env`` nor the text sets."""
     first, kinds = _uses(text)
-    own = {name for found in _ASSIGNED.findall(text) for name in found}
-    return {
-        name
-        for name, at in first.items()
-        if (_matters(text, name, at) if name in env else name.isupper() and kinds[name] > (name in own))
-        and not _OF_ONE_START.fullmatch(name)
-        and not _OF_RUNS.fullmatch(name)
-    }
+    names = {name for name in first if not _OF_ONE_START.fullmatch(name) and not _OF_RUNS.fullmatch(name)}
+    unset = {name for name in names if name.isupper() and name not in env and kinds[name]}
+    if any(kinds[name] == 1 for name in unset):
+        own = {name for found in _ASSIGNED.findall(text) for name in found}
+        unset = {name for name in unset if kinds[name] == 2 or name not in own}
+    return unset | {name for name in names if name in env and not _is_set(text, name, first[name])}
 
 
 def _uses(text: str) -> tuple[dict[str, int], dict[str, int]]:
     """Name -> where it is used first, and -> 2 where the environment is asked for it, 0 where it is only in quotes."""
     first, kinds = dict[str, int](), dict[str, int]()
     for use in _USED.finditer(text):
-        kind = 0 if use[3] else 2 if use[4] or use[5] else 1
-        for name in re.findall(r"[A-Za-z_]\w*", use[5]) if use[5] else [use[use.lastindex or 1]]:
-            first.setdefault(name, use.start())
-            kinds[name] = max(kind, kinds.get(name, 0))
+        name = use[use.lastindex or 1]
+        first.setdefault(name, use.start())
+        kinds[name] = max(kinds.get(name, 0), 0 if use[3] else 2 if use[4] else 1)
+    for use in _SEVERAL.finditer(text) if "process.env" in text else ():
+        for name in re.findall(r"[A-Za-z_]\w*", use[1]):
+            first[name], kinds[name] = min(first.get(name, use.start()), use.start()), 2
     return first, kinds
-
-
-def _matters(text: str, name: str, at: int) -> bool:
-    return not _OF_ONE_START.fullmatch(name) and not _is_set(text, name, at)
 
 
 def tools_in(text: str) -> set[str]:
