@@ -257,3 +257,39 @@ def test_what_others_wrote_does_not_move_the_cursor(capsys):
         main.fail(DataError("image x is for \x1b[2J\r/a\nb", hint="convert caf\u00e9"))
     assert ended.value.code == 65
     assert capsys.readouterr().err == "bootseer: image x is for \\x1b[2J\\r/a\\nb; convert caf\u00e9\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("ps", "bootseer image status"),
+        ("logs", "bootseer profile show"),
+        ("gc", "bootseer store gc"),
+        ("pull python:3", "bootseer image convert"),
+        ("image pull python:3", "bootseer image convert"),
+        ("config show", "bootseer doctor --settings"),
+        ("stop", "bootseer unmount"),
+        ("store prune", "bootseer store gc"),
+        ("version", "bootseer --version"),
+        ("unmount --all", "bootseer unmount --help"),
+        ("image rm", "REF"),
+        ("doctor --jsn", "--json"),
+        ("cache gc --age", "bootseer cache gc --help"),
+        ("image run python.tar sh", "docker-archive:python.tar"),
+        ("image convert ./python.tar.gz", "docker-archive:./python.tar.gz"),
+        ("run python train.py", "bootseer image run REF python train.py"),
+    ],
+)
+def test_what_people_type_first_is_one_line_with_the_guess(words, meant):
+    done = subprocess.run([sys.executable, "-m", "bootseer.cli.main", *words.split()], capture_output=True, text=True)
+    assert done.returncode in (2, 78), done
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert meant in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_group_without_a_verb_shows_its_help():
+    done = subprocess.run([sys.executable, "-m", "bootseer.cli.main", "cache"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "Usage: bootseer cache" in done.stdout + done.stderr
+    assert "did you mean" not in done.stderr

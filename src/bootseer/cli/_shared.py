@@ -80,11 +80,20 @@ COMMAND_LAST = {"allow_interspersed_args": False}
 
 _MEANT = {
     "cat": "image extract --file",
+    "config": "doctor --settings",
+    "df": "store du",
     "gc": "clean",
+    "help": "--help",
     "list": "store ls",
+    "logs": "profile show",
+    "prune": "store gc",
     "ps": "image status",
+    "pull": "image convert",
     "show": "profile show",
+    "start": "run",
+    "stop": "unmount",
     "umount": "unmount",
+    "version": "--version",
 }
 """Word that is typed first -> a verb that has another name."""
 

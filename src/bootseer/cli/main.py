@@ -12,6 +12,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any, NoReturn
 
     from bootseer.errors import BootseerError
 
@@ -35,7 +36,26 @@ def _command() -> None:
             return
     from bootseer.cli.verbs import assemble
 
-    assemble(_verb(words))(prog_name="bootseer")
+    try:
+        code = assemble(_verb(words))(prog_name="bootseer", standalone_mode=False)
+    except Exception as exc:
+        if not hasattr(exc, "format_message"):  # what typer says of a command line
+            raise
+        _mistaken(exc)
+    sys.exit(code or 0)
+
+
+def _mistaken(exc: Any) -> NoReturn:
+    """A mistake in the command line is one line, too; a group without a verb shows its help."""
+    from bootseer.units import one_line
+
+    path = exc.ctx.command_path if getattr(exc, "ctx", None) else "bootseer"
+    if type(exc).__name__ == "NoArgsIsHelpError":
+        exc.show()
+    else:
+        text = one_line(exc.format_message()).rstrip(".")
+        sys.stderr.write(f"bootseer: {text[:1].lower()}{text[1:]}; {path} --help says more\n")
+    sys.exit(exc.exit_code)
 
 
 def _verb(words: Sequence[str]) -> str:

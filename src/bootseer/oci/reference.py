@@ -64,6 +64,11 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         body = body.removeprefix("docker://")
         if (scheme := _SCHEME.match(body)) is not None:
             raise ConfigError(f"bad image reference {text!r}: {scheme[0]} is not known", hint=_FORM)
+        if body.startswith(("/", "./", "../")) or (body.endswith((".tar", ".tar.gz", ".tgz")) and "/" not in body):
+            raise ConfigError(
+                f"{text!r} is a path, not an image's name",
+                hint=f"docker-archive:{body} for what docker save wrote, oci-archive:{body}, oci:{body} for a folder",
+            )
         host, sep, rest = body.partition("/")
         if host == "index.docker.io":  # an older name of the same
             host = _HUB
