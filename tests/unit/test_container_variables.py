@@ -20,6 +20,7 @@ NEEDED = {
     "MASTER_PORT": "29500",
     "CUDA_VISIBLE_DEVICES": "0,1",
     "TORCHELASTIC_RESTART_COUNT": "1",
+    "NVRX_CYCLE": "1",
     "NCCL_SOCKET_IFNAME": "ib0",
     "NCCL_IB_HCA": "mlx5",
     "SLURM_JOB_ID": "48",

@@ -26,7 +26,7 @@ def file(tmp_path, monkeypatch):
     path = tmp_path / "events.jsonl"
     for name in [name for name in os.environ if name.startswith("BOOTSEER_") and name != "BOOTSEER_TEST_RUN"]:
         monkeypatch.delenv(name)
-    for name in ("RANK", "TRACEPARENT", "TORCHELASTIC_RESTART_COUNT"):
+    for name in ("RANK", "TRACEPARENT", "TORCHELASTIC_RESTART_COUNT", "NVRX_CYCLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BOOTSEER_EVENTS", str(path))
     monkeypatch.setattr(emit, "_lost", 0)
@@ -59,6 +59,15 @@ def test_a_span_is_a_begin_and_an_end(file, monkeypatch):
     (read,) = events.read(file).spans
     assert read.state is events.State.DONE
     assert read.attrs["bytes"] == 7
+
+
+def test_restarts_are_counted_by_nvrx_or_torchrun(file, monkeypatch):
+    monkeypatch.setenv("BOOTSEER_CYCLE", "2")
+    for variable, number in (("TORCHELASTIC_RESTART_COUNT", "1"), ("NVRX_CYCLE", "4")):
+        monkeypatch.setenv(variable, number)
+        emit.begin("env")
+        subprocess.run(["sh", "-c", f". {PACKAGE}/profile/emit.sh; bootseer_begin env"], check=True)
+    assert [event["cycle"] for event in lines(file)] == [3, 3, 6, 6]
 
 
 def test_nothing_happens_without_an_events_file(file, monkeypatch):

@@ -207,6 +207,8 @@ def test_restarts_by_torchrun_are_cycles_of_one_attempt(tmp_path):
     elastic = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "2", "LOCAL_WORLD_SIZE": "1"}
     found = identify("j", {**elastic, "BOOTSEER_CYCLE": "5", "BOOTSEER_NODE": "n1"})
     assert (found.cycle, found.environ(8)["BOOTSEER_CYCLE"]) == (7, "5")
+    nvrx = identify("j", {**elastic, "NVRX_CYCLE": "4"})  # it counts for all nodes
+    assert (nvrx.cycle, nvrx.environ(8)["BOOTSEER_CYCLE"]) == (4, "0")
     assert starts(tmp_path, "n1", "n1") == ["0", "1"]
     assert join_attempt(tmp_path, found) == "1"
 

@@ -105,8 +105,11 @@ def test_a_restart_is_a_cycle_and_nothing_follows_the_first_step() -> None:
     again = [told.format(6, "Rendezvous'ing worker group"), told.format(8, "Starting worker group")]
     log, _found = read("\n".join([*lines, *ready, *again]))
     spans = [(span.stage, span.cycle, span.state.name) for span in log.spans]
-    assert spans == [("rendezvous", 0, "DONE"), ("import", 0, "DONE"), ("rendezvous", 1, "DONE"), ("import", 1, "OPEN")]
-    assert stages(log) == [("rendezvous", 1.0), ("import", 1.5), ("rendezvous", 2.0)]
+    assert spans == [
+        ("rendezvous", 0, "DONE"), ("import", 0, "DONE"), ("first_step", 0, "DONE"), ("rendezvous", 1, "DONE"),
+        ("import", 1, "OPEN"),
+    ]  # fmt: skip
+    assert stages(log) == [("rendezvous", 1.0), ("import", 1.5), ("first_step", 0.0), ("rendezvous", 2.0)]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +289,8 @@ SHAPES: dict[str, tuple[list[str], Wanted]] = {
     "long lines": (two("{iso} {text}", end="y" * 9000 + "\r" + LOSS), FIRST),
     "rich's bar": (
         [*two("{iso} {text}", INIT, "Epoch 0/9 \x1b[35m━━\x1b[0m 1/49 0:00:03 • 0:02:30 3.2it/s"),
-         f"{at(2)} Sanity Checking DataLoader 0:  50%|##  | 1/2 [00:01<00:01, 1it/s]"], {(None, "dist_init"): 5},
+         f"{at(2)} Sanity Checking DataLoader 0:  50%|##  | 1/2 [00:01<00:01, 1it/s]"],
+        {(None, "dist_init"): 5, (None, "first_step"): 0},
     ),
     # ranks
     "label": (two(" 3: {iso} {text}"), STEP_3),

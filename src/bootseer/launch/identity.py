@@ -86,7 +86,7 @@ def identify(job: str, environ: Mapping[str, str] | None = None) -> Identity:
     """The identity of this start of ``job``. Raises `ConfigError` for a variable that is no number or no name, and when
     torchrun started several of these on one node."""
     env = os.environ if environ is None else environ
-    attempt, restarts = _attempt(env), _number(env, ("TORCHELASTIC_RESTART_COUNT",))
+    attempt, restarts = _attempt(env), _number(env, ("NVRX_CYCLE", "TORCHELASTIC_RESTART_COUNT"))
     if env.get("TORCHELASTIC_RUN_ID") and (local := _number(env, ("LOCAL_WORLD_SIZE",))) > 1:
         raise ConfigError(
             f"torchrun has started bootseer run {local} times on this node, and each would start the whole job",

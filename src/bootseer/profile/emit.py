@@ -4,7 +4,7 @@ Format: ``docs/internals/events.md``. Nothing happens unless ``BOOTSEER_EVENTS``
 here raises, prints or waits, whatever happens to that file; events that could not be written are counted and the count
 travels on the next one. Identity comes from ``BOOTSEER_JOB``, ``_ATTEMPT``, ``_CYCLE``, ``_NODE``, ``_RANK`` (else
 ``RANK``, which torchrun sets) and ``_GPUS`` (the GPUs of the node), the enclosing span from ``BOOTSEER_SPAN`` or
-``TRACEPARENT``. Restarts that torchrun counts are added to the cycle.
+``TRACEPARENT``. Restarts that torchrun or NVRx counts are added to the cycle.
 
 What others may have put in the place of the file (a link, a pipe, a further name of another file) is not written to,
 and no shell that sources an events file finds anything to expand in what is written here. Files of other users are
@@ -280,7 +280,8 @@ def redact(name: str, text: str) -> str:
 
 def _cycle() -> str:
     get = os.environ.get
-    return str(int(_int(get("BOOTSEER_CYCLE"))) + int(_int(get("TORCHELASTIC_RESTART_COUNT"))))
+    restarts = get("NVRX_CYCLE") or get("TORCHELASTIC_RESTART_COUNT")
+    return str(int(_int(get("BOOTSEER_CYCLE"))) + int(_int(restarts)))
 
 
 def _int(text: str | None) -> str:

@@ -188,7 +188,7 @@ _bs_write() {
     _bs_line="$_bs_line,\"attempt\":$_bs_q"
     _bs_int "${BOOTSEER_CYCLE-}"
     _bs_cycle=$_bs_q
-    _bs_int "${TORCHELASTIC_RESTART_COUNT-}"
+    _bs_int "${NVRX_CYCLE:-${TORCHELASTIC_RESTART_COUNT-}}"
     _bs_line="$_bs_line,\"cycle\":$((_bs_cycle + _bs_q))"
     _bs_quote "$_bs_node" 128
     _bs_line="$_bs_line,\"node\":$_bs_q"

@@ -161,18 +161,16 @@ class Reader:
                 when = self._drawn(bar, when, last)
             yield mine._replace(text=rest[:_LONGEST], when=when)
 
-    def _drawn(self, bar: re.Match[str], when: int, last: int) -> int:
+    def _drawn(self, bar: re.Match[str], when: int, last: float) -> int:
         """When a frame of a bar was drawn whose line was written at ``when``, after ``last`` seconds of the bar: by its
         rate where its begin was seen, and else by its seconds."""
-        passed, done = _elapsed(bar), int(bar["done"])
-        if not done:
-            self._begun = when - last * 10**9
+        passed = _elapsed(bar)
+        if not int(bar["done"]):
+            self._begun = when - int(last * 1e9)
+        elif passed < last and self._begun and passed % 1:
+            return min(self._begun + int(passed * 1e9), when)
         elif passed < last:
-            rate = float(bar["rate"] or 0)
-            took = done * rate if bar["unit"] and bar["unit"].startswith("s") else done / rate if rate else -1
-            if self._begun and abs(took - passed) < 1.5:
-                return min(self._begun + int(took * 1e9), when)
-            return when - (last - passed) * 10**9
+            return when - (int(last) - int(passed)) * 10**9
         return when
 
     def _unwrapped(self, text: str, head: Frame) -> tuple[Frame, str]:
@@ -287,6 +285,11 @@ def _cut(text: str) -> tuple[str, str]:
     return text[:at], text[at:]
 
 
-def _elapsed(bar: re.Match[str]) -> int:
-    """Seconds that a progress bar of ``tqdm`` says."""
-    return int(bar["h"] or 0) * 3600 + int(bar["m"]) * 60 + int(bar["s"])
+def _elapsed(bar: re.Match[str]) -> float:
+    """Seconds that a progress bar of ``tqdm`` says, with their fraction where its rate agrees with them."""
+    whole = int(bar["h"] or 0) * 3600 + int(bar["m"]) * 60 + int(bar["s"])
+    rate, done = bar["rate"] or "", int(bar["done"])
+    if len(rate.partition(".")[2]) < 2:
+        return whole
+    took = done * float(rate) if bar["unit"].startswith("s") else done / (float(rate) or 1)
+    return took if whole <= took < whole + 1 else whole

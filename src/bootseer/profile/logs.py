@@ -213,7 +213,8 @@ class _Lane:
         """Span, stage and begin of the stage (False), and of the one inside of it (True)."""
         self.before = ("", 0)
         """The last span inside of a stage, and when it ended."""
-        self.began = self.ready = self.resumed = False
+        self.began = self.begun = self.ready = self.resumed = False
+        """Whether a line was seen, a stage begun, its first step ended, and a checkpoint loaded."""
 
     @property
     def stage(self) -> str:
@@ -235,7 +236,7 @@ class _Node:
         if again or (pattern.cycle and lane.began and lane.stage != pattern.stage):  # of all of the node's processes
             for (one, _), other in self._lanes.items():
                 self._enter(other, one, "", when, mark)
-                other.began = other.ready = other.resumed = False
+                other.began = other.begun = other.ready = other.resumed = False
             self._cycle = max(self._cycle + 1, mark.source.cycle)
         if lane.ready:
             return
@@ -250,7 +251,9 @@ class _Node:
         if stage == READY:
             if seconds and int((mark.said.get("step") or "0")[:9]) <= 1 and lane.stage != "first_step":
                 self._enter(lane, rank, "first_step", max(when - seconds, lane.open.get(False, ("", "", 0))[2]), mark)
-            lane.ready, stage = bool(lane.stage), ""
+            elif lane.begun and lane.stage != "first_step":  # nothing said when it began
+                self._enter(lane, rank, "first_step", when, mark)
+            lane.ready, stage = lane.begun, ""
         self._enter(lane, rank, stage, when, mark, steps=steps if steps > 1 else 0)
 
     def _inside(self, lane: _Lane, rank: int | None, mark: _Mark, when: int, seconds: int) -> None:
@@ -286,6 +289,7 @@ class _Node:
             self._found.steps = max(self._found.steps, steps)
             self._write("end", span, name, rank, when, attrs={"steps": steps} if steps else None)
         if stage:
+            lane.begun |= not inside
             lane.open[inside] = self._span(lane, rank, stage, when, None, mark), stage, when
 
     def _span(

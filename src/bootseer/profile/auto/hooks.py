@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from _thread import get_ident
+from _thread import get_ident, start_new_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,19 @@ if TYPE_CHECKING:
     Token = tuple[int, str, bool]
 
 HEAVY = frozenset(
-    ("torch", "tensorflow", "jax", "transformers", "deepspeed", "megatron", "lightning", "pytorch_lightning", "nemo")
+    (
+        "torch",
+        "tensorflow",
+        "jax",
+        "flax",
+        "orbax",
+        "transformers",
+        "deepspeed",
+        "megatron",
+        "lightning",
+        "pytorch_lightning",
+        "nemo",
+    )
 )
 """Packages whose import is a span, and that of a module of theirs which they import late; what is imported meanwhile
 belongs to it."""
@@ -45,14 +57,24 @@ CALLS = {
     "torch.distributed.distributed_c10d": (("init_process_group", "dist_init", "torch.distributed"),),
     "torch.utils.data.dataloader": (("DataLoader.__iter__", "data_loader_init", ""),),
     "torch.autograd": (("backward", "first_step", ""),),
+    "jax._src.distributed": (("State.initialize", "dist_init", ""),),
+    "jax._src.compiler": (("compile_or_get_cached", "compile", ""),),
+    "orbax.checkpoint._src.checkpointers.checkpointer": (("Checkpointer.restore", "checkpoint_load", ""),),
+    "orbax.checkpoint.checkpoint_manager": (("CheckpointManager.restore", "checkpoint_load", ""),),
+    "orbax.checkpoint.experimental.v1._src.loading.loading": (
+        ("load", "checkpoint_load", ""),
+        ("load_pytree", "checkpoint_load", ""),
+    ),
 }
 """module -> (function, its stage, a module that has the function under the same name, too)."""
 
 _PACKAGES = HEAVY.union(name.partition(".")[0] for name in CALLS)
-_CHANGED = frozenset(CALLS).union(("torch.optim.optimizer", "torch._dynamo.callback"))
+_CHANGED = frozenset(CALLS).union(
+    ("torch.optim.optimizer", "torch._dynamo.callback", "jax._src.api", "jax._src.pjit", "jax._src.stages")
+)
 """Modules in which something is put."""
 _MOST_SPANS = 64
-"""Of each stage."""
+"""Of each stage, and as many again in the first step."""
 _FILE, _NAME = "<frozen importlib._bootstrap>", "_call_with_frames_removed"
 """What the wrappers' code calls itself: `warnings` does not count such frames for ``stacklevel``, and an import takes
 them out of the traceback of its error, before Python 3.11 too."""
@@ -81,6 +103,14 @@ class Hooks:
         self._step = ""
         self._trains = False
         """Whether gradients were made, or the optimizer has stepped: many step it once without, to make its state."""
+        self._gradients = 0
+        """How often JAX has begun to make code for gradients."""
+        self._calls: set[int] = set()
+        """Threads in which JAX makes the code of a function that is called."""
+        self._steps: list[object] = []
+        """Functions whose code by JAX has gradients."""
+        self._ahead = False
+        """Whether one of them was made into code without a call."""
         self._over = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
@@ -109,7 +139,7 @@ class Hooks:
                 return None
             return self._enter(stage, package=name)
 
-        def after(token: Token | None, args: Any, done: bool) -> None:
+        def after(token: Token | None, args: Any, done: bool, result: Any) -> None:
             self._leave(token)
             if done:
                 self._imported(name, args[0])
@@ -124,6 +154,8 @@ class Hooks:
             self._on_steps(module)
         elif name == "torch._dynamo.callback":
             self._on_compilations(module.callback_handler)
+        elif name.startswith("jax."):
+            self._on_jax(name, module)
 
     def _wrap(self, module: Any, function: str, stage: str, elsewhere: str) -> None:
         owner, _, attribute = function.rpartition(".")
@@ -138,29 +170,39 @@ class Hooks:
                 self._trains = self._trains or get_ident() not in self._inside
                 return None
 
-            def after(token: Token | None, args: Any, done: bool) -> None:
+            def after(token: Token | None, args: Any, done: bool, result: Any) -> None:
                 pass
         else:
 
             def before(args: Any) -> Token | None:
                 return self._enter(stage)
 
-            def after(token: Token | None, args: Any, done: bool) -> None:
-                self._leave(token, module if stage == "dist_init" and done else None)
+            def after(token: Token | None, args: Any, done: bool, result: Any) -> None:
+                self._leave(token, self._group(module, args) if stage == "dist_init" and done else None)
                 if token and stage == "data_loader_init" and done and sys.modules["torch"].is_grad_enabled():
                     self._step_begins()  # an iterator made without gradients is for an evaluation
 
-        wrapper = _around(call, before, after)
+        # That of `checkpoint_load` stays: a data set may keep it, and be pickled for its workers later, under its name
+        self._put(holder, attribute, _around(call, before, after), elsewhere, stays=stage == "checkpoint_load")
+
+    @staticmethod
+    def _group(module: Any, args: Any) -> tuple[int, int] | None:
+        """Rank and number of ranks that ``module`` has made."""
+        if hasattr(module, "State"):  # JAX's
+            return args[0].process_id, args[0].num_processes
+        return (module.get_rank(), module.get_world_size()) if module.is_initialized() else None
+
+    def _put(self, holder: Any, attribute: str, wrapper: Any, elsewhere: str = "", *, stays: bool = False) -> None:
         setattr(holder, attribute, wrapper)
-        if stage == "checkpoint_load":
-            return  # a data set may keep it, and be pickled for its workers later: its name must lead to it then, too
+        call = wrapper.__wrapped__
 
         def undo() -> None:
             for place in (holder, sys.modules.get(elsewhere)):
                 if place is not None and vars(place).get(attribute) is wrapper:
                     setattr(place, attribute, call)
 
-        self._undo.append(undo)
+        if not stays:
+            self._undo.append(undo)
 
     def _on_steps(self, module: Any) -> None:
         torch = sys.modules["torch"]
@@ -181,7 +223,8 @@ class Hooks:
             if not compiles():
                 if self._trains:
                     self._step_ended()
-                self._trains = self._trains or get_ident() not in self._inside
+                elif not _all_zero(optimizer):
+                    self._trains = get_ident() not in self._inside
 
         def undo() -> None:
             """Inside `after`: torch goes through these hooks, and none may go while another one is to come."""
@@ -207,11 +250,92 @@ class Hooks:
         handler.register_end_callback(end)
         self._undo.append(lambda: handler.remove_end_callback(end))
 
+    def _on_jax(self, name: str, module: Any) -> None:
+        """The first step of JAX is the first call of a function whose code has gradients."""
+
+        def call(function: str, before: Callable[[Any], Any], after: Callable[[Any, Any, bool, Any], None]) -> None:
+            owner, _, attribute = function.rpartition(".")
+            holder = getattr(module, owner) if owner else module
+            if hasattr(holder, attribute):  # versions differ
+                elsewhere = "jax" if attribute == "vjp" else ""
+                self._put(holder, attribute, _around(getattr(holder, attribute), before, after), elsewhere)
+
+        def gradients(args: Any) -> None:
+            self._gradients += 1
+            if get_ident() in self._calls:
+                self._step_begins()
+
+        def traced(args: Any) -> Any:
+            fun, clean = args[0], sys.modules["jax._src.core"].trace_state_clean()
+            known = any(fun is one for one in self._steps)
+            if not clean:
+                self._gradients += known
+                return None
+            called = sys._getframe(2).f_code.co_name in ("cache_miss", "_python_pjit_helper")
+            if called:
+                self._calls.add(get_ident())
+                if known:
+                    self._step_begins()
+            return fun, called, self._gradients, known
+
+        def code_made(token: Any, args: Any, done: bool, result: Any) -> None:
+            if token is not None:
+                fun, called, before, known = token
+                self._calls.discard(get_ident())
+                if self._gradients > before and not known:
+                    self._steps.append(fun)
+                    self._ahead = self._ahead or not called
+
+        def ran(place: int) -> Callable[[Any, Any, bool, Any], None]:
+            def after(token: Any, args: Any, done: bool, result: Any) -> None:
+                ours = place < 0 or any(args[place] is one for one in self._steps)
+                if done and ours and sys.modules["jax._src.core"].trace_state_clean():
+                    self._step_ends_with(result if place < 0 else result[0])
+
+            return after
+
+        def ahead(args: Any) -> None:
+            if self._ahead:
+                self._step_begins()
+
+        def nothing(*args: Any) -> None:
+            pass
+
+        if name == "jax._src.api":
+            call("vjp", gradients, nothing)
+            call("_vjp", gradients, nothing)
+        elif name == "jax._src.pjit":
+            call("_infer_params", traced, code_made)
+            call("_run_python_pjit", nothing, ran(2))
+            call("_python_pjit_helper", nothing, ran(0))
+        elif name == "jax._src.stages":
+            call("Compiled.__call__", ahead, ran(-1))
+
+    def _step_ends_with(self, result: Any) -> None:
+        """The step ends when its smallest result is there: JAX returns before. The program does not wait for it."""
+        if not self._step or self._over:
+            return
+        arrays: list[Any] = [
+            one for one in sys.modules["jax"].tree_util.tree_leaves(result) if hasattr(one, "block_until_ready")
+        ]
+        smallest: Any = min(arrays, key=lambda one: one.size, default=None)  # held alone: the others may be large
+
+        def wait() -> None:
+            try:
+                smallest.block_until_ready()
+            except Exception:  # there is none, or it was given away to the next step
+                pass
+            self._step_ended(finder=False)
+
+        start_new_thread(wait, ())
+
     def _enter(self, stage: str, **attrs: object) -> Token | None:
         """The begin of a timed call, unless this thread is inside of one already; ``""`` is one without a span."""
         thread = get_ident()
         left = self._left.get(stage, _MOST_SPANS)
-        if self._over or thread in self._inside or left <= 0 or not self._records():
+        if left <= (-_MOST_SPANS if self._step else 0):
+            return None
+        if self._over or thread in self._inside or not self._records():
             return None
         self._inside.add(thread)
         span = ""
@@ -228,7 +352,7 @@ class Hooks:
             pass
         return thread, span, thread in self._helpers
 
-    def _leave(self, token: Token | None, group: Any = None) -> None:
+    def _leave(self, token: Token | None, group: tuple[int, int] | None = None) -> None:
         if not token:
             return
         thread, span, helped = token
@@ -239,10 +363,10 @@ class Hooks:
                 if not self._helpers and not self._over:
                     os.environ["BOOTSEER_AUTO"] = self._auto
             attrs: dict[str, object] = {}
-            if group is not None and group.is_initialized():
+            if group is not None:
                 self._is_rank = True
-                attrs["ranks"] = group.get_world_size()
-                self._emitters["_rank"] = str(group.get_rank())
+                attrs["ranks"] = group[1]
+                self._emitters["_rank"] = str(group[0])
             if span:
                 self._emitters["end"](span, **attrs)
         except Exception:
@@ -272,16 +396,17 @@ class Hooks:
         except Exception:
             pass
 
-    def _step_ended(self) -> None:
+    def _step_ended(self, *, finder: bool = True) -> None:
         try:
             if not self._over and get_ident() not in self._inside and self._records() and self._step:
                 self._emitters["end"](self._step)
-                self._remove()
+                self._remove(finder)
         except Exception:
             pass
 
-    def _remove(self) -> None:
-        """Put everything back."""
+    def _remove(self, finder: bool) -> None:
+        """Put everything back. Our finder, which does nothing from now on, stays where this thread is not the
+        program's: an import that goes over the finders at the same time would pass over the one behind it."""
         self._over = True
         os.environ["BOOTSEER_AUTO"] = "0"  # a new value for an old name, which is safe beside threads that read
         for undo in self._undo:
@@ -290,18 +415,33 @@ class Hooks:
             except Exception:
                 pass
         self._undo.clear()
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        self._steps.clear()
+        if finder:
+            sys.meta_path[:] = [one for one in sys.meta_path if one is not self]
+
+
+def _all_zero(optimizer: Any) -> bool:
+    """Whether there are gradients and all are zero: a step that makes the optimizer's state, and no training. Asked
+    before there was any backward only, as it waits for the device."""
+    try:
+        parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        # of a tensor that is divided over ranks the part that is here, so that no rank waits for others
+        return bool(parameters) and not any(getattr(one.grad, "_local_tensor", one.grad).any() for one in parameters)
+    except Exception:
+        return False
 
 
 def _around(
     call: Callable[..., Any],
-    before: Callable[[Any], Token | None],
-    after: Callable[[Token | None, Any, bool], None],
+    before: Callable[[Any], Any],
+    after: Callable[[Any, Any, bool, Any], None],
 ) -> Callable[..., Any]:
-    """``call`` with ``before`` and ``after``, which get its positional arguments; it looks like ``call``."""
+    """``call`` with ``before`` and ``after``, which get its positional arguments, and the second one what ``before``
+    returned, whether it raised nothing, and its result; it looks like ``call``."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        token, done = None, False
+        token = result = None
+        done = False
         try:
             token = before(args)
         except Exception:
@@ -316,7 +456,7 @@ def _around(
             raise
         finally:
             try:
-                after(token, args, done)
+                after(token, args, done, result)
             except Exception:
                 pass
 
