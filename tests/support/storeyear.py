@@ -213,7 +213,7 @@ class Site:
         """Stored, and in use by what jobs start or have mounted."""
         stored = {name: len(data) for name, (data, _) in self.place.files.items() if "/" in name}
         trees = {one.tree for one in [*self.images.values(), *self.environments]} | self.mounted.keys()
-        used = {key for tree in trees for key in self.keys_of(tree)}
+        used = {key for tree in trees if tree_key(tree) in stored for key in self.keys_of(tree)}
         whole = sum(
             size for name, size in stored.items() if name.startswith(("blobs/", "trees/", "collection/withdrawn/"))
         )
