@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import os
 import shutil
 import subprocess
 import threading
@@ -17,10 +18,12 @@ from bootseer.hdfs import client as hdfs
 from bootseer.hdfs.namenode import NameNode, login_user
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import RpcClient
+from bootseer.stripefs import open_fs
 from support.hadoopsite import Daemon, Site, free_ports
 from support.kerberos import Realm
 
 pytestmark = pytest.mark.hdfs
+DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 
 
@@ -32,7 +35,8 @@ class _Request:
 
 
 class Pair:
-    """NameNodes ``a`` and ``b`` that share their edit log in a folder; no DataNodes. Both begin in standby."""
+    """NameNodes ``a`` and ``b`` that share their edit log in a folder, and two DataNodes, which `start_datanodes`
+    starts. Both begin in standby."""
 
     def __init__(self, root: Path, realm: Realm | None) -> None:
         ports = dict(zip(("a", "b"), free_ports("127.0.0.1", 2), strict=True))
@@ -50,8 +54,10 @@ class Pair:
         }
         self.realm = realm
         site = Site(root, "hdfs://pair", settings, {}, realm)
+        self._site, self._root = site, root
         (root / "shared").mkdir()
         self.daemons: dict[str, Daemon] = {}
+        self.datanodes: list[Daemon] = []
         self._admins: dict[str, RpcClient] = {}
         for name, port in ports.items():
             site.configure(name, {"dfs.ha.namenode.id": name, "dfs.namenode.name.dir": f"file://{root}/nn-{name}"})
@@ -76,10 +82,21 @@ class Pair:
                     raise
                 time.sleep(0.1)
 
+    def start_datanodes(self) -> None:
+        for i, port in enumerate(free_ports("127.0.0.1", 2)):
+            own = {key: "127.0.0.1:0" for key in ("dfs.datanode.ipc.address", "dfs.datanode.http.address")}
+            name, own["dfs.datanode.data.dir"] = f"datanode-{i}", f"file://{self._root}/dn{i}"
+            self._site.configure(
+                name, {**own, "dfs.datanode.address": f"127.0.0.1:{port}", "dfs.datanode.hostname": "127.0.0.1"}
+            )
+            self.datanodes.append(Daemon(name, self._site.argv(name, DATANODE, heap_mb=128), self._root / "logs"))
+            self.datanodes[-1].start()
+
     def stop(self) -> None:
-        for name, daemon in self.daemons.items():
+        for daemon in (*self.daemons.values(), *self.datanodes):
             daemon.kill()
-            self._admins[name].close()
+        for admin in self._admins.values():
+            admin.close()
 
 
 @pytest.fixture(
@@ -170,3 +187,54 @@ def test_failovers_are_not_seen(pair, node):
     node.mkdirs("/death")
     during(death, node, "/death")
     assert len(node.list("/polite")) >= 3
+
+
+def test_bytes_are_right_over_failovers(pair, node):
+    """Files are written and read while the other NameNode becomes the active one, politely and by death."""
+    pair.daemons["a"].kill()
+    pair.daemons["a"].start()
+    pair.change("a", "Standby")
+    pair.change("b", "Active")
+    pair.start_datanodes()
+    fs, data = open_fs("hdfs://pair/bytes"), os.urandom(5 << 20)
+    node.mkdirs("/bytes", deadline=60.0)
+
+    def save(name: str) -> None:
+        with fs.create(name) as out:
+            for at in range(0, len(data), 1 << 20):
+                out.write(data[at : at + (1 << 20)])
+                time.sleep(0.05)
+
+    def right(name: str) -> None:
+        back = bytearray(len(data))
+        open_fs("hdfs://pair/bytes").open(name).readinto(0, memoryview(back))
+        assert back == data
+
+    until = time.monotonic() + 60
+    while True:  # the DataNodes register
+        try:
+            save("first")
+            break
+        except BootseerError:
+            assert time.monotonic() < until
+            time.sleep(0.5)
+
+    def polite() -> None:
+        pair.change("b", "Standby")
+        pair.change("a", "Active")
+
+    def death() -> None:
+        pair.daemons["a"].kill()
+        pair.change("b", "Active")
+
+    for change in (polite, death):
+        thread = threading.Thread(target=change)
+        for i in itertools.count():
+            if i == 1:
+                thread.start()
+            save(f"{change.__name__}-{i}")
+            right("first")
+            right(f"{change.__name__}-{i}")
+            if i > 1 and not thread.is_alive():
+                break
+        thread.join()
