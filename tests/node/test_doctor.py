@@ -116,6 +116,7 @@ def test_without_fuse(place: Path) -> None:
     assert found["lazy images"]["status"] == found["fuse takeover"]["status"] == "missing"
     assert found["fuse"]["status"] == "missing"
     assert "modprobe fuse" in str(found["fuse"]["fix"])
+    assert "bootseer image extract" in str(found["lazy images"]["cost"])  # root's image run needs FUSE
     assert found["fuse canary"]["status"] == "missing"
     assert "/dev/fuse" in str(found["fuse canary"]["detail"])
     assert found["erofs"]["status"] == "ok"

@@ -18,7 +18,10 @@ from bootseer.errors import BootseerError, PrivilegeError
 from bootseer.kernel import mount
 
 _log = logging.getLogger(__name__)
-_NO_LAZY = "images are unpacked in full before a job starts, and environments are unpacked instead of mounted"
+_NO_LAZY = (
+    "images must be unpacked in full before a job starts (ordinary users' commands do it themselves, root calls "
+    "bootseer image extract and exec), and environments are unpacked instead of mounted"
+)
 
 
 def examine(config: Config, *, progress: Callable[[Check], None] | None = None) -> DoctorReport:

@@ -79,7 +79,7 @@ def _as_root(mountpoint: Path, name: str, options: Sequence[str], *, writable: b
             raise PrivilegeError(
                 "cannot open /dev/fuse: permission denied", hint="chmod 666 /dev/fuse, or run as root"
             ) from None
-        hint = "modprobe fuse; in a container add --device /dev/fuse"
+        hint = "modprobe fuse; in a container add --device /dev/fuse; images without it: bootseer image extract"
         raise UnsupportedError(f"cannot open /dev/fuse: {exc.strerror}", hint=hint) from None
     try:
         data = f"fd={fd},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()}," + ",".join(options)
