@@ -74,6 +74,11 @@ def test_every_page_and_its_other_forms(tmp_path: Path) -> None:
         jobs = server.page("/")
         assert jobs.index(f"/job/{other}") < jobs.index(f"/job/{one}")  # the latest first
         assert [row["cycle"] for row in json.loads(server.page("/jobs.json"))] == [1, 0]
+        assert [row["cycle"] for row in json.loads(server.page("/jobs.json?sort=lost"))] == [0, 1]
+        longest = server.page("/?sort=longest")
+        assert longest.index(f"/job/{one}") < longest.index(f"/job/{other}")
+        assert "lost in 2 of 2 start-ups" in longest
+        assert server.ask("/?sort=none")[0] == 400
         assert server.page("/jobs.csv").splitlines()[0].startswith("job,attempt,cycle,")
         job = server.page(f"/job/{one}")
         assert "Start-up of job llama, attempt 7, cycle 0" in job

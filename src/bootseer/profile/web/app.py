@@ -13,7 +13,7 @@ import io
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ class _Pages:
             "line": lambda value: page.short(str(value)),
             "short": page.short,
             "when": _when,
+            "ago": _ago,
             "standing": _standing,
             "number": _number,
             "percent": lambda value, digits=2: "-" if value is None else f"{100 * value:.{digits}f} %",
@@ -108,9 +109,14 @@ class _Pages:
         self._templates.globals |= {"style": Markup(page.STYLE), "key": _key, "identity_text": identity_text}
 
     def jobs(self, request: Request) -> Response:
-        """All start-ups, the latest first: ``q`` is part of a job's or team's name, ``page`` counts from 1."""
+        """All start-ups: ``q`` is part of a job's or team's name, ``sort`` one of `_SORTS`, ``page`` counts from 1."""
         state, query = self._index.state, request.query_params.get("q", "")
         found = [row for row in state.rows.values() if query in row.job or query in row.team]
+        sort = request.query_params.get("sort", "latest")
+        if sort not in _SORTS:
+            raise ConfigError(f"sort {one_line(sort)!r} is not known", hint=f"use {', '.join(_SORTS)}")
+        if sort != "latest":
+            found.sort(key=_SORTS[sort], reverse=True)
         form = request.path_params.get("form")
         _only_whole(form, state)
         if form == "json":
@@ -122,6 +128,10 @@ class _Pages:
         shown = found[(number - 1) * _ROWS : number * _ROWS]
         return self._page(
             "jobs.html", request, title="Start-ups", rows=shown, query=query, count=len(found), page=number,
+            sort=sort, sorts=tuple(_SORTS), lost=sum(row.hours for row in found if row.startup_seconds is not None),
+            going=sum(map(goes_on, found)),
+            done=sum(row.startup_seconds is not None for row in found),
+            unit="GPU-hours" if all(row.gpus for row in found) else "GPU- or node-hours",
             pages=-(-len(found) // _ROWS), problems=state.problems, whole=state.whole, mark=state.version,
         )  # fmt: skip
 
@@ -272,6 +282,13 @@ class _Pages:
 
 
 _STATUS: dict[type[BootseerError], int] = {NotFoundError: 404, ConfigError: 400, UnavailableError: 503}
+_SORTS: dict[str, Callable[[Start], float]] = {
+    "latest": lambda row: row.began_us,
+    "longest": lambda row: row.elapsed_seconds if row.startup_seconds is None else row.startup_seconds,
+    "lost": lambda row: row.hours,
+    "waiting": lambda row: row.wait_hours,
+}
+"""What the rows of Jobs may be sorted by; they are kept with the latest first."""
 _FLAT = tuple(name for name in Start.__struct_fields__ if name != "stages")
 
 
@@ -285,6 +302,10 @@ def _mark(row: Start | None) -> str:
         return ""
     said = f"{row.elapsed_seconds:.3f}.{row.nodes}.{row.own_hours:.6f}.{row.startup_seconds}"
     return f"{said}.{int(time.time() // _OFTEN)}" if goes_on(row) else said
+
+
+def _ago(us: int) -> str:
+    return f"{card.ago_text(max(time.time() - us / 1e6, 0))} ago"
 
 
 def _standing(row: Start) -> str:
