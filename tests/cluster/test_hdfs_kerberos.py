@@ -436,7 +436,7 @@ def test_a_save_and_a_mount_outlive_their_token(tmp_path, end):
         assert time.monotonic() - began < 90
 
 
-def test_a_frozen_datanode_delays_reads_and_writes_for_seconds(cluster):
+def test_a_frozen_datanode_delays_reads_and_writes_for_seconds(cluster, caplog):
     """Red before: 57 s for the read, and after 30 s an error of the write."""
     data = os.urandom(64 << 20)
     with cluster.realm.login("alice"):
@@ -450,6 +450,9 @@ def test_a_frozen_datanode_delays_reads_and_writes_for_seconds(cluster):
             with fs.create("big2") as file:
                 file.write(data)
             assert time.monotonic() - began < 25
+        silent = [line for line in caplog.messages if "does not answer" in line]
+        assert silent
+        assert not [line for line in silent if line.count("127.0.0.1:") > 1]  # those that live are not among them
         out = bytearray(len(data))
         fs.open("big2").readinto(0, memoryview(out))
         assert out == data

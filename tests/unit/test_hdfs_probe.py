@@ -6,6 +6,7 @@ import errno
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,6 +47,21 @@ def test_who_answers_and_who_does_not(frozen):
         assert probe.silent(nodes, "pool") == (1, 2, 3)
         assert time.monotonic() - began < 10
         assert [request.header.base.block.pool for request in fake.requests] == ["pool", "pool"]
+
+
+def test_whose_answer_is_the_end_of_the_connection_is_there():
+    """A DataNode that wants a login takes four bytes of the question and closes: the kernel resets what has unread
+    bytes."""
+
+    def refuse() -> None:
+        taken, _ = listener.accept()
+        with taken:
+            taken.recv(4, socket.MSG_WAITALL)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        done = pool.submit(refuse)
+        assert probe.silent([node("secured", listener.getsockname())], "pool") == ()
+        done.result(10)
 
 
 def late(seconds: float) -> FakeDataNode:

@@ -1,7 +1,7 @@
 """Which of several DataNodes answer at all: asked each directly, because a pipeline tells only that it stands still.
 
 A DataNode that is frozen still accepts connections (its kernel does), so each is asked for a block that does not exist;
-any answer will do, an error as well as the end of the connection.
+any answer will do, an error as well as the end of the connection: one that wants a login closes it unread.
 
 Concurrency: one call waits for a thread per DataNode; calls share who was last found not to answer.
 """
@@ -98,7 +98,8 @@ def _answers(node: DataNode, question: bytes, until: float, took: list[float]) -
                 patience = LATER * max(took, default=math.inf) if again else max(SOON, LATER * (asked - began))
                 with contextlib.suppress(TimeoutError):
                     sock.settimeout(remaining(min(asked + patience, until)))
-                    sock.recv(1)
+                    with contextlib.suppress(ConnectionResetError):  # so one ends that wants a login
+                        sock.recv(1)
                     took.append(time.monotonic() - began)
                     return True
         except BootseerError:  # its host name cannot be looked up
