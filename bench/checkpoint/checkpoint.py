@@ -5,7 +5,7 @@
 Needs root, Hadoop's jars, and ``scripts/bench-peers fuse``. NameNode and DataNodes are a JVM each; the link of each
 DataNode carries 60 MiB/s in each direction (``capped``); ``free`` is loopback without limits, ``local`` has no HDFS.
 Every run is a process of its own (``client``); variants take turns; all bytes are compared with what was
-written, after the clock has stopped. ``docs/howto/bench-checkpoint.md`` says the rest.
+written, after the clock has stopped. ``docs/internals/benchmarks.md`` says the rest.
 """
 
 from __future__ import annotations

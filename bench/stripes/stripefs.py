@@ -6,7 +6,7 @@ Needs root and Hadoop's jars. NameNode and DataNodes are a JVM each; each DataNo
 carries 60 MiB/s in each direction (``capped``), then the same on loopback without limits (``free``), and with Kerberos
 (``secured``). Every run is a process of its own (``client``); variants take turns, so that a slow minute hits all of
 them; every byte that is read is compared with what was written, after the clock has stopped.
-``docs/howto/bench-stripefs.md`` says the rest.
+``docs/internals/benchmarks.md`` says the rest.
 """
 
 from __future__ import annotations
