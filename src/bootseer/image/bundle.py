@@ -1,8 +1,8 @@
 """One container: its bundle, the runtime's process, and the signals that reach its command.
 
-Signals mean in a container what they mean without one. The command is not process 1 there, for which the kernel drops
-every signal that it has no handler for, its own too. The runtime is a child in its own process group, so that a signal
-reaches the container exactly once: by us.
+Signals mean in a container what they mean without one. A command is process 1 there, for which the kernel drops every
+signal that it has no handler for: one that would have ended it without a container ends the container. The runtime is
+a child in its own process group, so that a signal reaches the container exactly once: by us.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import termios
 import threading
 import time
@@ -22,7 +21,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from bootseer.errors import ConfigError, UnavailableError, UnsupportedError
+from bootseer.errors import ConfigError, UnavailableError
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import pins
 from bootseer.kernel import procfs, signals
@@ -44,7 +43,7 @@ class Bundle:
         self._killed = False
         self._over = threading.Event()
         self._ended_by = 0
-        """The signal that came before there was a command."""
+        """The signal that a process 1 without a handler for it was killed for."""
         self._undo = ExitStack()
 
     def __enter__(self) -> Bundle:
@@ -53,10 +52,6 @@ class Bundle:
             self._bundle = undo.enter_context(owned_folder(parent, "bootseer-"))
             self._ident = self._bundle.name
             undo.callback(delete, self._bundle)
-            self._first = undo.enter_context(_process_1())
-            for one in self._document["linux"]["namespaces"]:
-                if one["type"] == "pid":
-                    one["path"] = f"/proc/{self._first.pid}/ns/pid_for_children"
             self._document["linux"]["cgroupsPath"] = _cgroup_path(self._ident)
             self._pins = pins.pins(self._document, self._bundle / "binds")
             try:
@@ -105,7 +100,6 @@ class Bundle:
         def start() -> subprocess.Popen[bytes]:
             return subprocess.Popen([*argv, self._ident], stdin=read, stdout=where, stderr=where, process_group=group)
 
-        _await(self._first)
         with _restored() if terminal else nullcontext(), pins.spawn(self._pins, start) as child:
             try:
                 with nullcontext() if quiet else self._forwarding(shared, stop_grace):
@@ -167,10 +161,10 @@ class Bundle:
                 continue
             if number is None:
                 return
-            status = self._status()
+            status, pid = self._status()
             if status == "stopped" or (not status and (self._bundle / "pid").exists()):
                 continue  # it has ended by itself, perhaps for this signal
-            if status != "running":
+            if status != "running" or not _heeds(pid, number):
                 self._ended_by = self._ended_by or number
                 self.kill()
                 while status != "running" and not self._over.wait(0.1):  # there may be no container yet
@@ -180,14 +174,15 @@ class Bundle:
             if stop_grace is not None and until is None and number in (signal.SIGINT, signal.SIGTERM):
                 until = time.monotonic() + stop_grace
 
-    def _status(self) -> str:
-        """What the runtime calls the state of the container; "" for none yet or any more, ``unknown`` when the runtime
-        does not say it in time."""
+    def _status(self) -> tuple[str, int]:
+        """What the runtime calls the state of the container, and its process; "" for none yet or any more, ``unknown``
+        when the runtime does not say it in time."""
         argv = [*_base(self._bundle, self._program), "state", self._ident]
         with suppress(subprocess.TimeoutExpired):
             done = subprocess.run(argv, capture_output=True, check=False, timeout=_STATE_SECONDS)
-            return str(_json_line(done.stdout.decode(errors="replace")).get("status", ""))
-        return "unknown"
+            state = _json_line(done.stdout.decode(errors="replace"))
+            return str(state.get("status", "")), int(state.get("pid", 0))
+        return "unknown", 0
 
 
 @contextmanager
@@ -201,38 +196,13 @@ def _restored() -> Iterator[None]:
             termios.tcsetattr(0, termios.TCSANOW, before)
 
 
-_FIRST = (
-    "import _signal, posix; _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN); posix.write(1, b'up'); posix.read(0, 1)"
-)
-
-
-@contextmanager
-def _process_1() -> Iterator[subprocess.Popen[bytes]]:
-    """Makes a PID namespace for its children, whose process 1 it starts: that one says when it is up, has the kernel
-    reap what is left to it, and ends with us, and all in the namespace with it. In a session of its own both ignore
-    signals that somebody sends to every process."""
-    script = 'trap "" HUP INT QUIT TERM USR1 USR2; exec unshare --pid --fork "$@"'
-    words = ["sh", "-c", script, "first", sys.executable, "-I", "-S", "-c", _FIRST]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as holder:
-        try:
-            yield holder
-        finally:
-            assert holder.stdin is not None
-            holder.stdin.close()
-            try:
-                holder.wait(_GUARD_SECONDS)
-            except subprocess.TimeoutExpired:
-                log.warning("process 1 of a container does not end, killing it")
-                os.killpg(holder.pid, signal.SIGKILL)
-
-
-def _await(holder: subprocess.Popen[bytes]) -> None:
-    assert holder.stdout is not None
-    assert holder.stderr is not None
-    if not holder.stdout.read(2):
-        why = holder.stderr.read(300).decode(errors="replace").strip()
-        raise UnsupportedError(f"cannot make a PID namespace: {why}", hint="apt install util-linux")
+def _heeds(pid: int, number: int) -> bool:
+    """Whether process ``pid`` has a handler for signal ``number``, ignores it or waits for it."""
+    try:
+        masks = procfs.masks(pid, "SigCgt:", "SigIgn:", "SigBlk:")
+    except OSError:
+        return True
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def delete(bundle: Path) -> None:
