@@ -317,6 +317,16 @@ def test_a_probe_is_remembered_for_this_boot(tmp_path: Path, monkeypatch: pytest
         runtime.find(tmp_path)
 
 
+def test_no_process_of_a_container_shows_the_host(place: Path, environ: dict[str, str]) -> None:
+    """Root in a container may trace, and so look through every process that it sees."""
+    script = "for one in /proc/[0-9]*; do ls $one/root/ 2>/dev/null; cat $one/environ 2>/dev/null; done"
+    argv = [*CLI, "image", "run", "--user", "root", f"oci:{place}/layout:v1", "--", "sh", "-c", script]
+    seen = subprocess.run(argv, env={**environ, "OF_THE_HOST": "1"}, capture_output=True, text=True, timeout=60).stdout
+    assert "hello" in seen
+    assert "OF_THE_HOST" not in seen
+    assert "boot" not in seen.split()
+
+
 LOOP = "echo up; while :; do sleep 0.1; done"
 
 

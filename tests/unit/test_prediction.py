@@ -21,6 +21,7 @@ from bootseer.blocks.profiles.prediction import Side, predict
 from bootseer.blocks.publish.tree import publish
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
+from bootseer.errors import UnavailableError
 from bootseer.objects.folder import FolderStore
 
 JOB = ProfileKey("train")
@@ -177,6 +178,27 @@ def test_who_shares_next_to_nothing_foretells_nothing(tmp_path: Path) -> None:
     kin = Kin(tmp_path, {"lib/1.so": BEFORE["lib/1.so"], **{f"other/{n}": random.Random(n).randbytes(9) for n in "ab"}})
     assert kin.predict() == ""
     assert not library.has_traces(kin.store, f"profiles/{kin.new}")
+
+
+def test_without_the_blocks_in_time_there_is_a_trace_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*args: object, **named: object) -> bool:
+        raise UnavailableError("not all came in time")
+
+    monkeypatch.setattr("bootseer.blocks.predict.fetch_all", late)
+    kin = Kin(tmp_path)
+    assert kin.predict() == kin.old
+    assert library.has_traces(kin.store, JOB.prefix(kin.new))
+    assert library.newest_pack(kin.store, JOB.prefix(kin.new), kin.after) is None
+
+
+def test_starts_that_read_more_than_can_be_held_foretell_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kin = Kin(tmp_path)
+    monkeypatch.setattr("bootseer.blocks.predict.MAX_UNITS", 23)
+    assert kin.predict() == ""
+    monkeypatch.setattr("bootseer.blocks.predict.MAX_UNITS", 24)
+    assert kin.predict() == kin.old
 
 
 def test_trouble_costs_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

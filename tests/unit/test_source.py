@@ -167,3 +167,13 @@ def test_a_damaged_block_comes_past_the_mirrors(tmp_path: Path, monkeypatch: pyt
     flipped.down = True
     with pytest.raises(UnavailableError):
         read_block(source, blob.map, block, counted.append)
+
+
+def test_a_store_where_a_read_failed_comes_after_the_others(tmp_path: Path) -> None:
+    blob = lazy.make(tmp_path / "blob", lazy.content(64 << 10))
+    bad = FlakyStore(blob.store)
+    source = StoreSource(blob.store, blob.map, lambda: [bad])
+    bad.fail_next(9)
+    with pytest.raises(UnavailableError):
+        source.read(0, 0, 1)
+    assert source.read(0, 0, 10) == blob.store.get(blob.key, most=1 << 20)[:10]

@@ -19,16 +19,17 @@ from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.formats.trace import Trace
 from bootseer.blocks.metadata import LocalTree, localize
 from bootseer.blocks.profiles import hotpack_builder, library
+from bootseer.blocks.profiles.hotpack_builder import MAX_UNITS
 from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import ProfileKey, Target
-from bootseer.blocks.profiles.merge import merge
+from bootseer.blocks.profiles.merge import merge, select
 from bootseer.blocks.profiles.prediction import Side, predict, wanted
 from bootseer.blocks.publish.dedup import MAX_TREES
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
-from bootseer.errors import BootseerError, FullError
+from bootseer.errors import BootseerError, FullError, UnavailableError
 from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,11 @@ _LEAST = 0.5
 _TRIED = 4
 """Trees with profiles that are looked at."""
 _JOBS = 8
-"""Profiles of the nearest tree that are predicted from, the newest."""
+"""Profiles of the nearest tree that are predicted from."""
+_STARTS = 3
+"""Starts of each that count, the newest: as many as say something new."""
+_SECONDS = 60.0
+"""Whoever converted waits no longer: then no more is predicted, and what has no hot pack gets none."""
 
 
 def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Path, streams: int = 6) -> str:
@@ -48,6 +53,7 @@ def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Pat
     ``work``: a folder with space for the metadata of both and for the hot blocks. Trouble is a line in the log: what
     was published before is there.
     """
+    end = time.monotonic() + _SECONDS
     try:
         if library.has_traces(store, f"profiles/{digest}"):
             return ""
@@ -55,11 +61,13 @@ def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Pat
         some = itertools.islice((one for one in kin if one != digest), MAX_TREES)
         near = (one for one in some if library.has_traces(store, f"profiles/{one}"))
         for other in itertools.islice(near, _TRIED):
+            if time.monotonic() > end:
+                break
             tree = tree or localize(store, digest, work)
             old = localize(store, other, work)
             new_side = Side(digest, tree.map, layout_of(tree.meta))
             if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side):
-                _publish(store, tree, found, work, streams)
+                _publish(store, tree, found, work, streams, end)
                 log.info("%d profiles predicted from tree %s", len(found), other[:12])
                 return other
     except (BootseerError, OSError, ValueError) as exc:
@@ -70,32 +78,57 @@ def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Pat
 
 
 def _predictions(store: Store, old: Side, new: Side) -> dict[str, Trace]:
-    """The predicted trace of each of the newest jobs of ``old`` that are near enough."""
-    keys = itertools.islice(store.list(f"profiles/{old.tree}"), library.LOOKED_AT)
-    parts = [info.key.split("/") for info in keys if info.key.endswith(".trace")]
+    """The predicted trace of some jobs of ``old``, as far as they are near enough. One profile is held at a time."""
+    infos = itertools.islice(store.list(f"profiles/{old.tree}"), library.LOOKED_AT)
+    parts = [info.key.split("/") for info in infos if info.key.endswith(".trace")]
     jobs = dict.fromkeys(part[2] for part in parts if len(part) == 4)
-    known = {job: library.load_own(store, old.tree, ProfileKey(job), old.map.size) for job in jobs}
-    newest = sorted((job for job in known if known[job]), key=lambda job: -max(trace.began for trace in known[job]))
-    began = int(time.time())
-    found = {job: predict(known[job], old, new, began=began) for job in newest[:_JOBS]}
-    return {job: one.trace for job, one in found.items() if one.share >= _LEAST and one.trace.touches}
+    began, found = int(time.time()), dict[str, Trace]()
+    for job in itertools.islice(jobs, _JOBS):
+        known = [
+            trace
+            for trace in library.load_own(store, old.tree, ProfileKey(job), old.map.size)
+            if sum(touch.count for touch in trace.touches) <= MAX_UNITS
+        ]
+        newest = sorted(select(known), key=lambda trace: -trace.began)[:_STARTS]
+        if newest:
+            one = predict(newest, old, new, began=began)
+            if one.share >= _LEAST and one.trace.touches:
+                found[job] = one.trace
+    return found
 
 
-def _publish(store: Store, tree: LocalTree, found: dict[str, Trace], work: Path, streams: int) -> None:
-    for job, trace in found.items():
-        raw = trace.encode()
-        store.put(f"{ProfileKey(job).prefix(tree.digest)}/{hashing.hexdigest(raw)}.trace", raw)
+def _publish(store: Store, tree: LocalTree, found: dict[str, Trace], work: Path, streams: int, end: float) -> None:
+    """Hot packs first: a profile with a trace is predicted no more."""
     needed = list(wanted(found.values(), tree.map))
     if sum(map(tree.map.length_of, needed)) > FOLDER_BYTES:
         log.info("no hot pack is made of the prediction: it has %d blocks", len(needed))
-        return
+    else:
+        try:
+            _packs(store, tree, found, needed, work, streams, end)
+        except (UnavailableError, FullError) as exc:
+            log.warning("no hot pack is made of the prediction: %s", exc)
+    for job, trace in found.items():
+        raw = trace.encode()
+        store.put(f"{ProfileKey(job).prefix(tree.digest)}/{hashing.hexdigest(raw)}.trace", raw)
+
+
+def _packs(
+    store: Store,
+    tree: LocalTree,
+    found: dict[str, Trace],
+    needed: Sequence[int],
+    work: Path,
+    streams: int,
+    end: float,
+) -> None:
     target = Target(tree.digest, tree.map_digest.hex(), tree.map)
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
-        if not fetch_all(store, cache, needed, streams=streams):
+        if not fetch_all(store, cache, needed, streams=streams, until=end):
             raise FullError(f"no space for the hot blocks of tree {tree.digest[:12]} in {work}")
         with contextlib.closing(cache.blocks_now()) as ready:
             for job, trace in found.items():
-                _pack(store, ProfileKey(job).prefix(tree.digest), merge([trace], tree.map), ready, target, work)
+                if time.monotonic() < end:
+                    _pack(store, ProfileKey(job).prefix(tree.digest), merge([trace], tree.map), ready, target, work)
 
 
 def _pack(

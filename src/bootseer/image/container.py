@@ -176,12 +176,14 @@ def _mount(target: str, kind: str, *options: str) -> dict[str, Any]:
 
 def volumes(rootfs: Path, config: oci.ImageConfig) -> dict[str, bool]:
     """The ``VOLUME`` folders of the image, as paths below ``rootfs`` without links, and whether each is there. What
-    cannot be made is left out, with a line in the log."""
+    cannot be made is left out, with a line in the log, and what the container has of the kernel."""
     inner, found = config.config or oci.ContainerConfig(), {}
     for name in sorted(inner.volumes or ()):
         try:
             if path := posixpath.normpath(f"/{name}").strip("/"):
                 place, rest = _existing(rootfs, path)
+                if posixpath.join(place, rest).partition("/")[0] in ("dev", "proc", "sys"):
+                    continue
                 found[posixpath.join(place, rest)] = not rest
         except (OSError, ValueError) as exc:
             log.warning("the volume %s of the image is not made: %s", name[:100], getattr(exc, "strerror", exc))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -87,12 +88,14 @@ def fetch_all(
     *,
     streams: int,
     stalled: float = STALLED_SECONDS,
+    until: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> bool:
     """Fetch the blocks ``wanted`` into ``cache``, in this order; False when it could not take one.
 
-    ``progress(done, total)`` counts blocks. Raises `UnavailableError` when nothing came for ``stalled`` seconds,
-    `DataError` for a block that no source has right, and at once what a source refuses with.
+    ``progress(done, total)`` counts blocks. Raises `UnavailableError` when nothing came for ``stalled`` seconds or
+    not all by the monotonic time ``until``, `DataError` for a block that no source has right, and at once what a source
+    refuses with.
     """
     # The fetcher keeps a third of its threads for readers, of which there are none.
     threads = streams + max(1, streams // 2)
@@ -108,6 +111,8 @@ def fetch_all(
                 raise fetcher.trouble or UnavailableError(
                     f"nothing came from {store.shown} for {stalled:g} s", hint="check that the store answers"
                 )
+            if time.monotonic() > until:
+                raise fetcher.trouble or UnavailableError(f"not all came from {store.shown} in time")
             if fetcher.trouble is not None and not isinstance(fetcher.trouble, UnavailableError):
                 raise fetcher.trouble
             if progress is not None:

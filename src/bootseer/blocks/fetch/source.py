@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,13 +18,15 @@ log = logging.getLogger(__name__)
 
 _MAX_OPEN = 64
 """Packs open at once, one descriptor or connection each; an image has a pack per layer, a few dozen."""
+_PASSED_OVER = 60.0
+"""Seconds for which a store where a read failed comes after the others."""
 
 
 class _Open:
     """A reader and how many threads read from it. It is closed when none does and it is not kept any more."""
 
-    def __init__(self, reader: Source) -> None:
-        self.reader = reader
+    def __init__(self, reader: Source, store: Store) -> None:
+        self.reader, self.store = reader, store
         self.users = 1
 
 
@@ -42,6 +45,8 @@ class StoreSource:
         self.name = self._shown(0) if len(self._keys) == 1 else store.shown
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
+        self._failed: dict[Store, float] = {}
+        """When a read last failed there."""
         self._closed = False
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
@@ -80,6 +85,7 @@ class StoreSource:
                 raise UnavailableError(str(from_os_error(exc, f"read {self._shown(pack)}"))) from exc
         except (UnavailableError, DataError):
             with self._lock:
+                self._failed[one.store] = time.monotonic()
                 if self._open.get(pack) is one:
                     del self._open[pack]
             raise
@@ -98,7 +104,7 @@ class StoreSource:
                 known.users += 1
                 return known
         # Not under the lock: opening may take a while, and other packs must go on. Two threads may both open it.
-        one = _Open(self._opened(self._keys[pack]))
+        one = self._opened(self._keys[pack])
         unused: list[_Open] = []
         with self._lock:
             if not self._closed:
@@ -110,11 +116,12 @@ class StoreSource:
             other.reader.close()
         return one
 
-    def _opened(self, key: str) -> Source:
+    def _opened(self, key: str) -> _Open:
         troubles: list[BootseerError] = []
-        for store in (*self._others(), self._store):
+        failed = {store for store, since in self._failed.items() if time.monotonic() - since < _PASSED_OVER}
+        for store in sorted((*self._others(), self._store), key=lambda store: store in failed):
             try:
-                return store.open(key)
+                return _Open(store.open(key), store)
             except BootseerError as exc:
                 troubles.append(exc)
         raise next((one for one in troubles if isinstance(one, UnavailableError)), troubles[-1])
