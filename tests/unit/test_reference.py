@@ -1,11 +1,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from bootseer.errors import ConfigError
+from bootseer.config import Config
+from bootseer.csi.volumes import PodVolume, Volumes
+from bootseer.errors import ConfigError, NotFoundError, PrivilegeError, UnsupportedError
+from bootseer.kernel.parts import Part
+from bootseer.node.daemon import Daemon
+from bootseer.node.protocol import NodeRequest
 from bootseer.oci import Reference
+from bootseer.oci.credentials import Logins
+from bootseer.oci.names import chosen
+from bootseer.slurm import comment
 
 D = "sha256:" + "a" * 64
 
@@ -107,3 +117,26 @@ def test_plain_http_is_for_loopback_and_what_is_named(registry: str, plain: bool
 def test_names_of_other_tools_are_no_images_of_docker_io(text: str) -> None:
     with pytest.raises(ConfigError, match="is not known"):
         Reference.parse(text)
+
+
+@pytest.mark.parametrize("text", ["oci:/hung/x", "docker-archive:/hung/x:1", "oci-archive:/hung/x@sha256:1"])
+def test_services_look_for_no_path_that_a_user_names(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lie where nothing answers, and then everybody would wait."""
+    looked: list[str] = []
+    monkeypatch.setattr("os.path.exists", looked.append)
+    daemon: Any = object.__new__(Daemon)
+    client, request = SimpleNamespace(uid=0, file=-1), NodeRequest(do="mount", version=1, ref=text)
+    with pytest.raises(UnsupportedError, match="images of registries"):
+        daemon._mount(client, request)
+    with pytest.raises(ConfigError, match="no image in a registry"):
+        daemon._digest(client, request)
+    volumes = Volumes(Config(state_dir=str(tmp_path / "state")), Part())
+    with pytest.raises(PrivilegeError, match="is in no registry"):
+        volumes.publish("volume", tmp_path / "target", PodVolume("image", text, {}, "team", Logins(), "team/train"))
+    with pytest.raises(ConfigError, match="is no image in a registry"):
+        comment.parse(f"bootseer={text}")
+    with pytest.raises(NotFoundError):
+        chosen([((text,), 1)], "x:1", "an archive")
+    assert not any("/hung" in str(path) for path in looked)

@@ -178,9 +178,9 @@ class Volumes:
         return self._env(folder, wish)
 
     def _image(self, folder: Path, wish: PodVolume) -> Path:
+        if oci.in_files(wish.name):
+            raise PrivilegeError(f"{wish.name} is in no registry, so nothing says who may read it")
         store, ref = open_store(self._config.store_url), oci.Reference.parse(wish.name)
-        if not ref.registry:
-            raise PrivilegeError(f"{ref} is in no registry, so nothing says who may read it")
         record = readable_for(
             ref, store, self._config, lambda ref: client.digest_with(ref, wish.logins, config=self._config)
         )

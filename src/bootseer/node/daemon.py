@@ -134,11 +134,11 @@ class Daemon:
             raise ConfigError(f"logins cannot come from the variable {unknown[0][:64]!r}")
         if len(request.ref.encode(errors="replace")) > protocol.MAX_REF:
             raise ConfigError(f"the image's name is longer than {protocol.MAX_REF} bytes: {request.ref[:64]}...")
-        reference = oci.Reference.parse(request.ref)
-        if not reference.registry:
+        if oci.in_files(request.ref):  # before it is parsed: all would wait with who names a path that does not answer
             raise UnsupportedError(
                 "the node daemon mounts images of registries, not those in files", hint="have root mount it on a DIR"
             )
+        reference = oci.Reference.parse(request.ref)
         if self._part.draining:
             raise UnavailableError("the node daemon is being drained: it mounts nothing more", hint="ask root")
         if client.uid:
@@ -217,6 +217,8 @@ class Daemon:
         of its own reads them, and nothing of them is left in the memory of the daemon."""
         if client.uid:
             raise PrivilegeError("only root asks a registry for others", hint="run with sudo")
+        if oci.in_files(request.ref):
+            raise ConfigError(f"{request.ref[:64]!r} is no image in a registry")
         ref, file = oci.Reference.parse(request.ref), client.file
         like = access.limits_of(client.pid, client.pidfd)
 

@@ -7,7 +7,7 @@ module that they import.
 import importlib
 from typing import TYPE_CHECKING
 
-from bootseer.oci.reference import Reference
+from bootseer.oci.reference import Reference, in_files
 from bootseer.oci.spec import ContainerConfig, ImageConfig, RootFS, host_platform
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = [
     "RootFS",
     "digest_for",
     "host_platform",
+    "in_files",
     "open_image",
     "preflight",
     "resolve_digest",

@@ -118,6 +118,12 @@ def _place(text: str, *, last: bool) -> tuple[str, str | None]:
     return (path, name) if sep and not (last and "/" in name) else (text, None)
 
 
+def in_files(text: str) -> bool:
+    """Whether ``text`` names an image in a layout or archive. `Reference.parse` looks for its path, and waits where
+    nothing answers."""
+    return text.startswith(_FILES)
+
+
 def is_host(text: str) -> bool:
     """Whether ``text`` is ``host`` or ``host:port``."""
     return bool(_HOST.match(text))

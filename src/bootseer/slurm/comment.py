@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from bootseer.errors import ConfigError
-from bootseer.oci import Reference
+from bootseer.oci import Reference, in_files
 
 _KNOWN = ("bootseer", "bootseer.job")
 _HINT = "write --comment=bootseer=HOST/NAME:TAG, and bootseer.job=NAME for a profile of its own"
@@ -37,8 +37,9 @@ def parse(comment: str) -> JobImage:
         found[key] = value
     if not found.get("bootseer"):
         raise ConfigError("the job's comment names no image", hint=_HINT)
-    if not Reference.parse(found["bootseer"]).registry:  # root would read files for a user who may not
+    if in_files(found["bootseer"]):  # root would read files for a user who may not
         raise ConfigError(f"{found['bootseer']} is no image in a registry", hint=_HINT)
+    Reference.parse(found["bootseer"])
     return JobImage(found["bootseer"], found.get("bootseer.job", ""))
 
 
