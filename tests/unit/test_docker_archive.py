@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -11,14 +12,18 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import IO
 
 import pytest
 import zstandard
 
 from bootseer import image, oci
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.oci.archive import Archive
 from bootseer.oci.inflate import inflate
+from bootseer.oci.members import Members
 from support.images import CHANGES, Member, one_of_each, write_image
 
 Change = Callable[[dict[str, bytes]], None]
@@ -383,6 +388,114 @@ def test_planted_headers(tmp_path: Path, planted: bytes) -> None:
     (tmp_path / "x").write_bytes(header(0) + planted + bytes(1024))
     with pytest.raises(DataError, match="a member of"):
         oci.open_image(f"docker-archive:{tmp_path}/x")
+
+
+def extended(kind: bytes, data: bytes) -> bytes:
+    return header(len(data), kind) + data + bytes(-len(data) % 512)
+
+
+def record(key: str, value: str = "") -> bytes:
+    size = len(key) + len(value) + 3
+    size += next(n for n in range(1, 9) if len(str(size + n)) == n)
+    return f"{size} {key}={value}\n".encode()
+
+
+_MANY = b"".join(record(f"{number:x}") for number in range(9000))
+_SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(1 << 40)}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        (extended(tarfile.XGLTYPE, _MANY), "more long names and PAX records"),
+        (extended(tarfile.XGLTYPE, record("a", "b" * 40_000)) * 2, "more long names"),
+        (header(512, tarfile.GNUTYPE_SPARSE) + bytes(512), "a sparse member"),
+        (extended(tarfile.XHDTYPE, b"".join(map(record, *zip(*_SPARSE.items(), strict=True)))) + header(512), "sparse"),
+        (extended(tarfile.XHDTYPE, record("GNU.sparse.map", "0,1")) + header(0), "a sparse member"),
+        (extended(tarfile.XHDTYPE, record("GNU.sparse.size", "1")) + header(0), "a sparse member"),
+        (extended(tarfile.GNUTYPE_LONGNAME, b"a") * 3000 + header(0), "recursion"),
+        (header(0) * 200_001, "more than 200000 members"),
+    ],
+    ids=["records", "records in several", "sparse", "sparse 1.0", "sparse 0.1", "sparse 0.0", "chain", "members"],
+)
+def test_archives_that_take_more_than_they_have(tmp_path: Path, planted: bytes, said: str) -> None:
+    (tmp_path / "x").write_bytes(header(0) + planted + bytes(1024))
+    with pytest.raises(DataError, match=f"x is not an archive of docker save: .*{said}"):
+        oci.open_image(f"docker-archive:{tmp_path}/x")
+
+
+def test_long_names_are_bounded_in_sum(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "x", "wb", compresslevel=1) as file:
+        for _ in range(9):
+            file.write(extended(tarfile.GNUTYPE_LONGNAME, b"a" * (8 << 20)) + header(0))
+        file.write(bytes(1024))
+    with pytest.raises(DataError, match="more long names and PAX records"):
+        oci.open_image(f"docker-archive:{tmp_path}/x")
+
+
+def test_records_for_all_members_do_not_stay_with_each(tmp_path: Path) -> None:
+    data = extended(tarfile.XGLTYPE, record("comment", "c" * 1000)) + extended(tarfile.XHDTYPE, record("path", "p/q/"))
+    (tmp_path / "x").write_bytes(data + header(0) * 2 + bytes(1024))
+    with Members(tmp_path / "x") as members:
+        assert "p/q" in members
+        assert "a" in members
+        assert [item.pax_headers for item in members._found.values()] == [{}, {}]
+
+
+def plain_image(names: list[list[str]], layers: dict[str, bytes], count: int = 1) -> dict[str, bytes]:
+    """Members of an archive of images with ``count`` times the same layers."""
+    diff_ids = [f"sha256:{'0' * 64}"] * (len(layers) * count)
+    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": diff_ids}}
+    index = [{"Config": "c", "Layers": [*layers] * count, "RepoTags": tags} for tags in names]
+    return {**layers, "c": json.dumps(config).encode(), "manifest.json": json.dumps(index).encode()}
+
+
+def test_a_layer_that_is_named_often_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    really = Members.open
+
+    def noted(members: Members, name: str) -> AbstractContextManager[IO[bytes]]:
+        opened.append(name)
+        return really(members, name)
+
+    monkeypatch.setattr(Members, "open", noted)
+    write(tmp_path / "x.tar", plain_image([["x:1"], ["y:1"]], {"l": gzip.compress(b"data")}, 100))
+    with contextlib.closing(Archive(Members(tmp_path / "x.tar"))) as archive:
+        archive.manifest("y:1")
+    assert opened == ["manifest.json", "c", "l"]
+
+
+def test_images_that_nobody_asks_for_are_not_read(tmp_path: Path) -> None:
+    members = plain_image([["x:1"]], {"l": b"data"})
+    index = [*json.loads(members["manifest.json"]), {"Config": "none", "Layers": [], "RepoTags": ["y:1"]}]
+    write(tmp_path / "x.tar", {**members, "manifest.json": json.dumps(index).encode()})
+    with contextlib.closing(Archive(Members(tmp_path / "x.tar"))) as archive:
+        archive.manifest("x:1")
+        with pytest.raises(DataError, match="has no file none"):
+            archive.manifest("y:1")
+
+
+@pytest.mark.parametrize(("images", "layers", "said"), [(1, 1001, "1000 layers"), (1001, 1, "1000 images")])
+def test_more_than_any_image_has(tmp_path: Path, images: int, layers: int, said: str) -> None:
+    write(tmp_path / "x.tar", plain_image([[]] * images, {"l": b"data"}, layers))
+    with pytest.raises(DataError, match=f"more than {said}"):
+        oci.open_image(f"docker-archive:{tmp_path}/x.tar", platform="linux/amd64")
+
+
+def test_a_strangers_link_to_an_archive_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "x.tar", plain_image([[]], {"l": b"data"}))
+    (tmp_path / "own").symlink_to("x.tar")
+    Members(tmp_path / "own").close()
+    if os.geteuid():
+        pytest.skip("needs root, to make links of others")
+    open_folder = tmp_path / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o1777)
+    (open_folder / "link").symlink_to(tmp_path / "x.tar")
+    os.lchown(open_folder / "link", 4711, 4711)
+    with pytest.raises(BootseerError, match="is not followed"):
+        Members(open_folder / "link")
 
 
 @pytest.mark.timeout(20)

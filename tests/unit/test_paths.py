@@ -15,6 +15,7 @@ GUARDED = (
     "backends",
     "objects",
     "oci/layout.py",
+    "oci/members.py",
     "kernel/beneath.py",
     "kernel/links.py",
     "env/keyfile.py",

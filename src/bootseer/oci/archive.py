@@ -33,6 +33,7 @@ from bootseer.oci.spec import (
 
 _CHUNK = 1 << 20
 _MOST_LAYERS = 1000
+_MOST_IMAGES = 1000
 _NAMED_BY_DIGEST = re.compile(r"(?:.*/)?([0-9a-f]{64})(?:\.tar(?:\.gz)?)?\Z")
 """Compressed layers of docker since 25, and of others."""
 
@@ -67,11 +68,18 @@ class Archive:
         """Digest -> configuration."""
         self._layers: dict[str, str] = {}
         """Digest -> name."""
+        self._seen: dict[str, tuple[int, str]] = {}
+        """Name of a layer -> its size, and its digest if it is compressed: it may be named many times."""
+        self._diff_ids: dict[str, str] = {}
+        self._images: list[tuple[tuple[str, ...], _Saved | str]]
+        """Names and what the image is made of: in `_of_repositories` its topmost layer."""
         if "repositories" in members and "manifest.json" not in members:
             self._images = self._of_repositories()
         else:
             images = decode(self._document("manifest.json"), list[_Saved], f"manifest.json of {self._path}")
-            self._images = [(saved.repo_tags or (), self._manifest(saved)) for saved in images]
+            self._images = [(one.repo_tags or (), msgspec.structs.replace(one, repo_tags=None)) for one in images]
+        if len(self._images) > _MOST_IMAGES:
+            raise DataError(f"archive {self._path} has more than {_MOST_IMAGES} images")
 
     @contextlib.contextmanager
     def _member(self, name: str) -> Iterator[IO[bytes]]:
@@ -89,7 +97,11 @@ class Archive:
             raise DataError(f"{name} in archive {self._path} is larger than {MAX_DOCUMENT} bytes")
         return data
 
-    def _manifest(self, saved: _Saved) -> bytes:
+    def _manifest(self, saved: _Saved | str) -> bytes:
+        if isinstance(saved, str):
+            return self._of_layers(saved)
+        if len(saved.layers) > _MOST_LAYERS:
+            raise DataError(f"archive {self._path} has an image of more than {_MOST_LAYERS} layers")
         raw = self._document(saved.config)
         diff_ids = decode(raw, ImageConfig, f"{saved.config} in archive {self._path}").rootfs.diff_ids
         if len(diff_ids) != len(saved.layers):
@@ -103,25 +115,29 @@ class Archive:
 
     def _layer(self, name: str, diff_id: str) -> Descriptor:
         """What is compressed is told by its name, or, where that says nothing, by reading it."""
-        with self._member(name) as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            digest = diff_id
-            if file.read(4).startswith(COMPRESSED):
-                named = _NAMED_BY_DIGEST.match(name)
+        if name not in self._seen:
+            with self._member(name) as file:
+                size = file.seek(0, os.SEEK_END)
                 file.seek(0)
-                digest = f"sha256:{named[1]}" if named else _sha256(iter(functools.partial(file.read, _CHUNK), b""))
+                digest = ""
+                if file.read(4).startswith(COMPRESSED):
+                    named = _NAMED_BY_DIGEST.match(name)
+                    file.seek(0)
+                    digest = f"sha256:{named[1]}" if named else _sha256(iter(functools.partial(file.read, _CHUNK), b""))
+            self._seen[name] = size, digest
+        size, digest = self._seen[name]
+        digest = digest or diff_id
         self._layers[digest] = name
         return Descriptor(LAYER, digest, size)
 
-    def _of_repositories(self) -> list[tuple[tuple[str, ...], bytes]]:
+    def _of_repositories(self) -> list[tuple[tuple[str, ...], _Saved | str]]:
         what = f"repositories of {self._path}"
         found = decode(self._document("repositories"), dict[str, dict[str, str]], what)
         names: dict[str, list[str]] = {}
         for repository, tags in found.items():
             for tag, ident in tags.items():
                 names.setdefault(ident, []).append(f"{repository}:{tag}")
-        return [(tuple(of), self._of_layers(top)) for top, of in names.items()]
+        return [(tuple(of), top) for top, of in names.items()]
 
     def _of_layers(self, top: str) -> bytes:
         """The manifest of the image that ends with the layer ``top``: the diff ids are those of what is there."""
@@ -133,9 +149,11 @@ class Archive:
         layers, diff_ids = [], []
         for ident in reversed(idents):
             name = f"{ident}/layer.tar"
-            with self._member(name) as file:
-                chunks = iter(functools.partial(file.read, _CHUNK), b"")
-                diff_ids.append(_sha256(inflate(chunks, f"{name} of {self._path}")))
+            if name not in self._diff_ids:
+                with self._member(name) as file:
+                    chunks = iter(functools.partial(file.read, _CHUNK), b"")
+                    self._diff_ids[name] = _sha256(inflate(chunks, f"{name} of {self._path}"))
+            diff_ids.append(self._diff_ids[name])
             layers.append(self._layer(name, diff_ids[-1]))
         old = self._old(top)
         rootfs = RootFS(diff_ids=tuple(diff_ids))
@@ -150,10 +168,13 @@ class Archive:
 
         Raises `ConfigError` when there are several to choose from, `NotFoundError`.
         """
-        where, images = f"archive {self._path}", self._images
+        where = f"archive {self._path}"
         if selector.startswith("sha256:"):
-            images = [((digest_of(body),), body) for _, body in images]
-        body, *more = dict.fromkeys(chosen(images, selector, where))
+            bodies = map(self._manifest, dict.fromkeys(made_of for _, made_of in self._images))
+            found = chosen([((digest_of(body),), body) for body in bodies], selector, where)
+        else:
+            found = list(map(self._manifest, dict.fromkeys(chosen(self._images, selector, where))))
+        body, *more = dict.fromkeys(found)
         if more:
             raise several(where, ())
         return body, Descriptor(MANIFEST, digest_of(body), len(body))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -16,6 +17,7 @@ from typing import IO
 
 from bootseer.closing import Closing
 from bootseer.errors import DataError, from_os_error
+from bootseer.kernel import links
 from bootseer.oci.inflate import COMPRESSED, inflate
 from bootseer.oci.spec import MAX_DOCUMENT
 
@@ -24,15 +26,49 @@ log = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 _MOST = 1 << 50
 _EXTENDED = tuple(kind.encode() for kind in "xgXLK")
-_DAMAGED = (tarfile.TarError, ValueError, OverflowError)
+_DAMAGED = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+_MOST_MEMBERS = 200_000
+_MOST_EXTENDED = 64 << 20
+_MOST_GLOBAL = 64 << 10
+"""Bytes of PAX records for all members that follow: ``tarfile`` copies them for each."""
 
 
 class _Header(tarfile.TarInfo):
+    """Has no more than what files are found and read by. `_headers` makes one for each archive."""
+
+    __slots__ = ()
+    extended = global_ = 0
+    """Bytes of headers with long names and PAX records in the archive so far."""
+
     def _block(self, count: int) -> int:
         """How far a member reaches; all of the headers with long names and PAX records is read to memory."""
         if not 0 <= count <= (MAX_DOCUMENT if self.type in _EXTENDED else _MOST):
             raise tarfile.ReadError(f"a member of {count} bytes")  # back to an earlier one would have no end
+        if self.type in _EXTENDED:
+            archive = type(self)
+            archive.extended += count
+            archive.global_ += count if self.type == tarfile.XGLTYPE else 0
+            if archive.extended > _MOST_EXTENDED or archive.global_ > _MOST_GLOBAL:
+                raise tarfile.ReadError("more long names and PAX records than are read")
         return -(-count // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+    def _apply_pax_info(self, pax_headers: dict[str, str], *_: object) -> None:
+        if "path" in pax_headers:
+            self.name = pax_headers["path"].rstrip("/")
+        self.linkname = pax_headers.get("linkpath", self.linkname)
+        self.size = int(pax_headers.get("size", self.size))
+
+    def _refuse(self, *_: object) -> None:
+        raise tarfile.ReadError("a sparse member, which is not read")  # it is of any size, whatever that of the archive
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse
+
+
+def _headers() -> type[_Header]:
+    class Header(_Header):
+        __slots__ = ()
+
+    return Header
 
 
 class Members(Closing):
@@ -46,14 +82,16 @@ class Members(Closing):
         self.path = path
         with contextlib.ExitStack() as undo:
             try:
-                file: IO[bytes] = undo.enter_context(open(path, "rb", opener=_open))
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise DataError(f"{path} is not a file")
+                file: IO[bytes] = undo.enter_context(os.fdopen(_open(path), "rb"))
                 if file.read(4).startswith(COMPRESSED):
                     file = undo.enter_context(self._decompressed(file))
                 file.seek(0)
-                self._tar = undo.enter_context(tarfile.open(fileobj=file, mode="r:", tarinfo=_Header))
-                self._found = {_plain(item.name): item for item in self._tar}
+                self._tar = undo.enter_context(tarfile.open(fileobj=file, mode="r:", tarinfo=_headers()))
+                self._found: dict[str, tarfile.TarInfo] = {}
+                for number, item in enumerate(self._tar):
+                    if number >= _MOST_MEMBERS:
+                        raise tarfile.ReadError(f"it has more than {_MOST_MEMBERS} members")
+                    self._found[_plain(item.name)] = item
             except _DAMAGED as exc:
                 raise DataError(f"{path} is not an archive of docker save: {exc}") from None
             except OSError as exc:
@@ -95,8 +133,19 @@ class Members(Closing):
         self._open.close()
 
 
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # nobody may ever write to a pipe
+def _open(path: Path) -> int:
+    """It may lie in another user's folder."""
+    where = os.path.abspath(path)
+    try:
+        fd = links.open_followed(where, os.O_RDONLY, base=where)
+    except OSError as exc:
+        if exc.errno == errno.EINVAL:
+            raise DataError(f"{path} is not a file") from None
+        raise
+    if stat.S_ISDIR(os.fstat(fd).st_mode):  # `os.fdopen` would leave it open
+        os.close(fd)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), where)
+    return fd
 
 
 def _plain(name: str) -> str:
