@@ -295,7 +295,7 @@ def test_who_joined_keeps_the_cache_when_another_start_has_captured_and_ended(tm
     with another_user(held):
         running = held.capture(last=last)
         assert running
-        assert running.wait(60)[0] == last  # else it is too fresh
+        assert running.wait(60)[0] >= last  # else it is too fresh, where the capture began at once
         held.close()
         assert names(held) == {"aa/one.so"}
     held.close()
