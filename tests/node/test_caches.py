@@ -344,6 +344,7 @@ def restored(tmp_path: Path) -> Iterator[Held]:
     until(lambda: not [*tmp_path.glob("b/state/trees/*/")], 40, "the end of the block server")
 
 
+@pytest.mark.serial  # a namespace that another test makes meanwhile would have a copy, too
 @pytest.mark.parametrize("propagation", ["private", "slave"])
 def test_a_namespace_that_somebody_made_meanwhile_keeps_nothing_of_it(restored: Held, propagation: str) -> None:
     base = Path(restored.config.cache_dir).parent
@@ -358,6 +359,7 @@ def test_a_namespace_that_somebody_made_meanwhile_keeps_nothing_of_it(restored: 
 RENAMED = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xff\\n\\x1b[31m'); print(flush=True); sys.stdin.read()"
 
 
+@pytest.mark.serial  # a namespace that another test makes meanwhile would have a copy, too
 def test_a_process_that_has_a_copy_may_have_any_name(restored: Held, caplog: pytest.LogCaptureFixture) -> None:
     with namespace("--user", "--map-root-user", program=f'exec {sys.executable} -c "{RENAMED}"') as other:
         assert other.stdout
@@ -368,6 +370,7 @@ def test_a_process_that_has_a_copy_may_have_any_name(restored: Held, caplog: pyt
         assert r"\n\x1b[31m) has a copy of the mount on " in lines[0]
 
 
+@pytest.mark.serial  # a namespace that another test makes meanwhile would have a copy, too
 @pytest.mark.parametrize("options", [["--propagation", "private"], ["--user", "--map-root-user"]])
 def test_a_copy_that_is_in_use_or_locked_is_left_and_named(
     restored: Held, options: list[str], caplog: pytest.LogCaptureFixture
