@@ -221,9 +221,19 @@ def _misspelt(variable: str) -> str:
     names = [f"BOOTSEER_{name.upper()}" for name in Config.__struct_fields__]
     if variable in names or variable in _OTHERS:
         return ""
-    import difflib
+    return next((name for name in (*names, *_OTHERS) if _slips(variable, name) <= _FEW), "")
 
-    return next(iter(difflib.get_close_matches(variable, [*names, *_OTHERS], n=1, cutoff=0.85)), "")
+
+def _slips(one: str, other: str) -> int:
+    """How many letters are wrong, missing or too many; `difflib` would be loaded late, perhaps beside a fork."""
+    if abs(len(one) - len(other)) > _FEW:
+        return _FEW + 1
+    row = list(range(len(other) + 1))
+    for number, letter in enumerate(one, 1):
+        above, row = row, [number]
+        for at, wanted in enumerate(other):
+            row.append(min(above[at + 1] + 1, row[at] + 1, above[at] + (letter != wanted)))
+    return row[-1]
 
 
 def shown(value: Any) -> Any:
@@ -244,6 +254,8 @@ _OWN = ("cache_dir", "state_dir")
 """Folders that only one user can use."""
 _PLACES = (*_OWN, "node_dir", "store", "sign_key", "verify_key")
 _SIZES = ("cache_limit", "cache_keep_free")
+_FEW = 2
+"""Slips in the name of a variable for which it is still told what was meant."""
 _LEAST = 1 << 20
 """Bytes: no cache is smaller, so that a number below it is a slip."""
 _OTHERS = tuple(
