@@ -83,7 +83,7 @@ class Site:
         serve = self.slurm.argv("n1", ["env", f"BOOTSEER_FAULTS={faults}", *words, "serve"])
         with open(self.slurm.root / "log/daemon.log", "ab") as out:
             process = subprocess.Popen([*WITH_US, *serve], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-        metrics = [*words, "metrics"]
+        metrics = [*words, "status", "--metrics"]
         until(lambda: self.slurm.run("n1", metrics, check=False).startswith("# HELP"), WAIT, "the daemon")
         return process
 

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -292,10 +293,22 @@ def test_who_joined_keeps_the_cache_when_another_start_has_captured_and_ended(tm
     nodes = Nodes(tmp_path, "mount")
     held = nodes.start("a")
     add(held, "aa/one.so")
+    ended = threading.Event()
+
+    def write() -> None:  # what is written just now is captured at a job's end alone
+        while not ended.wait(0.02):
+            os.utime(held.folder / "inductor/aa/one.so")
+
+    writer = threading.Thread(target=write)
     with another_user(held):
         running = held.capture(last=last)
         assert running
-        assert running.wait(60)[0] >= last  # else it is too fresh, where the capture began at once
+        writer.start()
+        try:
+            assert running.wait(60)[0] == last
+        finally:
+            ended.set()
+            writer.join()
         held.close()
         assert names(held) == {"aa/one.so"}
     held.close()

@@ -710,7 +710,7 @@ def test_a_mount_that_is_not_done_ends_with_its_client(daemon: NodeDaemon, site:
     status = Path(f"/proc/{daemon.pid}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) < 60_000
     assert re.search(r"Max core file size +0 +0 ", Path(f"/proc/{daemon.pid}/limits").read_text())
-    assert "bootseer_node_mounts 0" in command(["node", "metrics"], config)[1]
+    assert "bootseer_node_mounts 0" in command(["node", "status", "--metrics"], config)[1]
     assert "KillMode=process" in command(["node", "install", "--unit=-"], config)[1]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -61,11 +62,21 @@ def serve(
 
 
 @app.command(cls=Verb)
-def status(as_json: AsJson = False) -> None:
+def status(
+    as_json: AsJson = False,
+    metrics: Annotated[
+        bool,
+        typer.Option("--metrics", help="Print its figures for Prometheus, as node_exporter's text files have them"),
+    ] = False,
+) -> None:
     """Say what the service does. As root, `bootseer image status` lists what it has mounted for users."""
     from bootseer.node import client
+    from bootseer.node import unit as units
 
     found = client.node(config=settings())
+    if metrics:
+        typer.echo(units.metrics(found), nl=False)
+        return
     state = "is being drained: it mounts nothing more" if found.draining else "serves"
     lingering = f" ({found.lingering} more were ended, but are in use)" if found.lingering else ""
     others = [
@@ -94,15 +105,6 @@ def drain(as_json: AsJson = False) -> None:
     config = settings()
     client.drain(config=config)
     answer({"draining": True}, as_json)
-
-
-@app.command(cls=Verb)
-def metrics() -> None:
-    """Print the service's figures for Prometheus, as for the text files that node_exporter collects."""
-    from bootseer.node import client
-    from bootseer.node import unit as units
-
-    typer.echo(units.metrics(client.node(config=settings())), nl=False)
 
 
 def _restorer() -> Callable[[list[str], int], bool]:
