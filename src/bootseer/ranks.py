@@ -1,11 +1,9 @@
-"""The rank of a process and the number of a node in its job, from the variables that the job's launcher sets."""
+"""The number of a node in its job, and how many there are, from the variables that the job's launcher sets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-RANKS = ("BOOTSEER_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-"""Of a process: torchrun sets RANK, srun SLURM_PROCID, mpirun the last."""
 NODE_RANKS = (
     "BOOTSEER_NODE_RANK",
     "GROUP_RANK",

@@ -32,7 +32,7 @@ def hotpack(raw: bytes) -> object:
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "blockmap-v2": BlockMap.decode,
-    "trace-v3": Trace.decode,
+    "trace-v4": Trace.decode,
     "hotpack-v2": hotpack,
     "chunks-v2": ChunkList.decode,
     "pagelist-v1": lambda raw: PageList.decode(zstandard.compress(raw), TREE, 1 << 40),

@@ -220,7 +220,7 @@ FORMATS: dict[str, Format] = {
     "key-document": Format(golden("env/document.json"), key_document),
     "block-map": Format(golden("blocks/blockmap-v2.bin"), lambda raw: BlockMap.decode(hashed(raw))),
     "hot-pack": Format(golden("blocks/hotpack-v2.bin"), hot_pack),
-    "trace": Format(golden("blocks/trace-v3.bin"), lambda raw: Trace.decode(hashed(raw))),
+    "trace": Format(golden("blocks/trace-v4.bin"), lambda raw: Trace.decode(hashed(raw))),
     "page-list": Format(
         lambda: [zstandard.decompress((GOLDEN / "blocks/pagelist-v1.bin").read_bytes())],
         each(

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bootseer import image
-from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
+from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.without_mount import look
@@ -75,7 +75,7 @@ class Site:
             for number, path in enumerate(paths):
                 (extent, *_) = opened.reader.extents(opened.reader.stat(path))
                 touches.append(Touch(100 * number, 7, extent.data_offset // UNIT, 1))
-            trace = Trace(record.tree, opened.map.size, began, True, tuple(touches), (Process(7, "python", 0, "/job"),))
+            trace = Trace(record.tree, opened.map.size, began, True, tuple(touches))
             before = {info.key for info in self.store.list("profiles")}
             assert library.publish(self.store, ProfileKey(job), trace, opened.map) == "published"
         ((key),) = {info.key for info in self.store.list("profiles")} - before

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bootseer import ranks
-from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Process, Touch, Trace
+from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT, Touch, Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, owner_of
 from bootseer.blocks.profiles.merge import HotUse, hot_use, merge
@@ -84,14 +84,13 @@ def test_a_start_that_reads_most_of_a_tree_is_published(store: FolderStore) -> N
     assert library.publish(store, KEY, Trace(TREE, blocks.size, 0, True, touches), blocks) == "published"
 
 
-def test_a_start_of_a_scan_only_is_not_published_and_what_was_left_out_is_named(store: FolderStore) -> None:
+def test_a_start_of_a_scan_only_is_not_published_and_what_was_left_out_is_counted(store: FolderStore) -> None:
     blocks = large_map()
-    cat = Process(7, "cat")
-    only = Trace(TREE, blocks.size, 0, True, (), (cat,))
+    only = Trace(TREE, blocks.size, 0, True, (), 1)
     assert library.publish(store, KEY, only, blocks) == "reads everything"
-    beside = Trace(TREE, blocks.size, 0, True, (Touch(0, 8, 3, 1),), (cat, Process(8, "python")))
+    beside = Trace(TREE, blocks.size, 0, True, (Touch(0, 8, 3, 1),), 1)
     assert library.publish(store, KEY, beside, blocks) == "published"
-    assert [library.left_out(one) for one in library.load(store, TREE, KEY, blocks.size)] == [[cat]]
+    assert [one.left_out for one in library.load(store, TREE, KEY, blocks.size)] == [1]
 
 
 def test_waste_and_misses_are_counted(blob: lazy.LazyBlob) -> None:

@@ -19,9 +19,6 @@ from bootseer.blocks.serving.trace_publisher import TracePublisher
 class Failing:
     """A recording in trouble."""
 
-    def poll(self) -> int:
-        raise ValueError("unforeseen")
-
     def trace(self, *, complete: bool = True) -> Trace:
         raise ValueError("unforeseen")
 
@@ -55,15 +52,6 @@ def test_a_recording_that_fails_costs_a_line(
     assert "is not published" in caplog.text
 
 
-def test_a_poll_that_fails_ends_the_recording(publisher: TracePublisher, counts: memoryview) -> None:
-    publisher.poll()
-    assert publisher.state == "failed"
-    assert counts[Count.RECORDED] == 1
-    publisher.end()
-    assert not publisher.finish()
-    assert publisher.state == "failed"
-
-
 def test_publishing_holds_nobody_up(publisher: TracePublisher, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(key: ProfileKey) -> bool:
         time.sleep(0.5)
@@ -91,7 +79,6 @@ def test_without_a_thread_to_be_had_nothing_is_published(
 
 def test_what_is_recorded(publisher: TracePublisher, counts: memoryview) -> None:
     off = publisher_of(counts, None)
-    off.poll()
     off.end()
     off.finish()
     assert (off.state, publisher.state) == ("off", "recording")

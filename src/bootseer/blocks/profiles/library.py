@@ -21,7 +21,7 @@ from bootseer import ranks
 from bootseer.blocks.formats import hotpack
 from bootseer.blocks.formats.hotpack import HotPack
 from bootseer.blocks.formats.pagelist import MAX_STORED, PageList
-from bootseer.blocks.formats.trace import MAX_BYTES, Process, Trace
+from bootseer.blocks.formats.trace import MAX_BYTES, Trace
 from bootseer.blocks.profiles.merge import blocks_of
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap
@@ -209,7 +209,7 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
     try:
         mine = blocks_of(trace, blocks)
         if not mine:
-            return "reads everything" if left_out(trace) else "empty"
+            return "reads everything" if trace.left_out else "empty"
         known = list(_read(store, key.prefix(trace.tree), trace.tree, trace.size))
         complete = [other for other in known if other.complete]
         # one a day is news by itself: what jobs no longer read must leave the profile, too
@@ -271,13 +271,6 @@ def make_room(store: Store, key: ProfileKey, tree: str, blocks: BlockMap, size: 
         return fits
     log.warning("%s gets nothing more: it has all of the %d bytes of its owner's budget", mine, budget)
     return False
-
-
-def left_out(trace: Trace) -> list[Process]:
-    """The processes whose touches `bootseer.blocks.profiles.recording` left out, as they read a large part of the tree:
-    the trace names them but has no touch of them."""
-    touched = {touch.pid for touch in trace.touches}
-    return [process for process in trace.processes if process.pid not in touched]
 
 
 def publishes(environ: Mapping[str, str]) -> bool:

@@ -103,7 +103,6 @@ class FetcherProcess:
             tree.digest,
             tree.map.size,
             began=counts[Count.BEGAN_UNIX],
-            clock=counts[Count.BEGAN_NS] / 1e9,
             layout=lambda: layout_of(tree.meta),
         )
         self._traces = TracePublisher(
@@ -164,7 +163,6 @@ class FetcherProcess:
         counts = self._shared.counts
         self._say()
         while not self._stop.wait(_TICK):
-            self._traces.poll()
             age = (time.monotonic_ns() - counts[Count.BEGAN_NS]) / 1e9
             if counts[Count.JOB_READY] or age >= self._spec.config.record_seconds:
                 self._traces.end()

@@ -37,7 +37,7 @@ _MUCH = 0.1
 
 
 class TracePublisher:
-    """Polls ``recording`` and publishes it once, for the starts with profile ``key`` (None: this start is not
+    """Publishes ``recording`` once, for the starts with profile ``key`` (None: this start is not
     recorded).
 
     ``plan``: what this start fetched ahead, as far as that is known when asked. One thread calls; publishing has its
@@ -72,18 +72,6 @@ class TracePublisher:
         self.state = "off"
         if key is not None:
             self.state = "ended" if counts[Count.RECORDED] else "recording"
-
-    def poll(self) -> None:
-        """While it records, a few times a second."""
-        if self.state != "recording":
-            return
-        try:
-            self._recording.poll()
-        except Exception:
-            log.exception("the recording of tree %s failed", self._tree.digest[:12])
-            self._counts[Count.RECORDING] = 0
-            self._counts[Count.RECORDED] = 1
-            self.state = "failed"
 
     def end(self) -> None:
         """End the recording, if one is on, and publish it in a thread of its own."""
