@@ -25,7 +25,8 @@ import pytest
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
-from bootseer.image import cdi, runtime
+from bootseer.image import bundle, cdi, runtime
+from bootseer.image.runtime import Bind
 from support.images import Member, folder, programs, write_image
 from support.node import alive
 from support.waits import until
@@ -47,7 +48,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
              Member("hello", data=b"hello from the image\n")]  # fmt: skip
     write_image(
         base / "layout",
-        [programs("sh", "cat", "id", "sleep", "env", "ls", "mknod", "tty", "stty"), files],
+        [programs("sh", "cat", "id", "sleep", "env", "ls", "mknod", "tty", "stty", "grep"), files],
         config=CONFIG,
     )
     image.convert(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
@@ -290,13 +291,20 @@ def test_two_starts_leave_a_profile_and_the_second_prefetches(place: Path, envir
 
 
 def test_exit_codes_and_reasons(rootfs: image.ImageMount) -> None:
-    def run(*argv: str, **more: str) -> int:
+    def run(*argv: str, **more: object) -> int:
         return runtime.run(rootfs.rootfs, rootfs.config, argv, state_dir=rootfs._state_dir, **more)  # type: ignore[arg-type]
 
     assert run("sh", "-c", "exit 0") == 0
     assert run("sh", "-c", "exit 93") == 93
     assert run("sh", "-c", "sleep 60 & exit 3") == 3
-    assert run("sh", "-c", "kill -9 $$; ls /nothing") != 0
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGALRM, signal.SIGABRT, signal.SIGUSR2):
+        assert run("sh", "-c", f"kill -{int(number)} $$; exit 3") == 128 + number
+    dead = "for i in /proc/[0-9]*; do grep -q 'State:.Z' $i/status && exit 4; done; exit 0"
+    assert run("sh", "-c", f"(sh -c 'sleep 0.1' &) ; sleep 0.4; {dead}") == 0  # reaped, although its parent ended
+    assert run("sh", "-c", "trap 'exit 9' TERM; kill -TERM 0; exit 3") == 9
+    own = [Bind(str(rootfs.rootfs / "etc"), "/mounted")]
+    assert run("/mounted/no-such-thing", mounts=own) == 127
+    assert run("/mounted/passwd", mounts=own) == 126
     with pytest.raises(NotFoundError, match="cannot run no-such-thing in the container"):
         run("no-such-thing")
     with pytest.raises(ConfigError, match="unknown container network"):
@@ -325,6 +333,52 @@ def test_no_process_of_a_container_shows_the_host(place: Path, environ: dict[str
     assert "hello" in seen
     assert "OF_THE_HOST" not in seen
     assert "boot" not in seen.split()
+
+
+@pytest.mark.parametrize("name", ["runc", "crun"])
+def test_process_1_is_of_the_container(place: Path, rootfs: image.ImageMount, tmp_path: Path, name: str) -> None:
+    """It has the rights of the command and no descriptor more, and nobody can write its program. Its state may lie
+    where nothing may be executed, as in /run of Debian."""
+    if not shutil.which(name):
+        pytest.skip(f"no {name}")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,nosuid,nodev,mode=755", "none", str(tmp_path)], check=True)
+    try:
+        out = tmp_path / "out"
+        out.mkdir()
+        script = (
+            "cd /proc; { ls 1/fd; ls self/fd; } >/out/fds; for i in 1 self; do grep -E '^(Cap|Uid|Gid)' $i/status; done"
+            " >/out/rights; for i in /proc/1/exe /dev/init; do (echo x >>$i) 2>/dev/null && exit 4; done;"
+            " ls -l /dev/init >/out/owner; exit 0"
+        )
+        config = msgspec.structs.replace(rootfs.config, config=oci.ContainerConfig(env=("PATH=/bin",)))
+        where = [Bind(str(out), "/out")]
+        try:
+            runtime.find(tmp_path, name)
+        except UnsupportedError as exc:
+            pytest.skip(str(exc))
+        code = runtime.run(
+            rootfs.rootfs, config, ["sh", "-c", script], state_dir=tmp_path, runtime=name, mounts=where, readonly=True
+        )
+        assert code == 0
+        fds = (out / "fds").read_text().split()
+        assert fds[:3] == ["0", "1", "2"]
+        assert fds[3:6] == ["0", "1", "2"]  # then that of the folder that is listed
+        rights = (out / "rights").read_text().splitlines()
+        assert len(rights) == 2 * 7
+        assert rights[:7] == rights[7:]
+        assert (out / "owner").read_text().startswith("-r-xr-xr-x")
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["x86_64", "aarch64"])
+def test_the_program_of_process_1_is_what_its_source_says(tmp_path: Path, kind: str) -> None:
+    source = Path(bundle.__file__).parent / "init"
+    compiler = "gcc" if os.uname().machine == kind else f"{kind}-linux-gnu-gcc"
+    if not shutil.which(compiler) or "12.2.0" not in subprocess.check_output([compiler, "--version"], text=True):
+        pytest.skip("no gcc 12.2.0, which made the program")
+    subprocess.run([str(source / "build.sh"), kind, str(tmp_path / kind)], check=True, timeout=60)
+    assert (tmp_path / kind).read_bytes() == (source / kind).read_bytes()
 
 
 LOOP = "echo up; while :; do sleep 0.1; done"

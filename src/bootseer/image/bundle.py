@@ -1,8 +1,9 @@
 """One container: its bundle, the runtime's process, and the signals that reach its command.
 
-Signals mean in a container what they mean without one. A command is process 1 there, for which the kernel drops every
-signal that it has no handler for: one that would have ended it without a container ends the container. The runtime is
-a child in its own process group, so that a signal reaches the container exactly once: by us.
+Signals mean in a container what they mean without one. Process 1, for which the kernel drops every signal that it has
+no handler for, is not the command but a small program (init/init.c) that passes signals on to it. Where there is none
+for this machine, a signal that would have ended the command ends the container. The runtime is a child in its own
+process group, so that a signal reaches the container exactly once: by us.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from bootseer.wiretypes import loaded
 
 log = logging.getLogger(__name__)
 
+_INIT = "/dev/init"
 _STATE_SECONDS = 30.0
 _GUARD_SECONDS = 5.0
 
@@ -43,7 +45,7 @@ class Bundle:
         self._killed = False
         self._over = threading.Event()
         self._ended_by = 0
-        """The signal that a process 1 without a handler for it was killed for."""
+        """The signal that came before there was a command, or for which a process 1 without a handler was killed."""
         self._undo = ExitStack()
 
     def __enter__(self) -> Bundle:
@@ -53,6 +55,7 @@ class Bundle:
             self._ident = self._bundle.name
             undo.callback(delete, self._bundle)
             self._document["linux"]["cgroupsPath"] = _cgroup_path(self._ident)
+            self._init = _give_init(self._document, self._bundle / "init")
             self._pins = pins.pins(self._document, self._bundle / "binds")
             try:
                 text = json.dumps(self._document, ensure_ascii=False).encode()
@@ -164,7 +167,7 @@ class Bundle:
             status, pid = self._status()
             if status == "stopped" or (not status and (self._bundle / "pid").exists()):
                 continue  # it has ended by itself, perhaps for this signal
-            if status != "running" or not _heeds(pid, number):
+            if status != "running" or not (self._init or _heeds(pid, number)):
                 self._ended_by = self._ended_by or number
                 self.kill()
                 while status != "running" and not self._over.wait(0.1):  # there may be no container yet
@@ -194,6 +197,24 @@ def _restored() -> Iterator[None]:
     finally:
         with suppress(termios.error):
             termios.tcsetattr(0, termios.TCSANOW, before)
+
+
+def _give_init(document: dict[str, Any], place: Path) -> bool:
+    """Have a program of the container's own, ``place``, start the command and be process 1, where there is one."""
+    program = Path(__file__).parent / "init" / os.uname().machine
+    mounts = document["mounts"]
+    after = next(n for n, one in enumerate(mounts) if one["destination"] == "/dev") + 1
+    if not program.exists() or any(
+        os.path.normpath(one["destination"]) in ("/", "//", "/dev", "//dev") for one in mounts[after:]
+    ):
+        log.warning("the command is process 1 of its container: there is no init for this machine, or no place for it")
+        return False
+    place.write_bytes(program.read_bytes())
+    place.chmod(0o555)
+    options = ["bind", "ro", "nosuid", "nodev"]
+    mounts.insert(after, {"destination": _INIT, "type": "bind", "source": str(place), "options": options})
+    document["process"]["args"].insert(0, _INIT)
+    return True
 
 
 def _heeds(pid: int, number: int) -> bool:
