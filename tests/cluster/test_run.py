@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import blake3
 import pytest
+import zstandard
 
 from bootseer import image, oci, stripefs
 from bootseer.kernel import pressure
@@ -164,6 +170,36 @@ def test_first_start_captures_second_restores_both_see_the_same(node: Place, tmp
     assert image_span(cold)["bytes_hot"] > 0
     assert set(summary["stages"]) == {"image", "env", "init"}
     assert clean(cold)
+
+
+def test_what_is_passed_is_in_no_record(node: Place) -> None:
+    """The programs get it; nothing that outlives them has it: stores, caches, state, events, logs and summary."""
+    shutil.copytree(node.site / "store", node.here / "store")
+    secret = "xyzzy-4711-of-nowhere"
+    argv = ["-v", *node.argv(WHICH="pass")[3:]]
+    file = node.here / "job.toml"
+    text = file.read_text().replace("[image]", 'pass = ["MY_TOKEN", "PIP_*"]\n[caches]\nkinds = "auto"\n[image]')
+    told = "test ${#MY_TOKEN} = 21 && test ${#PIP_INDEX_URL} = 21 && test -z $OTHER && sh /job"
+    file.write_text(re.sub(r'"sh", "/job/(\w+).sh"', rf'"sh", "-c", "{told}/\1.sh"', text))
+    given = {"MY_TOKEN": secret, "OTHER": secret, "PIP_INDEX_URL": secret, "BOOTSEER_STORE": str(node.here / "store")}
+    keys = []
+    for turned in (secret, secret[::-1]):
+        environ = {**node.env, **given, "MY_TOKEN": turned}
+        done = subprocess.run(
+            [sys.executable, "-m", "bootseer.cli.main", *argv], env=environ, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert not {secret, secret[::-1]} & set(re.findall(r"[\w-]{21}", done.stdout + done.stderr))
+        keys.append(node.summary()["env"]["key"])
+    assert keys[0] == keys[1]
+    files = [path for path in node.here.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    digest = hashlib.sha256(secret.encode()).hexdigest().encode(), blake3.blake3(secret.encode()).hexdigest().encode()
+    for path in files:
+        held = path.read_bytes()
+        with contextlib.suppress(zstandard.ZstdError):
+            held += zstandard.ZstdDecompressor().decompressobj().decompress(held)
+        assert not [one for one in (secret.encode(), secret[::-1].encode(), *digest) if one in held], path
 
 
 def test_the_profile_hears_how_much_of_the_image_is_here(node: Place, tmp_path: Path) -> None:

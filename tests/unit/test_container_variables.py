@@ -9,8 +9,10 @@ import pytest
 
 import bootseer
 from bootseer import image, oci
+from bootseer.errors import ConfigError
 from bootseer.image import user
 from bootseer.image.container import Bind
+from bootseer.launch import job as job_file
 from bootseer.launch.container import Container
 from bootseer.launch.job import ImageTable, Job, JobTable
 
@@ -78,6 +80,49 @@ def test_a_job_gets_what_frameworks_need_and_no_secret(
     assert NEEDED.items() <= seen.items()
     assert seen["WANDB_API_KEY"] == "the user's own"
     assert "secret" not in seen.values(), sorted(name for name in SECRET if name in seen)
+
+
+def test_a_job_gets_what_it_names_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {
+        "HF_TOKEN": "t",
+        "WANDB_API_KEY": "w",
+        "WANDB_MODE": "of the host",
+        "HF_HOME": "not named",
+        "XLA_FLAGS": "x",
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GONE", raising=False)
+    job = job_file.load(
+        written(
+            tmp_path, 'pass = ["HF_TOKEN", "WANDB_*", "XLA_FLAGS", "GONE", "NONE_*"]\nenv = {WANDB_MODE = "offline"}'
+        )
+    )[0]
+    config = oci.ImageConfig(architecture="", os="linux", rootfs=oci.RootFS(diff_ids=()))
+    made = Container(job, tmp_path, config, tmp_path / "events/n.jsonl", {}, None)
+    seen = {name: value for name, value in made.variables.items() if name in given}
+    assert seen == {"HF_TOKEN": "t", "WANDB_API_KEY": "w", "WANDB_MODE": "offline", "XLA_FLAGS": "x"}
+    assert made.noted.keys() & given == {"WANDB_MODE"}
+    assert [record.getMessage() for record in caplog.records] == ["the job is to get GONE, which is not set here"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    ['pass = ["*"]', 'pass = ["A*B"]', 'pass = ["A=secret"]', 'pass = ["?"]', 'pass = ["1A"]', 'pass = [""]',
+     'pass = ["T*"]\n[env]\ncommand = ["x"]\ntargets = ["/t"]\nkey_env = ["TOKEN"]'],
+)  # fmt: skip
+def test_only_names_are_passed_and_none_is_in_a_key(tmp_path: Path, said: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        job_file.load(written(tmp_path, said))
+    assert "pass" in str(told.value) or "TOKEN" in str(told.value)
+
+
+def written(folder: Path, more: str) -> Path:
+    path = folder / "job.toml"
+    path.write_text(f'image = {{ref = "x"}}\n[job]\nname = "j"\ncommand = ["train"]\n{more}\n')
+    return path
 
 
 def test_the_emitters_are_shown_by_their_real_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

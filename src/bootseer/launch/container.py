@@ -6,6 +6,7 @@ the set-up command are folders of this host (`Container.keep`).
 
 from __future__ import annotations
 
+import logging
 import os
 import posixpath
 import re
@@ -22,6 +23,8 @@ from bootseer.launch.job import Job
 from bootseer.oci import ContainerConfig, ImageConfig
 from bootseer.profile import emit
 from bootseer.profile.auto import variables
+
+log = logging.getLogger(__name__)
 
 EVENTS_DIR = "/run/bootseer/events"
 PYTHON_DIR = "/run/bootseer/python"
@@ -70,7 +73,10 @@ class Container:
         devices: Selection | None,
     ) -> None:
         self.job, self.rootfs, self.config, self._devices = job, rootfs, config, devices
-        passed = {name: value for name, value in os.environ.items() if _passed(name)}
+        for name in job.job.pass_:
+            if not name.endswith("*") and name not in os.environ and name not in job.job.env:
+                log.warning("the job is to get %s, which is not set here", name)
+        passed = {name: value for name, value in os.environ.items() if _passed(name) or job.passes(name)}
         self._environ = {**passed, **job.job.env, **identity, "BOOTSEER_EVENTS": f"{EVENTS_DIR}/{events.name}"}
         # the emitters travel as files: the image needs nothing of bootseer, any Python 3.8 can import them
         python = self._environ.get("PYTHONPATH") or (config.config or ContainerConfig()).variables.get("PYTHONPATH")
@@ -94,6 +100,11 @@ class Container:
     def variables(self) -> dict[str, str]:
         """Those of its commands."""
         return (self.config.config or ContainerConfig()).variables | self._environ
+
+    @property
+    def noted(self) -> dict[str, str]:
+        """Of these those whose values may be on record."""
+        return {name: value for name, value in self.variables.items() if not self.job.passes(name)}
 
     @property
     def owner(self) -> tuple[int, int]:

@@ -19,6 +19,9 @@ from bootseer.wiretypes import known, loaded
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
+Passed = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
+"""The name of a variable, or how names begin, with ``*`` after it."""
+
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table of the job file: unknown keys are refused."""
@@ -38,6 +41,8 @@ class JobTable(_Table, frozen=True, kw_only=True):
     """Further devices, ``vendor.com/class=name`` each."""
     env: dict[str, str] = {}
     """Environment variables of the set-up and training commands."""
+    pass_: list[Passed] = msgspec.field(name="pass", default_factory=list)
+    """Names of variables of the start's own environment that these commands get, too. The values are in no record."""
     cwd: str = ""
     """Their working directory; empty: the image's."""
     auto: bool = False
@@ -133,6 +138,18 @@ class Job(_Table, frozen=True, kw_only=True):
     caches: CachesTable | None = None
     checkpoint: CheckpointTable | None = None
     mounts: list[MountTable] = []
+
+    def __post_init__(self) -> None:
+        for name in self.env.key_env if self.env else ():
+            if self.passes(name):
+                raise ValueError(f"[env] key_env names {name}, which [job] pass passes: its value is in no record")
+
+    def passes(self, name: str) -> bool:
+        """Whether the job is to get the variable ``name`` from the environment of its start."""
+        names = self.job.pass_
+        return name not in self.job.env and any(
+            name.startswith(one[:-1]) if one.endswith("*") else name == one for one in names
+        )
 
     def without(self, techniques: set[str]) -> Job:
         """The same job without the named techniques (of `TECHNIQUES`)."""

@@ -299,7 +299,7 @@ class _Node:
             path=PLACE,
             owner=container.owner,
             tenant=self.config.tenant,
-            facts=cachekey.facts(given, cachekey.installed(folders)),
+            facts=cachekey.facts(container.noted, cachekey.installed(folders)),
             image=self.image_digest,
             salt=table.salt,
             most_bytes=table.most_bytes,
