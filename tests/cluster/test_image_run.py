@@ -314,6 +314,32 @@ def test_exit_codes_and_reasons(rootfs: image.ImageMount) -> None:
     assert left_over(rootfs._state_dir) == []
 
 
+def test_figures_of_a_node_without_its_daemon(place: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    own = {"cache_dir": tmp_path / "cache", "state_dir": tmp_path / "state", "node_dir": tmp_path / "no-daemon"}
+    environ |= {f"BOOTSEER_{name.upper()}": str(path) for name, path in own.items()}
+    assert cli(environ, "image", "mount", f"oci:{place}/layout:v1", str(tmp_path / "m")).returncode == 0
+    mounted = image.attach(tmp_path / "m", tmp_path / "state")
+    assert (tmp_path / "m/hello").read_bytes()
+
+    def figures() -> dict[str, float]:
+        done = cli(environ, "node", "status", "--metrics")
+        assert (done.returncode, done.stderr) == (0, "")
+        return {line.split()[0]: float(line.split()[1]) for line in done.stdout.splitlines() if line[0] != "#"}
+
+    seen = figures()
+    assert seen["bootseer_node_up"] == 0
+    assert seen['bootseer_node_servers{kind="tree",state="serving"}'] == 1
+    assert seen["bootseer_node_cache_bytes"] > 0
+    assert seen["bootseer_node_cache_limit_bytes"] > 1 << 20
+    assert sum(value for name, value in seen.items() if name.startswith("bootseer_node_moved_bytes")) > 0
+    os.killpg(os.getpgid(mounted.status().pid), signal.SIGKILL)
+    until(lambda: figures()['bootseer_node_servers{kind="tree",state="dead"}'] == 1, 20)
+    assert figures()['bootseer_node_servers{kind="tree",state="serving"}'] == 0
+    assert cli(environ, "node", "status").returncode == 69
+    mounted.unmount()
+    assert figures()['bootseer_node_servers{kind="tree",state="dead"}'] == 0
+
+
 def test_a_probe_is_remembered_for_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = runtime.find(tmp_path)
     assert found.works

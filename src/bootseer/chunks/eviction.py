@@ -46,6 +46,14 @@ class Limits(NamedTuple):
     most: float = 0.8
     free: float = 0.02
 
+    def most_bytes(self, cache_dir: Path) -> int:
+        """``most`` in bytes; 0: no limit, or the disk is not known."""
+        try:
+            disk = os.statvfs(cache_dir)
+        except OSError:
+            return _bytes(self.most, 0)
+        return _bytes(self.most, (disk.f_blocks - disk.f_bfree + disk.f_bavail) * disk.f_frsize)
+
     def excess(self, cache_dir: Path, coming: int = 0) -> int:
         """Bytes to give back before ``coming`` more are written; 0 when the limits hold."""
         try:

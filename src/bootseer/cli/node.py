@@ -12,8 +12,10 @@ import typer
 from bootseer.cli import node_install
 from bootseer.cli._shared import AsJson, Verb, answer, count_text, settings, time_text
 from bootseer.cli.node_install import KUBELET, SCORES, SNAPSHOTS, SOCKET, Containerd, Csi, Kubelet, Snapshots, Socket
-from bootseer.errors import extra
+from bootseer.errors import UnavailableError, extra
+from bootseer.units import size_text
 
+log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="The service of a node: images for its users, pods and jobs")
 
 
@@ -69,14 +71,29 @@ def status(
         typer.Option("--metrics", help="Print its figures for Prometheus, as node_exporter's text files have them"),
     ] = False,
 ) -> None:
-    """Say what the service does. As root, `bootseer image status` lists what it has mounted for users."""
-    from bootseer.node import client
+    """Say what the service does, and how the servers of this user's mounts and the node cache are.
+
+    Exit code 69 when the service, a part of it or the server of a mount does not answer. With --metrics 0: the figures
+    say it, also where no service is wanted. As root, `bootseer image status` lists what it has mounted for users.
+    """
+    import msgspec
+
+    from bootseer.node import client, figures
     from bootseer.node import unit as units
 
-    found = client.node(config=settings())
+    config = settings()
     if metrics:
-        typer.echo(units.metrics(found), nl=False)
+        look = figures.look(config)
+        try:
+            found = client.node(config=config)
+        except UnavailableError as exc:
+            typer.echo(f"{units.up(False)}{look.metrics()}", nl=False)
+            log.info("%s", exc)
+        else:
+            typer.echo(f"{units.up(True)}{units.metrics(found)}{look.metrics()}", nl=False)
         return
+    found = client.node(config=config)
+    look = figures.look(config)
     state = "is being drained: it mounts nothing more" if found.draining else "serves"
     lingering = f" ({found.lingering} more were ended, but are in use)" if found.lingering else ""
     others = [
@@ -85,8 +102,14 @@ def status(
         for name, part in found.parts.items()
         if name != "node"
     ]
+    servers = ", ".join(
+        f"{count} {state}"
+        for state in ("serving", "dead", "silent")
+        if (count := look.count(state)) or state == "serving"
+    )
+    told = {**msgspec.to_builtins(found), "figures": msgspec.to_builtins(look)}
     answer(
-        found,
+        told,
         as_json,
         f"node daemon {found.pid} of bootseer {found.version} {state}, since {time_text(found.started)}",
         f"  {count_text(found.mounts, 'mount', 'mounts')}{lingering}, "
@@ -94,7 +117,18 @@ def status(
         f"  answered: {_counts(found.done)}",
         f"  failed: {_counts(found.failed)}",
         *others,
+        f"  servers of mounts: {servers}; node cache: {size_text(look.cache_bytes)}",
     )
+    bad = [f"part {name} does not serve" for name, part in found.parts.items() if not part.serves]
+    bad += [
+        f"{count_text(look.count(state), 'server is', 'servers are')} {state}"
+        for state in ("dead", "silent")
+        if look.count(state)
+    ]
+    if bad:
+        raise UnavailableError(
+            f"the node is not well: {', '.join(bad)}", hint="see bootseer image status, and the service's log"
+        )
 
 
 @app.command(cls=Verb)

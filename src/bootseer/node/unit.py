@@ -67,6 +67,12 @@ def served(unit: Path) -> tuple[list[str], list[str]]:
     return words[:at], options
 
 
+def up(answers: bool) -> str:
+    """Whether the daemon ``answers``, in the text format of Prometheus."""
+    lines = metric("bootseer_node_up", "gauge", "1 while the node daemon answers.", [("", int(answers))])
+    return "\n".join(lines) + "\n"
+
+
 def metrics(status: NodeStatus) -> str:
     """``status`` in the text format of Prometheus."""
     lines: list[str] = []
