@@ -141,7 +141,7 @@ class Bench:
         layout, events = self.work / "layout", self.node / "events"
         links = [Member(name, "symlink", link=f"usr/{name}") for name in ("bin", "lib", "lib64")]
         write_image(layout, [[folder("tmp", mode=0o1777), *links, *map(folder, ("usr", "job", "python"))]])
-        image.convert(f"oci:{layout}:v1", str(self.work / "job"), work_dir=self.work / "convert")
+        image.ensure(f"oci:{layout}:v1", str(self.work / "job"), work_dir=self.work / "convert")
         shown = {"/usr": "/usr", "/job": _PROGRAMS, "/python": python.parents[1]}
         table = "".join(f'[[mounts]]\nsource = "{source}"\ntarget = "{target}"\n' for target, source in shown.items())
         file, summary = self.work / "job.toml", self.node / "summary.json"

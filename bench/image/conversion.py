@@ -16,7 +16,7 @@ def ours(ref: str, work: Path, number: int) -> Run:
     work.mkdir()
     try:
         began = time.monotonic()
-        record = image.convert(ref, str(work / "store"), work_dir=work / "tmp")
+        record = image.ensure(ref, str(work / "store"), work_dir=work / "tmp").record
         seconds = time.monotonic() - began
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -85,7 +85,7 @@ def _run(options: Options, report: Report) -> None:
         write_image(work / "pause", [programs("sleep")], config=sleeping)
         push(f"oci:{work}/pause", pause)
         say("converting the image")
-        image.convert(ref, store, work_dir=work / "convert")
+        image.ensure(ref, store, work_dir=work / "convert")
         (work / "cluster").mkdir()
         with Kubernetes(work / "cluster", [site.node], kubernetes.Site(site.registry(), pause, store)) as cluster:
             starts = Starts(cluster, ref, code)

@@ -134,7 +134,7 @@ class Bench:
         began = time.monotonic()
         say(f"conversion into the store of the runs{checkout.suffix} {store}")
         store = store or self.site.store(suffix=_plain(checkout.suffix))
-        record = image.convert(self.site.ref(), store, work_dir=self.work / "convert")
+        record = image.ensure(self.site.ref(), store, work_dir=self.work / "convert").record
         self.record_file.write_bytes(msgspec.json.encode(record))
         self.digest = record.tree
         say(f"converted in {time.monotonic() - began:.0f} s: {record.stored_bytes / 1e6:.0f} MB in the store")
@@ -188,7 +188,7 @@ class Bench:
                 store.put(f"{folder}/{hashing.hexdigest(raw)}.trace", raw)
         rebuilt.build(self.site.ref(), self.site.ref(build=2), self.work)
         began = time.monotonic()
-        record = image.convert(self.site.ref(build=2), self.site.store(), work_dir=self.work / "convert")
+        record = image.ensure(self.site.ref(build=2), self.site.store(), work_dir=self.work / "convert").record
         self.rebuilt_file.write_bytes(msgspec.json.encode(record))
         say(f"converted in {time.monotonic() - began:.1f} s: {record.stored_bytes / 1e6:.0f} MB in the store")
 

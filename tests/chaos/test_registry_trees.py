@@ -60,7 +60,7 @@ def nodes(place: Path) -> Iterator[Callable[..., Node]]:
 def put(site: Site, address: str, place: Path) -> tuple[str, str]:
     """The image in the registry at ``address``, converted there: its store and tree."""
     push(site.ref, f"{address}/torture:v1")
-    record = image.convert(f"{address}/torture:v1", f"registry://{address}/torture", work_dir=place / "work")
+    record = image.ensure(f"{address}/torture:v1", f"registry://{address}/torture", work_dir=place / "work").record
     return f"registry://{address}/torture@{record.image}", record.tree
 
 

@@ -42,7 +42,7 @@ class Site:
             config = oci.ContainerConfig(env=("PATH=/bin",), user=user)
             layout = base / f"layout{user[:4]}"
             write_image(layout, [programs("sh", "cat", "mkdir", "date", "env", "sleep"), files], config=config)
-            image.convert(f"oci:{layout}:v1", str(base / "store"), work_dir=base / "work")
+            image.ensure(f"oci:{layout}:v1", str(base / "store"), work_dir=base / "work")
 
     def start(
         self,

@@ -80,7 +80,7 @@ def site(registry: DockerRegistry) -> Iterator[Site]:
         write_image(here / "layout", layers, tag=name)
         push(f"oci:{here}/layout:{name}", refs[name])
         if name in ("converted", "away"):
-            records[name] = image.convert(refs[name], str(here / "store"), work_dir=here / "work")
+            records[name] = image.ensure(refs[name], str(here / "store"), work_dir=here / "work").record
     refs["copy"] = f"{registry.address}/containerd/copy:1"
     push(f"oci:{here}/layout:converted", refs["copy"])
     node = ContainerdNode(here, str(here / "store"))

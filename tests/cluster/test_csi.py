@@ -62,7 +62,7 @@ def site(cluster: HadoopCluster) -> Iterator[Site]:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("DOCKER_CONFIG", str(here / "logins"))
                 push(f"oci:{here}/layout", private)
-                image.convert(private, str(here / "store"), work_dir=here / "work")
+                image.ensure(private, str(here / "store"), work_dir=here / "work")
             checkpoints = f"{cluster.url}/csi-{here.name}"
             (here / "model").write_bytes(b"weights" * 1000)
             open_fs(checkpoints).put(here / "model", "team/step-1/model")

@@ -32,7 +32,7 @@ def test_an_image_with_the_layer_of_a_snapshot_has_its_environment(tmp_path: Pat
     config = oci.ContainerConfig(env=("PATH=/bin",), cmd=("sh", "-ec", SHOW))
     programs_layer = programs("sh", "cat", "stat", "ln", "rm", "ls", "mkdir", "chmod")
     write_image(tmp_path / "layout", [programs_layer, files], config=config)
-    image.convert(f"{ref}:v1", str(store), work_dir=tmp_path / "work")
+    image.ensure(f"{ref}:v1", str(store), work_dir=tmp_path / "work")
     (tmp_path / "job.toml").write_text(
         f'[job]\nname = "x"\ncommand = ["sh", "-ec", {json.dumps(SHOW)}]\n[image]\nref = "{ref}:v1"\n'
         f'[env]\ntargets = ["/opt/env"]\ncommand = ["sh", "-ec", {json.dumps(FILL)}]\n'
@@ -53,7 +53,7 @@ def test_an_image_with_the_layer_of_a_snapshot_has_its_environment(tmp_path: Pat
     assert (tmp_path / "layer.tar").read_bytes() == (tmp_path / "again.tar").read_bytes()
 
     run("umoci", "raw", "add-layer", "--image", "layout:v1", "--tag", "env", "layer.tar")
-    image.convert(f"{ref}:env", str(store), work_dir=tmp_path / "work")
+    image.ensure(f"{ref}:env", str(store), work_dir=tmp_path / "work")
     assert run(*cli, "image", "run", f"{ref}:env") == expected
 
     run("umoci", "unpack", "--image", "layout:env", "bundle")

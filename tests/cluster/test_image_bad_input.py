@@ -112,7 +112,7 @@ def test_without_root(environ: dict[str, str]) -> None:
 
 
 def test_without_fuse(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
-    image.convert(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
+    image.ensure(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
     hidden = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev && mknod /dev/null c 1 3 && exec "$@"', "sh")
     line = fails(71, environ, "image", "mount", ref, str(tmp_path / "m"), before=hidden)
     assert "cannot open /dev/fuse" in line
@@ -120,7 +120,7 @@ def test_without_fuse(environ: dict[str, str], ref: str, tmp_path: Path) -> None
 
 
 def test_arguments_that_make_no_sense(environ: dict[str, str], ref: str, tmp_path: Path) -> None:
-    image.convert(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
+    image.ensure(ref, environ["BOOTSEER_STORE"], work_dir=tmp_path / "work")
     assert "bad volume" in fails(78, environ, "image", "run", "-v", "x", ref, "true")
     assert "no file or folder /nowhere" in fails(66, environ, "image", "run", "-v", "/nowhere:/x", ref, "true")
     assert "nothing of bootseer is mounted on" in fails(66, environ, "unmount", "/nowhere")

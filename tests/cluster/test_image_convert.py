@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> settings.Config:
 
 
 def convert(ref: str, config: settings.Config, tmp_path: Path) -> image.ImageRecord:
-    return image.convert(ref, config.store_url, work_dir=tmp_path / "work")
+    return image.ensure(ref, config.store_url, work_dir=tmp_path / "work").record
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])
@@ -169,7 +169,7 @@ def test_images_beside_their_converted_form_in_one_registry(tmp_path: Path, regi
         write_image(tmp_path / "layout", layers, tag=tag)
         push(f"oci:{tmp_path}/layout:{tag}", f"{registry.address}/t/beside:{tag}")
     first, second = (
-        image.convert(f"{registry.address}/t/beside:{tag}", store_url, work_dir=tmp_path / "work")
+        image.ensure(f"{registry.address}/t/beside:{tag}", store_url, work_dir=tmp_path / "work").record
         for tag in ("one", "two")
     )
     assert (first.shared_bytes, second.shared_bytes > 1_900_000) == (0, True)
@@ -194,9 +194,9 @@ def test_under_a_signed_record_nothing_else_is_mounted_or_read(
     keys = []
     for tag, data in (("one", os.urandom(300_000)), ("two", os.urandom(200_000))):
         write_image(tmp_path / "layout", [[Member("file", data=data)]], tag=tag)
-        record = image.convert(
+        record = image.ensure(
             f"oci:{tmp_path}/layout:{tag}", store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key"
-        )
+        ).record
         found = localize(store, record.tree, tmp_path / tag)
         manifest = found.manifest
         keys.append(

@@ -51,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [programs("sh", "cat", "id", "sleep", "env", "ls", "mknod", "tty", "stty", "grep"), files],
         config=CONFIG,
     )
-    image.convert(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
+    image.ensure(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
     return base
 
 
@@ -175,7 +175,7 @@ def test_what_jobs_need_of_the_kernel_works_and_what_reaches_beyond_does_not(
     here = subprocess.run(["/usr/bin/python3", "-S", tmp_path / "calls.py"], capture_output=True, text=True, check=True)
     shown = [word for folder in ("/usr", "/lib", "/lib64", str(tmp_path)) for word in ("-v", f"{folder}:{folder}:ro")]
     write_image(place / "root", [programs("sh")], config=oci.ContainerConfig())
-    image.convert(f"oci:{place}/root:v1", str(place / "store"), work_dir=place / "work")
+    image.ensure(f"oci:{place}/root:v1", str(place / "store"), work_dir=place / "work")
     done = cli(environ, "image", "run", *shown, f"oci:{place}/root:v1", "/usr/bin/python3", "-S",
                str(tmp_path / "calls.py"))  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -878,7 +878,7 @@ def test_a_read_waits_for_a_store_whose_folder_is_away(tmp_path: Path, monkeypat
     monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("BOOTSEER_BACKGROUND_FILL", "false")
     name, store = f"oci:{tmp_path}/layout:v1", tmp_path / "store"
-    image.convert(name, str(store), work_dir=tmp_path / "work")
+    image.ensure(name, str(store), work_dir=tmp_path / "work")
     (tmp_path / "m").mkdir()
     mounted = image.mount(name, tmp_path / "m", store_url=str(store), config=settings.load())
     try:

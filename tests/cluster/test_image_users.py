@@ -35,7 +35,7 @@ def place() -> Iterator[Path]:
         ]
         user = oci.ContainerConfig(env=("PATH=/bin",), user=str(NOBODY))
         write_image(base / "layout", [files, [folder("etc")]], config=user)
-        image.convert(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
+        image.ensure(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
         yield base
 
 

@@ -86,7 +86,7 @@ def site() -> Iterator[Site]:
             sleeping = oci.ContainerConfig(cmd=("/bin/sleep", "1000000"))
             write_image(here / "layout", LAYERS["plain"], tag="pause", config=sleeping)
             push(f"oci:{here}/layout:pause", pause := f"{registry.address}/kubernetes/pause:1")
-            record = image.convert(refs["converted"], str(here / "store"), work_dir=here / "work")
+            record = image.ensure(refs["converted"], str(here / "store"), work_dir=here / "work").record
             (here / "cluster").mkdir()
             used = kubernetes.Site(registry.address, pause, str(here / "store"), f"{hadoop.url}/{{namespace}}/")
             (here / "model").write_bytes(NOISE)

@@ -59,7 +59,7 @@ def test_a_set_up_command_in_a_container_finds_what_another_one_fetched(tmp_path
     files = [folder("tmp", mode=0o1777), folder("env", mode=0o777)]
     config = oci.ContainerConfig(env=("PATH=/bin",), user=user)
     write_image(tmp_path / "layout", [programs("sh", "cat", "mkdir"), files], config=config)
-    image.convert(f"oci:{tmp_path}/layout:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+    image.ensure(f"oci:{tmp_path}/layout:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
     code, said, env = start(tmp_path, "a", VERSION="1")
     assert (code, env["caches"]) == (0, "cold"), said
     assert " copy 0\ncache none" in said

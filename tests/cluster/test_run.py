@@ -54,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
              Member("job/requirements", data=b"package 1.0\n")]  # fmt: skip
     needed = programs("sh", "cat", "sleep", "mkdir", "date", "env")
     write_image(base / "layout", [needed, files], config=oci.ContainerConfig(env=("PATH=/bin", "PYTHONPATH=/image")))
-    image.convert(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
+    image.ensure(f"oci:{base}/layout:v1", str(base / "store"), work_dir=base / "work")
     (base / "plain").mkdir()
     (base / "plain/weights").write_bytes(WEIGHTS)
     fs = stripefs.open_fs(str(base / "striped"))

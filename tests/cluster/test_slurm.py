@@ -142,7 +142,7 @@ def site() -> Iterator[Site]:
                 write_image(root / "layout", [files], config=config)
                 ref = f"{registry.address}/team/small:v1"
                 push(f"oci:{root}/layout:v1", ref)
-                image.convert(ref, str(root / "store"), work_dir=root / "work")
+                image.ensure(ref, str(root / "store"), work_dir=root / "work")
                 write_image(root / "layout", [files[:1]], tag="plain")
                 push(f"oci:{root}/layout:plain", f"{registry.address}/team/plain:v1")
             site.settings.write_text(

@@ -152,7 +152,7 @@ def test_torchrun_in_the_command_of_a_job(site: Site) -> None:
     layout, store, job = site.base / "layout", str(site.base / "store"), site.base / "job.toml"
     links = [Member(name, "symlink", link=f"usr/{name}") for name in ("bin", "lib", "lib64")]
     write_image(layout, [[folder("tmp", mode=0o1777), folder("usr"), *links]])
-    image.convert(f"oci:{layout}:v1", store, work_dir=site.base / "work")
+    image.ensure(f"oci:{layout}:v1", store, work_dir=site.base / "work")
     (train := site.base / "rank.py").write_text(RANK)
     shown = [f'[[mounts]]\nsource = "{place}"\ntarget = "{place}"\n' for place in ("/usr", sys.prefix, site.base)]
     job.write_text(JOB.format(python=sys.executable, train=train, layout=layout) + "".join(shown))

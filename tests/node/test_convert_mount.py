@@ -62,9 +62,9 @@ def test_so_is_one_whose_blocks_are_those_of_other_images(place: Path) -> None:
     store = f"{place}/store"
     for number, layers in enumerate([[LOWER], [UPPER], [LOWER[:8], [Member("x", data=NOISE[:700_000])]]]):
         write_image(place / "layout", layers, tag=f"t{number}")
-        image.convert(f"oci:{place}/layout:t{number}", store, work_dir=place / "work")
+        image.ensure(f"oci:{place}/layout:t{number}", store, work_dir=place / "work")
     write_image(place / "layout", [LOWER, UPPER], tag="last")
-    record = image.convert(f"oci:{place}/layout:last", store, work_dir=place / "work")
+    record = image.ensure(f"oci:{place}/layout:last", store, work_dir=place / "work").record
     assert record.shared_bytes > 3_000_000
     assert record.stored_bytes < 200_000
     with oci.open_image(f"oci:{place}/layout:last") as opened:
@@ -76,7 +76,7 @@ _CONVERT = """
 import sys
 from pathlib import Path
 from bootseer import image
-print(image.convert(sys.argv[1], sys.argv[2] + "/store", work_dir=Path(sys.argv[2], "work")).tree)
+print(image.ensure(sys.argv[1], sys.argv[2] + "/store", work_dir=Path(sys.argv[2], "work")).record.tree)
 """
 
 
@@ -88,13 +88,13 @@ def test_conversion_needs_no_rights(place: Path) -> None:
     done = subprocess.run(
         ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-c", _CONVERT, ref,
          str(place / "nobody")], capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
-    assert done.stdout.strip() == image.convert(ref, f"{place}/store", work_dir=place / "work").tree
+    assert done.stdout.strip() == image.ensure(ref, f"{place}/store", work_dir=place / "work").record.tree
 
 
 def test_the_next_build_of_a_started_image_has_a_predicted_profile(place: Path) -> None:
     store_url, work = f"{place}/store", place / "work"
     write_image(place / "layout", [LOWER], tag="v1")
-    before = image.convert(f"oci:{place}/layout:v1", store_url, work_dir=work)
+    before = image.ensure(f"oci:{place}/layout:v1", store_url, work_dir=work).record
     store, key = open_store(store_url), ProfileKey("train")
     tree = localize(store, before.tree, place / "cache")
     parts = {part.path: part for part in layout_of(tree.meta)}
@@ -102,7 +102,7 @@ def test_the_next_build_of_a_started_image_has_a_predicted_profile(place: Path) 
     assert library.publish(store, key, Trace(before.tree, tree.map.size, 5, True, read), tree.map) == "published"
 
     write_image(place / "layout", [[Member("new", data=NOISE[:300_000])], LOWER], tag="v2")
-    after = image.convert(f"oci:{place}/layout:v2", store_url, work_dir=work)
+    after = image.ensure(f"oci:{place}/layout:v2", store_url, work_dir=work).record
     assert after.tree != before.tree
     command = ["image", "touched", f"oci:{place}/layout:v2", "--store", store_url]
     shown = CliRunner().invoke(assemble(), command)

@@ -146,7 +146,7 @@ class Image(Kind):
 
     def start(self, request: pytest.FixtureRequest) -> None:
         write_image(self.here / "layout", [[Member("noise", data=NOISE)]])
-        image.convert(f"oci:{self.here}/layout:v1", str(self.store), work_dir=self.here / "work")
+        image.ensure(f"oci:{self.here}/layout:v1", str(self.store), work_dir=self.here / "work")
 
     def door(self, what: str) -> None:
         named = [f"oci:{self.here}/layout:v1"] if what == "mount" else []
@@ -253,7 +253,7 @@ class Snapshot(Kind):
         self._ref = f"{request.getfixturevalue('registry').address}/promises/noise:1"
         write_image(self.here / "layout", [programs("sleep"), [folder("data"), Member("data/noise", data=NOISE)]])
         push(f"oci:{self.here}/layout:v1", self._ref)
-        image.convert(self._ref, str(self.store), work_dir=self.here / "work")
+        image.ensure(self._ref, str(self.store), work_dir=self.here / "work")
         self._node = ContainerdNode(self.here, str(self.store))
         self._node.environ |= self.environ
         self.log = self._node.log

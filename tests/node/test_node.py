@@ -107,7 +107,7 @@ def _site(base: Path) -> Iterator[Site]:
             write_layout(base / "layout2", [base / "1.tar"], oci.ContainerConfig(env=("X=" + 200_000 * "x",)), "v1")
             push(f"oci:{base}/layout2:v1", site.wordy)
             for ref in (site.ref, site.free, site.wordy):
-                image.convert(ref, site.store, work_dir=base / "work")
+                image.ensure(ref, site.store, work_dir=base / "work")
         finally:
             del os.environ["DOCKER_CONFIG"]
             if before is not None:

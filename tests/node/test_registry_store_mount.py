@@ -36,7 +36,7 @@ def test_convert_mount_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         write_layout(tmp_path / "layout", [LayerDir(source)], oci.ContainerConfig(), "v1")
         push(f"oci:{tmp_path}/layout:v1", f"{registry.address}/x:v1")
         store = f"registry://{registry.address}/x"
-        record = image.convert(f"{registry.address}/x:v1", store, work_dir=tmp_path / "work")
+        record = image.ensure(f"{registry.address}/x:v1", store, work_dir=tmp_path / "work").record
         with Registry(oci.Reference.parse(f"{registry.address}/x:v1")) as client:
             (artifact,) = client.referrers(record.image)
         named = f"{store}@{record.image}"
@@ -57,7 +57,7 @@ def test_convert_mount_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             mounted.unmount()
 
         # A store that asks for no login is no way round the registry's: the job has no access, and nothing is mounted.
-        image.convert(f"{registry.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+        image.ensure(f"{registry.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
         (login / "config.json").unlink()
         with pytest.raises(PrivilegeError, match="denies access"):
             image.mount(
@@ -89,7 +89,7 @@ with DockerRegistry(host="10.77.9.1") as registry:
     config = Config(cache_dir=f"{here}/cache", state_dir=f"{here}/state", background_fill=False)
     with without_tls(registry.address):
         push(f"oci:{here}/layout:v1", ref)
-        image.convert(ref, store, work_dir=here / "work")
+        image.ensure(ref, store, work_dir=here / "work")
         mounted = image.mount(ref, here / "m", store_url=store, config=config, writable=False)
     try:
         before = mounted.status()

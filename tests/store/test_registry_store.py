@@ -260,14 +260,14 @@ def test_a_record_that_was_pushed_over_a_signed_one_is_refused(registry: DockerR
     write_image(tmp_path / "layout", [[Member("file", data=b"content")]])
     ref = f"oci:{tmp_path}/layout:v1"
     store = open_store(f"registry://{registry.address}/r{uuid.uuid4().hex}")
-    made = image.convert(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key")
+    made = image.ensure(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key").record
     config = Config(verify_key=str(tmp_path / "pub"))
     assert image.resolve(ref, store.url, config=config) == made
     records.save(store, msgspec.structs.replace(made, tree="0" * 64), overwrite=True)
     assert image.resolve(ref, store.url, config=Config()).tree == "0" * 64
     with pytest.raises(UnsignedError, match="is not signed"):
         image.resolve(ref, store.url, config=config)
-    again = image.convert(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key")
+    again = image.ensure(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key").record
     assert image.resolve(ref, store.url, config=config) == again
 
 

@@ -41,7 +41,7 @@ class Site(NamedTuple):
 
 def prepare(ref: str, folder: Path) -> Site:
     """Convert the image ``ref`` into ``folder/store`` and unpack it to ``folder/root``. Needs root."""
-    record = image.convert(ref, str(folder / "store"), work_dir=folder / "work")
+    record = image.ensure(ref, str(folder / "store"), work_dir=folder / "work").record
     with oci.open_image(ref) as opened:
         oci.unpack(opened, folder / "root")
     return Site(ref, folder / "root", folder / "store", record.image, record.tree)

@@ -49,7 +49,7 @@ class Rig:
 
     def convert(self, ref: str, store: str = "", **more: object) -> ImageRecord:
         try:
-            return image.convert(ref, store or self.store.url, work_dir=self.work, **more)  # type: ignore[arg-type]
+            return image.ensure(ref, store or self.store.url, work_dir=self.work, **more).record  # type: ignore[arg-type]
         finally:
             assert list(self.work.iterdir()) == []
 
@@ -275,7 +275,7 @@ import os, sys
 from pathlib import Path
 from bootseer import image
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-image.convert(sys.argv[1], sys.argv[2], work_dir=Path(sys.argv[3]))
+image.ensure(sys.argv[1], sys.argv[2], work_dir=Path(sys.argv[3]))
 """
 _PEAK = """
 print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
@@ -335,7 +335,7 @@ def test_a_conversion_at_work_is_not_cleaned_up(rig: Rig) -> None:
         try:
             until(lambda: other.poll() is not None or _packs(rig.work), 60, "a pack of the other conversion")
             assert other.poll() is None
-            image.convert(rig.image(TWO, tag="two"), rig.store.url, work_dir=rig.work)
+            image.ensure(rig.image(TWO, tag="two"), rig.store.url, work_dir=rig.work)
             assert other.poll() is None
             assert len(list(rig.work.glob("*/pack-*"))) == 1
         finally:

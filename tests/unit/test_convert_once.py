@@ -97,7 +97,7 @@ def test_a_leader_that_is_killed_is_replaced_by_one_other(site: Site, point: str
 def test_a_leader_that_was_stopped_and_goes_on_replaces_nothing(site: Site, lost: bool, point: str) -> None:
     """Also when both replace a record whose tree is gone."""
     if lost:
-        site.store.delete(tree_key(image.convert(site.ref, site.store.url, work_dir=site.place / "w").tree))
+        site.store.delete(tree_key(image.ensure(site.ref, site.store.url, work_dir=site.place / "w").record.tree))
     stopped = site.nodes(1, BOOTSEER_FAULTS=f"image.convert.{point}=stop")
     await_stop(stopped)
     assert said(site.nodes(2, dead=1.0)) == ["converted", "found"]

@@ -32,7 +32,7 @@ def test_packs_count_when_space_is_checked(tmp_path: Path, monkeypatch: pytest.M
     asked: list[int] = []
     monkeypatch.setattr(conversion, "FOLDER_BYTES", limit)
     monkeypatch.setattr(pipeline, "check_space", lambda folder, wanted, what: asked.append(wanted))
-    record = image.convert(f"oci:{tmp_path}/layout:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+    record = image.ensure(f"oci:{tmp_path}/layout:v1", str(tmp_path / "store"), work_dir=tmp_path / "work").record
     assert asked == [min(limit, record.layer_bytes)], "a layout's layers are read where they are"
 
 

@@ -66,7 +66,7 @@ def content(ref: str) -> list[bytes]:
 
 
 def convert(ref: str, folder: Path) -> image.ImageRecord:
-    return image.convert(ref, str(folder / "store"), work_dir=folder / "work")
+    return image.ensure(ref, str(folder / "store"), work_dir=folder / "work").record
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])

@@ -42,10 +42,10 @@ class Site:
         self.store = FolderStore(base / "store")
         self.ref = f"oci:{base / 'layout'}:v1"
         write_image(base / "layout", [LAYER])
-        self.record = image.convert(self.ref, self.store.url, work_dir=base / "work")
+        self.record = image.ensure(self.ref, self.store.url, work_dir=base / "work").record
         self.other = f"oci:{base / 'layout'}:v2"
         write_image(base / "layout", [LAYER, [Member("bin/other", data=b"p" * 200_000)]], tag="v2")
-        image.convert(self.other, self.store.url, work_dir=base / "work")
+        image.ensure(self.other, self.store.url, work_dir=base / "work")
 
     def images(self) -> list[dict[str, object]]:
         """What `store ls` says."""

@@ -218,7 +218,7 @@ def test_images_with_a_variant_are_found_again(
     monkeypatch.setattr("platform.machine", lambda: machine)
     digest = put_image(server, as_index=as_index, platform=said)
     ref = f"{server.address}/x:v1"
-    made = image.convert(ref, str(tmp_path / "store"), work_dir=tmp_path / "work")
+    made = image.ensure(ref, str(tmp_path / "store"), work_dir=tmp_path / "work").record
     assert image.resolve(ref, str(tmp_path / "store")) == made
     assert image.resolve(f"{server.address}/x@{digest}", str(tmp_path / "store")) == made
     assert not image.ensure(ref, str(tmp_path / "store"), work_dir=tmp_path / "work").fresh
@@ -233,8 +233,8 @@ def test_conversion_for_other_machines(
     ref, store = f"{server.address}/x:v1", str(tmp_path / "store")
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(DataError, match="linux/arm64"):
-        image.convert(ref, store, work_dir=tmp_path / "work")
-    made = image.convert(ref, store, work_dir=tmp_path / "work", platform=asked)
+        image.ensure(ref, store, work_dir=tmp_path / "work")
+    made = image.ensure(ref, store, work_dir=tmp_path / "work", platform=asked).record
     assert made.platform == "linux/arm64"
     if not as_index:
         with pytest.raises(NotFoundError):
@@ -249,7 +249,7 @@ def test_conversion_for_other_machines(
 def test_what_is_no_platform(server: Server, tmp_path: Path, platform: str) -> None:
     put_image(server)
     with pytest.raises(ConfigError, match="bad platform"):
-        image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path, platform=platform)
+        image.ensure(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path, platform=platform)
 
 
 def platforms(*said: str) -> spec.Index:
@@ -375,7 +375,9 @@ def test_what_a_mirror_has_damaged_comes_from_the_registry(
         monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", f"{server.address}=http://{mirror.address}")
         try:
             if how == "convert":
-                made = image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+                made = image.ensure(
+                    f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work"
+                ).record
                 assert (made.image, made.members) == (wanted.digest, 2)
             else:
                 with oci.open_image(f"{server.address}/x:v1") as opened:
@@ -403,7 +405,7 @@ def spool(server: Server, size: int, tmp_path: Path, how: str) -> None:
     document = {"schemaVersion": 2, "mediaType": spec.MANIFEST, "config": item, "layers": [layer]}
     server.documents["v1"] = (json.dumps(document).encode(), spec.MANIFEST)
     if how == "convert":
-        image.convert(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
+        image.ensure(f"{server.address}/x:v1", str(tmp_path / "store"), work_dir=tmp_path / "work")
     else:
         with oci.open_image(f"{server.address}/x:v1") as opened:
             oci.unpack(opened, tmp_path / "root")

@@ -14,7 +14,7 @@ from bootseer.image.record import ImageRecord, beginning, remove
 from bootseer.image.record import listing as records
 
 if TYPE_CHECKING:
-    from bootseer.image.conversion import Ensured, convert, ensure
+    from bootseer.image.conversion import Ensured, ensure
 
 __all__ = [
     "Ensured",
@@ -22,7 +22,6 @@ __all__ = [
     "ImageRecord",
     "attach",
     "beginning",
-    "convert",
     "ensure",
     "mount",
     "mounts",
@@ -35,6 +34,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("Ensured", "convert", "ensure"):
+    if name in ("Ensured", "ensure"):
         return getattr(importlib.import_module("bootseer.image.conversion"), name)
     raise AttributeError(f"module 'bootseer.image' has no attribute {name!r}")

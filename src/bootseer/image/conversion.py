@@ -39,25 +39,6 @@ log = logging.getLogger(__name__)
 _WORK = "bootseer-convert-"
 
 
-def convert(
-    ref: oci.Reference | str,
-    store_url: str,
-    *,
-    work_dir: Path,
-    progress: Progress | None = None,
-    platform: str = "",
-    plain_http: bool | None = None,
-    repair: bool = False,
-    sign_key: Path | None = None,
-) -> ImageRecord:
-    """The record of `ensure`."""
-    made = ensure(
-        ref, store_url, work_dir=work_dir, progress=progress, platform=platform, plain_http=plain_http, repair=repair,
-        sign_key=sign_key,
-    )  # fmt: skip
-    return made.record
-
-
 class Ensured(NamedTuple):
     """A converted image. ``fresh``: this call converted it."""
 
