@@ -74,10 +74,6 @@ Volumes = Annotated[
     list[str] | None,
     typer.Option("--volume", "-v", metavar="SRC:DST[:ro]", help="Show a file or folder of this host in the image"),
 ]
-COMMAND_LAST = {"allow_interspersed_args": False}
-"""For verbs that run a command: from its first word on, all options are its own."""
-
-
 _MEANT = {
     "cat": "image extract --file",
     "config": "doctor --settings",
@@ -132,11 +128,13 @@ class Verb(TyperCommand):
 
 
 def add_verbs(app: typer.Typer, panels: Mapping[str, Sequence[Callable[..., None]]]) -> None:
-    """The verbs of a group by panel of its help, in the order of use."""
+    """The verbs of a group by panel of its help, in the order of use. Of one that runs a ``command`` all options are
+    that command's own from its first word on; one of a ``job_file`` sees itself to words that are too many."""
     for panel, verbs in panels.items():
         for verb in verbs:
-            last = COMMAND_LAST if "command" in inspect.signature(verb).parameters else None
-            app.command(verb.__name__.rstrip("_"), cls=Verb, rich_help_panel=panel, context_settings=last)(verb)
+            names = inspect.signature(verb).parameters
+            how = {"allow_interspersed_args": "command" not in names, "allow_extra_args": "job_file" in names}
+            app.command(verb.__name__.rstrip("_"), cls=Verb, rich_help_panel=panel, context_settings=how)(verb)
 
 
 def _named(command: Any, word: str, name: str) -> Iterator[str]:

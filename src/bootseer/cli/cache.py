@@ -14,7 +14,7 @@ from bootseer.cli._shared import (
     DryRun,
     Group,
     StoreUrl,
-    Verb,
+    add_verbs,
     answer,
     count_text,
     open_shared,
@@ -43,7 +43,6 @@ _STREAMS = 4
 _decimal = understood(partial(parse_size, kilo=1000))
 
 
-@app.command(cls=Verb)
 def ls(as_json: AsJson = False) -> None:
     """List the trees and striped files in the cache, longest unused first."""
     from bootseer.chunks import inventory
@@ -62,7 +61,6 @@ def ls(as_json: AsJson = False) -> None:
             typer.echo(f"besides, {cache / name}: {size_text(size)}, which goes by itself")
 
 
-@app.command(cls=Verb)
 def gc(
     to: Annotated[
         int | None, typer.Option("--to", parser=_decimal, metavar="SIZE", help="Size to come down to, such as 50G")
@@ -106,7 +104,6 @@ def gc(
     typer.echo(f"{would} {size_text(done.bytes)} of {size_text(before)}")
 
 
-@app.command(cls=Verb)
 def verify(
     tree: Annotated[str, typer.Argument(metavar="[TREE]", help="First digits of its digest (default: all)")] = "",
     repair: Annotated[bool, typer.Option("--repair", help="Drop what is damaged, so that it is fetched again")] = False,
@@ -173,3 +170,6 @@ def _lines(one: Check) -> list[str]:
     if one.in_use:
         text += ", in use"
     return [text, *(f"  damaged: {path}" for path in one.bad_files)]
+
+
+add_verbs(app, {"Commands": (ls, gc, verify)})

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from bootseer.cli._shared import AsJson, DryRun, Verb, answer, count_text, settings
+from bootseer.cli._shared import AsJson, DryRun, answer, count_text, settings
 from bootseer.errors import BootseerError
 
 _SECONDS = 120.0
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("clean", cls=Verb)(clean)
 
 
 def clean(dry_run: DryRun = False, as_json: AsJson = False) -> None:

@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import Verb
-
 if TYPE_CHECKING:
     from bootseer.demo.comparison import Comparison, Recipe
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report (JSON) there")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("demo", cls=Verb)(demo)
 
 
 def demo(

@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, Verb, answer_table, print_json
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("doctor", cls=Verb)(doctor)
+from bootseer.cli._shared import AsJson, answer_table, print_json
 
 
 def doctor(

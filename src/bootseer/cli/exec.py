@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import COMMAND_LAST, Verb, Volumes, volume_parts
+from bootseer.cli._shared import Volumes, volume_parts
 from bootseer.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 _OF_THE_USER = ("HOME", "USER", "LOGNAME")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("exec", cls=Verb, context_settings=COMMAND_LAST)(enter)
-
-
-def enter(
+def exec_(
     command: Annotated[list[str], typer.Argument(metavar="CMD...", help="The command, after all options")],
     image: Annotated[
         str, typer.Option(metavar="REF|DIR", help="Folder of an image (default: the image that the Slurm job names)")

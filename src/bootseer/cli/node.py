@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from bootseer.cli import node_install
-from bootseer.cli._shared import AsJson, Verb, answer, count_text, settings, time_text
+from bootseer.cli._shared import AsJson, add_verbs, answer, count_text, settings, time_text
 from bootseer.cli.node_install import KUBELET, SCORES, SNAPSHOTS, SOCKET, Containerd, Csi, Kubelet, Snapshots, Socket
 from bootseer.errors import UnavailableError, extra
 from bootseer.units import size_text
@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="The service of a node: images for its users, pods and jobs")
 
 
-@app.command(cls=Verb)
 def serve(
     containerd: Containerd = False,
     csi: Csi = False,
@@ -63,7 +62,6 @@ def serve(
         raise typer.Exit(code)
 
 
-@app.command(cls=Verb)
 def status(
     as_json: AsJson = False,
     metrics: Annotated[
@@ -131,7 +129,6 @@ def status(
         )
 
 
-@app.command(cls=Verb)
 def drain(as_json: AsJson = False) -> None:
     """Have the service refuse new mounts, and end when none is left. A restart of the service takes this back."""
     from bootseer.node import client
@@ -169,4 +166,4 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in sorted(counts.items())) or "nothing"
 
 
-node_install.register(app)
+add_verbs(app, {"Commands": (serve, status, drain, node_install.install, node_install.uninstall)})

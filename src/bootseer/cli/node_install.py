@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, Verb, answer, count_text, settings
+from bootseer.cli._shared import AsJson, answer, count_text, settings
 from bootseer.errors import (
     BootseerError,
     ConfigError,
@@ -48,11 +48,6 @@ _OF_PART = {"--containerd": ("--containerd-root", "--containerd-socket"), "--csi
 """Options of the service that only one part has."""
 _LOCK_SECONDS = 10.0
 _RESTART = f"systemctl daemon-reload && systemctl enable {units.PATH.stem} && systemctl restart {units.PATH.stem}"
-
-
-def register(app: typer.Typer) -> None:
-    app.command(cls=Verb)(install)
-    app.command(cls=Verb)(uninstall)
 
 
 def install(

@@ -10,15 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import StoreUrl, Verb, mistake, settings
+from bootseer.cli._shared import StoreUrl, mistake, settings
 
 if TYPE_CHECKING:
     from bootseer.launch.node import Start
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("run", cls=Verb, context_settings={"allow_extra_args": True})(run)
 
 
 def run(

@@ -13,7 +13,7 @@ from bootseer.cli._shared import (
     Group,
     Limit,
     StoreUrl,
-    Verb,
+    add_verbs,
     age_value,
     answer,
     mistake,
@@ -43,7 +43,6 @@ _KINDS = {
 }
 
 
-@app.command(cls=Verb)
 def init(
     group: Annotated[str, typer.Argument(metavar="[GROUP]", help="With --shared (default: your own group)")] = "",
     shared: Annotated[bool, typer.Option("--shared", help="All of GROUP may write to it, and nobody else")] = False,
@@ -74,7 +73,6 @@ def init(
     answer(None, False, f"{place.shown}: group {group or gid} may write to it")
 
 
-@app.command(cls=Verb)
 def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
     """List the images and environments of a store; environments newest first."""
     from bootseer import image
@@ -105,7 +103,6 @@ def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
         notice(f"nothing is in store {shared.shown} yet: bootseer image convert and bootseer env run fill it")
 
 
-@app.command(cls=Verb)
 def du(store: StoreUrl = "", as_json: AsJson = False) -> None:
     """Say how many bytes a store has of each kind and age, and what each image and environment takes of them.
 
@@ -137,7 +134,6 @@ def du(store: StoreUrl = "", as_json: AsJson = False) -> None:
         notice(found.why)
 
 
-@app.command(cls=Verb)
 def gc(
     age: Annotated[
         float | None,
@@ -187,3 +183,6 @@ def gc(
             notice(f"{what.objects} objects, {size_text(what.bytes)}, are {fate}")
     if not lines:
         notice("nothing is to be removed now")
+
+
+add_verbs(app, {"Commands": (init, ls, du, gc)})

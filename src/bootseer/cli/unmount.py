@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, ForJob, Verb, answer, settings
+from bootseer.cli._shared import AsJson, ForJob, answer, settings
 from bootseer.errors import NotFoundError, NotWritableError, UnavailableError
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _SECONDS = 60.0
 """How long it waits for an `env run` on the same target."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("unmount", cls=Verb)(unmount)
 
 
 def unmount(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bootseer import __version__
-from bootseer.cli._shared import Group
+from bootseer.cli._shared import Group, add_verbs
 
 _PANELS = {
     "Start here": ("doctor", "demo"),
@@ -69,8 +69,7 @@ def assemble(verb: str = "") -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=name, rich_help_panel=VERBS[name])
         else:
-            module.register(app)
-            app.registered_commands[-1].rich_help_panel = VERBS[name]
+            add_verbs(app, {VERBS[name]: [getattr(module, name, None) or getattr(module, f"{name}_")]})
     return app
 
 
