@@ -13,13 +13,14 @@ import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from bootseer.backends.hdfs_direct import DirectSource, read_directly
 from bootseer.backends.hdfs_native import NativeSource, still_written
 from bootseer.backends.hdfs_rights import group_name, permissions, user_name
 from bootseer.backends.interface import (
     FILE_MODE,
+    Attributes,
     Backend,
     Entry,
     Page,
@@ -167,24 +168,16 @@ class HdfsBackend(Backend):
                 raise FileExistsError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path) from None
             raise
 
-    def change(
-        self,
-        path: str,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        owner: tuple[str, str] | None = None,
-        mtime_ns: int | None = None,
-    ) -> None:
+    def change(self, path: str, **to: Unpack[Attributes]) -> None:
         full, names = self.full(path), self._names()
-        if owner is not None:
+        uid, gid = to.get("uid"), to.get("gid")
+        if (owner := to.get("owner")) is not None:
             names.set_owner(full, *owner)
         if uid is not None or gid is not None:
             names.set_owner(full, user_name(uid), group_name(gid))
-        if mode is not None:
+        if (mode := to.get("mode")) is not None:
             names.set_permission(full, mode)
-        if mtime_ns is not None:
+        if (mtime_ns := to.get("mtime_ns")) is not None:
             names.set_times(full, max(mtime_ns, 0) // 1_000_000)  # HDFS has no earlier ones
 
     def replicate(self, path: str, copies: int) -> None:

@@ -10,10 +10,10 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from bootseer import faults
-from bootseer.backends.interface import FILE_MODE, Backend, Entry, Piece, Source, clean, join, refuse_long
+from bootseer.backends.interface import FILE_MODE, Attributes, Backend, Entry, Piece, Source, clean, join, refuse_long
 from bootseer.backends.pool import read_each
 from bootseer.errors import (
     BootseerError,
@@ -441,17 +441,8 @@ class FolderBackend(Backend):
             with self._found("remove", path):
                 raise
 
-    def change(
-        self,
-        path: str,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        owner: tuple[str, str] | None = None,
-        mtime_ns: int | None = None,
-    ) -> None:
-        if mtime_ns is not None:
+    def change(self, path: str, **to: Unpack[Attributes]) -> None:
+        if (mtime_ns := to.get("mtime_ns")) is not None:
             with self._found("change", path) as where, self._held(where, writing=True) as fd:
                 os.utime(beneath.shown(fd), ns=(mtime_ns, mtime_ns))
 

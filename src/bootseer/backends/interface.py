@@ -14,7 +14,7 @@ import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 from bootseer import faults
 from bootseer.closing import Closing
@@ -168,6 +168,16 @@ class Writers:
         """Take the file away from a writer that has it open."""
 
 
+class Attributes(TypedDict, total=False):
+    """What `Backend.change` changes; None: stays."""
+
+    mode: int | None
+    uid: int | None
+    gid: int | None
+    owner: tuple[str, str] | None
+    mtime_ns: int | None
+
+
 class Backend(abc.ABC):
     """A folder of a file system, local or not.
 
@@ -275,16 +285,7 @@ class Backend(abc.ABC):
         """Remove a folder in which nothing is, not even hidden; `FileExistsError` when something is."""
         raise UnsupportedError(f"folders of {self.url} cannot be removed by themselves")
 
-    def change(  # noqa: B027 - not all storage keeps attributes
-        self,
-        path: str,
-        *,
-        mode: int | None = None,
-        uid: int | None = None,
-        gid: int | None = None,
-        owner: tuple[str, str] | None = None,
-        mtime_ns: int | None = None,
-    ) -> None:
+    def change(self, path: str, **to: Unpack[Attributes]) -> None:  # noqa: B027 - not all storage keeps them
         """Change the attributes of a file or folder that are given, as far as the storage tells them; the rest is
         ignored. ``owner``: as of `Permissions`. `NotWritableError` where it refuses, or knows no user or group of that
         number."""

@@ -244,10 +244,10 @@ def check_names(inputs: Observed) -> None:
     names = [*inputs.files, *inputs.folders]
     sources = [name for listed in inputs.folders.values() for name in listed]
     plain = all(
-        path.startswith("/") and os.path.normpath(path) == path and not _elsewhere(path) and _is_text(path)
+        path.startswith("/") and os.path.normpath(path) == path and not _elsewhere(path) and is_text(path)
         for path in names
     )
-    if not plain or any("/" in name or not name or not _is_text(name) for name in sources):
+    if not plain or any("/" in name or not name or not is_text(name) for name in sources):
         raise DataError("its observed inputs have bad names")
     if not all(name.isidentifier() and name.isascii() for name in inputs.variables):
         raise DataError("its variables have bad names")
@@ -259,7 +259,8 @@ def _elsewhere(path: str) -> bool:
     return path.startswith(("/proc/", "/sys/", "/dev/")) and not path.startswith(_SHARED_MEMORY)
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
+    """Whether it is UTF-8, and a name."""
     return "\0" not in name and not any("\ud800" <= char <= "\udfff" for char in name)
 
 

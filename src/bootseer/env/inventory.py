@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -124,24 +124,25 @@ def _check(entries: Sequence[Entry], targets: int) -> None:
     roots = {str(number) for number in range(targets)}
     kinds: dict[str, str] = {}
     for entry in entries:
-        path = entry.path
-        parts = path.split("/")
-        if any(part in ("", ".", "..") or "\0" in part or len(part) > 255 for part in parts) or "\0" in entry.data:
-            raise DataError(f"inventory entry {path!r} is not a plain relative path", hint="the snapshot is not used")
-        if path in kinds:
-            raise DataError(f"inventory entry {path!r} appears twice", hint="the snapshot is not used")
-        if parts[0] not in roots:
-            raise DataError(f"inventory entry {path!r} belongs to no target", hint="the snapshot is not used")
-        if len(parts) == 1:
-            if entry.kind not in ("d", "o"):
-                raise DataError(f"inventory: target {path} is not a directory", hint="the snapshot is not used")
-        elif kinds.get(path.rpartition("/")[0]) not in ("d", "o"):
-            raise DataError(f"inventory entry {path!r} lies under no directory", hint="the snapshot is not used")
-        if entry.kind == "h" and kinds.get(entry.data) != "f":
-            raise DataError(f"inventory entry {path!r} links to no earlier file", hint="the snapshot is not used")
-        if any(name.startswith("trusted.overlay.") for name in entry.xattrs):
-            raise DataError(f"inventory entry {path!r} carries overlay attributes", hint="the snapshot is not used")
-        kinds[path] = entry.kind
+        if why := _senseless(entry, roots, kinds):
+            raise DataError(f"inventory entry {entry.path!r} {why}", hint="the snapshot is not used")
+        kinds[entry.path] = entry.kind
     missing = roots - kinds.keys()
     if missing:
         raise DataError(f"inventory lacks target {min(missing)}")
+
+
+def _senseless(entry: Entry, roots: set[str], kinds: Mapping[str, str]) -> str:
+    """Why the entry could write outside of its target, or is none; ``kinds`` of those before it, by path."""
+    parts, above = entry.path.split("/"), entry.path.rpartition("/")[0]
+    if any(part in ("", ".", "..") or "\0" in part or len(part) > 255 for part in parts) or "\0" in entry.data:
+        return "is not a plain relative path"
+    if entry.path in kinds:
+        return "appears twice"
+    if parts[0] not in roots:
+        return "belongs to no target"
+    if (kinds.get(above) if above else entry.kind) not in ("d", "o"):
+        return "lies under no directory" if above else "is a target, and is not a directory"
+    if entry.kind == "h" and kinds.get(entry.data) != "f":
+        return "links to no earlier file"
+    return "carries overlay attributes" if any(name.startswith("trusted.overlay.") for name in entry.xattrs) else ""

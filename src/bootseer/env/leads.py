@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env.inputs import MAX_FILES, Digests, Observed
+from bootseer.env.inputs import MAX_FILES, Digests, Observed, is_text
 from bootseer.env.inventory import Entry
 from bootseer.env.spec import EnvSpec, Target, resolve_in
 from bootseer.errors import ConfigError, DataError
@@ -67,15 +67,11 @@ def added(
 def check(inputs: Observed) -> None:
     """Raise `DataError` for leads that are never published."""
     for path, (wanted, by) in inputs.leads.items():
-        plain = all(os.path.isabs(one) and os.path.normpath(one) == one and _is_text(one) for one in (path, by))
+        plain = all(os.path.isabs(one) and os.path.normpath(one) == one and is_text(one) for one in (path, by))
         if not plain or path.startswith(_EVERYWHERE) or not re.fullmatch(f"{FILE}|{FOLDER}|[0-9a-f]{{64}}", wanted):
             raise DataError("its leads have bad names")
     if len(inputs.leads) > MAX_FILES:
         raise DataError(f"its leads are more than {MAX_FILES}")
-
-
-def _is_text(name: str) -> bool:
-    return "\0" not in name and not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def difference(spec: EnvSpec, digests: Digests, inputs: Observed) -> str:
@@ -153,7 +149,7 @@ def _texts(entry: Entry, read: Callable[[str, int], bytes]) -> list[bytes]:
 
 def _needs(spec: EnvSpec, digests: Digests, by: str, path: str, is_link: bool, since: int) -> Iterator[tuple[str, str]]:
     """(name, what must be there) of what ``path`` leads to. Nothing when it leads nowhere here, either."""
-    if not _is_text(by + path):
+    if not is_text(by + path):
         raise DataError(f"{by!a} leads to {path!a}, which is no UTF-8")
     host = _host(spec, path)
     in_image = spec.contained and not spec.on_host(path)

@@ -98,16 +98,12 @@ class _Stage:
                 if group:
                     reason = hit("already in place on this node", group.inputs.known)
                     return self._result(Outcome.RESTORED_MOUNT, reason, mounts=[group])
+                unpacking = not capture.may_mount(spec)
             except overlay.InUseError:
                 raise
             except (BootseerError, OSError) as exc:
                 if spec.only_restore:
                     raise MissError(str(exc)) from None
-                log.warning("%s; running the command without a snapshot", exc)
-                return self.execution.run_plain(str(exc), self.key)
-            try:
-                unpacking = not capture.may_mount(spec)
-            except OSError as exc:  # a name on the way that somebody exchanges just now
                 log.warning("%s; running the command without a snapshot", exc)
                 return self.execution.run_plain(str(exc), self.key)
             with self.timed("lookup"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import TypedDict, Unpack
+from typing import Unpack
 
-from bootseer.backends.interface import Backend, Permissions
+from bootseer.backends.interface import Attributes, Backend, Permissions
 from bootseer.backends.pool import parallel
 from bootseer.errors import NotFoundError, NotWritableError
 from bootseer.stripefs.layout import Pointer
@@ -14,16 +14,7 @@ from bootseer.stripefs.layout import Pointer
 _log = logging.getLogger(__name__)
 
 
-class Rights(TypedDict, total=False):
-    """As of `Backend.change`; None: stays."""
-
-    mode: int | None
-    uid: int | None
-    gid: int | None
-    owner: tuple[str, str] | None
-
-
-def change(backend: Backend, path: str, pointer: Pointer | None, *, at: str = "", **rights: Unpack[Rights]) -> None:
+def change(backend: Backend, path: str, pointer: Pointer | None, *, at: str = "", **rights: Unpack[Attributes]) -> None:
     """Change the rights of the file at ``path``: of the stripes that ``pointer`` (None: a plain file) names, then of
     the pointer, so that nobody is promised a privacy that the bytes do not have yet. ``at``: where the pointer lies as
     long as it is not published. Errors as of `Backend.change`.
