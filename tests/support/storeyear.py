@@ -1,11 +1,13 @@
 """A year of a site's store, with a clock of its own: images and environments change daily, jobs start, `store gc` runs
-weekly. What it says: bytes stored to bytes in use, and starts that failed or had to run their set-up command again."""
+weekly. What it says: bytes stored to bytes in use, starts that failed or had to run their set-up command again, and
+loads of a checkpoint that `fs gc --keep` took away."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import os
 import random
 import shutil
 import sys
@@ -28,6 +30,9 @@ from bootseer.errors import NotFoundError
 from bootseer.image import record
 from bootseer.objects import Store, uses
 from bootseer.objects.on_backend import ObjectStore
+from bootseer.stripefs import open_fs
+from bootseer.stripefs.checkpoint import commit
+from bootseer.stripefs.maintenance import collect
 from bootseer.upkeep import collection
 from support.records import record_of
 from support.steppedstore import SteppedBackend
@@ -35,6 +40,8 @@ from support.steppedstore import SteppedBackend
 DAY = 86_400.0
 BLOCK, BLOCKS = 4096, 24
 IMAGES, ENVIRONMENTS = 60, 200
+JOBS, SAVES = 10, 0.035
+"""Of a job in six hours: 500 in a year."""
 AGE, SELDOM = 30 * DAY, 21
 """Environments that nobody has used for so long are removed; days after which each is started again at the latest."""
 MOST = 1 << 30
@@ -53,6 +60,11 @@ class Figures(msgspec.Struct, kw_only=True):
     published: int = 0
     stored_at_end: int = 0
     in_use_at_end: int = 0
+    checkpoints: int = 0
+    checkpoints_left: int = 0
+    loads: int = 0
+    loads_lost: int = 0
+    """Loads of a checkpoint that was removed before they had ended."""
     worst: float = 0.0
     """The largest share of bytes stored to bytes in use after a collection, from the tenth week on."""
 
@@ -220,6 +232,54 @@ class Site:
         return whole, sum(stored.get(key, 0) for key in used)
 
 
+class Jobs:
+    """They save checkpoints, and load the newest; ``age`` and ``keep`` as of `fs gc`."""
+
+    def __init__(self, seed: int, folder: Path, keep: int, age: float) -> None:
+        self.fs, self.keep, self.age = open_fs(str(folder / "checkpoints")), keep, age
+        self.chance, self.now = random.Random(seed), 1e9
+        self.loading: list[tuple[str, float]] = []
+        """What a start loads, and until when."""
+
+    def hours(self, figures: Figures, hours: float) -> None:
+        """``hours`` pass."""
+        self.now += hours * 3600
+        for number in range(JOBS):
+            if self.chance.random() < SAVES:
+                figures.checkpoints += 1
+                name = f"job-{number}/step-{figures.checkpoints}"
+                with self.fs.create(f"{name}/weights") as out:
+                    out.write(b"weights")
+                self.fs.commit(name)
+                os.utime(Path(self.fs.url, name, commit.NAME), (self.now, self.now))
+            if self.chance.random() < 0.3:
+                with contextlib.suppress(NotFoundError):
+                    self.loading.append((self.fs.latest(f"job-{number}"), self.now + self.chance.uniform(0, 20) * 3600))
+                    figures.loads += 1
+        lost = {name for name, _ in self.loading if not Path(self.fs.url, name, "weights").exists()}
+        figures.loads_lost += len(lost)
+        self.loading = [(name, until) for name, until in self.loading if until > self.now and name not in lost]
+
+    def collect(self) -> None:
+        for number in range(JOBS):
+            with contextlib.suppress(NotFoundError):
+                collect.gc(self.fs.backend, f"job-{number}", keep=self.keep, age=self.age, now=lambda: self.now)
+
+
+def year_of_checkpoints(
+    seed: int, folder: Path, figures: Figures, *, keep: int = 3, age: float = DAY, days: int = 365
+) -> Figures:
+    jobs = Jobs(seed, folder, keep, age)
+    for day in range(days):
+        for _ in range(4):
+            jobs.hours(figures, 6)
+        if day % 7 == 6:
+            jobs.collect()
+            jobs.hours(figures, 0)
+    figures.checkpoints_left = sum(1 for _ in Path(jobs.fs.url).glob("job-*/step-*"))
+    return figures
+
+
 def year(seed: int, folder: Path, *, days: int = 365, notes: bool = True) -> Figures:
     site, figures = Site(seed, folder, notes=notes), Figures(days=days, images=IMAGES, environments=ENVIRONMENTS)
     for day in range(days):
@@ -240,8 +300,9 @@ def main() -> int:
     found = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="bootseer-year-") as folder:
         figures = year(found.seed, Path(folder), days=found.days)
+        year_of_checkpoints(found.seed, Path(folder), figures, days=found.days)
     print(json.dumps(msgspec.to_builtins(figures), indent=1))
-    return int(bool(figures.failed or figures.again or figures.worst > 1.3))
+    return int(bool(figures.failed or figures.again or figures.loads_lost or figures.worst > 1.3))
 
 
 if __name__ == "__main__":

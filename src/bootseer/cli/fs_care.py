@@ -90,17 +90,23 @@ def gc(
         bool, typer.Option("--lost", help="Also whole stripes whose pointer is gone, as after `hdfs dfs -rm` of a file")
     ] = False,
     taken: Annotated[bool, typer.Option("--open", help="Also files that a writer on HDFS still has open")] = False,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="N", min=0, help="Also complete checkpoints in URL but the newest N")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Remove what interrupted writers left, and nothing else: what `bootseer fs fsck` names as garbage.
 
-    What a writer may still be writing is kept, and so is everything in doubt.
+    What a writer may still be writing is kept, and so is everything in doubt. With --keep a checkpoint that was the
+    newest one less than --age ago stays, too: a start may be loading it.
+
+    Example: bootseer fs gc hdfs://nn:8020/jobs/llama-7b --keep 3
     """
     from bootseer.stripefs.maintenance import collect
 
     fs, path = place(url)
     found = collect.gc(
-        fs.backend, path, age=collect.AGE if age is None else age, dry_run=dry_run, lost=lost, taken=taken
+        fs.backend, path, age=collect.AGE if age is None else age, dry_run=dry_run, lost=lost, taken=taken, keep=keep
     )
     gone = [removal for removal in found if not removal.kept]
     size = sum(removal.size for removal in gone)
@@ -115,4 +121,6 @@ def gc(
     if rows:
         print_table("", ["kind", "path", "size", "age", "done"], rows, left=["kind", "path", "done"])
     what = "would be removed" if dry_run else "removed"
-    typer.echo(f"{len(gone)} of {len(found)} pieces of garbage {what}, {size_text(size)}")
+    typer.echo(
+        f"{len(gone)} of {len(found)} {'checkpoints and ' if keep else ''}pieces of garbage {what}, {size_text(size)}"
+    )

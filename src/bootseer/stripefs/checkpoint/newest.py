@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
 
 from bootseer.backends.interface import Backend, join
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnavailableError
@@ -27,21 +28,26 @@ def find(backend: Backend, folder: str) -> str:
     Newest: largest last number in the name; for equal or no numbers, committed last. Incomplete ones are skipped with
     a warning; a storage that does not answer, and one that this user may not read, are errors, no reasons to go back.
     """
+    for path in listing(backend, folder):
+        try:
+            commit.check(backend, path)
+            return path
+        except (UnavailableError, NotWritableError):
+            raise
+        except BootseerError as exc:
+            _log.warning("not using %s: %s", path, exc.message)
+    raise NotFoundError(f"no complete checkpoint in {folder or backend.url}")
+
+
+def listing(backend: Backend, folder: str) -> Iterator[str]:
+    """The folders directly below ``folder``, the newest first; which are complete checkpoints is not looked at."""
     groups: dict[int, list[str]] = {}
     for entry in backend.list(folder):
         if entry.is_dir and not commit.is_hidden(entry.name) and entry.name != _OF_DISK:
             groups.setdefault(_number(entry.name), []).append(entry.name)
     for key in sorted(groups, reverse=True):
         for name in _by_commit(backend, folder, groups[key]):
-            path = join(folder, name)
-            try:
-                commit.check(backend, path)
-                return path
-            except (UnavailableError, NotWritableError):
-                raise
-            except BootseerError as exc:
-                _log.warning("not using %s: %s", path, exc.message)
-    raise NotFoundError(f"no complete checkpoint in {folder or backend.url}")
+            yield join(folder, name)
 
 
 def _by_commit(backend: Backend, folder: str, names: list[str]) -> list[str]:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
 from bootseer import faults
 from bootseer.backends.interface import DEADLINE, Backend, clean, join
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.stripefs import layout
+from bootseer.stripefs.checkpoint import commit, newest
+from bootseer.stripefs.files import namespace
 from bootseer.stripefs.maintenance import scan
 from bootseer.stripefs.maintenance.check import Finding, fsck
 from bootseer.stripefs.maintenance.repair import restore_trash
@@ -58,20 +60,25 @@ def gc(
     dry_run: bool = False,
     lost: bool = False,
     taken: bool = False,
+    keep: int = 0,
+    now: Callable[[], float] = time.time,
 ) -> list[Removal]:
     """Remove the garbage at or below the folder ``path`` that was modified last more than ``age`` seconds ago.
 
     ``lost``: also whole sets of stripes whose pointer is gone, as after a removal with tools that do not know them.
     ``taken``: also files that a writer on HDFS has open; that writer fails then. Without it they are kept while the
     writer renews its lease, which ends a minute after the writer has died.
+    ``keep``: also the complete checkpoints directly in ``path`` but for so many of the newest, and for what was the
+    newest one less than ``age`` seconds ago: a start may still load it. 0: all stay.
 
     Garbage that cannot be removed is kept, and no reason to leave the rest; a storage that does not answer is an error.
     """
-    if age < 0:
-        raise ConfigError(f"an age of {age:g} s is not possible")
+    if age < 0 or keep < 0:
+        raise ConfigError(f"an age of {age:g} s and {keep} kept checkpoints are not possible")
     path = clean(path)
     if not backend.stat(path).is_dir:
         raise NotFoundError(f"{path} is a file, gc cleans folders")
+    removed = _outdated(backend, path, age, keep, dry_run, now()) if keep else []
     findings = fsck(backend, path).findings
     garbage = [it for it in findings if it.level == "garbage" or (lost and it.kind == "lost-pointer")]
     collector = _Collector(backend, age, dry_run, taken)
@@ -94,7 +101,29 @@ def gc(
             return temporaries[finding.path]
         return folders[_folder_of(finding.path)][finding.uuid]
 
-    return [Removal(kind=it.kind, path=it.path, size=it.size, age=it.age, kept=why(it)) for it in garbage]
+    return removed + [Removal(kind=it.kind, path=it.path, size=it.size, age=it.age, kept=why(it)) for it in garbage]
+
+
+def _outdated(backend: Backend, path: str, age: float, keep: int, dry_run: bool, now: float) -> list[Removal]:
+    """The checkpoints in ``path`` after the newest ``keep``, and what became of each."""
+    commit.refuse_inside(backend, path)
+    found, complete, passed = list[Removal](), 0, now
+    for folder in newest.listing(backend, path):
+        try:
+            manifest = backend.stat(join(folder, commit.NAME))
+            size = commit.check(backend, folder).size
+        except (NotFoundError, DataError):  # its save may be under way, or it is a folder of something else
+            continue
+        if complete < keep:
+            complete, passed = complete + 1, min(passed, manifest.mtime)
+            continue
+        kept = {folder: "" if now - passed >= age else "a start may load it: the next one is younger"}
+        if not kept[folder] and not dry_run:
+            with _kept_on_error(kept, folder), contextlib.suppress(NotFoundError):
+                namespace.remove_tree(backend, folder)
+        found.append(Removal(kind="checkpoint", path=folder, size=size, age=now - manifest.mtime, kept=kept[folder]))
+        passed = min(passed, manifest.mtime)
+    return found
 
 
 def _folder_of(path: str) -> str:
