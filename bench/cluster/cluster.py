@@ -20,15 +20,17 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
 from bench.cluster import started
 from bench.cluster.figures import compute
-from bench.cluster.scenario import Scenario, load, names
-from bench.cluster.site import WORKLOAD, Cluster, cache
+from bench.cluster.scenario import Scenario, load, names, of_sizes
+from bench.cluster.site import DATANODES, WORKLOAD, Cluster, cache
 from bench.common import invocation, ordinary
 from bench.common.debian import uv
 from bench.common.invocation import Options, say
@@ -49,6 +51,7 @@ PROGRAMS = {
     "strict": (*started.STARTED, started.STRICT),
 }
 """What is run as bootseer by starts that are not ours, or not with all of it."""
+STAGES = ("image", "env", "init")
 _SETTLE_SECONDS = 300.0
 _OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private", "--")
 """Begins the command line of a node: what it mounts is not in the containers of others, which would keep it in use."""
@@ -87,7 +90,7 @@ class Fleet:
     def _prepare(self, variant: str, scenario: Scenario) -> None:
         """The starts that come before: one that makes the job known, and one whose nodes keep what it leaves there."""
         if variant in ("again", "strict") and not self._known:
-            self._fleet("first", _BEFORE)
+            self._fleet("first", msgspec.structs.replace(_BEFORE, nodes=scenario.nodes))
         if variant == "local" and "ordinary" not in self._there:  # its image is containerd's
             self._fleet("ordinary", _BEFORE)
         if variant != "local" and scenario.kept != "none" and _way(variant) not in self._there:
@@ -98,7 +101,7 @@ class Fleet:
         if variant == "first":
             self._known = False
             forget_starts(self.site.store)
-        nodes = range(1 if scenario.alone else len(self.cluster.nodes))
+        nodes = range(scenario.nodes or len(self.cluster.nodes))
         empty = {"none": nodes, "all but one": nodes[1:2], "all": nodes[:0]}[scenario.kept]
         for node in empty if variant != "local" else ():
             self._clean(variant, node)
@@ -130,7 +133,7 @@ class Fleet:
             **SETTINGS,
             **site.variables(),
             "BOOTSEER_REGISTRY_MIRRORS": self.cluster.mirrors(self.way),
-            "BOOTSEER_NODES": str(1 if scenario.alone else len(self.cluster.nodes)),
+            "BOOTSEER_NODES": str(scenario.nodes or len(self.cluster.nodes)),
             "BOOTSEER_NODE_RANK": str(number),
             "BOOTSEER_CYCLE": "1" if scenario.cycle == "hot" else "0",
             "CLUSTER_NYDUS": self.cluster.nydus if variant == "strongest" else "",
@@ -177,15 +180,20 @@ class Fleet:
             n=0,
             seconds=round(max(seconds), 3),
             bytes={name: moved[name] for name in ("registry", "mirror", "index", "datanodes")},
-            stages={
-                name: round(max(one.record.stages.get(name, 0.0) for one in done), 3)
-                for name in ("image", "env", "init")
-            },
+            stages={name: round(max(one.record.stages.get(name, 0.0) for one in done), 3) for name in STAGES},
             details={
                 "nodes": [round(one, 3) for one in seconds],
                 "cpu_seconds": round(cpu, 1),
                 "links_seconds": round(self.cluster.bound(moved, ready), 3),
                 "node_bytes": max(ready),
+                "ready_bytes": ready,
+                "checkpoint_bytes": median(_whole(one.record.checkpoint, "prefetch_done") for one in done),
+                "image_bytes": median(_whole(one.record.image, "bytes_hot", "bytes_demand") for one in done),
+                "median_stages": {
+                    name: round(median(one.record.stages.get(name, 0.0) for one in done), 3) for name in STAGES
+                },
+                "rate_mbit": self.cluster.rate,
+                "datanode_count": DATANODES,
                 "hot_bytes": hot_bytes,
                 "setup_runs": ran,
                 "index_requests": moved["index_requests"],
@@ -208,6 +216,10 @@ def _way(variant: str) -> str:
     return "bootseer" if variant in ("first", "again", "strict") else variant
 
 
+def _whole(told: Mapping[str, object], *names: str) -> int:
+    return sum(int(str(told.get(name, 0))) for name in names)
+
+
 def _cpu_seconds() -> float:
     user, nice, system = map(int, Path("/proc/stat").read_text().split(None, 4)[1:4])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
@@ -217,13 +229,23 @@ def _run(options: Options, report: Report) -> None:
     if not 2 <= (nodes := options.nodes or (3 if options.quick else 8)) <= 64:
         raise ConfigError("--nodes is none of 2 to 64")
     rate = options.rate or (100.0 if options.quick else 50.0)
-    scenarios = [load(name) for name in options.scenario or (["cold"] if options.quick else names())]
+    wanted = options.scenario or (["cold"] if options.quick else names())
+    scenarios = [one for name in wanted for one in of_sizes(load(name), nodes)]
     place = cache()
     place.mkdir(parents=True, exist_ok=True)
     parts = Ingredients(WORKLOAD, place)
     with (
         workplace.session(place, lambda: parts.prepare(say)) as work,
-        Cluster(parts, work, workplace.prefix(place), options.subnet, nodes=nodes, rate=rate, say=say) as cluster,
+        Cluster(
+            parts,
+            work,
+            workplace.prefix(place),
+            options.subnet,
+            nodes=nodes,
+            rate=rate,
+            strongest=any("strongest" in one.variants for one in scenarios),
+            say=say,
+        ) as cluster,
     ):
         say(f"{nodes} nodes, {rate:g} Mbit/s each; strongest: {cluster.strongest}")
         fleets = {
@@ -240,7 +262,7 @@ def _run(options: Options, report: Report) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.ERROR)
-    parser = invocation.parser("cluster", __doc__, quick="cold only, on three nodes, once", runs=(3, 1))
+    parser = invocation.parser("cluster", __doc__, quick="cold only, on three nodes, once", runs=(3, 1), append=True)
     parser.add_argument("--nodes", type=int, help="of the job (default 8, quick 3)")
     parser.add_argument("--scenario", action="append", metavar="NAME|FILE", help="default: all, quick: cold")
     parser.add_argument("--rate", type=float, help="of each link, Mbit/s (default 50, quick 100)")

@@ -36,10 +36,19 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     store: Store = "hdfs"
     """Where image and snapshot come from: ``hdfs``; ``registry``, which each node asks; ``mirror``, a cache of
     that registry with a link of its own, which the nodes ask first. The checkpoint is in HDFS always."""
-    alone: bool = False
-    """Only the first node starts."""
+    nodes: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    """So many of the cluster's nodes start; 0: all."""
+    sizes: tuple[Annotated[int, msgspec.Meta(ge=1, le=64)], ...] = ()
+    """The scenario once for each of these ``nodes`` that the cluster has, under the name ``NAME-SIZE``."""
     registry_readers: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     """Clients that are none of the job's and read from the registry all the time."""
+
+
+def of_sizes(scenario: Scenario, most: int) -> list[Scenario]:
+    """The scenario, or one for each of its sizes in a cluster of ``most`` nodes."""
+    sizes = [size for size in scenario.sizes if size <= most]
+    replaced = msgspec.structs.replace
+    return [replaced(scenario, name=f"{scenario.name}-{size}", nodes=size) for size in sizes] or [scenario]
 
 
 def load(named: str) -> Scenario:

@@ -57,13 +57,23 @@ def cache() -> Path:
 class Cluster:
     """Context manager: everything runs, the image is converted and the checkpoint stored in both forms.
 
-    ``rate``: of each link in Mbit/s. ``nodes`` are the job's; ``containerds`` their sockets.
+    ``rate``: of each link in Mbit/s. ``nodes`` are the job's; ``containerds`` their sockets. ``strongest``: whether
+    that mix is started.
     """
 
     def __init__(
-        self, parts: Ingredients, work: Path, prefix: str, subnet: str, nodes: int, rate: float, say: Say
+        self,
+        parts: Ingredients,
+        work: Path,
+        prefix: str,
+        subnet: str,
+        *,
+        nodes: int,
+        rate: float,
+        strongest: bool,
+        say: Say,
     ) -> None:
-        self.parts, self.work, self.rate, self.say = parts, work, rate, say
+        self.parts, self.work, self.rate, self.say, self._compared = parts, work, rate, say, strongest
         self.hadoop = ShapedHadoop(
             work / "hdfs", prefix, subnet, datanodes=DATANODES, mib_per_s=rate * _MBIT / 2**20, clients=nodes + 4
         )
@@ -109,7 +119,7 @@ class Cluster:
         )
         for store in (self.site.store, self.store("registry")):
             run([*BOOTSEER, "image", "convert", self.site.ref, "--store", store, "--json"])
-        self.nydus = self._nydus()
+        self.nydus = self._nydus() if self._compared else ""
         for folder in (parts.registry, parts.index, parts.job_env, parts.checkpoint):
             read_all(folder)  # servers are warm
         for node in (*self.nodes, *self.hadoop.network.nodes, self._registry, self._mirror, self._index):
@@ -146,6 +156,8 @@ class Cluster:
     @property
     def strongest(self) -> str:
         """What the strongest mix is made of."""
+        if not self._compared:
+            return "not compared"
         return f"{'nydus' if self.nydus else 'containerd (nydus is not built)'}, uv, hdfs-native"
 
     def moved(self) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bench.page import detail, overview
+from bench.page import detail, model, overview
 from bench.page.reports import ROOT, SCENARIOS, load
 
 BETWEEN = re.compile(r"(?<=<!-- figures -->\n).*?(?=<!-- end of figures -->)", re.DOTALL)
@@ -19,6 +19,8 @@ def pages() -> dict[str, str]:
     readme = (ROOT / "README.md").read_text()
     shown = "\n".join(overview.table(reports, "docs/benchmarks/")) + "\n"
     made["README.md"] = BETWEEN.sub(lambda _: shown, readme)
+    made[model.TABLE] = model.table(reports)
+    made[model.PAGE] = model.page((ROOT / model.PAGE).read_text(), reports)
     return made
 
 

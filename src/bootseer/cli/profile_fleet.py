@@ -67,6 +67,19 @@ def growth(
     since: Since = None,
     team: Team = None,
     limit: Limit = 20,
+    sim: Annotated[
+        str,
+        typer.Option(
+            "--sim",
+            metavar="NODES,...",
+            help="By a model, what a start takes on so many nodes: the last one in PATH, or that of a measured job",
+        ),
+    ] = "",
+    sites: Annotated[
+        list[str] | None,
+        typer.Option("--site", metavar="NAME=N", help="With --sim: datanodes, registry_mbit, ... of the site"),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="With --sim: also draw it")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how start-ups grow with the size of jobs, and which share of the GPU time that the jobs held they cost.
@@ -74,10 +87,18 @@ def growth(
     How long a job held its GPUs comes from `bootseer run` or from `bootseer profile import --sacct`.
 
     Example: bootseer profile growth /shared/starts --at 1024
+
+    Example: bootseer profile growth --sim 8,512,10000 --site datanodes=100
     """
     from rich.console import Console
 
     from bootseer.profile import fleet_text, starts
+
+    if sim:
+        _simulate(paths, sim, sites or [], svg, as_json)
+        return
+    if sites or svg:
+        raise typer.BadParameter("--site and --svg are for --sim")
     from bootseer.profile import growth as analysis
 
     oldest = 0 if since is None else (time.time() - since) * 1e6
@@ -87,6 +108,28 @@ def growth(
         print_json(report)
     else:
         Console().print(fleet_text.growth(report, limit=limit))
+
+
+def _simulate(paths: list[Path] | None, sizes: str, sites: list[str], svg: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+
+    from bootseer.cli._shared import write_out
+    from bootseer.profile.sim import sweep
+
+    found = sweep.of(paths, _counts(sizes, sweep.MOST), sites)
+    if svg is not None:
+        write_out([sweep.picture(found).encode()], svg)
+    if as_json:
+        print_json(found)
+    else:
+        Console().print(sweep.render(found))
+
+
+def _counts(text: str, most: int) -> list[int]:
+    parts = [one.strip() for one in text.split(",")]
+    if not all(one.isdecimal() and one.isascii() and 0 < len(one) < 8 and 0 < int(one) <= most for one in parts):
+        raise typer.BadParameter(f"--sim {text!r}: name numbers of nodes from 1 to {most:,}, such as 8,512,10000")
+    return [int(one) for one in parts]
 
 
 def check(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from bootseer.profile.page import HATCHING
+from bootseer.profile.page import HATCHING, STYLE
 from bootseer.units import one_line
 
 _HIGH, _BAR, _STEP, _LEFT, _LETTER = 180, 34, 56, 60, 7
@@ -21,6 +21,14 @@ class Bar(NamedTuple):
     own: float
     wait: float
     gap: float
+
+
+def picture(given: Sequence[Bar], unit: str) -> str:
+    """The bars as a file of their own."""
+    drawn = bars(given, unit)
+    svg = drawn[drawn.index("<svg ") + 5 : drawn.rindex("</div>")]
+    head, _, rest = svg.partition(">")
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {head}><style>{STYLE}</style>{rest}\n'
 
 
 def bars(given: Sequence[Bar], unit: str) -> str:

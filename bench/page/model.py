@@ -1,0 +1,149 @@
+"""What ``bootseer profile growth --sim`` takes from the reports: ``src/bootseer/profile/sim/measured.json``, and how
+well its model foretells the other runs of the cluster, a part of its page."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
+
+from bench.cluster.site import DATANODES
+from bench.page.reports import good
+from bootseer.demo.report import Report, Run
+from bootseer.launch.turn import TURN_SECONDS
+from bootseer.profile.sim.measured import Job, Measured, from_registry, site_of, ways
+from bootseer.profile.sim.model import simulate
+from bootseer.profile.sim.sweep import ASSUMED
+
+TABLE = "src/bootseer/profile/sim/measured.json"
+PAGE = "docs/howto/simulate.md"
+_BETWEEN = re.compile(r"(?<=<!-- model -->\n).*?(?=<!-- end of model -->)", re.DOTALL)
+_HEAD = """
+| nodes | Mbit/s | from | part | measured, s | model, s | off | within 10 % |
+|---|---|---|---|---|---|---|---|
+"""
+STAGES = ("image", "env", "init")
+WITHIN = 0.1
+
+
+def jobs(reports: dict[str, Report]) -> dict[str, Job]:
+    """The jobs that the model knows."""
+    return {
+        "light": _light(reports["cluster-known"], reports["cluster"]),
+        "torch": _torch(reports["demo"], reports["image"]),
+    }
+
+
+def table(reports: dict[str, Report]) -> str:
+    """The file."""
+    return msgspec.json.format(msgspec.json.encode(jobs(reports)), indent=1).decode() + "\n"
+
+
+def _light(known: Report, wide: Report) -> Job:
+    """``known`` ran at 50 Mbit/s, ``wide`` at 100."""
+    alone, many, local, pulled, cached = (
+        good(known, name) for name in ("alone:again", "cold:again", "cold:local", "registry:again", "mirror:again")
+    )
+    nodes = len(many[0].details["nodes"])
+    one, hot = _middle(alone, _ready), _middle(alone, lambda run: run.details["hot_bytes"])
+    checkpoint = _middle(pulled, lambda run: run.bytes["datanodes"] / nodes)
+    size = {"image": hot, "env": one - hot - checkpoint, "init": checkpoint}
+    again = [
+        _of_cluster(alone, known, size), _of_cluster(many, known), _of_cluster(good(wide, "cold:again"), wide),
+        _of_cluster(pulled, known, store="registry"), _of_cluster(cached, known, store="mirror"),
+    ]  # fmt: skip
+    sent = _middle(many, lambda run: run.bytes["datanodes"] / nodes)
+    return Job(
+        about="a light job with numpy, sympy and OpenCV and a checkpoint of 32 MiB",
+        reports=["cluster-known", "cluster"], datanodes=DATANODES, cores=int(known.machine["cores"]), turn=TURN_SECONDS,
+        crowding=round(again[1].cpu_seconds / again[0].cpu_seconds, 3), repeats=round(sent / one - 1, 3),
+        starts={"local": [_of_cluster(local, known)], "again": again},
+    )  # fmt: skip
+
+
+def _ready(run: Run) -> float:
+    return float(run.details["node_bytes"])
+
+
+def _middle(runs: Sequence[Run], of: Callable[[Run], float]) -> float:
+    return round(statistics.median(map(of, runs)), 3)
+
+
+def _of_cluster(
+    runs: Sequence[Run], report: Report, size: Mapping[str, float] = MappingProxyType({}), store: str = "hdfs"
+) -> Measured:
+    nodes = len(runs[0].details["nodes"])
+    ratios = [one / statistics.median(run.details["nodes"]) for run in runs for one in run.details["nodes"]]
+    return Measured(
+        nodes=nodes, runs=len(runs), rate_mbit=float(report.argv[report.argv.index("--rate") + 1]), store=store,
+        seconds=_middle(runs, lambda run: run.seconds or 0.0),
+        stages={name: round(statistics.median(run.stages[name] for run in runs), 3) for name in STAGES},
+        size={name: int(count) for name, count in size.items()},
+        cpu_seconds=_middle(runs, lambda run: run.details["cpu_seconds"] / nodes),
+        spread=sorted(round(ratio, 3) for ratio in ratios),
+    )  # fmt: skip
+
+
+def _torch(demo: Report, image: Report) -> Job:
+    first, again, plain = (good(demo, name)[0] for name in ("first", "again", "ordinary"))
+    rate = round(plain.bytes["link_until_first_step"] / plain.details["bound_seconds"] / 1e6) * 8.0
+    checkpoint = again.details["checkpoint"]["prefetch_total"]
+    wheels = first.bytes["link_until_first_step"] - first.details["image"]["bytes_demand"] - checkpoint
+    hot = again.details["image"]["bytes_hot"] + again.details["image"]["bytes_demand"]
+    rest = again.bytes["link_until_first_step"] - hot - checkpoint
+    layers = plain.bytes["link_until_first_step"] - wheels - checkpoint
+    size = {
+        "local": {},
+        "ordinary": {"image": layers, "env": wheels, "init": checkpoint},
+        "again": {"image": hot, "env": rest, "init": checkpoint},
+    }
+    starts = {}
+    for way, given in size.items():
+        runs = good(demo, way)
+        stages = {name: statistics.median(run.stages.get(name, 0.0) for run in runs) for name in STAGES}
+        seconds = [run.seconds or 0.0 for run in runs]
+        middle = statistics.median(seconds)
+        spread = sorted(round(one / middle, 3) for one in seconds)
+        one = Measured(
+            nodes=1, runs=len(runs), rate_mbit=rate, seconds=middle, stages=stages, size=given, spread=spread
+        )
+        starts[way] = [one]
+    used = {
+        name: statistics.median(run.details["cpu_seconds"] for run in good(image, name)) for name in ("hot", "local")
+    }
+    pace = (used["hot"] - used["local"]) / good(image, "hot")[0].details["bytes_hot"]
+    about = "a job with torch and transformers and a checkpoint of 0.5 GB, as measured on one node"
+    return Job(about=about, reports=["demo", "image"], datanodes=4, cores=int(demo.machine["cores"]), turn=TURN_SECONDS,
+               pace=float(f"{pace:.3g}"), starts=starts)  # fmt: skip
+
+
+def compared(job: Job) -> list[tuple[Measured, str, float, float]]:
+    """Every start that was measured by stage (or ``start``): seconds of the last node, and the same by the model."""
+    known = ways(job)
+    found: list[tuple[Measured, str, float, float]] = []
+    for one in job.starts["again"]:
+        way = known["bootseer"] if one.store == "hdfs" else from_registry(known["bootseer"])
+        made = simulate(way, site_of(job, one), one.nodes)
+        pairs = {"start": (one.seconds, max(made.ready))}
+        pairs |= {stage: (seconds, max(made.stages[stage])) for stage, seconds in one.stages.items()}
+        found += [(one, part, measured, model) for part, (measured, model) in pairs.items()]
+    return found
+
+
+def page(text: str, reports: dict[str, Report]) -> str:
+    """The page with its tables anew."""
+    assumed = "\n".join(f"- {line}" for line in ASSUMED)
+    shown = "\n".join(rows(jobs(reports)["light"]))
+    return _BETWEEN.sub(lambda _: f"{assumed}\n\n## Beside what was measured\n{_HEAD}{shown}\n", text)
+
+
+def rows(job: Job) -> Iterator[str]:
+    """Of the page's table."""
+    for one, stage, measured, model in compared(job):
+        off = model / measured - 1
+        told = "yes" if abs(off) <= WITHIN else "**no**"
+        where = f"| {one.nodes} | {one.rate_mbit:g} | {one.store} | {stage}"
+        yield f"{where} | {measured:.2f} | {model:.2f} | {100 * off:+.0f} % | {told} |"

@@ -1,0 +1,148 @@
+"""The model of starts: bytes are conserved, more nodes are never faster, one seed gives one outcome, and a start that
+was measured is foretold."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+pytest.importorskip("simpy", reason="needs the extra sim")
+
+import itertools
+
+from bench.page import model as pages
+from bootseer.errors import NotFoundError
+from bootseer.profile import analysis
+from bootseer.profile.sim import measured, sweep
+from bootseer.profile.sim.model import Site, Stage, Way, simulate
+from bootseer.profile.sim.recorded import recorded
+from support.startups import StartUp
+
+JOBS = measured.jobs()
+WAYS = measured.ways(JOBS["torch"])
+MB = 1e6
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_byte_leaves_a_server_once_and_comes_over_the_link_of_a_node(name: str) -> None:
+    way = WAYS[name]
+    made = simulate(way, Site(datanodes=7), 5)
+    assert made.moved["nodes"] == pytest.approx(5 * sum(stage.size for stage in way.stages))
+    assert sum(made.moved.values()) == pytest.approx(2 * made.moved["nodes"])
+    assert all(0 <= share <= 1 for share in made.busy.values())
+    assert all(ready >= sum(stage.seconds for stage in way.stages) for ready in made.ready)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_more_nodes_are_never_faster_and_a_seed_gives_one_outcome(name: str) -> None:
+    site = Site(datanodes=4, node_mbit=1000, registry_mbit=1000, datanode_mbit=1000)
+    last = [max(simulate(WAYS[name], site, nodes).ready) for nodes in (1, 4, 16, 64)]
+    # replicas are drawn, and a server that is late leaves a node's link to another stage
+    assert all(more >= 0.95 * fewer for fewer, more in itertools.pairwise(last)), last
+    assert last[-1] >= last[0]
+    spread = measured.spread_of(JOBS["light"])
+    once, again, other = (simulate(WAYS[name], Site(seed=seed), 9, spread=spread) for seed in (1, 1, 2))
+    assert once == again != other
+
+
+def test_no_link_carries_more_than_its_rate() -> None:
+    way = Way(name="w", stages=(Stage(name="init", size=100 * MB, source="registry"),))
+    for nodes, least in ((1, 0.8), (10, 8.0)):  # 1000 Mbit/s: 125 MB/s
+        ready = simulate(way, Site(node_mbit=1000, registry_mbit=1000), nodes).ready
+        assert 0.999 * least <= max(ready) <= 1.02 * least
+    racks = simulate(way, Site(node_mbit=1000, registry_mbit=1000, rack=5, rack_mbit=1000), 10)
+    assert racks.moved["registry"] == pytest.approx(200 * MB)  # once for each rack
+    assert 4.0 <= max(racks.ready) <= 4.2
+
+
+def test_cores_that_all_share_do_all_the_work() -> None:
+    way = Way(name="w", before=1.0, stages=(Stage(name="init", seconds=2.0),))
+    assert max(simulate(way, Site(shared_cores=2), 8).ready) == pytest.approx(12.0, rel=0.02)
+    assert max(simulate(way, Site(shared_cores=2, crowding=1.5), 8).ready) == pytest.approx(18.0, rel=0.02)
+    assert max(simulate(way, Site(), 8).ready) == pytest.approx(3.0)
+
+
+def test_whole_starts_that_the_links_decide_are_within_a_tenth() -> None:
+    off = {
+        (one.nodes, one.store): model / seconds - 1
+        for one, part, seconds, model in pages.compared(JOBS["light"])
+        if part == "start" and one.rate_mbit == 50
+    }
+    assert set(off) == {(1, "hdfs"), (8, "hdfs"), (8, "registry"), (8, "mirror")}
+    assert all(abs(one) <= pages.WITHIN for one in off.values()), off
+
+
+def test_a_sweep_says_what_more_replicas_and_caches_buy() -> None:
+    found = sweep.sweep(WAYS.values(), Site(datanodes=100), [1, 400], about="")
+    rows = {(row.way, row.nodes): row for row in found.rows}
+    assert rows["local", 400].job_overhead == 0
+    last = {name: rows[name, 400].seconds for name in WAYS}
+    assert last["local"] < last["bootseer"] < min(last[name] for name in WAYS if name.startswith("without"))
+    assert max(last, key=lambda name: last[name]) == "ordinary"
+    assert found.hot_replicas[1] == 3 < found.hot_replicas[400]
+    assert found.rack_from == 400
+    assert sweep.picture(found).startswith("<svg xmlns=")
+
+
+def start(nodes: int = 4, seconds: float = 40.0) -> StartUp:
+    """Each node has 100 MB of its image and 1 GB of its checkpoint over a link of 125 MB/s; the last one is slower."""
+    made = StartUp("llama")
+    for number in range(nodes):
+        name, late = f"n{number}", 1.5 if number == nodes - 1 else 1.0
+        link = {"bytes_hot": 90_000_000, "bytes_demand": 10_000_000, "link_rate": 125_000_000}
+        made.span(name, "image", 0.0, 2.0, **link)
+        made.span(name, "env", 2.0, 5.0)
+        made.span(name, "checkpoint_load", 5.0, 5.0 + (seconds - 10.0) * late, fetched=1_000_000_000)
+        made.span(name, "first_step", 5.0 + (seconds - 10.0) * late, (seconds - 5.0) * late)
+    return made
+
+
+def test_a_start_that_was_recorded_takes_what_it_took_and_longer_on_more_nodes() -> None:
+    report = analysis.analyse(start().log())
+    found = recorded(report, Site(datanode_mbit=1000, datanodes=40))
+    assert (found.nodes, found.link_mbit) == (4, 1000.0)
+    assert [stage.size for stage in found.way.stages] == [100 * MB, 0, 1000 * MB]
+    assert found.spread[-1] > 1.3
+    site = Site(node_mbit=1000, datanode_mbit=1000, datanodes=40)
+    own = sorted(sum(cell.own or 0 for cell in node.stages.values()) for node in report.nodes)
+    assert max(simulate(found.way, site, 4).ready) == pytest.approx(own[1], rel=0.05)
+    assert max(simulate(found.way, site, 400).ready) > 2 * own[1]
+    with pytest.raises(NotFoundError, match="no first step"):
+        recorded(msgspec.structs.replace(report, startup_seconds=None), Site())
+
+
+def command(*argv: str | Path) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "bootseer.cli.main", "profile", "growth"]
+    return subprocess.run([*program, *argv], capture_output=True, text=True, timeout=120)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    svg, path = tmp_path / "growth.svg", tmp_path / "events.jsonl"
+    done = command("--sim", "1,8", "--site", "datanodes=4", "--svg", svg, "--json")
+    assert not done.returncode, done.stderr
+    found = json.loads(done.stdout)
+    assert found["site"]["datanodes"] == 4
+    assert {row["nodes"] for row in found["rows"]} == {1, 8}
+    assert found["assumed"]
+    assert "<rect" in svg.read_text()
+    start().write(path)
+    told = command(path, "--sim", "4,64").stdout
+    assert "llama" in told
+    assert "as recorded" in told
+    assert "node_mbit=1000" in told
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["--sim", "0"], ["--sim", "8,x"], ["--sim", "8", "--site", "datanode=4"], ["--sim", "8", "--site", "datanodes=0"],
+     ["--sim", "8", "--site", "seed=a"], ["--svg", "x.svg"]],
+)  # fmt: skip
+def test_a_mistake_is_told_in_a_line(argv: list[str]) -> None:
+    done = command(*argv)
+    assert done.returncode in (2, 78)
+    assert "Traceback" not in done.stderr
