@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support import clireference
+from support import clireference, docsite
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,3 +84,17 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 def test_the_reference_of_the_command_line_is_fresh() -> None:
     assert clireference.PAGE.read_text() == clireference.page(), "run: python -m support.clireference"
+
+
+def test_the_site_has_every_page_and_its_links_lead_to_them(tmp_path: Path) -> None:
+    docsite.assemble(tmp_path)
+    pages = sorted((tmp_path / "pages").rglob("*.md"))
+    assert len(pages) == len({*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"})
+    assert (tmp_path / "pages/index.md").read_text().startswith("# bootseer\n")
+    gone = [
+        (page, link)
+        for page in pages
+        for link, _ in LINK.findall(page.read_text())
+        if not (page.parent / link).exists()
+    ]
+    assert gone == []
