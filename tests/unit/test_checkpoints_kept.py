@@ -40,6 +40,9 @@ def left(fs: StripeFS) -> list[str]:
         ({"s1": 90, "s2": 80, "s3": 10}, 1, 9, ["s3"]),
         ({"s9": 90, "s10": 80}, 1, 24, ["s10"]),  # by number, as `fs ls --latest`
         ({"s10": 90, "s9": 50}, 1, 24, ["s10"]),
+        # other names are no older ones of a series
+        ({"s1": 90, "s2": 80, "s3": 70, "best-s1": 85, "final": 60}, 1, 24, ["s3", "best-s1", "final"]),
+        ({"epoch=1-step=9": 90, "epoch=2-step=18": 80}, 1, 24, ["epoch=2-step=18"]),
     ],
 )
 def test_the_newest_stay_and_what_a_start_may_load(

@@ -91,7 +91,13 @@ def gc(
     ] = False,
     taken: Annotated[bool, typer.Option("--open", help="Also files that a writer on HDFS still has open")] = False,
     keep: Annotated[
-        int, typer.Option("--keep", metavar="N", min=0, help="Also complete checkpoints in URL but the newest N")
+        int,
+        typer.Option(
+            "--keep",
+            metavar="N",
+            min=0,
+            help="Also complete checkpoints in URL but the newest N of those whose names differ in numbers alone",
+        ),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:

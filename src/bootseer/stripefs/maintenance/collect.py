@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
@@ -68,8 +70,8 @@ def gc(
     ``lost``: also whole sets of stripes whose pointer is gone, as after a removal with tools that do not know them.
     ``taken``: also files that a writer on HDFS has open; that writer fails then. Without it they are kept while the
     writer renews its lease, which ends a minute after the writer has died.
-    ``keep``: also the complete checkpoints directly in ``path`` but for so many of the newest, and for what was the
-    newest one less than ``age`` seconds ago: a start may still load it. 0: all stay.
+    ``keep``: also the complete checkpoints directly in ``path`` but for so many of the newest whose names differ in
+    numbers alone, and for what was the newest one less than ``age`` seconds ago: a start may load it. 0: all stay.
 
     Garbage that cannot be removed is kept, and no reason to leave the rest; a storage that does not answer is an error.
     """
@@ -105,17 +107,22 @@ def gc(
 
 
 def _outdated(backend: Backend, path: str, age: float, keep: int, dry_run: bool, now: float) -> list[Removal]:
-    """The checkpoints in ``path`` after the newest ``keep``, and what became of each."""
+    """The checkpoints in ``path`` after the newest ``keep`` of their series, and what became of each.
+
+    A series: those whose names are the same but for numbers. ``final`` or ``best-80`` do not go because of ``step-N``.
+    """
     commit.refuse_inside(backend, path)
-    found, complete, passed = list[Removal](), 0, now
+    found, complete, passed = list[Removal](), Counter[str](), now
     for folder in newest.listing(backend, path):
         try:
             manifest = backend.stat(join(folder, commit.NAME))
             size = commit.check(backend, folder).size
         except (NotFoundError, DataError):  # its save may be under way, or it is a folder of something else
             continue
-        if complete < keep:
-            complete, passed = complete + 1, min(passed, manifest.mtime)
+        series = re.sub(r"\d+", "", folder.rpartition("/")[2])
+        complete[series] += 1
+        if complete[series] <= keep:
+            passed = min(passed, manifest.mtime)
             continue
         kept = {folder: "" if now - passed >= age else "a start may load it: the next one is younger"}
         if not kept[folder] and not dry_run:
