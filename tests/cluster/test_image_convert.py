@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
@@ -97,6 +98,24 @@ def test_a_second_conversion_is_immediate_and_a_moved_tag_is_seen(
     second = convert(ref, config, tmp_path)
     assert (second.image, second.tree != first.tree) == (digest, True)
     assert [r.image for r in image.records(open_store(config.store_url))] == sorted([first.image, second.image])
+
+
+def test_an_image_of_a_file_gains_the_registry_that_has_it(
+    tmp_path: Path, registry: DockerRegistry, config: settings.Config
+) -> None:
+    """Until then only root has it, as no registry says who may. A signature is not lost for it."""
+    ref, store, work = f"{registry.address}/t/gains:v1", str(tmp_path / "store"), tmp_path / "work"
+    write_image(tmp_path / "layout", [[Member("a", data=b"1")]])
+    push(layout := f"oci:{tmp_path}/layout:v1", ref)
+    key = Ed25519PrivateKey.generate()
+    (secret := tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "key.pub").write_bytes(public)
+    image.convert(layout, store, work_dir=work, sign_key=secret)
+    assert image.convert(ref, store, work_dir=work).reference == layout
+    assert image.convert(ref, store, work_dir=work, sign_key=secret).reference == ref
+    assert image.resolve(ref, store, config=msgspec.structs.replace(config, verify_key=f"{tmp_path}/key.pub"))
+    assert image.convert(layout, store, work_dir=work).reference == ref
 
 
 def test_a_digest_needs_no_registry(tmp_path: Path, config: settings.Config) -> None:

@@ -71,11 +71,13 @@ def convert(ref: str, folder: Path) -> image.ImageRecord:
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
 def test_a_saved_image_converts_to_the_tree_of_its_layout(
-    saved: Path, tmp_path: Path, pack: Callable[[bytes], bytes]
+    saved: Path, tmp_path: Path, pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = tmp_path / "saved.tar"
     archive.write_bytes(pack((saved / "one.tar").read_bytes()))
-    record = convert(f"docker-archive:{archive}", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.tempdir", "/no/place/for/large/files")
+        record = convert(f"docker-archive:{archive}", tmp_path)
     assert record.tree == convert(f"oci:{saved}/layout:one", tmp_path / "other").tree
     assert record.config.rootfs.type == "layers"
     assert image.resolve(f"docker-archive:{archive}", str(tmp_path / "store")) == record

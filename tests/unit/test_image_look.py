@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.without_mount import look
 from bootseer.cli import store
 from bootseer.cli.image import app
-from bootseer.errors import BootseerError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, NotFoundError
 from bootseer.image import record as records
 from bootseer.objects.folder import FolderStore
 from support.images import Member, folder, write_image
@@ -139,6 +140,55 @@ def test_an_image_is_inspected_and_removed(tmp_path: Path) -> None:
     assert site.text("ls", site.other, "/bin")  # what the two share is there
     with pytest.raises(NotFoundError, match="is not converted"):
         site.text("inspect", site.ref)
+
+
+def test_images_are_named_by_digest_digits_and_platform(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    arm = msgspec.structs.replace(site.record, platform="linux/arm64")
+    assert records.save(site.store, arm)
+    host = site.record.platform
+    digest = site.record.image
+    for name in (digest, digest[7:19], digest[7:13], digest[:15]):
+        assert site.json("inspect", name)["platform"] == host
+        assert site.json("inspect", name, "--platform", "linux/arm64/v8")["platform"] == "linux/arm64"
+        assert site.text("ls", name, "/bin", "--platform", "linux/arm64")
+        assert site.call("extract", name, "--platform", "linux/arm64", "--file", "/bin/big") == BIG
+    for name, says in (("0" * 12, "no image 0+ in store"), ("sha256:" + "0" * 6, "no image")):
+        with pytest.raises(NotFoundError, match=says):
+            site.text("inspect", name)
+    with pytest.raises(NotFoundError, match=r"not converted for linux/s390x.*it is for .*linux/arm64"):
+        site.text("inspect", digest, "--platform", "linux/s390x")
+    assert "linux/arm64" in site.text("rm", digest, "--platform", "linux/arm64", "--json")
+    assert {row["platform"] for row in site.images()} == {host}
+
+
+def test_only_another_platform_is_found_by_digits(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for platform in ("linux/arm64", "linux/s390x"):
+        assert records.save(site.store, msgspec.structs.replace(site.record, platform=platform))
+    image.remove(site.store, [site.record])
+    with pytest.raises(ConfigError, match=r"several platforms.*linux/arm64, linux/s390x"):
+        site.text("inspect", site.record.image)
+    site.text("rm", site.record.image[7:19])
+    assert [row["reference"] for row in site.images()] == [site.other]
+
+
+def test_all_that_is_listed_is_removed(tmp_path: Path) -> None:
+    """Also what was converted from a file that is gone, or has another image now; what is missing ends nothing."""
+    site = Site(tmp_path)
+    shutil.rmtree(tmp_path / "layout")
+    with pytest.raises(NotFoundError, match="nosuch"):
+        site.text("rm", f"oci:{tmp_path}/nosuch", site.other, site.ref)
+    assert site.images() == []
+
+    site = Site(tmp_path / "again")
+    write_image(tmp_path / "again" / "layout", [[Member("new", data=b"n")]], tag="v1")
+    site.text("rm", site.ref)
+    assert [row["reference"] for row in site.images()] == [site.other]
+    assert records.save(site.store, msgspec.structs.replace(site.record, reference=site.other))
+    shutil.rmtree(tmp_path / "again" / "layout")
+    with pytest.raises(ConfigError, match=rf"several images were converted from .*{site.record.image[7:19]}"):
+        site.text("rm", site.other)
 
 
 def test_a_conversion_says_what_it_did(site: Site, tmp_path: Path) -> None:

@@ -59,6 +59,9 @@ PlainHttp = Annotated[
     bool | None,
     typer.Option("--plain-http/--https", help="Ask REF's registry without TLS (default: at loopback)"),
 ]
+Platform = Annotated[
+    str, typer.Option(metavar="OS/ARCH[/VARIANT]", help="The image for such machines (default: as this one)")
+]
 VerifyKey = Annotated[
     str,
     typer.Option(metavar="FILE", help="Public keys, one of which must have signed the image (default: settings)"),
@@ -66,6 +69,8 @@ VerifyKey = Annotated[
 RequireSignature = Annotated[
     bool, typer.Option("--require-signature", help="Refuse the image when no key is named to verify it with")
 ]
+_STORED = f"{_REF}, or its digest or first digits of it as `bootseer store ls` prints them"
+Stored = Annotated[str, typer.Argument(metavar="REF", help=_STORED)]
 JobName = Annotated[str, typer.Option("--job", metavar="NAME", help="Whose earlier starts to prefetch by")]
 ForJob = Annotated[
     str, typer.Option("--for-job", metavar="ID", help="Mounts of the node daemon for this job, not for this session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from bootseer.cli._shared import (
     Group,
     JobName,
     PlainHttp,
+    Platform,
     Ref,
     RequireSignature,
     StoreUrl,
@@ -36,7 +36,7 @@ from bootseer.cli._shared import (
 from bootseer.cli.image_look import extract, inspect, ls
 from bootseer.cli.image_mount import mount, status, status_lines, sweep
 from bootseer.cli.image_touched import touched
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.folders import private_folder
 from bootseer.oci.spec import ContainerConfig, ImageConfig
 from bootseer.units import one_line, size_text
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Container images that start before they have arrived")
 
-_DIGITS = re.compile(r"[0-9a-f]{12,64}")
-
 
 def convert(
     ref: Ref,
@@ -59,9 +57,7 @@ def convert(
     work_dir: Annotated[
         Path | None, typer.Option(help="Disk for temporary files (default: in the cache folder)")
     ] = None,
-    platform: Annotated[
-        str, typer.Option(metavar="OS/ARCH[/VARIANT]", help="Convert for such machines (default: as this one)")
-    ] = "",
+    platform: Platform = "",
     plain_http: PlainHttp = None,
     repair: Annotated[bool, typer.Option("--repair", help="Convert again, replace what the store has damaged")] = False,
     if_missing: Annotated[
@@ -264,6 +260,7 @@ def rm(
     refs: Annotated[
         list[str], typer.Argument(metavar="REF...", help="Converted images, or what `bootseer store ls` calls them")
     ],
+    platform: Platform = "",
     dry_run: DryRun = False,
     store: StoreUrl = "",
     plain_http: PlainHttp = None,
@@ -271,22 +268,28 @@ def rm(
 ) -> None:
     """Remove converted images from the store: REF must be converted again before its next start.
 
-    What is mounted goes on. `bootseer store gc` deletes what nothing needs of them any more.
+    A digest, or first digits of it, means all its platforms. What is mounted goes on. `bootseer store gc` deletes what
+    nothing needs of them any more.
     """
     from bootseer import image
 
-    config, found, missing = settings(store), list[image.ImageRecord](), list[BootseerError]()
+    config, shared = settings(store), open_shared(store)
+    taken, missing = dict[tuple[str, str], image.ImageRecord](), list[BootseerError]()
     for ref in refs:
         try:
-            digits = ref.removeprefix("sha256:")
-            if _DIGITS.fullmatch(digits):  # as store ls prints it
-                found += image.beginning(open_shared(store), digits)
-            else:
-                found.append(image.resolve(ref, config.store_url, plain_http=plain_http, config=config))
+            try:
+                these = image.named(ref, shared, platform=platform, plain_http=plain_http, config=config)
+            except (NotFoundError, UnavailableError, DataError) as exc:  # its source is gone, or has another one now
+                try:
+                    these = image.converted_from(ref, shared, platform)
+                except NotFoundError:
+                    raise exc from None
+            taken |= {(one.image, one.platform): one for one in these}
         except BootseerError as exc:
             missing.append(exc)
+    found = list(taken.values())
     if not dry_run:
-        image.remove(config.store_url, found)
+        image.remove(shared, found)
     done = "would remove" if dry_run else "removed"
     lines = [f"{done} {one_line(record.reference)} ({record.image[7:19]})" for record in found]
     answer({"dry_run": dry_run, "removed": found}, as_json, *lines)

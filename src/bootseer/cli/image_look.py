@@ -16,11 +16,13 @@ from bootseer.cli._shared import (
     Bars,
     JobName,
     PlainHttp,
-    Ref,
+    Platform,
     RequireSignature,
+    Stored,
     StoreUrl,
     VerifyKey,
     answer,
+    open_shared,
     print_json,
     settings,
     write_out,
@@ -47,15 +49,16 @@ _KINDS = {
 
 
 def ls(
-    ref: Ref,
+    ref: Stored,
     path: Annotated[str, typer.Argument(metavar="[PATH]", help="File or folder in the image")] = "/",
     recursive: Annotated[bool, typer.Option("--recursive", "-R", help="Everything below PATH too")] = False,
+    platform: Platform = "",
     store: StoreUrl = "",
     plain_http: PlainHttp = None,
     as_json: AsJson = False,
 ) -> None:
     """List the files of a converted image without mounting it. `bootseer store ls` lists images."""
-    with opened(ref, store, plain_http) as tree:
+    with opened(ref, store, plain_http, platform) as tree:
         reader = tree.reader
         where, top = _find(reader, path)
         rows = _rows(reader, where, top, recursive)
@@ -66,23 +69,25 @@ def ls(
             typer.echo(_line(reader, name, inode))
 
 
-def inspect(ref: Ref, store: StoreUrl = "", plain_http: PlainHttp = None, as_json: AsJson = False) -> None:
+def inspect(
+    ref: Stored, platform: Platform = "", store: StoreUrl = "", plain_http: PlainHttp = None, as_json: AsJson = False
+) -> None:
     """Show what the store knows of a converted image: digests, sizes, start command."""
     import msgspec
 
     from bootseer import image
 
-    config = settings(store)
-    record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
+    record = image.only(ref, open_shared(store), platform=platform, plain_http=plain_http, config=settings(store))
     fields = msgspec.to_builtins(record)
     answer(record, as_json, *(f"{name:>12}: {_value(value)}" for name, value in fields.items()))
 
 
 def extract(
-    ref: Ref,
+    ref: Stored,
     target: Annotated[Path | None, typer.Argument(metavar="[DIR]", help="Empty or new folder")] = None,
     file: Annotated[str, typer.Option("--file", metavar="PATH", help="Only this file; links are followed")] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="With --file: where to; - is stdout")] = Path("-"),
+    platform: Platform = "",
     job: JobName = "",
     store: StoreUrl = "",
     verify_key: VerifyKey = "",
@@ -100,20 +105,20 @@ def extract(
     from bootseer.blocks.extract.tree import extract as bring
     from bootseer.blocks.profiles.library import ProfileKey, owner_of
     from bootseer.blocks.without_mount import look
-    from bootseer.objects import open_store
 
     config = settings(store, verify_key, require_signature)
     if bool(file) is (target is not None):
         raise typer.BadParameter("name a DIR for all files, or one with --file")
-    record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
+    shared = open_shared(store)
+    record = image.only(ref, shared, platform=platform, plain_http=plain_http, config=config)
     if target is None:
-        with look(open_store(config.store_url), record.tree, Path(config.cache_dir)) as tree:
+        with look(shared, record.tree, Path(config.cache_dir)) as tree:
             write_out(_content(tree.reader, ref, file), output)
         return
     began = time.monotonic()
     with Bars(quiet=False) as bars:
         bring(
-            open_store(config.store_url),
+            shared,
             record.tree,
             target,
             profile=ProfileKey(job or "default", owner_of(os.getuid())),
@@ -131,15 +136,15 @@ def _content(reader: Reader, ref: str, path: str) -> Iterator[bytes]:
         yield reader.read(inode, offset, _PIECE)
 
 
-def opened(ref: str, store: str, plain_http: bool | None) -> OpenTree:
+def opened(ref: str, store: str, plain_http: bool | None, platform: str = "") -> OpenTree:
     """The tree of a converted image, to be closed. Raises `NotFoundError`, `UnavailableError`, `DataError`."""
     from bootseer import image
     from bootseer.blocks.without_mount import look
-    from bootseer.objects import open_store
 
     config = settings(store)
-    record = image.resolve(ref, config.store_url, plain_http=plain_http, config=config)
-    return look(open_store(config.store_url), record.tree, Path(config.cache_dir))
+    shared = open_shared(store)
+    record = image.only(ref, shared, platform=platform, plain_http=plain_http, config=config)
+    return look(shared, record.tree, Path(config.cache_dir))
 
 
 def _find(reader: Reader, path: str) -> tuple[bytes, Inode]:

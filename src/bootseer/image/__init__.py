@@ -7,10 +7,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 from bootseer.image import runtime
-from bootseer.image.lookup import resolve
+from bootseer.image.lookup import converted_from, named, only, resolve
 from bootseer.image.mount import ImageMount, attach, mount, sweep
 from bootseer.image.mount import listing as mounts
-from bootseer.image.record import ImageRecord, beginning, remove
+from bootseer.image.record import ImageRecord, remove
 from bootseer.image.record import listing as records
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ __all__ = [
     "ImageMount",
     "ImageRecord",
     "attach",
-    "beginning",
+    "converted_from",
     "ensure",
     "mount",
     "mounts",
+    "named",
+    "only",
     "records",
     "remove",
     "resolve",

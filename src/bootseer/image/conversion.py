@@ -62,19 +62,19 @@ def ensure(
 
     ``platform`` (``os/architecture[/variant]``; default: this machine's): for which machines; those find it by that.
 
-    Uses up to the image's compressed size and 2 GiB more under ``work_dir`` while it runs, and leaves nothing there,
-    whatever happens. The same layers give the same tree, but for blocks that other images in the store have already:
-    those are referred to. ``repair`` converts it again, and shares nothing. ``sign_key``: the private key to sign the
-    record with. A record in the store that is not signed with it may be anybody's: it is not signed, but replaced by
-    that of another conversion. ``wait``: seconds to wait at most for another node that converts the image; None: do not
-    wait, and let nobody wait for this node.
+    Uses up to the image's compressed size (and that of an archive which is compressed itself, decompressed) and 2 GiB
+    more under ``work_dir`` while it runs, and leaves nothing there, whatever happens. The same layers give the same
+    tree, but for blocks that other images in the store have already: those are referred to. ``repair`` converts it
+    again, and shares nothing. ``sign_key``: the private key to sign the record with. A record in the store that is not
+    signed with it may be anybody's: it is not signed, but replaced by that of another conversion. ``wait``: seconds to
+    wait at most for another node that converts the image; None: do not wait, and let nobody wait for this node.
     Raises `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`,
     `ConfigError` for what is no key, and, after two failures on nodes that it waited for, the last one's.
     """
     key = signature.signing_key(sign_key) if sign_key else None
     keys = [key.public_key()] if key else []
     store = open_store(store_url)
-    with oci.open_image(ref, platform=platform, plain_http=plain_http) as image:
+    with oci.open_image(ref, platform=platform, plain_http=plain_http, spool=work_dir) as image:
         name = records.key_of(image.digest, image.platform)
         before: ImageRecord | None = None
         useless: bytes | None = None  # a record that another conversion is to replace
@@ -92,7 +92,7 @@ def ensure(
                 log.warning("%s; converting again", exc.message)
             else:
                 if store.exists(tree_key(found.tree)):
-                    before = found
+                    before = records.with_origin(store, found, data, image.ref, key)
                     return True
                 log.warning("tree %s of %s is missing in store %s; converting again", found.tree, ref, store.shown)
             useless = data

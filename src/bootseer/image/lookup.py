@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable
 
 from bootseer import config as settings
 from bootseer import oci
 from bootseer.config import Config
-from bootseer.errors import NotFoundError, PrivilegeError
+from bootseer.errors import ConfigError, NotFoundError, PrivilegeError
 from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
 from bootseer.objects import Store, open_store, signature
+from bootseer.oci.spec import Platform
+
+_SHOWN = 12
+"""Digits of an image that are printed."""
+_ID = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
+"""Fewer than `_SHOWN` may be a name, too: it is that of an image where they begin none in the store."""
 
 
 def resolve(
-    ref: oci.Reference | str, store: Store | str, *, plain_http: bool | None = None, config: Config | None = None
+    ref: oci.Reference | str,
+    store: Store | str,
+    *,
+    platform: str = "",
+    plain_http: bool | None = None,
+    config: Config | None = None,
 ) -> ImageRecord:
-    """The record of what ``ref`` names now, in ``store`` (or the one at that URL). A tag is looked up at its registry,
-    as it may have moved. ``config`` (None: the settings of this node) says whose signature it must have.
+    """The record of what ``ref`` names now, in ``store`` (or the one at that URL), for ``platform`` (default: this
+    machine's). A tag is looked up at its registry, as it may have moved. ``config`` (None: the settings of this node)
+    says whose signature it must have.
 
     Raises `NotFoundError` (no such image, or not converted into this store), `UnavailableError`, `UnsignedError`, and
     `ConfigError` for what is no key.
@@ -27,20 +40,72 @@ def resolve(
     store = open_store(store) if isinstance(store, str) else store
     if parsed.digest:
         with contextlib.suppress(NotFoundError):
-            return converted(parsed, parsed.digest, store, config)
-    return converted(parsed, oci.resolve_digest(parsed, plain_http=plain_http), store, config)
+            return converted(parsed, parsed.digest, store, config, platform=platform)
+    digest = oci.resolve_digest(parsed, platform=platform, plain_http=plain_http)
+    return converted(parsed, digest, store, config, platform=platform)
 
 
-def converted(ref: oci.Reference, digest: str, store: Store, config: Config | None = None) -> ImageRecord:
+def converted(
+    ref: oci.Reference | str, digest: str, store: Store, config: Config | None = None, *, platform: str = ""
+) -> ImageRecord:
     """As `resolve`, when it is known that ``ref`` names the manifest ``digest``. No registry is asked."""
     keys = signature.trusted_keys(config or settings.load())
+    platform = platform or oci.host_platform()
     try:
-        return records.load(store, digest, oci.host_platform(), keys)
+        return records.load(store, digest, platform, keys)
     except NotFoundError:
+        others = ", ".join(records.platforms(store, digest.removeprefix("sha256:")).get(digest, ()))
         raise NotFoundError(
-            f"image {ref} ({digest[:19]}) is not converted in store {store.shown}",
-            hint=f"run bootseer image convert {ref}",
+            f"image {ref} ({digest[:19]}) is not converted for {platform} in store {store.shown}",
+            hint=f"it is for {others}" if others else f"run bootseer image convert {ref}",
         ) from None
+
+
+def named(
+    text: str, store: Store, *, platform: str = "", plain_http: bool | None = None, config: Config | None = None
+) -> list[ImageRecord]:
+    """The records of what a user calls ``text``: a name, as `resolve` takes it, of one platform (default: this
+    machine's); or the digest of an image, or first digits of it, of each platform that it was converted for (or of
+    ``platform``).
+
+    Raises as `resolve`, and `ConfigError` for digits that several images begin with.
+    """
+    platform = str(Platform.parse(platform)) if platform else ""
+    if digits := _ID.fullmatch(text):
+        images = records.platforms(store, digits[1])
+        if len(images) > 1:
+            raise ConfigError(f"several images begin with {digits[1]}", hint="give more digits")
+        for image, found in images.items():
+            found = [platform] if platform else found
+            return [converted(text, image, store, config, platform=one) for one in found]
+        if text.startswith("sha256:") or len(digits[1]) >= _SHOWN:
+            raise NotFoundError(f"no image {text} in store {store.shown}", hint="bootseer store ls prints them")
+    return [resolve(text, store, platform=platform, plain_http=plain_http, config=config)]
+
+
+def only(
+    text: str, store: Store, *, platform: str = "", plain_http: bool | None = None, config: Config | None = None
+) -> ImageRecord:
+    """The one of `named`: of several that for this machine. Raises as it, and `ConfigError` when none is."""
+    found = named(text, store, platform=platform, plain_http=plain_http, config=config)
+    fitting = [one for one in found if one.platform == oci.host_platform()] if len(found) > 1 else found
+    if not fitting:
+        known = ", ".join(one.platform for one in found)
+        raise ConfigError(f"image {text} is converted for several platforms", hint=f"--platform says which: {known}")
+    return fitting[0]
+
+
+def converted_from(text: str, store: Store, platform: str = "") -> list[ImageRecord]:
+    """The records, of each platform or of ``platform``, of what was converted by the name ``text``; nobody is asked
+    what that names now. Raises `NotFoundError`, and `ConfigError` for several images."""
+    name, platform = str(oci.Reference.parse(text)), str(Platform.parse(platform)) if platform else ""
+    found = [one for one in records.listing(store) if one.reference == name and platform in ("", one.platform)]
+    if not found:
+        raise NotFoundError(f"no image in store {store.shown} was converted from {name}")
+    if len({one.image for one in found}) > 1:
+        ids = ", ".join(dict.fromkeys(one.image[7 : 7 + _SHOWN] for one in found))
+        raise ConfigError(f"several images were converted from {name}", hint=f"name them: {ids}")
+    return found
 
 
 def readable_for(

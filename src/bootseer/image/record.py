@@ -14,7 +14,7 @@ import msgspec
 from bootseer.chunks import hashing
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.objects import Store, open_store, signature
-from bootseer.oci import ImageConfig, Reference
+from bootseer.oci import ImageConfig, Reference, in_files
 from bootseer.wiretypes import json_as
 
 if TYPE_CHECKING:
@@ -123,6 +123,24 @@ def save(
     return store.put(name, raw, overwrite=overwrite)
 
 
+def with_origin(
+    store: Store, record: ImageRecord, stored: bytes, ref: Reference, key: Ed25519PrivateKey | None
+) -> ImageRecord:
+    """``record``, whose form in ``store`` is ``stored``; one of an image from a file names the registry of ``ref`` from
+    now on, which says who may have the image. A signed one is changed with a ``key`` only. Trouble is a log line."""
+    if not (ref.registry and in_files(record.reference)):
+        return record
+    try:
+        if _SIGNATURE in stored and key is None:
+            raise ConfigError("it is signed, and there is no key to sign it with")
+        changed = msgspec.structs.replace(record, reference=str(ref))
+        if save(store, changed, old=stored, key=key):
+            return changed
+    except BootseerError as exc:
+        log.warning("the record of %s does not get the name %s: %s", record.reference, ref, exc)
+    return record
+
+
 def remove(store: Store | str, records: Iterable[ImageRecord]) -> None:
     """Forget conversions; their trees and blocks stay, as others may share them."""
     store = open_store(store) if isinstance(store, str) else store
@@ -137,14 +155,14 @@ def listing(store: Store) -> Iterator[ImageRecord]:
             yield record
 
 
-def beginning(store: Store, digits: str) -> list[ImageRecord]:
-    """The records, one for each platform, of the image whose digest begins with the hexadecimal ``digits``. Raises
-    `NotFoundError` for none, `ConfigError` for several images."""
-    found = [one for one in listing(store) if one.image.startswith(f"sha256:{digits}")]
-    if not found:
-        raise NotFoundError(f"no image {digits} in store {store.shown}", hint="bootseer store ls prints them")
-    if len({one.image for one in found}) > 1:
-        raise ConfigError(f"several images begin with {digits}", hint="give more digits")
+def platforms(store: Store, digits: str) -> dict[str, list[str]]:
+    """The converted images whose digest begins with the hexadecimal ``digits``, and the platforms of each. No record is
+    read."""
+    found: dict[str, list[str]] = {}
+    for info in store.list(FOLDER):
+        digest, _, platform = info.key.removeprefix(f"{FOLDER}/").removesuffix(".json").partition("-")
+        if digest.startswith(digits) and platform:
+            found.setdefault(f"sha256:{digest}", []).append(platform.replace("-", "/"))
     return found
 
 

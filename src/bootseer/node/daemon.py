@@ -134,7 +134,7 @@ class Daemon:
             raise ConfigError(f"logins cannot come from the variable {unknown[0][:64]!r}")
         if len(request.ref.encode(errors="replace")) > protocol.MAX_REF:
             raise ConfigError(f"the image's name is longer than {protocol.MAX_REF} bytes: {request.ref[:64]}...")
-        if oci.in_files(request.ref):  # before it is parsed: all would wait with who names a path that does not answer
+        if oci.in_files(request.ref):
             raise UnsupportedError(
                 "the node daemon mounts images of registries, not those in files", hint="have root mount it on a DIR"
             )

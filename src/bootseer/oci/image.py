@@ -99,15 +99,17 @@ def verified(chunks: Iterator[bytes], item: spec.Descriptor, what: str) -> Itera
         raise DataError(f"{what} is corrupt: its bytes do not match its digest")
 
 
-def open_image(ref: Reference | str, *, platform: str = "", plain_http: bool | None = None) -> Image:
+def open_image(
+    ref: Reference | str, *, platform: str = "", plain_http: bool | None = None, spool: Path | None = None
+) -> Image:
     """Resolve ``ref`` for ``platform`` (``os/architecture[/variant]``; default: this machine's) and read its manifest
-    and configuration.
+    and configuration. ``spool``: see `Members`.
 
     Raises `NotFoundError` (no such image), `UnavailableError` (no answer), `DataError` (malformed, or not for
     this platform), `PrivilegeError` (the registry wants a login).
     """
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
-    source = _source(ref, plain_http)
+    source = _source(ref, plain_http, spool)
     with contextlib.ExitStack() as undo:
         undo.callback(source.close)
         wanted = spec.Platform.parse(platform or spec.host_platform())
@@ -125,11 +127,12 @@ def open_image(ref: Reference | str, *, platform: str = "", plain_http: bool | N
     return image
 
 
-def resolve_digest(ref: Reference | str, *, plain_http: bool | None = None) -> str:
-    """The digest of the manifest that ``ref`` names now, for this machine; at most two small requests."""
+def resolve_digest(ref: Reference | str, *, platform: str = "", plain_http: bool | None = None) -> str:
+    """The digest of the manifest that ``ref`` names now, for ``platform`` (default: this machine's); at most two small
+    requests."""
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
     with contextlib.closing(_source(ref, plain_http)) as source:
-        return _manifest(ref, source, spec.Platform.parse(spec.host_platform()))[1].digest
+        return _manifest(ref, source, spec.Platform.parse(platform or spec.host_platform()))[1].digest
 
 
 def digest_for(ref: Reference, logins: Logins | None) -> str:
@@ -155,10 +158,10 @@ def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
             log.warning("access to %s is not checked: %s", ref, exc)
 
 
-def _source(ref: Reference, plain_http: bool | None) -> Source:
+def _source(ref: Reference, plain_http: bool | None, spool: Path | None = None) -> Source:
     if not ref.archive:
         return Layout(Path(ref.layout)) if ref.layout else Registry(ref, plain_http=plain_http)
-    members = Members(Path(ref.archive))
+    members = Members(Path(ref.archive), spool)
     with contextlib.ExitStack() as undo:
         undo.callback(members.close)
         layout = ref.is_oci_archive or ("manifest.json" not in members and "oci-layout" in members)

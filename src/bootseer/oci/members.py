@@ -74,12 +74,12 @@ def _headers() -> type[_Header]:
 class Members(Closing):
     """The members of the tar file ``path`` by their names, ``./a``, ``/a`` and ``a`` being one; of several the last.
 
-    A compressed file is decompressed to a temporary file first. Not safe for use by several threads. Raises
-    `NotFoundError`, and `DataError` when it is no archive.
+    A compressed file is decompressed to a temporary file first, in ``spool`` (default: where those are). Not safe for
+    use by several threads. Raises `NotFoundError`, and `DataError` when it is no archive.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, spool: Path | None = None) -> None:
+        self.path, self._spool = path, spool or Path(tempfile.gettempdir())
         with contextlib.ExitStack() as undo:
             try:
                 file: IO[bytes] = undo.enter_context(os.fdopen(_open(path), "rb"))
@@ -100,17 +100,17 @@ class Members(Closing):
 
     def _decompressed(self, file: IO[bytes]) -> IO[bytes]:
         file.seek(0)
-        where = tempfile.gettempdir()
-        log.info("decompressing %s to a temporary file in %s", self.path, where)
+        log.info("decompressing %s to a temporary file in %s", self.path, self._spool)
         try:
             with contextlib.ExitStack() as undo:
-                plain = undo.enter_context(tempfile.TemporaryFile())
+                self._spool.mkdir(parents=True, exist_ok=True)
+                plain = undo.enter_context(tempfile.TemporaryFile(dir=self._spool))
                 for chunk in inflate(iter(functools.partial(file.read, _CHUNK), b""), f"archive {self.path}"):
                     plain.write(chunk)
                 undo.pop_all()
                 return plain
         except OSError as exc:
-            raise from_os_error(exc, f"decompress {self.path} to {where}") from exc
+            raise from_os_error(exc, f"decompress {self.path} to {self._spool}") from exc
 
     def __contains__(self, name: str) -> bool:
         return _plain(name) in self._found

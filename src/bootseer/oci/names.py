@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from bootseer.errors import ConfigError, NotFoundError
-from bootseer.oci.reference import Reference, in_files
+from bootseer.oci.reference import Reference
 
 T = TypeVar("T")
 
@@ -44,8 +44,6 @@ def several(where: str, names: Iterable[str]) -> ConfigError:
 
 
 def _whole(name: str) -> str:
-    if in_files(name):  # no path is looked for because an archive names it
-        return name
     try:
         return str(Reference.parse(name))
     except ConfigError:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 from collections.abc import Container
 from pathlib import Path
@@ -23,7 +22,8 @@ _FILES = ("oci:", "docker-archive:", "oci-archive:")
 _SCHEME = re.compile(r"\w+://|(?:docker-daemon|containers-storage):|dir:/", re.ASCII)
 """What other tools put before the name of an image; without this it would be a name at docker.io."""
 _FORM = (
-    "write HOST[:PORT]/NAME[:TAG|@sha256:...], oci:DIR[:NAME], docker-archive:FILE[:NAME] or oci-archive:FILE[:NAME]"
+    "write HOST[:PORT]/NAME[:TAG|@sha256:...], oci:DIR[:NAME], docker-archive:FILE[:NAME] or oci-archive:FILE[:NAME];"
+    " DIR and FILE have no colon"
 )
 
 
@@ -46,18 +46,19 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Parse ``text``; `ConfigError` when it is no reference. A registry reference without tag means ``latest``, and
-        one without a registry ``docker.io``, with ``library/`` before a single name: as everywhere else."""
+        """Parse ``text``, without a look at any file; `ConfigError` when it is no reference. A registry reference
+        without tag means ``latest``, and one without a registry ``docker.io``, with ``library/`` before a single name:
+        as everywhere else."""
         body, digest = text, ""
         if "@" in text:
             body, _, digest = text.rpartition("@")
             if not _DIGEST.match(digest):
                 raise ConfigError(f"bad digest in image reference {text!r}", hint="it is sha256: and 64 hex digits")
         if (kind := next(filter(body.startswith, _FILES), "")) != "":
-            path, tag = _place(body.removeprefix(kind), last=kind == "oci:")
-            if not path or (tag is not None and not _SAVED.match(tag)):
+            path, colon, tag = body.removeprefix(kind).partition(":")  # whatever files there are
+            if not path or (colon and not _SAVED.match(tag)):
                 raise ConfigError(f"bad image reference {text!r}", hint=_FORM)
-            path, tag = str(Path(path).absolute()), tag or ""
+            path = str(Path(path).absolute())
             if kind == "oci:":
                 return cls(layout=path, tag=tag, digest=digest)
             return cls(archive=path, is_oci_archive=kind == "oci-archive:", tag=tag, digest=digest)
@@ -106,21 +107,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         return base + (f"@{self.digest}" if self.digest else "")
 
 
-def _place(text: str, *, last: bool) -> tuple[str, str | None]:
-    """The path and the name (None: not said) of ``PATH[:NAME]``; both may have colons. A path that is there ends where
-    the name begins; of one that is not, the ``last`` colon before a tag, or the first."""
-    if os.path.exists(text):
-        return text, None
-    for colon in re.finditer(":", text):
-        if os.path.exists(text[: colon.start()]):
-            return text[: colon.start()], text[colon.end() :]
-    path, sep, name = text.rpartition(":") if last else text.partition(":")
-    return (path, name) if sep and not (last and "/" in name) else (text, None)
-
-
 def in_files(text: str) -> bool:
-    """Whether ``text`` names an image in a layout or archive. `Reference.parse` looks for its path, and waits where
-    nothing answers."""
+    """Whether ``text`` names an image in a layout or archive."""
     return text.startswith(_FILES)
 
 
