@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import ssl
 import stat
 import subprocess
 import threading
@@ -21,7 +22,7 @@ import pytest
 
 from bootseer import oci
 from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError, UnsupportedError
-from bootseer.oci import auth, blobs, connect, credentials, endpoint, spec
+from bootseer.oci import auth, blobs, connect, credentials, endpoint, hosts, spec
 from bootseer.oci.registry import Registry
 from support.registry import PASSWORD, USER, DockerRegistry
 from support.registrycache import RegistryCache
@@ -501,17 +502,78 @@ class TestMirrors:
             assert mirror.requests("GET /v2/pre/fix/y/manifests/v1")
 
 
+def certificate(folder: Path) -> ssl.SSLContext:
+    """Of a server at 127.0.0.1; its CA is ``ca.crt`` in ``folder``."""
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "ca.crt"]
+    subprocess.run(argv, check=True, capture_output=True, cwd=folder)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "ca.crt", folder / "key.pem")
+    return context
+
+
+class TestHostsOfContainerd:
+    @pytest.fixture
+    def said(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr(hosts, "FOLDERS", (tmp_path / "none", tmp_path / "certs.d"))
+        (folder := tmp_path / "certs.d" / "r.example.org_5000_").mkdir(parents=True)
+        return folder / "hosts.toml"
+
+    def test_mirrors_where_it_is_and_whom_to_trust(
+        self, plain: DockerRegistry, tmp_path: Path, said: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        context = certificate(tmp_path)
+        (tmp_path / "ca.crt").rename(said.parent / "own.pem")
+        fill(plain.address, "below/x")
+        ref = oci.Reference.parse("r.example.org:5000/x:v1")
+        with (
+            RegistryProxy(plain.address, tls=context) as secure,
+            RegistryProxy(plain.address, tls=context) as unchecked,
+            RegistryProxy(plain.address) as origin,
+        ):
+            said.write_text(f"""
+                server = "http://{origin.address}"
+                [host."https://{secure.address}"]
+                capabilities = ["pull"]
+                ca = "own.pem"
+                [host."https://{unchecked.address}/v2/below"]
+                capabilities = ["pull", "resolve"]
+                skip_verify = true
+                override_path = true
+                """)
+            with Registry(ref) as registry:
+                assert registry.manifest("v1")[0]
+                assert [one.line for one in unchecked.seen] == ["GET /v2/below/x/manifests/v1?ns=r.example.org:5000"]
+                assert b"".join(registry.blob(ITEM)) == DATA
+                assert len(secure.seen) == 1
+                secure.down = unchecked.down = True
+                assert registry.read_range(ITEM, 7, 10) == DATA[7:17]
+                assert origin.requests("^GET /v2/x/blobs/sha256:[0-9a-f]{64}$|^GET /v2/x/blobs/[^?]*$")
+            origin.seen.clear()
+            with Registry(ref, mirrors=()) as registry:  # as the node daemon asks for a user
+                assert registry.head_manifest("v1", retries=0)
+            assert len(origin.seen) == 1
+            monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", f"r.example.org:5000=http://{plain.address}")
+            with Registry(ref) as registry:  # our own settings come first
+                assert b"".join(registry.blob(ITEM)) == DATA
+            assert len(origin.seen) == 1
+
+    def test_a_registry_named_as_its_own_host(self, plain: DockerRegistry, tmp_path: Path, said: Path) -> None:
+        context = certificate(tmp_path)
+        with RegistryProxy(plain.address, tls=context) as origin:
+            folder = said.parent.parent / origin.address
+            folder.mkdir()
+            (folder / "hosts.toml").write_text(f'[host."https://{origin.address}"]\nskip_verify = true\n')
+            with Registry(oci.Reference.parse(f"{origin.address}/x:v1")) as registry:
+                assert not registry.mirrored
+                assert registry.manifest("v1")[0]
+
+
 class TestTls:
     def test_untrusted_plain_and_trusted(
         self, plain: DockerRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import ssl
-
-        argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-        argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "ca.crt"]
-        subprocess.run(argv, check=True, capture_output=True, cwd=tmp_path)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tmp_path / "ca.crt", tmp_path / "key.pem")
+        context = certificate(tmp_path)
         with RegistryProxy(plain.address, tls=context) as proxy:
             ref = oci.Reference.parse(f"{proxy.address}/x:v1")
             with (

@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bootseer import oci
 from bootseer.config import load
 from bootseer.errors import ConfigError
 from bootseer.objects import artifact
-from bootseer.oci import connect, credentials, spec, wire
+from bootseer.oci import connect, credentials, hosts, spec, wire
 from bootseer.oci.auth import challenges
 from bootseer.oci.credentials import Credential
+from bootseer.oci.hosts import Host, Hosts
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport
 
@@ -195,6 +197,55 @@ def test_places_that_servers_name(location: str) -> None:
     assert there.isascii()
     assert there.isprintable()
     assert " " not in there
+
+
+_OWN = Host(plain=False, name="r.example.org")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", Hosts()),
+        ('server = "r.example.org"', Hosts((), _OWN)),
+        ('server = "http://r.example.org/v2/"', Hosts((), replace(_OWN, plain=True))),
+        ('[host."https://r.example.org"]\nca = ["a", "/b"]', Hosts((), replace(_OWN, ca=("FOLDER/a", "/b")))),
+        ('[host."http://m:1/x/"]\ncapabilities = ["push", "pull"]',
+         Hosts((Host(plain=True, name="m:1", path="/x/v2", resolves=False),))),
+        ('[host.m]\noverride_path = true\n[host.n]\ncapabilities = []\n[host.n.header]\nx = ["y"]',
+         Hosts((Host(plain=False, name="m", path=""), Host(plain=False, name="n", resolves=False, pulls=False)))),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["r.example.org", "_default"])
+def test_hosts_of_containerd(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    found: Hosts,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(hosts, "FOLDERS", (tmp_path,))
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "hosts.toml").write_text(text)
+    if found.server:
+        cas = tuple(one.replace("FOLDER", str(tmp_path / name)) for one in found.server.ca)
+        found = found._replace(server=replace(found.server, ca=cas))
+    assert hosts.find("r.example.org") == found
+    assert ("header of n is not used" in caplog.text) == ("header" in text)
+    assert hosts.find("other") == (Hosts() if name != "_default" else hosts.find("other"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["server = 1", "host = 1", "[host]\nx = 1", "x = ", 'server = "ftp://r"', '[host."http://a/ b"]\nca = 1',
+     '[host."http:///"]', '[host."http://u:p@h"]', "server = " + "[" * 5000, "\udcff", "#" * 2_000_000],
+)  # fmt: skip
+def test_hosts_of_containerd_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(hosts, "FOLDERS", (tmp_path,))
+    (tmp_path / "r:1").mkdir()
+    (tmp_path / "r:1" / "hosts.toml").write_text(text, errors="surrogateescape")
+    with pytest.raises(ConfigError, match=r"r:1/hosts\.toml is not understood: [^\n]*\Z"):
+        hosts.find("r:1")
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "client.cert"])

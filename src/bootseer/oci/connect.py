@@ -17,7 +17,7 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -57,22 +57,23 @@ def login_header(proxy: str) -> dict[str, str]:
     return {"Proxy-Authorization": "Basic " + base64.b64encode(pair.encode()).decode()}
 
 
-def context_for(host: str, port: int) -> ssl.SSLContext:
-    """Reads all CAs of the machine: once per host. `ConfigError` for a certificate that is not understood."""
+def context_for(host: str, port: int, cas: Iterable[str] = (), skip_verify: bool = False) -> ssl.SSLContext:
+    """Reads all CAs of the machine, and ``cas``: once per host. `ConfigError` for what is no certificate."""
     names = (f"{host}:{port}", *((host,) if port == 443 else ()))
     context = ssl.create_default_context()
-    for folder in (base / name for base in CERTS for name in names):
-        path = folder
-        try:
-            for path in sorted(folder.glob("*.crt")):
-                context.load_verify_locations(path)
-            for path in sorted(folder.glob("*.cert")):
-                context.load_cert_chain(path, path.with_suffix(".key"))
-        except OSError as exc:  # ssl.SSLError is one
-            why = "it is no certificate in PEM" if isinstance(exc, ssl.SSLError) else exc.strerror or "cannot be read"
-            raise ConfigError(
-                f"certificate {path} for registry {names[0]}: {why}", hint="replace it, or take it away"
-            ) from None
+    if skip_verify:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    folders, path = [base / name for base in CERTS for name in names], Path()
+    try:
+        for path in [*map(Path, cas), *(path for folder in folders for path in sorted(folder.glob("*.crt")))]:
+            context.load_verify_locations(path)
+        for path in (path for folder in folders for path in sorted(folder.glob("*.cert"))):
+            context.load_cert_chain(path, path.with_suffix(".key"))
+    except OSError as exc:  # ssl.SSLError is one
+        why = "it is no certificate in PEM" if isinstance(exc, ssl.SSLError) else exc.strerror or "cannot be read"
+        raise ConfigError(
+            f"certificate {path} for registry {names[0]}: {why}", hint="replace it, or take it away"
+        ) from None
     return context
 
 

@@ -12,10 +12,12 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
 from bootseer.oci.auth import Auth
 from bootseer.oci.credentials import Logins
+from bootseer.oci.hosts import Host
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.wire import FilePart, Origin, TlsError, TransportError, onward
 from bootseer.wiretypes import loaded
@@ -50,7 +52,9 @@ def backoff(failures: int, exc: Exception) -> float:
 class Endpoint:
     """``registry`` is ``host[:port]`` as people write it, ``host`` where it answers; ``name`` the repository.
 
-    ``plain``: without TLS; its login may go so to a token server there, at loopback, or one that is ``named``."""
+    ``plain``: without TLS; its login may go so to a token server there, at loopback, or one that is ``named``.
+    ``said``: what `hosts` says of it, such as whether it may be asked for tags and digests (``resolves``, ``pulls``).
+    ``mirrors``: the registry in whose place it is asked, as mirrors of several want to be told."""
 
     def __init__(
         self,
@@ -62,10 +66,14 @@ class Endpoint:
         named: Sequence[str],
         transport: Transport,
         logins: Logins | None = None,
+        said: Host | None = None,
+        mirrors: str = "",
     ) -> None:
         self.registry, self.name = registry, name
         self.root = f"{'http' if plain else 'https'}://{host}"
-        self.base = f"{self.root}/v2/{name}"
+        self.base = f"{self.root}{said.path if said else '/v2'}/{name}"
+        self.resolves, self.pulls = (said.resolves, said.pulls) if said else (True, True)
+        self._query = f"ns={quote(mirrors, safe=':')}" if mirrors else ""
         self._transport = transport
         self._origin = Origin.of(self.root)
         self.auth = Auth(registry, name, transport, plain=(host, *named) if plain else (), logins=logins)
@@ -115,6 +123,8 @@ class Endpoint:
     ) -> Answer:
         """One try, logging in when asked to. Raises `Again` and `TransportError` for what is worth another one."""
         url = path if "://" in path else self.base + path
+        if self._query and "://" not in path:
+            url += ("&" if "?" in path else "?") + self._query
         for _ in range(_LOGINS + 1):
             used = self.auth.header()
             answer = self._follow(method, url, dict(headers or {}), used, body, patience)

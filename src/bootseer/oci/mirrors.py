@@ -39,6 +39,8 @@ class Mirrors:
     def candidates(self, name: str) -> Iterator[Endpoint]:
         """Whom to ask for the blob or manifest ``name``, the registry itself last."""
         for endpoint in self.all[:-1]:
+            if not (endpoint.pulls if ":" in name else endpoint.resolves):  # a tag has no colon
+                continue
             with self._lock:
                 until = max(self._until.get((endpoint, key), 0.0) for key in ("", name))
             if time.monotonic() >= until:

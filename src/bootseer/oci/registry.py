@@ -25,15 +25,17 @@ import msgspec
 from bootseer import config as settings
 from bootseer.closing import Closing
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
+from bootseer.oci import hosts
 from bootseer.oci.blobs import Blobs
 from bootseer.oci.credentials import Logins
 from bootseer.oci.endpoint import RETRIES, Again, Endpoint
+from bootseer.oci.hosts import Host
 from bootseer.oci.mirrors import Mirrors
 from bootseer.oci.reference import Reference, is_host
 from bootseer.oci.spec import INDEX, MANIFEST_TYPES, MAX_DOCUMENT, Descriptor, Index, decode, describe, digest_of
 from bootseer.oci.transport import Answer, Transport
 from bootseer.oci.uploads import Uploads
-from bootseer.oci.wire import TransportError, number, onward, secured
+from bootseer.oci.wire import Origin, TransportError, number, onward, secured
 from bootseer.wiretypes import json_as
 
 log = logging.getLogger(__name__)
@@ -83,9 +85,10 @@ class _Tags(msgspec.Struct, frozen=True):
 class Registry(Closing):
     """The repository of one reference. ``plain_http`` None: without TLS at loopback, and where the settings name it.
 
-    ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry. ``logins``:
-    see `credentials.find`. ``stranger``: it is asked for somebody who is not of this machine: then it has no address of
-    the machine's own, unless ``plain_http`` of the settings names it, nor what it leads to.
+    ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry, else
+    `hosts`, which says also where it is itself. ``logins``: see `credentials.find`. ``stranger``: it is asked for
+    somebody who is not of this machine: then it has no address of the machine's own, unless ``plain_http`` of the
+    settings names it, nor what it leads to.
     """
 
     def __init__(
@@ -101,12 +104,21 @@ class Registry(Closing):
         config = settings.load()
         self._without_tls = config.plain_http
         self._transport = Transport(self._without_tls if stranger else None)
-        plain = ref.plain_http(self._without_tls) if plain_http is None else plain_http
-        host = _HOSTS.get(ref.registry, ref.registry)
-        self._origin = self._endpoint(ref.registry, host, ref.name, plain)
+        said = hosts.find(ref.registry)
+        plain = said.server.plain if said.server else ref.plain_http(self._without_tls)
+        host = said.server.name if said.server else _HOSTS.get(ref.registry, ref.registry)
+        plain = plain if plain_http is None else plain_http
+        self._origin = self._endpoint(ref.registry, host, ref.name, plain, said.server)
         if mirrors is None:
-            mirrors = config.registry_mirrors.get(ref.registry, ())
-        self._mirrors = Mirrors([self._mirror(text) for text in mirrors], self._origin)
+            mirrors = config.registry_mirrors.get(ref.registry)
+        if mirrors is None:
+            there = [
+                self._endpoint(one.name, one.name, ref.name, one.plain, one, mirrors=ref.registry)
+                for one in said.mirrors
+            ]
+        else:
+            there = [self._mirror(text) for text in mirrors]
+        self._mirrors = Mirrors(there, self._origin)
         self._blobs = {endpoint: Blobs(endpoint) for endpoint in self._mirrors.all}
         self._uploads = Uploads(self._origin)
 
@@ -119,8 +131,10 @@ class Registry(Closing):
         name = "/".join(filter(None, (prefix.strip("/"), self.ref.name)))
         return self._endpoint(host, host, name, plain)
 
-    def _endpoint(self, registry: str, host: str, name: str, plain: bool) -> Endpoint:
-        return Endpoint(
+    def _endpoint(
+        self, registry: str, host: str, name: str, plain: bool, said: Host | None = None, *, mirrors: str = ""
+    ) -> Endpoint:
+        made = Endpoint(
             registry,
             host,
             name,
@@ -128,7 +142,12 @@ class Registry(Closing):
             named=self._without_tls,
             transport=self._transport,
             logins=self._logins,
+            said=said,
+            mirrors=mirrors,
         )
+        if said and not plain:
+            self._transport.trust(Origin.of(made.root), said.ca, said.skip_verify)
+        return made
 
     def __repr__(self) -> str:
         return f"<Registry {self._origin.base}>"

@@ -18,9 +18,10 @@ import http.client
 import os
 import select
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from http.client import HTTPMessage
 from typing import Any
 
@@ -100,7 +101,15 @@ class Transport:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
         self._pid = os.getpid()
-        self._context = functools.cache(connect.context_for)
+        self._trusted: dict[tuple[str, int], tuple[Sequence[str], bool]] = {}
+        self._context = functools.cache(self._context_for)
+
+    def trust(self, origin: Origin, cas: Sequence[str], skip_verify: bool) -> None:
+        """Take, beside the CAs of this machine, ``cas`` for ``origin``, or any certificate."""
+        self._trusted[origin.host, origin.port] = cas, skip_verify
+
+    def _context_for(self, host: str, port: int) -> ssl.SSLContext:
+        return connect.context_for(host, port, *self._trusted.get((host, port), ()))
 
     def request(
         self,
