@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -217,11 +218,15 @@ def test_a_tree_larger_than_the_room_leaves_the_limits(small: Site, limit: str) 
     assert small.log(0).count("serving reads from memory") == 1
 
 
-def test_a_full_disk_makes_room_at_mount(small: Site) -> None:
+@pytest.mark.parametrize("full", [False, True])
+def test_a_full_disk_makes_room_at_mount(small: Site, full: bool) -> None:
     old = small.mount(0)
     assert wrong_and_failed(old, 0) == ([], [])
     old.unmount()
     fill_up(small.base, 4_000_000)
+    with open(small.base / "more", "wb", buffering=0) as out, contextlib.suppress(OSError):
+        while full:
+            out.write(bytes(4096))
     new = small.mount(1)
     assert small.part(0) is None
     assert wrong_and_failed(new, 1) == ([], [])

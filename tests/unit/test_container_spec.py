@@ -177,6 +177,11 @@ def test_missing_commands_are_found_before_the_runtime_does(tmp_path: Path) -> N
     container.check_command(make(tmp_path, config(), ["x"], env={"PATH": "/t"}, mounts=[Bind(str(tmp_path), "/t")]))
 
 
+def test_entries_without_a_name_are_no_variables(tmp_path: Path) -> None:
+    made = make(tmp_path, config(env=("A", "B=", "=x", "", "C=1", "C=2")), ["x"])
+    assert [one for one in made["process"]["env"] if one[0] in "ABC="] == ["A=", "B=", "C=2"]
+
+
 def test_gpu_and_rdma_devices_of_the_host(tmp_path: Path) -> None:
     dev, rootfs = tmp_path / "dev", tmp_path / "rootfs"
     wanted = ["infiniband/rdma_cm", "infiniband/uverbs0", "nvidia-caps/nvidia-cap1", "nvidia0", "nvidiactl"]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer.backends import interface
 from bootseer.blocks.fetch.source import StoreSource, read_block
+from bootseer.blocks.serving.fetcher_process import NamedStores
+from bootseer.blocks.serving.protocol import Users
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.errors import DataError, NotFoundError, UnavailableError
 from bootseer.objects import Source, Store
@@ -51,6 +55,30 @@ def packs(store: Store, count: int) -> BlockMap:
     for number, ref in enumerate(refs):
         store.put(ref.key, bytes([number]) * 100)
     return BlockMap(4096, 0, refs, b"", [], [])
+
+
+def test_a_store_that_a_mount_names_is_opened_once_whoever_asks(store: Counting) -> None:
+    """Meanwhile nobody waits for it."""
+    opened: list[str] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def slowly(url: str) -> Store:
+        opened.append(url)
+        begun.set()
+        assert go.wait(10)
+        return store
+
+    spec = SimpleNamespace(store_url=store.url, id="tree")
+    users = msgspec.msgpack.encode(Users([], ["there", store.url]))
+    named = NamedStores(spec, store, slowly, lambda: users)  # type: ignore[arg-type]
+    first = threading.Thread(target=named)
+    first.start()
+    assert begun.wait(10)
+    assert named() == [store]
+    go.set()
+    first.join()
+    assert named() == [store, store]
+    assert opened == ["there"]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(0, 20), st.integers(1, 90))

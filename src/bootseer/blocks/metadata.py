@@ -6,10 +6,12 @@ while somebody uses them.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +24,7 @@ from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class TreeParts(msgspec.Struct, frozen=True):
@@ -67,12 +70,12 @@ def localize_manifest(store: Store | None, digest: str, cache_dir: Path) -> Tree
     key = tree_key(digest)
     folder = cache_dir / "trees" / digest
     with doing(f"keep tree {digest[:12]} in cache {folder}"):
-        hold = Hold(folder)
+        hold = _with_room(folder, lambda: Hold(folder))
         kept = _kept(folder / "manifest.json", digest)
         raw = _needed(store, digest).get(key, most=MAX_MANIFEST) if kept is None else kept
         manifest = TreeManifest.decode(raw, digest)
         if kept is None:
-            _keep(folder / "manifest.json", [raw])
+            _with_room(folder, lambda: _keep(folder / "manifest.json", [raw]))
     return TreeParts(digest, manifest, folder / "meta", cache_dir / "blocks" / manifest.map.digest, hold)
 
 
@@ -83,8 +86,8 @@ def localize_map(store: Store | None, tree: TreeParts) -> bytes:
     with doing(f"keep tree {tree.digest[:12]} in cache {path.parent}"):
         encoded = _kept(path, ref.digest)
         if encoded is None:
-            encoded = fetch(_needed(store, tree.digest), ref)
-            _keep(path, [encoded])
+            encoded = stored = fetch(_needed(store, tree.digest), ref)
+            _with_room(tree.cache, lambda: _keep(path, [stored]))
     return encoded
 
 
@@ -94,7 +97,10 @@ def localize_meta(store: Store | None, tree: TreeParts) -> None:
     with doing(f"keep tree {tree.digest[:12]} in cache {tree.meta.parent}"):
         if not tree.meta.exists() or hashing.file_hexdigest(tree.meta) != manifest.meta.digest:
             stored = fetch(_needed(store, tree.digest), manifest.meta_stored)
-            _keep(tree.meta, _verified(unpack(stored, manifest.meta.size), manifest.meta, tree.digest))
+            _with_room(
+                tree.cache,
+                lambda: _keep(tree.meta, _verified(unpack(stored, manifest.meta.size), manifest.meta, tree.digest)),
+            )
 
 
 def fetch(store: Store, ref: ObjectRef) -> bytes:
@@ -141,6 +147,21 @@ def _verified(pieces: Iterable[bytes], ref: ObjectRef, tree: str) -> Iterator[by
         yield piece
     if state.hexdigest() != ref.digest:
         raise DataError(f"meta of tree {tree[:12]} is damaged: its hash differs")
+
+
+def _with_room(folder: Path, write: Callable[[], T]) -> T:
+    """What ``write`` returns. Where the disk is full the node cache, of which ``folder`` is one, gives back what nobody
+    uses, and it is called again."""
+    try:
+        return write()
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        from bootseer.chunks import keeping
+
+        log.warning("%s: %s; what nobody uses is given back", folder, exc.strerror)
+        keeping.make_room(folder)  # or another thread did meanwhile
+    return write()
 
 
 def _keep(path: Path, pieces: Iterable[bytes]) -> None:

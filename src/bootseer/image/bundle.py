@@ -60,7 +60,8 @@ class Bundle:
             try:
                 text = json.dumps(self._document, ensure_ascii=False).encode()
             except UnicodeEncodeError as exc:
-                odd = str(exc.object)[max(0, exc.start - 40) : exc.end + 40]
+                before, after = exc.object[: exc.start].rpartition('"')[2], exc.object[exc.start :].partition('"')[0]
+                odd = before + after  # the argument, variable or path
                 raise ConfigError(f"{odd!r} is no text in UTF-8", hint="a container takes no other") from None
             (self._bundle / "config.json").write_bytes(text)
             (self._bundle / "program").write_text(self._program)

@@ -33,7 +33,10 @@ class Layout(Closing):
         self.root = root
         self._members = members
         if not ("oci-layout" in members if members else (root / "oci-layout").is_file()):
-            raise NotFoundError(f"{root} is not an OCI layout", hint="it has no file oci-layout")
+            raise NotFoundError(
+                f"{root} is not an OCI layout",
+                hint=f"oci-archive:{root}" if root.is_file() else "it has no file oci-layout",
+            )
 
     def index(self) -> Index:
         with doing(f"read the index of layout {self.root}"), self._open("index.json") as file:

@@ -129,8 +129,8 @@ class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_default
 
     @property
     def variables(self) -> dict[str, str]:
-        """``env``, by name."""
-        return dict(item.partition("=")[::2] for item in self.env or ())
+        """``env``, by name; what has none is no variable."""
+        return dict(item.partition("=")[::2] for item in self.env or () if item[:1] not in ("", "="))
 
 
 class RootFS(msgspec.Struct, frozen=True):

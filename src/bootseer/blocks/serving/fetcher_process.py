@@ -72,7 +72,7 @@ class FetcherProcess:
         counts = shared.counts
         self._spec, self._tree, self._shared, self._store_for = spec, tree, shared, store_for
         self._store = store = store_for(spec.store_url)
-        self._opened: dict[str, Store | None] = {spec.store_url: store}
+        self._others = NamedStores(spec, store, store_for, shared.users.read)
         self._detach = detach
         self._number = counts[Count.FETCHER_STARTS]
         self._stop = threading.Event()
@@ -95,7 +95,7 @@ class FetcherProcess:
         self._key = spec.profile if tree.map.size else None
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
-        self._noted, self._noted_in = math.inf, 0
+        self._noted, self._noted_in = math.inf, set[Store]()
         self._hot_ready = 0
         self._hot_known = False
         recording = Recording(
@@ -167,7 +167,7 @@ class FetcherProcess:
             if counts[Count.JOB_READY] or age >= self._spec.config.record_seconds:
                 self._traces.end()
                 self._fetcher.eager()
-            if time.monotonic() - self._noted > uses.RENEWAL or len(self._others()) > self._noted_in:
+            if time.monotonic() - self._noted > uses.RENEWAL or not self._noted_in.issuperset(self._others()):
                 self._note_use()
             self._say()
 
@@ -209,28 +209,40 @@ class FetcherProcess:
             self._fetcher.background()
 
     def _note_use(self) -> None:
-        others = self._others()
-        for store in {self._store, *others}:
+        stores = {self._store, *self._others()}
+        for store in stores:
             uses.note_beside(store, self._tree.digest)
-        self._noted, self._noted_in = time.monotonic(), len(others)
-
-    def _others(self) -> list[Store]:
-        """The stores that mounts have named since, the newest first: the one that this server began with may have
-        moved. Each block is verified, wherever it comes from."""
-        raw = self._shared.users.read()
-        urls = msgspec.msgpack.decode(raw, type=known(Users)).stores if raw else []
-        for url in urls:
-            if url not in self._opened:
-                try:
-                    self._opened[url] = store = self._store_for(url)
-                    log.info("tree %s is read from %s, too", self._spec.id, store.shown)
-                except BootseerError as exc:
-                    log.warning("tree %s: a store that a mount named is not read: %s", self._spec.id, exc)
-                    self._opened[url] = None
-        return [one for url in urls if (one := self._opened[url]) is not None]
+        self._noted, self._noted_in = time.monotonic(), stores
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan
+
+
+class NamedStores:
+    """The stores that mounts have named since the server began, the newest first: the one that it began with may have
+    moved. Each block is verified, wherever it comes from. For many threads; nobody waits until another opens one."""
+
+    def __init__(
+        self, spec: ServerSpec, store: Store, store_for: Callable[[str], Store], users: Callable[[], bytes]
+    ) -> None:
+        self._spec, self._store_for, self._users = spec, store_for, users
+        self._lock = threading.Lock()
+        self._opened: dict[str, Store | None] = {spec.store_url: store}
+        """None: not opened yet, or it cannot be."""
+
+    def __call__(self) -> list[Store]:
+        raw = self._users()
+        urls = msgspec.msgpack.decode(raw, type=known(Users)).stores if raw else []
+        with self._lock:
+            new = [url for url in urls if url not in self._opened]
+            self._opened.update(dict.fromkeys(new))
+        for url in new:
+            try:
+                self._opened[url] = store = self._store_for(url)
+                log.info("tree %s is read from %s, too", self._spec.id, store.shown)
+            except BootseerError as exc:
+                log.warning("tree %s: a store that a mount named is not read: %s", self._spec.id, exc)
+        return [one for url in urls if (one := self._opened[url]) is not None]
 
 
 def _for_good(run: Callable[[], None]) -> None:
