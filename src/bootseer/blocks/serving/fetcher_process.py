@@ -96,8 +96,6 @@ class FetcherProcess:
         self._target = Target(tree.digest, tree.map_digest.hex(), tree.map)
         self._plan = Plan()
         self._noted, self._noted_in = math.inf, set[Store]()
-        self._hot_ready = 0
-        self._hot_known = False
         recording = Recording(
             shared.trace.since,
             tree.digest,
@@ -173,13 +171,8 @@ class FetcherProcess:
 
     def _say(self) -> None:
         """Leave the fetcher's part of the status for the supervisor."""
-        hot, traces = self._plan.order, self._traces
-        if self._hot_ready < len(hot):
-            self._hot_ready = sum(self._cache.ready[block] for block in hot)
+        traces = self._traces
         said = FetcherStatus(
-            hot_known=self._hot_known,
-            hot_total=len(hot),
-            hot_ready=self._hot_ready,
             hot_unused_bytes=traces.use.unused_bytes,
             hot_missed_bytes=traces.use.missed_bytes,
             hot_pack=traces.hot_pack or self._plan.pack,
@@ -203,7 +196,7 @@ class FetcherProcess:
             log.warning("no prefetch of tree %s: %s", self._tree.digest[:12], exc)
         except Exception:
             log.exception("prefetch of tree %s failed; blocks come on demand", self._tree.digest[:12])
-        self._hot_known = True
+        self._shared.counts[Count.HOT_KNOWN] = 1
         self._note_use()
         if self._spec.config.background_fill:
             self._fetcher.background()
@@ -216,6 +209,8 @@ class FetcherProcess:
 
     def _note_plan(self, plan: Plan) -> None:
         self._plan = plan
+        for block in plan.order:
+            self._shared.hot[block] = 1
 
 
 class NamedStores:

@@ -51,10 +51,6 @@ class Users(msgspec.Struct):
 class FetcherStatus(msgspec.Struct):
     """The part of `TreeStatus` that only the fetcher knows, a moment old."""
 
-    hot_known: bool = False
-    """What is hot has been looked up: from now on ``hot_total`` counts, also when it is 0."""
-    hot_total: int = 0
-    hot_ready: int = 0
     hot_unused_bytes: int = 0
     """Stored bytes that were prefetched and that the recorded start never touched; 0 where anything was read ahead, as
     it is unknown then."""
@@ -90,6 +86,10 @@ class TreeStatus(FetcherStatus, kw_only=True):
     targets: list[str] = []
     blocks_total: int = 0
     blocks_ready: int = 0
+    hot_known: bool = False
+    """What is hot has been looked up: from now on ``hot_total`` counts, also when it is 0."""
+    hot_total: int = 0
+    hot_ready: int = 0
     complete: bool = False
     """Every block is on this node: the store is needed no more."""
     cache_full: bool = False

@@ -5,6 +5,7 @@ Who writes what, so that nothing needs a lock across processes (each cell has on
 | part | writer | reader |
 |---|---|---|
 | ``ready``: one byte per block | fetcher, after the verified bytes are in the cache file | FUSE server |
+| ``hot``: one byte per block | fetcher, where a profile names the block | supervisor |
 | access trace and ``seen``: first touches of 4 KiB units | FUSE server | fetcher |
 | ``counts``: named counters and flags, see `Count` | as said there | all |
 | ``negotiated``: what the FUSE server and the kernel agreed on | FUSE server | the next FUSE server |
@@ -70,6 +71,8 @@ class Count:
     """1 while it may have a file open."""
     DETACHED = 40
     """1 when all is persisted and given up, and the fetcher finishes a hot pack for which nobody waits."""
+    HOT_KNOWN = 41
+    """1 when what is hot has been looked up."""
     FETCHED = 96
     """From here on the cells of `bootseer.blocks.fetch.figures.Fetched`, over all fetchers."""
     # supervisor
@@ -94,7 +97,7 @@ class Count:
 class SharedMemory:
     """The mapped memory; a fork inherits it. ``size`` and ``block_size`` are those of the data file, in bytes.
 
-    ``blocks`` of the data file each have a byte in ``ready``.
+    ``blocks`` of the data file each have a byte in ``ready`` and in ``hot``.
     """
 
     def __init__(self, blocks: int, *, size: int, block_size: int) -> None:
@@ -103,7 +106,7 @@ class SharedMemory:
         self.shift = max(0, block_size.bit_length() - 1)
         units = -(-size // UNIT)
         limit = min(MAX_TOUCHES, max(1, units))
-        lengths = [_COUNTS * 8, _PAGE, _PAGE, _USERS, limit * _TOUCH.size, units, blocks]
+        lengths = [_COUNTS * 8, _PAGE, _PAGE, _USERS, limit * _TOUCH.size, units, blocks, blocks]
         parts = []
         with doing("make shared memory"):
             fd = os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)  # takes memory only for pages in use
@@ -115,11 +118,12 @@ class SharedMemory:
                     at += _pages(length)
             finally:
                 os.close(fd)
-        counts, negotiated, said, users, touches, seen, ready = parts
+        counts, negotiated, said, users, touches, seen, ready, hot = parts
         self.negotiated, self.said, self.users = Note(negotiated), Note(said), Note(users)
         self.counts = memoryview(counts).cast("Q")
         """Counters and flags by the names of `Count`."""
         self.ready: Ready = ready if blocks else bytearray()
+        self.hot: Ready = hot if blocks else bytearray()
         self.trace = AccessTrace(self.counts, touches, seen, limit)
 
     def is_ready(self, offset: int, length: int) -> bool:

@@ -325,7 +325,8 @@ class Supervisor:
         data = os.fstat(self._inherited.cache.fileno())
         fetched: dict[str, Any] = {cell.name.lower(): counts[Count.FETCHED + cell] for cell in Fetched}
         fetched["cache_full"] = bool(fetched["cache_full"])
-        ready = bytes(shared.ready[:]).count(1)
+        here, hot = bytes(shared.ready[:]), bytes(shared.hot[:])
+        ready = here.count(1)
         raw = shared.said.read()
         said = msgspec.msgpack.decode(raw, type=known(FetcherStatus)) if raw else FetcherStatus()
         now, since = time.monotonic_ns(), counts[Count.WAITING_SINCE_NS]
@@ -345,6 +346,9 @@ class Supervisor:
             targets=list(self._targets),
             blocks_total=len(shared.ready),
             blocks_ready=ready,
+            hot_known=bool(counts[Count.HOT_KNOWN]),
+            hot_total=hot.count(1),
+            hot_ready=(int.from_bytes(here) & int.from_bytes(hot)).bit_count(),
             complete=ready == len(shared.ready),
             reads=counts[Count.READS],
             slow_faults=counts[Count.SLOW_FAULTS],
