@@ -83,7 +83,7 @@ _REF, _CONTAINERD = "org.opencontainers.image.ref.name", "io.containerd.image.na
     ],
 )
 def test_a_layout_with_whole_names(tmp_path: Path, found: dict[str, str], asked: str) -> None:
-    layout = tmp_path / "lay:out"
+    layout = tmp_path / "layout"
     wanted = write_image(layout, [[Member("a")]], tag="one")
     write_image(layout, [[Member("b")]], tag="two")
     _annotated(layout, found, {_REF: "registry:5000/x:2.0"})
