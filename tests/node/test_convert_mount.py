@@ -19,10 +19,12 @@ from bootseer.blocks.profiles.layout import layout_of
 from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.chunks.zstd import decompress
 from bootseer.cli.verbs import assemble
+from bootseer.config import Config
 from bootseer.kernel import mount
 from bootseer.objects import open_store
 from support.images import CHANGES, Member, one_of_each, write_image
 from support.trees import Found, scan
+from support.waits import until
 
 pytestmark = pytest.mark.root
 
@@ -91,15 +93,21 @@ def test_conversion_needs_no_rights(place: Path) -> None:
     assert done.stdout.strip() == image.ensure(ref, f"{place}/store", work_dir=place / "work").record.tree
 
 
+def start(place: Path, store_url: str, digest: str) -> None:
+    """Leave what a start of the job ``train`` would: it read two files."""
+    store, key = open_store(store_url), ProfileKey("train")
+    tree = localize(store, digest, place / "cache")
+    parts = {part.path: part for part in layout_of(tree.meta)}
+    read = tuple(Touch(n, 7, parts[name].unit, 1) for n, name in enumerate((b"opt/twin", b"etc/many-0003")))
+    assert library.publish(store, key, Trace(digest, tree.map.size, 5, True, read), tree.map) == "published"
+
+
 def test_the_next_build_of_a_started_image_has_a_predicted_profile(place: Path) -> None:
     store_url, work = f"{place}/store", place / "work"
     write_image(place / "layout", [LOWER], tag="v1")
     before = image.ensure(f"oci:{place}/layout:v1", store_url, work_dir=work).record
+    start(place, store_url, before.tree)
     store, key = open_store(store_url), ProfileKey("train")
-    tree = localize(store, before.tree, place / "cache")
-    parts = {part.path: part for part in layout_of(tree.meta)}
-    read = tuple(Touch(n, 7, parts[name].unit, 1) for n, name in enumerate((b"opt/twin", b"etc/many-0003")))
-    assert library.publish(store, key, Trace(before.tree, tree.map.size, 5, True, read), tree.map) == "published"
 
     write_image(place / "layout", [[Member("new", data=NOISE[:300_000])], LOWER], tag="v2")
     after = image.ensure(f"oci:{place}/layout:v2", store_url, work_dir=work).record
@@ -111,3 +119,20 @@ def test_the_next_build_of_a_started_image_has_a_predicted_profile(place: Path) 
     local = localize(store, after.tree, place / "cache")
     assert library.newest_pack(store, key.prefix(after.tree), Target(after.tree, local.map_digest.hex(), local.map))
     assert list(work.iterdir()) == []
+
+
+def test_a_build_that_was_converted_before_the_one_before_was_started_is_foretold_at_its_first_start(
+    place: Path,
+) -> None:
+    store_url, records = f"{place}/store", []
+    for tag, more in (("v1", []), ("v2", [[Member("new", data=NOISE[:300_000])]])):
+        write_image(place / "layout", [*more, LOWER], tag=tag)
+        records.append(image.convert(f"oci:{place}/layout:{tag}", store_url, work_dir=place / "work"))
+    start(place, store_url, records[0].tree)
+    config = Config(cache_dir=f"{place}/cache", state_dir=f"{place}/state", store=store_url, background_fill=False)
+    made = image.mount(f"oci:{place}/layout:v2", place / "m", store_url=store_url, config=config, job="train")
+    try:
+        until(lambda: 0 < made.status().hot_total == made.status().hot_ready, 20, "what is foretold")
+        assert made.status().bytes_demand == 0
+    finally:
+        made.unmount()

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.without_mount import look
 from bootseer.cli import store
 from bootseer.cli.image import app
-from bootseer.errors import BootseerError, ConfigError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.image import record as records
 from bootseer.objects.folder import FolderStore
 from support.images import Member, folder, write_image
@@ -156,7 +157,7 @@ def test_images_are_named_by_digest_digits_and_platform(tmp_path: Path) -> None:
     for name, says in (("0" * 12, "no image 0+ in store"), ("sha256:" + "0" * 6, "no image")):
         with pytest.raises(NotFoundError, match=says):
             site.text("inspect", name)
-    with pytest.raises(NotFoundError, match=r"not converted for linux/s390x.*it is for .*linux/arm64"):
+    with pytest.raises(NotFoundError, match=r"not converted in store .* for linux/s390x; it is for .*linux/arm64"):
         site.text("inspect", digest, "--platform", "linux/s390x")
     assert "linux/arm64" in site.text("rm", digest, "--platform", "linux/arm64", "--json")
     assert {row["platform"] for row in site.images()} == {host}
@@ -200,6 +201,44 @@ def test_a_conversion_says_what_it_did(site: Site, tmp_path: Path) -> None:
     assert " packs, " in text
     for _ in range(2):
         assert site.text("convert", ref, "--work-dir", str(tmp_path / "work")).startswith("converted before: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (None, ""),
+        (lambda one: one._replace(mode=0o700), "'bin/big' has another mode"),
+        (lambda one: one._replace(uid=6), "'bin/big' has another owner"),
+        (lambda one: one._replace(mtime_ns=1), "'bin/big' has another time"),
+        (lambda one: one._replace(data=BIG[:-1]), "'bin/big' has another size"),
+        (lambda one: one._replace(data=BIG[:-1] + b"?"), "'bin/big' has other bytes"),
+        (lambda one: one._replace(xattrs={"user.x": b"1"}), "'bin/big' has another attribute"),
+        (lambda one: one._replace(kind="symlink", link="/x", data=b""), "'bin/big' has another type"),
+        (lambda one: one._replace(name="bin/bag"), "'bin/bag' is not in its layers.*'bin/big' is missing"),
+        (lambda one: Member("bin/hard", data=BIG, mode=0o755, uid=5, gid=6), "'bin/hard' is linked to others"),
+        (lambda one: Member("bin/link", "symlink", link="/bin/bag"), "'bin/link' has another target"),
+        (lambda one: Member("bin/null", "char", device=(1, 5)), "'bin/null' has another device"),
+    ],
+)
+def test_a_conversion_is_compared_with_its_source(site: Site, tmp_path: Path, change: Any, says: str) -> None:
+    """Another tree under its record stands for a conversion that went wrong."""
+    layer = [*LAYER, Member("sparse", data=b"a" + bytes(900_000) + b"b" + bytes(70_000))]
+    write_image(tmp_path / "layout", [layer])
+    ref, store, more = f"oci:{tmp_path / 'layout'}:v1", site.store, ("--work-dir", str(tmp_path / "work"))
+    right = image.convert(ref, store.url, work_dir=tmp_path / "work", repair=True)
+    if change is None:
+        assert "checked 11 entries" in site.text("convert", ref, "--check", *more)
+        return
+    changed = change(layer[1])
+    left_out = {changed.name, "bin/big" if changed.name == "bin/bag" else ""}
+    kept = [one._replace(link=changed.name) if one.link in left_out else one for one in layer]
+    kept = [one for one in kept if one.name not in left_out]
+    write_image(tmp_path / "other", [[kept[0], changed, *kept[1:]]])
+    wrong = image.convert(f"oci:{tmp_path / 'other'}:v1", store.url, work_dir=tmp_path / "work")
+    records.save(store, msgspec.structs.replace(right, tree=wrong.tree), overwrite=True)
+    with pytest.raises(DataError, match=f"converted to another tree: .*{says}.*--repair") as caught:
+        site.text("convert", ref, "--check", *more)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_one_file_of_an_image(site: Site) -> None:

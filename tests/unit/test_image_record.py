@@ -35,6 +35,7 @@ RECORD = ImageRecord(
     members=33_700,
     converted=1_800_000_000,
     seconds={"layers": 20.5, "tree": 2.0, "pack": 12.0, "publish": 0.25},
+    kin=("ef" * 32,),
 )
 
 

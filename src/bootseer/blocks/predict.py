@@ -12,8 +12,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.formats.trace import Trace
@@ -54,27 +55,60 @@ def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Pat
     was published before is there.
     """
     end = time.monotonic() + _SECONDS
+    with _as_advice(digest):
+        found = _foretold(store, digest, kin, work, end)
+        if found is not None:
+            _publish(store, found.tree, found.traces, work, streams, end)
+            return found.other
+    return ""
+
+
+def predict_blocks(store: Store, digest: str, kin: Iterable[str], key: ProfileKey, *, cache_dir: Path) -> list[int]:
+    """The blocks that a start of the tree ``digest`` by ``key`` is likely to touch, in order, as `predict_profiles`
+    foretells them now: for a start that has no profile. Nothing is published, as that start is recorded itself; trouble
+    is a line in the log."""
+    with _as_advice(digest):
+        found = _foretold(store, digest, kin, cache_dir, time.monotonic() + _SECONDS)
+        if found is not None:
+            own = found.traces.get(key.folder)
+            return merge([own] if own else list(found.traces.values()), found.tree.map)
+    return []
+
+
+@contextlib.contextmanager
+def _as_advice(digest: str) -> Iterator[None]:
     try:
-        if library.has_traces(store, f"profiles/{digest}"):
-            return ""
-        tree: LocalTree | None = None
-        some = itertools.islice((one for one in kin if one != digest), MAX_TREES)
-        near = (one for one in some if library.has_traces(store, f"profiles/{one}"))
-        for other in itertools.islice(near, _TRIED):
-            if time.monotonic() > end:
-                break
-            tree = tree or localize(store, digest, work)
-            old = localize(store, other, work)
-            new_side = Side(digest, tree.map, layout_of(tree.meta))
-            if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side):
-                _publish(store, tree, found, work, streams, end)
-                log.info("%d profiles predicted from tree %s", len(found), other[:12])
-                return other
+        yield
     except (BootseerError, OSError, ValueError) as exc:
         log.warning("no profile is predicted for tree %s: %s", digest[:12], exc)
     except Exception:
         log.exception("no profile is predicted for tree %s", digest[:12])
-    return ""
+
+
+class _Foretold(NamedTuple):
+    """A tree, the one it is foretold from, and a trace by job."""
+
+    tree: LocalTree
+    other: str
+    traces: dict[str, Trace]
+
+
+def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, end: float) -> _Foretold | None:
+    if library.has_traces(store, f"profiles/{digest}"):
+        return None
+    tree: LocalTree | None = None
+    some = itertools.islice((one for one in kin if one != digest), MAX_TREES)
+    near = (one for one in some if library.has_traces(store, f"profiles/{one}"))
+    for other in itertools.islice(near, _TRIED):
+        if time.monotonic() > end:
+            break
+        tree = tree or localize(store, digest, work)
+        old = localize(store, other, work)
+        new_side = Side(digest, tree.map, layout_of(tree.meta))
+        if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side):
+            log.info("%d profiles of tree %s predicted from tree %s", len(found), digest[:12], other[:12])
+            return _Foretold(tree, other, found)
+    return None
 
 
 def _predictions(store: Store, old: Side, new: Side) -> dict[str, Trace]:

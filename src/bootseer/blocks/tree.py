@@ -130,13 +130,14 @@ def mount(
     config: Config | None = None,
     server: Sequence[str] = SERVER,
     store: Store | None = None,
+    kin: Sequence[str] = (),
 ) -> TreeMount:
     """Mount the tree ``digest`` read-only on ``target`` (made when missing), or where that link leads; hot blocks start
     to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
     number of streams and whether to fill in the background. ``server`` is the command that serves. ``store`` is the one
-    at ``store_url``, when the caller has it open.
+    at ``store_url``, when the caller has it open. ``kin``: trees that it is like, for a start without a profile.
     On any failure nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`,
     `UnavailableError`, `PrivilegeError`, `UnsupportedError`, `FullError`.
     """
@@ -164,6 +165,7 @@ def mount(
                 target=str(target),
                 profile=profile,
                 config=settings,
+                kin=list(kin),
             )
             served = client.join_or_start(folder, spec, server)
             lazy = served.driver == "fuse"

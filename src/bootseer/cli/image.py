@@ -67,6 +67,9 @@ def convert(
         float | None, typer.Option(min=0, metavar="SECONDS", help="Longest wait, with --if-missing (default: 1800)")
     ] = None,
     sign_key: Annotated[str, typer.Option(metavar="FILE", help="Private key to sign with (default: settings)")] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Read all of it back and compare each entry with the layers")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Convert an image into the store, once per image; layers stream, nothing is unpacked, no root is needed.
@@ -95,6 +98,13 @@ def convert(
             sign_key=Path(key) if (key := sign_key or config.sign_key) else None,
             wait=(WAIT if wait is None else wait) if if_missing else None,
         )
+        checked = 0
+        if check:
+            work, cache = work_dir or Path(config.cache_dir, "work"), Path(config.cache_dir)
+            checked = image.check(
+                ref, record, config.store_url, work_dir=work, cache_dir=cache, plain_http=plain_http,
+                progress=bars.update,
+            )  # fmt: skip
     steps = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in record.seconds.items())
     shared = f"{size_text(record.shared_bytes)} shared with other images"
     packs = f" in {count_text(record.packs, 'pack', 'packs')}" if record.packs else ""
@@ -107,6 +117,7 @@ def convert(
         f"  tree    {record.tree}",
         f"  size    {sizes}, layers {size_text(record.layer_bytes)}",
         f"  took    {steps}",
+        *([f"  checked {checked} entries, all as in its layers"] if check else []),
     )
 
 

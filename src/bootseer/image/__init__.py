@@ -14,6 +14,7 @@ from bootseer.image.record import ImageRecord, remove
 from bootseer.image.record import listing as records
 
 if TYPE_CHECKING:
+    from bootseer.image.comparison import check
     from bootseer.image.conversion import Ensured, ensure
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ImageMount",
     "ImageRecord",
     "attach",
+    "check",
     "converted_from",
     "ensure",
     "mount",
@@ -36,6 +38,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
+    if name == "check":
+        return getattr(importlib.import_module("bootseer.image.comparison"), name)
     if name in ("Ensured", "ensure"):
         return getattr(importlib.import_module("bootseer.image.conversion"), name)
     raise AttributeError(f"module 'bootseer.image' has no attribute {name!r}")

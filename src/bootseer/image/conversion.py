@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from bootseer import erofs, faults, oci
 from bootseer.blocks.predict import predict_profiles
-from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.dedup import MAX_TREES, KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
@@ -174,6 +174,7 @@ def _convert(
         members=tree.members,
         converted=int(time.time()),
         seconds={step: round(value, 3) for step, value in seconds.items()},
+        kin=tuple(one for one in kin if one != made.digest)[:MAX_TREES],
     )
     return record, kin
 

@@ -50,13 +50,13 @@ def converted(
 ) -> ImageRecord:
     """As `resolve`, when it is known that ``ref`` names the manifest ``digest``. No registry is asked."""
     keys = signature.trusted_keys(config or settings.load())
-    platform = platform or oci.host_platform()
     try:
-        return records.load(store, digest, platform, keys)
+        return records.load(store, digest, platform or oci.host_platform(), keys)
     except NotFoundError:
         others = ", ".join(records.platforms(store, digest.removeprefix("sha256:")).get(digest, ()))
         raise NotFoundError(
-            f"image {ref} ({digest[:19]}) is not converted for {platform} in store {store.shown}",
+            f"image {ref} ({digest[:19]}) is not converted in store {store.shown}"
+            + (f" for {platform or oci.host_platform()}" if platform or others else ""),
             hint=f"it is for {others}" if others else f"run bootseer image convert {ref}",
         ) from None
 

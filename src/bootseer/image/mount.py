@@ -173,6 +173,7 @@ def mount(
                     config=config,
                     server=server,
                     store=store,
+                    kin=record.kin,
                 )
                 undo.callback(mounted.unmount)
                 faults.point("image.mount.before-overlay")

@@ -67,6 +67,9 @@ class ImageRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where the conversion's time went, adding up to all of it: ``layers`` (waiting for downloads and decompression),
     ``tree`` (applying members), ``pack`` (waiting for hashing, compression and reads of what is shared), ``publish``
     (from the last layer on)."""
+    kin: tuple[str, ...] = ()
+    """The trees that this one is likely to share blocks with, the likeliest first, as the store had them then: a start
+    without a profile is foretold from theirs."""
     format: str = FORMAT
     version: int = VERSION
 

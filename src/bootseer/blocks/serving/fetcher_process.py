@@ -2,8 +2,8 @@
 
 It may be killed at any time: the supervisor forks another, which goes on with the shared memory and the descriptors of
 the dead one. Threads: the fetcher's own, ``requests`` (of the FUSE server), ``sync`` (bitmap, counters), ``prefetch``,
-``readahead``, ``hotpack`` (after the recording); the main thread says how it goes and waits for the end of the
-recording.
+``readahead``, ``predict``, ``hotpack`` (after the recording); the main thread says how it goes and waits for the end of
+the recording.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bootseer.blocks.fetch.prefetch import Plan
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.blocks.metadata import LocalTree
 from bootseer.blocks.profiles.layout import layout_of
-from bootseer.blocks.profiles.library import Target
+from bootseer.blocks.profiles.library import ProfileKey, Target
 from bootseer.blocks.profiles.recording import Recording
 from bootseer.blocks.serving.ipc import Came, Channel, Finish, Repeat, Wanted
 from bootseer.blocks.serving.protocol import FetcherStatus, ServerSpec, Users
@@ -192,6 +192,9 @@ class FetcherProcess:
                 if plan.order:
                     inventory.keep_hot(self._tree.cache, self._tree.map_digest, self._tree.map.count, plan.order)
                 log.info("%d hot blocks, from %d traces and hot pack %r", len(plan.order), plan.traces, plan.pack)
+                if not plan.order and self._spec.kin:
+                    # Not joined: it takes seconds, and the end of the process ends it.
+                    threading.Thread(target=self._predict, args=(self._key,), name="predict", daemon=True).start()
         except BootseerError as exc:
             log.warning("no prefetch of tree %s: %s", self._tree.digest[:12], exc)
         except Exception:
@@ -200,6 +203,17 @@ class FetcherProcess:
         self._note_use()
         if self._spec.config.background_fill:
             self._fetcher.background()
+
+    def _predict(self, key: ProfileKey) -> None:
+        """The first start of a tree whose kin were started since it was converted."""
+        from bootseer.blocks.predict import predict_blocks
+
+        order = predict_blocks(
+            self._store, self._tree.digest, self._spec.kin, key, cache_dir=Path(self._spec.cache_dir)
+        )
+        if order:
+            self._note_plan(Plan(order))
+            self._fetcher.hot(order)
 
     def _note_use(self) -> None:
         stores = {self._store, *self._others()}

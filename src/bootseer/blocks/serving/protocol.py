@@ -22,7 +22,7 @@ FUSE_FOLDER = "fuse"
 
 
 class ServerSpec(msgspec.Struct, kw_only=True):
-    """What a block server must know. ``profile`` None: no prefetch, no recording."""
+    """What a block server must know. ``profile`` None: no prefetch, no recording. ``kin``: see `blocks.tree.mount`."""
 
     id: str
     store_url: str
@@ -31,6 +31,7 @@ class ServerSpec(msgspec.Struct, kw_only=True):
     target: str
     profile: ProfileKey | None = None
     config: Config = msgspec.field(default_factory=Config)
+    kin: list[str] = []
 
 
 class TreeRecord(Record, kw_only=True):
