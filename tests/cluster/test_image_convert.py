@@ -111,11 +111,11 @@ def test_an_image_of_a_file_gains_the_registry_that_has_it(
     (secret := tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     (tmp_path / "key.pub").write_bytes(public)
-    image.convert(layout, store, work_dir=work, sign_key=secret)
-    assert image.convert(ref, store, work_dir=work).reference == layout
-    assert image.convert(ref, store, work_dir=work, sign_key=secret).reference == ref
+    image.ensure(layout, store, work_dir=work, sign_key=secret)
+    assert image.ensure(ref, store, work_dir=work).record.reference == layout
+    assert image.ensure(ref, store, work_dir=work, sign_key=secret).record.reference == ref
     assert image.resolve(ref, store, config=msgspec.structs.replace(config, verify_key=f"{tmp_path}/key.pub"))
-    assert image.convert(layout, store, work_dir=work).reference == ref
+    assert image.ensure(layout, store, work_dir=work).record.reference == ref
 
 
 def test_a_digest_needs_no_registry(tmp_path: Path, config: settings.Config) -> None:

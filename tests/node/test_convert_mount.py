@@ -127,7 +127,7 @@ def test_a_build_that_was_converted_before_the_one_before_was_started_is_foretol
     store_url, records = f"{place}/store", []
     for tag, more in (("v1", []), ("v2", [[Member("new", data=NOISE[:300_000])]])):
         write_image(place / "layout", [*more, LOWER], tag=tag)
-        records.append(image.convert(f"oci:{place}/layout:{tag}", store_url, work_dir=place / "work"))
+        records.append(image.ensure(f"oci:{place}/layout:{tag}", store_url, work_dir=place / "work").record)
     start(place, store_url, records[0].tree)
     config = Config(cache_dir=f"{place}/cache", state_dir=f"{place}/state", store=store_url, background_fill=False)
     made = image.mount(f"oci:{place}/layout:v2", place / "m", store_url=store_url, config=config, job="train")

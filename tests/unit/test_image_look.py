@@ -225,7 +225,7 @@ def test_a_conversion_is_compared_with_its_source(site: Site, tmp_path: Path, ch
     layer = [*LAYER, Member("sparse", data=b"a" + bytes(900_000) + b"b" + bytes(70_000))]
     write_image(tmp_path / "layout", [layer])
     ref, store, more = f"oci:{tmp_path / 'layout'}:v1", site.store, ("--work-dir", str(tmp_path / "work"))
-    right = image.convert(ref, store.url, work_dir=tmp_path / "work", repair=True)
+    right = image.ensure(ref, store.url, work_dir=tmp_path / "work", repair=True).record
     if change is None:
         assert "checked 11 entries" in site.text("convert", ref, "--check", *more)
         return
@@ -234,7 +234,7 @@ def test_a_conversion_is_compared_with_its_source(site: Site, tmp_path: Path, ch
     kept = [one._replace(link=changed.name) if one.link in left_out else one for one in layer]
     kept = [one for one in kept if one.name not in left_out]
     write_image(tmp_path / "other", [[kept[0], changed, *kept[1:]]])
-    wrong = image.convert(f"oci:{tmp_path / 'other'}:v1", store.url, work_dir=tmp_path / "work")
+    wrong = image.ensure(f"oci:{tmp_path / 'other'}:v1", store.url, work_dir=tmp_path / "work").record
     records.save(store, msgspec.structs.replace(right, tree=wrong.tree), overwrite=True)
     with pytest.raises(DataError, match=f"converted to another tree: .*{says}.*--repair") as caught:
         site.text("convert", ref, "--check", *more)
