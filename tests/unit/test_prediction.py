@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bootseer import erofs
+from bootseer.blocks.fetch.predict import predict_profiles
 from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.metadata import localize
-from bootseer.blocks.predict import predict_profiles
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.layout import Part, layout_of
 from bootseer.blocks.profiles.library import ProfileKey, Target
@@ -184,7 +184,7 @@ def test_without_the_blocks_in_time_there_is_a_trace_alone(tmp_path: Path, monke
     def late(*args: object, **named: object) -> bool:
         raise UnavailableError("not all came in time")
 
-    monkeypatch.setattr("bootseer.blocks.predict.fetch_all", late)
+    monkeypatch.setattr("bootseer.blocks.fetch.predict.fetch_all", late)
     kin = Kin(tmp_path)
     assert kin.predict() == kin.old
     assert library.has_traces(kin.store, JOB.prefix(kin.new))
@@ -195,9 +195,9 @@ def test_starts_that_read_more_than_can_be_held_foretell_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kin = Kin(tmp_path)
-    monkeypatch.setattr("bootseer.blocks.predict.MAX_UNITS", 23)
+    monkeypatch.setattr("bootseer.blocks.fetch.predict.MAX_UNITS", 23)
     assert kin.predict() == ""
-    monkeypatch.setattr("bootseer.blocks.predict.MAX_UNITS", 24)
+    monkeypatch.setattr("bootseer.blocks.fetch.predict.MAX_UNITS", 24)
     assert kin.predict() == kin.old
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bootseer import faults
-from bootseer.blocks.predict import predict_profiles
+from bootseer.blocks.fetch.predict import predict_profiles
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK

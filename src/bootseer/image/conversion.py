@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bootseer import erofs, faults, oci
-from bootseer.blocks.predict import predict_profiles
+from bootseer.blocks.fetch.predict import predict_profiles
 from bootseer.blocks.publish.dedup import MAX_TREES, KnownBlocks
 from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
 from bootseer.chunks.manifest import tree_key
-from bootseer.errors import BootseerError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, doing, from_os_error
 from bootseer.folders import adopted, clear, owned_folder, remove
 from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
@@ -74,6 +74,8 @@ def ensure(
     key = signature.signing_key(sign_key) if sign_key else None
     keys = [key.public_key()] if key else []
     store = open_store(store_url)
+    with doing(f"work in {work_dir}"):
+        work_dir.mkdir(parents=True, exist_ok=True)
     with oci.open_image(ref, platform=platform, plain_http=plain_http, spool=work_dir) as image:
         name = records.key_of(image.digest, image.platform)
         before: ImageRecord | None = None

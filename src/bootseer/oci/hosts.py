@@ -16,6 +16,7 @@ import msgspec
 
 from bootseer.errors import ConfigError
 from bootseer.oci.reference import is_host
+from bootseer.wiretypes import known, loaded
 
 log = logging.getLogger(__name__)
 
@@ -80,14 +81,14 @@ def _read(text: bytes, path: Path, registry: str) -> Hosts:
     try:
         if len(text) > _MOST:
             raise ValueError(f"it has more than {_MOST} bytes")
-        found = tomllib.loads(text.decode())
+        found = loaded(tomllib.loads, text.decode())
         rest = {key: value for key, value in found.items() if key not in _TOP}
         named = found.get("host", {})
         if not isinstance(named, dict) or not all(isinstance(one, dict) for one in named.values()):
             raise ValueError("host is no table of tables")
         hosts = [_host(url, entry, path) for url, entry in named.items()]
         server = _host(url, rest, path) if (url := found.get("server", "")) else None
-    except (ValueError, RecursionError) as exc:
+    except ValueError as exc:
         why = " ".join(str(exc).split())
         raise ConfigError(f"{path} is not understood: {why}", hint="containerd's hosts.md says what is in it") from None
     if server is None:
@@ -102,7 +103,7 @@ def _host(url: object, entry: Mapping[str, Any], path: Path) -> Host:
     parts = urlsplit(url if "://" in url else f"https://{url}")
     if parts.scheme not in ("http", "https") or not is_host(parts.netloc):
         raise ValueError(f"{url!r} is no http[s]://HOST[:PORT][/PATH]")
-    said = msgspec.convert(dict(entry), _Entry)
+    said = msgspec.convert(dict(entry), known(_Entry))
     if unused := entry.keys() - set(_Entry.__struct_fields__):
         log.warning("%s: %s of %s is not used", path, ", ".join(sorted(unused)), parts.netloc)
     if said.skip_verify:

@@ -103,7 +103,6 @@ class Members(Closing):
         log.info("decompressing %s to a temporary file in %s", self.path, self._spool)
         try:
             with contextlib.ExitStack() as undo:
-                self._spool.mkdir(parents=True, exist_ok=True)
                 plain = undo.enter_context(tempfile.TemporaryFile(dir=self._spool))
                 for chunk in inflate(iter(functools.partial(file.read, _CHUNK), b""), f"archive {self.path}"):
                     plain.write(chunk)

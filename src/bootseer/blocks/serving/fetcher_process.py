@@ -206,7 +206,7 @@ class FetcherProcess:
 
     def _predict(self, key: ProfileKey) -> None:
         """The first start of a tree whose kin were started since it was converted."""
-        from bootseer.blocks.predict import predict_blocks
+        from bootseer.blocks.fetch.predict import predict_blocks
 
         order = predict_blocks(
             self._store, self._tree.digest, self._spec.kin, key, cache_dir=Path(self._spec.cache_dir)
