@@ -27,20 +27,33 @@ Host = Annotated[str, msgspec.Meta(pattern=r"^[^/\s]+$")]
 DEFAULT_FILE = Path("/etc/bootseer.toml")
 _NAMESPACE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 """Tells a pod where it is."""
+_NOBODY = 65534
+"""Whose files are, in a user namespace, that belong to somebody who has no number there."""
+
+
+def _has_roots_folders() -> bool:
+    """Whether this is root, and not that of a user namespace in which ``/`` and root's folders belong to nobody."""
+    return os.geteuid() == 0 and os.stat("/").st_uid != _NOBODY
+
+
+def _own_temporary() -> str:
+    if os.geteuid() or _has_roots_folders():
+        return f"/tmp/bootseer-{os.geteuid()}"
+    return f"/tmp/bootseer-{Path('/proc/self/uid_map').read_text().split()[1]}.0"  # two such roots are not one
 
 
 def _default_cache() -> str:
-    if os.geteuid() == 0:
+    if _has_roots_folders():
         return "/var/cache/bootseer"
     below = next(filter(os.path.isabs, (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache"))), "")
-    return os.path.join(below, "bootseer") if below else f"/tmp/bootseer-{os.geteuid()}/cache"
+    return os.path.join(below, "bootseer") if below else f"{_own_temporary()}/cache"
 
 
 def _default_state() -> str:
-    if os.geteuid() == 0:
+    if _has_roots_folders():
         return "/run/bootseer"
     below = os.environ.get("XDG_RUNTIME_DIR", "")
-    return os.path.join(below if os.path.isabs(below) else f"/tmp/bootseer-{os.geteuid()}", "bootseer")
+    return os.path.join(below if os.path.isabs(below) else _own_temporary(), "bootseer")
 
 
 def _default_tenant() -> str:
@@ -178,7 +191,7 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
 
 def _usable(value: object) -> bool:
     """Whether this user may keep state in the folder: a file of settings has those of root, too."""
-    if os.geteuid() == 0 or not isinstance(value, str):
+    if _has_roots_folders() or not isinstance(value, str):
         return True
     path = Path(os.path.expanduser(value))
     try:

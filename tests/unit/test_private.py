@@ -5,7 +5,11 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import shutil
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -154,3 +158,35 @@ def test_nothing_is_believed_in_a_folder_that_others_made(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="belongs to user 12345"):
         overlay.groups(state)
     assert not proof.exists()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("named", [False, True])
+def test_root_of_a_user_namespace_with_one_id_has_folders_of_its_users(named: bool) -> None:
+    """As `unshare -Ur` and enroot make them: /, and the folders of root, belong to nobody there."""
+    with tempfile.TemporaryDirectory(prefix="userns-", dir="/var/lib") as base:
+        os.chmod(base, 0o755)
+        home = Path(base, "home")
+        home.mkdir()
+        os.chown(home, 12345, 12345)
+        program = "; ".join(
+            (
+                "from bootseer.config import load",
+                "from bootseer.folders import private_folder",
+                "from pathlib import Path",
+                "[print(private_folder(Path(one))) for one in (load().cache_dir, load().state_dir)]",
+            )
+        )
+        own = {"BOOTSEER_CACHE_DIR": f"{home}/c", "BOOTSEER_STATE_DIR": f"{home}/s"} if named else {}
+        alice = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", "unshare", "-Ur"]
+        done = subprocess.run(
+            [*alice, sys.executable, "-c", program],
+            env={"PATH": os.environ["PATH"], "HOME": str(home), **own},
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        shutil.rmtree("/tmp/bootseer-12345.0", ignore_errors=True)
+    wanted = [f"{home}/c", f"{home}/s"] if named else [f"{home}/.cache/bootseer", "/tmp/bootseer-12345.0/bootseer"]
+    assert done.stdout.splitlines() == wanted, done.stderr
