@@ -1,8 +1,11 @@
-"""A limit of repeated lines in the log of a process that lives long."""
+"""Limits of the log of a process that lives long: of repeated lines, and of its size."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import shutil
 import time
 from typing import NamedTuple
 
@@ -61,3 +64,22 @@ class LogRateLimit(logging.Filter):
         ended = {kind: self._seen.pop(kind)[1] for kind in over}
         self._next = min((began for began, _ in self._seen.values()), default=now) + self._seconds
         return {kind: count - self._most for kind, count in ended.items() if count > self._most}
+
+
+class LogSizeLimit(logging.Filter):
+    """The file that standard error appends to begins anew when it has ``most`` bytes; what was in it is then beside it,
+    with ``.old`` at its name. For a handler of each process that writes there: of two at once one does it, or both."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        with contextlib.suppress(OSError):  # a full disk is no reason to end
+            if os.fstat(2).st_size > self._most:
+                path = os.readlink("/proc/self/fd/2")
+                try:
+                    shutil.copyfile(path, f"{path}.old")
+                finally:
+                    os.ftruncate(2, 0)
+        return True

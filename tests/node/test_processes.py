@@ -221,6 +221,22 @@ def test_a_mount_whose_server_died_says_so_and_hides_nobody(node: Node) -> None:
     assert not made.dead()
 
 
+def test_logs_of_servers_that_ended_long_ago_go(node: Node) -> None:
+    base = node.state / "trees"
+    base.mkdir(mode=0o700, parents=True)
+    long_ago = time.time() - 2 * 86_400
+    for name in ("old.log", "old.log.old", "young.log"):
+        (base / name).touch()
+        if name != "young.log":
+            os.utime(base / name, (long_ago, long_ago))
+    made = node.mount(slow=False)
+    log = base / f"{made.id}.log"
+    os.utime(log, (long_ago, long_ago))
+    node.mount("again", slow=False).unmount()
+    assert {path.name for path in base.glob("*.log*")} == {"young.log", log.name}
+    made.unmount()
+
+
 def test_sigterm_waits_for_the_unmount(node: Node) -> None:
     made = node.mount(slow=False)
     pid = made.status().pid

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +61,20 @@ def test_what_is_counted_is_bounded() -> None:
     for number in range(5000):
         assert few.filter(line("failed", user=number))
     assert sum(few.filter(line("failed", user=0)) for _ in range(9)) == 3
+
+
+def test_a_log_that_two_processes_write_has_an_upper_size(tmp_path: Path) -> None:
+    program = (
+        "import logging, sys; from bootseer.loglimit import LogSizeLimit; logging.basicConfig(format='%(message)s');"
+        "logging.getLogger().handlers[0].addFilter(LogSizeLimit(10_000));"
+        "[logging.warning('%s %d %s', sys.argv[1], n, 'x' * 50) for n in range(2000)]"
+    )
+    path = tmp_path / "server.log"
+    with path.open("ab") as log:
+        for one in [subprocess.Popen([sys.executable, "-c", program, name], stderr=log) for name in "ab"]:
+            assert one.wait(60) == 0
+    assert path.stat().st_size < 11_000
+    assert 0 < (tmp_path / "server.log.old").stat().st_size < 11_000
+    assert sorted(os.listdir(tmp_path)) == ["server.log", "server.log.old"]
+    assert all(len(line.split()) == 3 for line in path.read_text().splitlines()[1:])
+    assert re.search(r"^[ab] 1999 x{50}$", path.read_text(), re.M)

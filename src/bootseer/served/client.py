@@ -33,6 +33,8 @@ _ATTEMPT_SECONDS = 8.0
 PATIENCE = 30.0
 """A server on an overloaded node, or one whose disk is stuck, may take this long to answer; it is not dead."""
 _LOOK_SECONDS = 0.005
+_LOG_SECONDS = 86_400.0
+"""For which the log of a server that has ended says why."""
 
 
 def records(base: Path, kind: type[R]) -> Records[R]:
@@ -120,6 +122,7 @@ def start(
     with doing(f"start a server in {folder}"):
         folder.mkdir(mode=0o700)
         records(folder.parent, type(record)).save(record)
+    _forget_logs(folder.parent)
     order = Order(str(folder), msgspec.Raw(msgspec.json.encode(spec)), cgroup)
     said = background.start(server, msgspec.json.encode(order), seconds=_START_SECONDS, ending=ending)
     try:
@@ -127,6 +130,17 @@ def start(
     except ValueError:
         hint = f"see {folder.with_suffix('.log')}"
         raise UnavailableError(f"the server in {folder} did not start", hint=hint) from None
+
+
+def _forget_logs(base: Path) -> None:
+    """Remove the logs of servers that ended `_LOG_SECONDS` ago. Safe beside others that do the same."""
+    for path in base.glob("*.log*"):
+        with contextlib.suppress(OSError):
+            if (
+                not path.with_name(path.name.partition(".")[0]).exists()
+                and time.time() - path.stat().st_mtime > _LOG_SECONDS
+            ):
+                path.unlink()
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import msgspec
 from bootseer.errors import BootseerError, UnavailableError, doing, from_os_error
 from bootseer.kernel import background, bounds, mount
 from bootseer.kernel.flock import lock
-from bootseer.loglimit import LogRateLimit
+from bootseer.loglimit import LogRateLimit, LogSizeLimit
 from bootseer.served.protocol import LOCK, Order, Reply, failure
 from bootseer.wiretypes import json_as
 
@@ -79,6 +79,7 @@ def inherit(name: str) -> bytes:
     """Be a process of the server ``name`` that another of its processes has started as a program of its own: what that
     says on the standard input."""
     _log_to_stderr()
+    _limit_size()
     background.call_it(name)
     with open(0, "rb", closefd=False) as file:
         return file.read()
@@ -101,6 +102,12 @@ def _write_to(path: Path) -> None:
     for number in (1, 2):
         os.dup2(fd, number)
     os.close(fd)
+    _limit_size()
+
+
+def _limit_size() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogSizeLimit(_LOG_BYTES))
 
 
 def _go_to_cgroup(name: str) -> None:
