@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import statistics
 import subprocess
 import time
@@ -32,6 +33,7 @@ from bootseer.demo import report, workplace
 from bootseer.demo.programs import WITH_US, finish
 from bootseer.demo.report import Run
 from bootseer.errors import BootseerError
+from bootseer.image.record import ImageRecord
 from bootseer.objects import open_store
 
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
@@ -39,10 +41,10 @@ NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}
 NO_READAHEAD = {"BOOTSEER_READAHEAD": "false"}
 FAR = "-10ms"
 OURS = ["hot", f"hot{FAR}", "on-demand", "warm", "warm-norecord"]
-REBUILT = "rebuilt"
+REBUILT, REBUILT_WARM = "rebuilt", "rebuilt-warm"
 """Starts of our own, in the order of a round."""
 STARTS = [
-    "local", "local-warm", *OURS, REBUILT, *image_hdfs.STARTS,
+    "local", "local-warm", *OURS, REBUILT, REBUILT_WARM, *image_hdfs.STARTS,
     "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd",
 ]  # fmt: skip
 """All variants that are starts, in the order of a round."""
@@ -75,7 +77,7 @@ class Bench:
         checkouts = [HERE, self.against] if self.against else [HERE]
         for checkout in checkouts:
             self.convert(checkout)
-        if any(name.startswith(("local", "read-")) for name in self.variants):
+        if any(name.startswith(("local", "read-", REBUILT_WARM)) for name in self.variants):
             self._complete()
         if any(name.startswith(("hot", "warm", REBUILT)) for name in chosen):
             for checkout in checkouts:
@@ -83,7 +85,7 @@ class Bench:
         if self.site.hdfs is not None and any(name in image_hdfs.STARTS for name in chosen):
             self.convert(store=self.site.hdfs.url)
             self.record(store=self.site.hdfs.url)
-        if REBUILT in chosen:
+        if any(name.startswith(REBUILT) for name in chosen):
             self.rebuild()
         for number in range(1, self.options.runs + 1):
             for name in chosen:
@@ -184,8 +186,9 @@ class Bench:
         for trace in load_own(store, self.digest, ProfileKey("bench"), size):
             raw = trace.encode()
             for number in range(1, self.options.runs + 1):
-                folder = ProfileKey(f"{REBUILT}-{number}").prefix(self.digest)
-                store.put(f"{folder}/{hashing.hexdigest(raw)}.trace", raw)
+                for name in (REBUILT, REBUILT_WARM):
+                    folder = ProfileKey(f"{name}-{number}").prefix(self.digest)
+                    store.put(f"{folder}/{hashing.hexdigest(raw)}.trace", raw)
         rebuilt.build(self.site.ref(), self.site.ref(build=2), self.work)
         began = time.monotonic()
         record = image.ensure(self.site.ref(build=2), self.site.store(), work_dir=self.work / "convert").record
@@ -220,9 +223,11 @@ class Bench:
                 order.store = hdfs.url
                 with hdfs.trouble(image_hdfs.STARTS[name], number):
                     return self.outcome(name, number, order)
-            elif name == REBUILT:
-                order = self.ours(place, f"{REBUILT}-{number}")
+            elif name.startswith(REBUILT):
+                order = self.ours(place, f"{name}-{number}")
                 order.ref, order.record = self.site.ref(build=2), str(self.rebuilt_file)
+                if name == REBUILT_WARM:
+                    return self._on_the_build_before(number, order)
             elif name.startswith("warm"):
                 # These leave their traces elsewhere: hot starts are to prefetch by starts like themselves.
                 order = self.ours(place, "warm", checkout=checkout)
@@ -233,6 +238,21 @@ class Bench:
                 job = None if name == "on-demand" else "bench"
                 order = self.ours(place, job, far=far, checkout=checkout)
             return self.outcome(f"{name}{checkout.suffix}", number, order, checkout)
+
+    def _on_the_build_before(self, number: int, order: Order) -> Run:
+        """A start on a node that holds all of the build before, which it does again afterwards."""
+        assert self.full is not None
+        record = msgspec.json.decode(self.rebuilt_file.read_bytes(), type=ImageRecord)
+        order.cache, order.environ = str(self.work / "full"), NO_FILL
+        try:
+            run = self.outcome(REBUILT_WARM, number, order)
+        finally:
+            for kept in (self.full.meta.parent, self.full.cache):
+                for folder in kept.parent.iterdir():
+                    if folder != kept:
+                        shutil.rmtree(folder)
+        run.details["bytes_vs_changed"] = round(run.bytes["link"] / record.stored_bytes, 3)
+        return run
 
     def outcome(self, name: str, number: int, order: Order, checkout: Checkout = HERE) -> Run:
         """Run the order on the node."""

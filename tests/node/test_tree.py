@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -15,10 +16,13 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
+from bootseer.blocks.publish.dedup import KnownBlocks
+from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.blocks.tree import ProfileKey
 from bootseer.chunks import inventory
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.manifest import TreeManifest
+from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.objects.folder import FolderStore
@@ -116,6 +120,32 @@ def test_the_tree_is_the_same_and_nothing_is_left(site: Site) -> None:
     made.unmount()
     assert site.clean()
     made.unmount()
+
+
+def test_of_the_next_build_only_what_changed_comes_over_the_network(site: Site) -> None:
+    made = site.mount(background_fill=True)
+    until(lambda: made.status().complete)
+    made.unmount()
+    first = site.mount()
+    build = site.folder / "build"
+    shutil.copytree(site.source, build / "tree", symlinks=True)
+    (build / "tree" / "big1").write_bytes(os.urandom(300_000))
+    erofs.build(build / "tree", build / "meta", build / "data")
+    known = KnownBlocks.of_trees(site.store, [site.digest], 64 << 10)
+    with TreeWriter(site.store, build, known=known) as out:
+        out.packs.write((build / "data").read_bytes())
+        new = out.seal((build / "meta").read_bytes())
+    again = tree.mount(
+        site.store.url, new.digest, site.folder / "mnt-2", cache_dir=site.folder / "cache", state_dir=site.state,
+        profile=KEY, config=Config(background_fill=False),
+    )  # fmt: skip
+    site.mounted.append(again)
+    assert fingerprint(again.target) == fingerprint(build / "tree")
+    status = again.status()
+    came = status.bytes_demand + status.bytes_hot + status.bytes_background
+    assert 300_000 <= came <= 2 * new.stored
+    assert status.bytes_copied >= 10 * came
+    assert fingerprint(first.target) == site.fingerprint
 
 
 @pytest.mark.file_mounts

@@ -19,6 +19,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.merge import merge
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
+from bootseer.chunks.nodeblocks import NodeBlocks
 from bootseer.closing import Closing
 from bootseer.erofs import Reader
 from bootseer.errors import FullError, NotWritableError
@@ -48,7 +49,8 @@ def prefetch(
     traces = library.load(store, digest, profile, tree.map.size) if profile is not None else []
     wanted = merge(traces, tree.map) if traces else list(range(tree.map.count))
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
-        if not fetch_all(store, cache, wanted, streams=streams):
+        here = NodeBlocks.find(tree.cache, tree.map, cache.ready)
+        if not fetch_all(store, cache, wanted, streams=streams, here=here):
             raise FullError(f"no space for tree {digest[:12]} in {cache.folder}", hint="free some space there")
         return sum(cache.ready[block] for block in wanted)
 

@@ -25,7 +25,7 @@ from bootseer.chunks import bitmap
 from bootseer.chunks.blockmap import BlockMap, Blocks
 from bootseer.chunks.cachefile import in_use
 from bootseer.chunks.inventory import Part, disk_bytes, map_of, parts, used
-from bootseer.chunks.locks import OwnedFolder, maintain, unheld
+from bootseer.chunks.locks import READING, OwnedFolder, maintain, unheld
 from bootseer.errors import BootseerError
 from bootseer.kernel import libc
 from bootseer.kernel.flock import locked
@@ -136,7 +136,8 @@ def collect(
         if not alone:
             return Collection(busy=True)
         left = [part for part in parts(cache_dir) if not part.in_use and (part.map != keep or not keep)]
-        return Collection(gone=list(_steps(cache_dir, left, need, dry_run, whole)))
+        with READING:
+            return Collection(gone=list(_steps(cache_dir, left, need, dry_run, whole)))
 
 
 def _steps(cache_dir: Path, left: list[Part], need: int, dry_run: bool, whole: bool) -> Iterator[Gone]:

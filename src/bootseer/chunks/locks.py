@@ -13,6 +13,7 @@ import fcntl
 import os
 import signal
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ from bootseer.kernel.flock import is_at, lock, locked
 
 DATA = "data"
 """The name of the file in a cache folder that the blocks are in; also of the one file of a FUSE mount."""
+READING = threading.Lock()
+"""Held in this process while the data file of another folder is open for a moment, and by a collection, which would
+take that folder for used."""
 _MAINTENANCE = b"maintenance"
 _MAINTENANCE_SECONDS = 20.0
 _HANDOVER_SECONDS = 0.05

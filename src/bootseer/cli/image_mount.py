@@ -151,10 +151,11 @@ def sweep(config: Config, seconds: float = 10.0) -> None:
 
 def status_lines(status: TreeStatus) -> list[str]:
     moved = f"demand {size_text(status.bytes_demand)}, hot {size_text(status.bytes_hot)}"
+    copied = f"; this node had {size_text(status.bytes_copied)}" if status.bytes_copied else ""
     return [
         f"blocks {status.blocks_ready}/{status.blocks_total}, hot {status.hot_ready}/{status.hot_total}, "
         f"driver {status.driver}",
-        f"moved by {moved}, background {size_text(status.bytes_background)}",
+        f"moved by {moved}, background {size_text(status.bytes_background)}{copied}",
         f"readers waited {status.stall_seconds:.2f} s in {status.slow_faults} slow faults, "
         f"{status.failed_reads} reads failed",
         f"recording: {status.recording}",

@@ -21,12 +21,13 @@ from bootseer.blocks.fetch.deadlines import BlockRequest, Done, Waiting
 from bootseer.blocks.fetch.figures import BYTES_OF, Fetched, LinkRate
 from bootseer.blocks.fetch.order import Order
 from bootseer.blocks.fetch.pauses import Pauses
-from bootseer.blocks.fetch.queue import STREAM, Batch, FetchQueue, Priority
+from bootseer.blocks.fetch.queue import HERE, STREAM, Batch, FetchQueue, Priority
 from bootseer.blocks.fetch.source import StoreSource, read_block
 from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.fetch.threads import Threads
 from bootseer.blocks.fetch.watch import Flight, Watch
 from bootseer.blocks.fetch.workers import BlockCache, CacheWriter, Came
+from bootseer.chunks.nodeblocks import NodeBlocks
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Fetcher:
         # A third of the threads, one at least where there are two, is kept for what readers wait for.
         prefetches = streams - (max(1, streams // 3) if streams > 1 else 0)
         self._queue = FetchQueue(cache.map, cache.ready, window=max(1, window >> cache.map.shift))
+        self._here: NodeBlocks | None = None
         self._waiting = Waiting()
         self._pauses = Pauses()
         self._order = Order(
@@ -159,6 +161,11 @@ class Fetcher:
             if self.full:
                 stream.abandon()
             self._work_came.notify_all()
+
+    def known_here(self, here: NodeBlocks) -> None:
+        """These blocks come from other folders of the node cache, whoever wants them; before `stream`."""
+        with self._lock:
+            self._here, self._queue.here = here, bytearray(here.here)
 
     def streamed(self, timeout: float) -> bool:
         """Wait until the hot stream has ended, or was left; False when that takes longer than ``timeout`` seconds."""
@@ -292,6 +299,7 @@ class Fetcher:
         for block in self._watch.late(request, now):
             if not self._queue.is_demanded(block):
                 self.stats[Fetched.HEDGES] += 1
+                self._queue.here[block] = 0
                 self._queue.done([block])
                 self._queue.demand(block)
                 self._work_came.notify()
@@ -312,6 +320,8 @@ class Fetcher:
         try:
             if flight.stream is not None:
                 self._read_range(flight, flight.stream)
+            elif flight.batch.pack == HERE:
+                self._copy(flight)
             else:
                 self._read(flight)
         except UnavailableError as exc:
@@ -326,6 +336,22 @@ class Fetcher:
             blocks = flight.batch.blocks
             log.exception("fetching %d blocks from block %d on failed", len(blocks), blocks[0] if blocks else -1)
             self._fail(flight, UnavailableError(f"fetching a block failed: {exc!r}"), for_good=True)
+
+    def _copy(self, flight: Flight) -> None:
+        """Blocks that other folders of the node cache have, or had."""
+        batch = flight.batch
+        assert self._here is not None
+        try:
+            lost = self._writer.copy(batch.blocks, self._here)
+        except Exception:  # the store has them, too
+            log.exception("copying %d blocks from block %d on failed", len(batch.blocks), batch.blocks[0])
+            lost = batch.blocks
+        lengths = self._cache.map.lengths
+        with self._lock:
+            copied = sum(lengths[block] for block in batch.blocks) - sum(lengths[block] for block in lost)
+            self.stats[Fetched.BYTES_COPIED] += copied
+            flight.batch = msgspec.structs.replace(batch, blocks=lost)
+            self._give_back(flight)
 
     def _read(self, flight: Flight) -> None:
         batch = flight.batch
@@ -474,7 +500,9 @@ class Fetcher:
         of no use."""
         if flight.abandoned or flight.skipped:
             return
-        if flight.stream is None:
+        if flight.batch.pack == HERE:
+            self._order.put_back_copies(flight.batch.blocks, flight.batch.priority)
+        elif flight.stream is None:
             self._order.put_back(flight.batch.blocks, flight.batch.priority, time.monotonic())
         else:
             self._order.put_back_range(flight.batch, flight.stream, why)

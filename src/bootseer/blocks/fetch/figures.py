@@ -24,6 +24,8 @@ class Fetched(enum.IntEnum):
     """1 while the cache is out of space."""
     LINK_RATE = 8
     """Bytes/s, the best that `LinkRate` has seen."""
+    BYTES_COPIED = 9
+    """Stored bytes of the blocks that other folders of the node cache had: these did not come over the network."""
 
 
 BYTES_OF = {

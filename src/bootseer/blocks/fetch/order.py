@@ -32,6 +32,8 @@ class Order:
         self._queue, self._waiting, self._pauses = queue, waiting, pauses
         self._prefetches = prefetches
         self._hot: Sequence[int] = ()
+        self._here: list[int] = []
+        """Blocks of the hot stream that come beside it, because most of their frame is on this node."""
 
     @property
     def streaming(self) -> bool:
@@ -52,6 +54,9 @@ class Order:
     def begin(self, stream: HotStream) -> None:
         self.stream = stream
         self._queue.window = 1
+        self._here = stream.leave(self._queue.here)
+        if self._here:
+            self._queue_hot()
 
     def stop_prefetch(self) -> None:
         """Only what readers wait for from now on."""
@@ -74,7 +79,7 @@ class Order:
             self._queue.fly(batch.blocks)
             return batch
         # What the stream went on without comes beside it: the job wants it earlier than the rest.
-        beside = stream is None or stream.skipped or not stream.pending
+        beside = stream is None or stream.skipped or self._here or not stream.pending
         if beside and (batch := self._queue.take_hot()) is not None:
             return batch
         quiet = now - self.demanded_at >= self.quiet and not demanded
@@ -89,6 +94,12 @@ class Order:
         if waited_for and priority is Priority.DEMAND:
             begin = self._pauses.again(min(map(self._waiting.since, waited_for)), now)
         self._queue.put_back(blocks, priority, waited_for, begin)
+
+    def put_back_copies(self, blocks: Sequence[int], priority: Priority) -> None:
+        """``blocks`` are not on this node after all: they come from the store, at once."""
+        for block in blocks:
+            self._queue.here[block] = 0
+        self._queue.put_back(blocks, priority, [block for block in blocks if block in self._waiting])
 
     def skip(self, batch: Batch, stream: HotStream, now: float) -> None:
         """The stream goes on without its range ``batch``, which hangs."""
@@ -112,5 +123,5 @@ class Order:
         """What the hot stream has left, all of it where it was abandoned, and then the hot list."""
         stream, rest = self.stream, self._hot
         if stream is not None:
-            rest = [*(stream.order if stream.abandoned else stream.skipped), *rest]
+            rest = [*(stream.order if stream.abandoned else [*self._here, *stream.skipped]), *rest]
         self._queue.hot(rest)

@@ -17,6 +17,7 @@ from bootseer.blocks.formats.trace import Trace
 from bootseer.blocks.profiles import library
 from bootseer.blocks.profiles.library import ProfileKey, Target, newest_pack
 from bootseer.blocks.profiles.merge import merge
+from bootseer.chunks.nodeblocks import NodeBlocks
 from bootseer.errors import UnavailableError
 from bootseer.objects import Store
 
@@ -90,8 +91,10 @@ def fetch_all(
     stalled: float = STALLED_SECONDS,
     until: float = math.inf,
     progress: Callable[[int, int], None] | None = None,
+    here: NodeBlocks | None = None,
 ) -> bool:
-    """Fetch the blocks ``wanted`` into ``cache``, in this order; False when it could not take one.
+    """Fetch the blocks ``wanted`` into ``cache``, in this order, those ``here`` from there; False when it could not
+    take one.
 
     ``progress(done, total)`` counts blocks. Raises `UnavailableError` when nothing came for ``stalled`` seconds or
     not all by the monotonic time ``until``, `DataError` for a block that no source has right, and at once what a source
@@ -101,6 +104,8 @@ def fetch_all(
     threads = streams + max(1, streams // 2)
     fetcher = Fetcher(cache, StoreSource(store, cache.map), streams=threads, deadline=stalled)
     try:
+        if here is not None:
+            fetcher.known_here(here)
         fetcher.hot(wanted)
         seen, since = -1, time.monotonic()
         while not fetcher.wait(_LOOK) and not fetcher.full:

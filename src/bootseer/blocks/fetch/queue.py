@@ -16,8 +16,8 @@ from bootseer.blocks.fetch.source import adjoin
 from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import BlockMap
 
-STREAM = -1
-"""In place of a pack's number: the hot pack."""
+STREAM, HERE = -1, -2
+"""In place of a pack's number: the hot pack; other folders of the node cache."""
 
 _HOT_BYTES = 1 << 20
 _FILL_BYTES = 4 << 20
@@ -45,7 +45,7 @@ class Batch(msgspec.Struct):
     """``blocks`` that are wanted out of the bytes ``offset .. offset + length`` of ``pack``.
 
     ``frames``: those with wanted blocks, in stored order. ``pack`` is `STREAM` for a range of the hot pack; a range of
-    any other has no gaps.
+    any other has no gaps. Blocks that are `HERE` have neither frames nor a range.
     """
 
     priority: Priority
@@ -89,15 +89,24 @@ class FetchQueue:
         self._prefetches = True
         self._cursor = 0
         self._given_up: set[int] = set()
+        self.here: Ready = bytearray(blocks.count)
+        """1 for blocks that other folders of the node cache have."""
+
+    def _adjoin(self, left: int, right: int) -> bool:
+        """Whether one request brings both blocks."""
+        if self.here[left] or self.here[right]:
+            return bool(self.here[left] and self.here[right])
+        return adjoin(self._map, left, right)
 
     def _grow(self, block: int, step: int, fits: Callable[[int, int], bool]) -> list[int]:
-        """Missing blocks next to ``block`` in the direction ``step`` whose frames adjoin; ``fits(block, bytes)``.
+        """Missing blocks next to ``block`` in the direction ``step`` that come with it; ``fits(block, bytes)``.
 
         Zero blocks and a few that are stored elsewhere may lie between; those are not taken.
         """
         lengths = self._map.lengths
         taken: list[int] = []
-        size = lengths[block]
+        each = self._map.block_size if self.here[block] else 0  # frames may be much shorter than their blocks
+        size = each or lengths[block]
         edge = block
         at = block + step
         gap = 0
@@ -106,11 +115,11 @@ class FetchQueue:
                 at += step
                 continue
             left, right = (edge, at) if step > 0 else (at, edge)
-            if not adjoin(self._map, left, right):
+            if not self._adjoin(left, right):
                 gap += 1
                 at += step
                 continue
-            size += lengths[at]
+            size += each or lengths[at]
             if not self.missing(at) or not fits(at, size):
                 break
             taken.append(at)
@@ -121,6 +130,8 @@ class FetchQueue:
 
     def _batch(self, priority: Priority, blocks: list[int]) -> Batch:
         self._in_flight.update(blocks)
+        if self.here[blocks[0]]:
+            return Batch(priority, blocks, 0, 0, HERE, [])
         offsets, lengths = self._map.offsets, self._map.lengths
         start = offsets[blocks[0]]
         end = offsets[blocks[-1]] + lengths[blocks[-1]]
@@ -197,7 +208,7 @@ class FetchQueue:
             for at, block in enumerate(run):
                 if self._map.is_zero(block):
                     continue
-                if part and not (self.missing(block) and adjoin(self._map, part[-1], block)):
+                if part and not (self.missing(block) and self._adjoin(part[-1], block)):
                     self._hot.appendleft(run[at:])
                     break
                 if self.missing(block):

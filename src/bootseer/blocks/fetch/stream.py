@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from bootseer import faults
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetch.source import StoreSource
+from bootseer.chunks.bitmap import Ready
 
 _RANGE = 8 << 20
 _LEAD = 2 << 20
@@ -44,6 +45,7 @@ class HotStream:
             self._starts.append(self._starts[-1] + length)
         self._frame_of = {block: entry // per_frame for entry, block in enumerate(blocks)}
         self._next = 0
+        self._left: set[int] = set()
         self._flying: dict[int, int] = {}
         """Ranges that are asked for, by their end: bytes that have not come."""
         self._trouble: float | None = None
@@ -89,7 +91,20 @@ class HotStream:
         self._flying[starts[last]] = starts[last] - offset
         return Batch(Priority.HOT, wanted, offset, starts[last] - offset, STREAM, frames)
 
+    def leave(self, here: Ready) -> list[int]:
+        """Leave out the frames of which more than half of the blocks are ``here``, and return all their blocks: so it
+        brings no more than twice what is not on this node."""
+        left: list[int] = []
+        for frame in range(len(self._starts) - 1):
+            blocks = self._blocks_of(frame)
+            if 2 * sum(here[block] for block in blocks) > len(blocks):
+                self._left.add(frame)
+                left += blocks
+        return left
+
     def _blocks_of(self, frame: int) -> Sequence[int]:
+        if frame in self._left:
+            return ()
         return self.order[frame * self._per_frame : (frame + 1) * self._per_frame]
 
     def parts(self, batch: Batch) -> Generator[tuple[Batch, bytes], None, None]:

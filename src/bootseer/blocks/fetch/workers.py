@@ -15,6 +15,7 @@ from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.frames import opened
 from bootseer.chunks.hashing import Buffer
 from bootseer.chunks.keeping import NO_SPACE, Room
+from bootseer.chunks.nodeblocks import NodeBlocks
 from bootseer.errors import BootseerError, DataError
 
 Came = tuple[int, bytes | None, BootseerError | None]
@@ -76,6 +77,16 @@ class CacheWriter:
                 came = []
         self._tell(came)
         return bad
+
+    def copy(self, blocks: Sequence[int], here: NodeBlocks) -> list[int]:
+        """Write those of ``blocks`` that are right where ``here`` knows them. Returns those that are not."""
+        lost = set(blocks)
+        for block, count, data in here.read([block for block in blocks if not self._cache.ready[block]]):
+            lost.difference_update(range(block, block + count))
+            self._tell(self.write(block, data))
+        there = [block for block in lost if self._cache.ready[block]]
+        self._tell([(block, None, None) for block in there])
+        return sorted(lost.difference(there))
 
     def write(self, block: int, data: Buffer) -> list[Came]:
         """Write the verified bytes of ``block``, or of several from there on, or have them in memory for those who

@@ -37,6 +37,7 @@ from bootseer.blocks.serving.trace_publisher import TracePublisher
 from bootseer.chunks import eviction, inventory, keeping
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile
+from bootseer.chunks.nodeblocks import NodeBlocks
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.objects import Store, uses
 from bootseer.wiretypes import known
@@ -47,6 +48,8 @@ _TICK = 0.2
 _REST_SECONDS = 15.0
 """From the start on, in which nothing is synced: a prefetch has come by then; one that is longer is synced beside, as a
 crash would lose much."""
+_LOOK_SECONDS = 0.5
+"""That readers wait, at most, until it is known what this node has."""
 _SEND_SECONDS = 1.0
 _PAUSE = 0.1
 _DETACHED_NAME = "bootseer-pack"
@@ -106,6 +109,7 @@ class FetcherProcess:
         self._traces = TracePublisher(
             recording, counts, store, self._key, self._target, tree, self._cache, plan=lambda: self._plan
         )
+        self._looked = threading.Event()
         self._requests = ReadRequests(reads, self._fetcher, self._cache, self._stop)
 
     def run(self) -> None:
@@ -126,7 +130,7 @@ class FetcherProcess:
         more = False
         try:
             # Not joined, as the readahead: they wait for messages, and for the store; the end of the process ends them.
-            threading.Thread(target=self._requests.run, name="requests", daemon=True).start()
+            threading.Thread(target=self._answer, name="requests", daemon=True).start()
             for thread in helpers:
                 try:
                     thread.start()
@@ -186,6 +190,12 @@ class FetcherProcess:
         """Prefetch by the profile, then fill in the background. What goes wrong is a line in the log: then blocks come
         on demand."""
         try:
+            if not self._cache.complete:
+                self._fetcher.known_here(NodeBlocks.find(self._tree.cache, self._tree.map, self._cache.ready))
+        except Exception:
+            log.exception("blocks of tree %s that this node has come from the store", self._tree.digest[:12])
+        self._looked.set()
+        try:
             if self._key is not None and not self._cache.complete:
                 plan = prefetch.begin(self._fetcher, self._store, self._key, self._target, tell=self._note_plan)
                 self._note_plan(plan)
@@ -203,6 +213,11 @@ class FetcherProcess:
         self._note_use()
         if self._spec.config.background_fill:
             self._fetcher.background()
+
+    def _answer(self) -> None:
+        """Not before it is known what this node has: a start's first reads would fetch a window each."""
+        self._looked.wait(_LOOK_SECONDS)
+        self._requests.run()
 
     def _predict(self, key: ProfileKey) -> None:
         """The first start of a tree whose kin were started since it was converted."""

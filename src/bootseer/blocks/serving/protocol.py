@@ -97,6 +97,8 @@ class TreeStatus(FetcherStatus, kw_only=True):
     bytes_demand: int = 0
     bytes_hot: int = 0
     bytes_background: int = 0
+    bytes_copied: int = 0
+    """Of blocks that other trees on this node had: these did not come over the network."""
     link_rate: int = 0
     """Bytes/s, the best that the fetcher saw: the link gives at least this much."""
     reads: int = 0
