@@ -293,3 +293,19 @@ def test_a_group_without_a_verb_shows_its_help():
     assert done.returncode == 2
     assert "Usage: bootseer cache" in done.stdout + done.stderr
     assert "did you mean" not in done.stderr
+
+
+def test_an_interrupt_where_python_takes_no_exception_is_one_all_the_same() -> None:
+    """In a callback of a weak reference, as the import system has them, the exception would be printed and forgotten,
+    and later signals ignored."""
+    program = (
+        "import os, signal, sys, time, weakref; from bootseer.cli.main import carry_out\n"
+        "class One: pass\n"
+        "def command():\n"
+        "    one = One(); kept = weakref.ref(one, lambda _: (os.kill(os.getpid(), signal.SIGINT), sum(range(9999))))\n"
+        "    try: del one; time.sleep(20)\n"
+        "    finally: print('undone', flush=True)\n"
+        "carry_out(command)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "undone\n", "")

@@ -76,6 +76,7 @@ def carry_out(command: Callable[[], object]) -> None:
     for number in _ENDINGS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _end)
+    sys.unraisablehook = _not_raised
     try:
         command()
     except Exception as exc:
@@ -93,6 +94,17 @@ def _end(number: int, _frame: object) -> None:
     for ending in _ENDINGS:
         signal.signal(ending, signal.SIG_IGN)
     sys.exit(128 + number)
+
+
+def _not_raised(what: sys.UnraisableHookArgs) -> None:
+    """The exception of `_end` came where Python passes none on, as in a callback of the import system: once more, a
+    moment later."""
+    if not isinstance(what.exc_value, SystemExit):
+        sys.__unraisablehook__(what)
+        return
+    code = what.exc_value.code
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit(code))
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
 
 
 def fail(exc: BootseerError) -> None:
