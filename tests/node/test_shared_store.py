@@ -100,6 +100,12 @@ def test_each_user_publishes_environments_in_a_shared_store(site: Site) -> None:
     assert not site.start(second, "b", 0o022)
 
 
+def test_who_is_not_in_the_group_hears_of_it(site: Site) -> None:
+    assert site.run(0, "store", "init", "--shared", str(GROUP + 1)).returncode == 0
+    found = site.doctor(USERS[0])[1]
+    assert (found["status"], found["fix"]) == ("limited", f"join group {GROUP + 1}, which alone may write there")
+
+
 def test_what_is_not_shared_keeps_its_modes(tmp_path: Path) -> None:
     for mode in (0o755, 0o1777, 0o775, 0o2755):
         folder = tmp_path / f"{mode:o}"

@@ -255,6 +255,15 @@ def hdfs(config: Config) -> str | Found:
     return detail
 
 
+def _group_name(gid: int) -> str:
+    import grp
+
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
 def store(config: Config) -> str | Found:
     """Whether the store answers, and whether what starts write can be written by this user."""
     from bootseer.objects import open_store
@@ -264,7 +273,6 @@ def store(config: Config) -> str | Found:
     shared, user = open_store(config.store_url), f"user {os.geteuid()}"
     if not config.store:
         return Found("limited", f"{shared.shown} is of this node alone", "other nodes find nothing", "set store")
-    folder = isinstance(shared, FolderStore)
     with doing(f"look at {shared.shown}"):
         there = not isinstance(shared, FolderStore) or shared.root.is_dir()
     if not there:
@@ -284,7 +292,11 @@ def store(config: Config) -> str | Found:
         shared.put(key, b"")
         shared.delete(key)
     except BootseerError as exc:
-        fix = "bootseer store init --shared GROUP, as its owner" if folder else exc.hint
+        fix = exc.hint
+        if isinstance(shared, FolderStore):
+            fix = "bootseer store init --shared GROUP, as its owner"
+            if (top := shared.root.stat()).st_mode & _GROUP_SHARED == _GROUP_SHARED:
+                fix = f"join group {_group_name(top.st_gid)}, which alone may write there"
         return Found("limited", f"{shared.shown} answers, but {exc.message}", cost, fix)
     found = shared.root.stat() if isinstance(shared, FolderStore) else None
     if found and os.geteuid() == 0 and found.st_mode & _GROUP_SHARED != _GROUP_SHARED:
