@@ -601,6 +601,8 @@ def test_a_signal_reaches_the_command_once(place: Path, environ: dict[str, str])
     with started(argv, environ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
+        (listed,) = json.loads(cli(environ, "image", "status", "--json").stdout)[:1]
+        assert (listed["kind"], listed["state"], listed["what"]) == ("container", "running", f"sh -c {script}")
         child.send_signal(signal.SIGUSR1)
         assert child.stdout.readline() == "got\n"
         time.sleep(0.5)

@@ -30,7 +30,7 @@ from bootseer.wiretypes import loaded
 
 log = logging.getLogger(__name__)
 
-_INIT = "/dev/init"
+INIT = "/dev/init"
 _STATE_SECONDS = 30.0
 _GUARD_SECONDS = 5.0
 
@@ -213,8 +213,8 @@ def _give_init(document: dict[str, Any], place: Path) -> bool:
     place.write_bytes(program.read_bytes())
     place.chmod(0o555)
     options = ["bind", "ro", "nosuid", "nodev"]
-    mounts.insert(after, {"destination": _INIT, "type": "bind", "source": str(place), "options": options})
-    document["process"]["args"].insert(0, _INIT)
+    mounts.insert(after, {"destination": INIT, "type": "bind", "source": str(place), "options": options})
+    document["process"]["args"].insert(0, INIT)
     return True
 
 

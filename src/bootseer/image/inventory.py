@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer.folders import adopted, is_owned, trusted
+from bootseer.image.bundle import INIT
 from bootseer.image.mount import RUNS, STARTS, recorded
 from bootseer.wiretypes import loaded
 
@@ -58,5 +59,6 @@ def _is_left(folder: Path) -> bool:
 
 def _command(bundle: Path) -> str:
     with suppress(OSError, ValueError, KeyError):
-        return " ".join(loaded(json.loads, (bundle / "config.json").read_text())["process"]["args"])
+        words = loaded(json.loads, (bundle / "config.json").read_text())["process"]["args"]
+        return " ".join(words[1:] if words[:1] == [INIT] else words)
     return ""
