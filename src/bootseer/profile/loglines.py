@@ -23,7 +23,7 @@ LOOK_AHEAD = 2000
 
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _TIME = (
-    r"(?:[IWEFVDC]?(?P<y>\d{4})(?P<by>[-/]?)(?P<m>\d\d)(?P=by)(?P<d>\d\d)[T _]"
+    r"(?:(?:[IWEFVDC]|[A-Z][a-z][a-z] )?(?P<y>\d{4})(?P<by>[-/]?)(?P<m>\d\d)(?P=by)(?P<d>\d\d)[T _]"
     r"|(?P<m1>\d\d)/(?P<d1>\d\d)/(?P<y1>\d{4}|\d\d),? "
     r"|[IWEFVDC](?P<m2>\d\d)(?P<d2>\d\d) "
     r"|(?P<d4>\d\d)[-/](?P<m4>" + "|".join(_MONTHS) + r")[-/](?P<y4>\d{4})[ :]"
@@ -47,10 +47,11 @@ _CARRIER = re.compile(
     r"|(?P<pdsh>(?!rank)[a-z][\w.-]*): (?=\[?\d{4}-\d\d-\d\d[T ])"
     r"|(?P<torchx>[a-z][\w.-]*/\d+) (?=[\[\d])"
     r"|\[(?:[\w.@-]+@)?\d+,(?:mpirank:(?P<mpi>\d{1,9})(?:,(?P<algo>[\w.-]+))?|(?P<tag>\d{1,9}))\](?:<std\w+>)?:? ?"
-    r"|\([\w.:<>-]+ pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
+    r"|\([\w.:<>-]+,? (?:rank=\d+, )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
     r"| *(?P<label>\d{1,9}): "
     r"|<\d{1,3}>(?:1 (?P<stamp>\S+) (?P<syslog>\S+) \S+ \S+ \S+ (?:-|\[[^\]]*\]) )?"
-    r"|\[(?:(?!node|host|step|epoch|iter)[a-z_]+(?P<short>\d{1,9})(?:/\d+)?\]:|(?P<plain>\d{1,5})\]:?(?= )) ?"
+    r"|\[(?:(?!node|host|step|epoch|iter)[a-z_]+(?P<short>\d{1,9})(?:/\d+)?\]:"
+    r"|(?P<plain>\d{1,5})\](?:<std\w+>:|:?(?= ))) ?"
     r"|(?:[A-Z]+ *|- (?:[\w.]+ - )*|\| *)?(?:\[(?![^\]]*\d\d:\d\d:\d\d)[^\[\]]*\] ?)*?"
     r"[\[(](?:[^\[\]]*[, ])?(?P<word>rank|Rank|RANK)(?P<is>[:= ]{0,2})(?P<rank>\d{1,9})(?:/\d+)?[\])]:? ?"
     r"|(?:[Gg]lobal[_ ])?(?:rank|Rank|RANK)[ :=_]?(?P<bare>\d{1,9})(?:/\d+)? ?[:|>] ?"
@@ -65,7 +66,8 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 _REDRAWN = re.compile(r"\x1b\[\d*[A-HJK]")
 _SPELT = re.compile(r"#0(15|33|11)|\^(M(?![a-z])|\[(?=[\[\]]))")
 _MEANT = {"15": "\r", "M": "\r", "33": "\x1b", "[": "\x1b", "11": "\t"}
-_FRAMES = re.compile(r"[\r\n\x08]+")
+# A logger's line often goes on behind a bar that another stream drew.
+_FRAMES = re.compile(r"[\r\n\x08]+|(?<=\])(?=\[?\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)")
 _BAR = re.compile(
     r"\b(?P<done>\d{1,12})/[\d?]+ \[(?:(?P<h>\d{1,6}):)?(?P<m>\d\d):(?P<s>\d\d)<"
     r"(?:[^,\]]*, *(?P<rate>\d+(?:\.\d+)?)(?P<unit>[a-z]+/[a-z]+))?"

@@ -1,8 +1,10 @@
 """Start-up events from the logs of programs that nobody changed: each line that a pattern knows begins a stage.
 
-A lane is one rank of one node, as far as the lines say; lines of several logs of one node are of one lane. A stage ends
-where the next one of its lane begins. Only lines that carry a time count; others that match are counted. The patterns
-and their form: ``logpatterns.toml`` beside this file; what a line says: `loglines`.
+A lane is one rank of one node, as far as the lines say; lines of several logs of one node are of one lane. A line that
+names no rank is of all ranks of its node that have a stage open. A stage ends where the next one of its lane begins;
+where one rank alone says when its first step ended, the others' stages end with its own. Only lines that carry a time
+count; others that match are counted. The patterns and their form: ``logpatterns.toml`` beside this file; what a line
+says: `loglines`.
 """
 
 from __future__ import annotations
@@ -126,11 +128,16 @@ def extract(
                 marks.append(mark)
         for node, rank, process, mark in _placed(marks, ranks_per_node, found):
             by_node[node].append((rank, process, mark))
+    nodes = []
     for node, marked in by_node.items():
         found.most_ranks = max(found.most_ranks, len({rank for rank, _, _ in marked} - {None}))
-        start = _Node(found, (job, attempt, node, gpus))
+        nodes.append(_Node(found, (job, attempt, node, gpus)))
         for rank, process, mark in sorted(marked, key=lambda one: one[2].frame.when or 0):
-            start.take(rank, process, mark)
+            nodes[-1].take(rank, process, mark)
+    ready = [sum(lane.ready for lane in node.lanes.values()) for node in nodes]
+    if max(ready, default=0) == 1:  # one rank speaks for all: nobody makes a step alone
+        for one in nodes:
+            one.settle()
     return found
 
 
@@ -163,13 +170,16 @@ def _marks(source: Source, known: Sequence[Pattern], zone: tzinfo | None, *, alo
                 if word in frame.text and (match := search(frame.text)):
                     said = match.groupdict()
                     ends = pattern.stage == READY
-                    idle = idle + 1 if ends and not going.get(lane, True) else 0
+                    of = [lane]
+                    if ends and frame.rank is None and frame.label is None:  # it is of all ranks
+                        of += [one for one in going if (one[0], one[3]) == (frame.node, frame.process)]
+                    idle = idle + 1 if ends and not any(going.get(one, True) for one in of) else 0
                     if idle > _IDLE:
                         words = begins
                     elif not (alone and idle):
                         yield _Mark(frame._replace(text=""), pattern, said, source, origin.digest())
                         if frame.when is not None:
-                            going[lane] = not ends
+                            going |= dict.fromkeys(of, not ends)
                             words = everything if any(going.values()) or not alone else begins
                     break
 
@@ -200,6 +210,10 @@ def _placed(marks: Sequence[_Mark], ranks_per_node: int, found: Found) -> Iterat
             if int(one.said.get("nranks") or 0) < largest:
                 continue  # a rank of a few of the processes, and not of all
             rank = int((one.said["rank"] or "0")[:9])
+        if divided and rank is None and one.pattern.stage == READY:
+            for number in sorted({(other or 0) // ranks_per_node for other in ranks or labels}):
+                yield f"{node}-{number}", rank, frame.process, one
+            continue
         if divided:
             node = f"{node}-{(rank or 0) // ranks_per_node}"
         yield node, rank, frame.process, one
@@ -208,13 +222,17 @@ def _placed(marks: Sequence[_Mark], ranks_per_node: int, found: Found) -> Iterat
 class _Lane:
     """Where one rank, or process that names none, is in its start."""
 
+    last: _Mark
+
     def __init__(self) -> None:
         self.open: dict[bool, tuple[str, str, int]] = {}
         """Span, stage and begin of the stage (False), and of the one inside of it (True)."""
         self.before = ("", 0)
         """The last span inside of a stage, and when it ended."""
-        self.began = self.begun = self.ready = self.resumed = False
-        """Whether a line was seen, a stage begun, its first step ended, and a checkpoint loaded."""
+        self.began = self.ready = self.resumed = False
+        """Whether a line was seen, its first step ended, and a checkpoint loaded."""
+        self.begun = 0
+        """When its first stage began."""
 
     @property
     def stage(self) -> str:
@@ -226,22 +244,31 @@ class _Node:
 
     def __init__(self, found: Found, identity: tuple[str, str, str, int]) -> None:
         self._found, self._identity = found, identity
-        self._lanes: defaultdict[tuple[int | None, str], _Lane] = defaultdict(_Lane)
+        self.lanes: defaultdict[tuple[int | None, str], _Lane] = defaultdict(_Lane)
         self._cycle = -1
 
     def take(self, rank: int | None, process: str, mark: _Mark) -> None:
         """The next line in time."""
-        when, pattern, lane = mark.frame.when or 0, mark.pattern, self._lanes[rank, process]
+        when, pattern, lane = mark.frame.when or 0, mark.pattern, self.lanes[rank, process]
         again = mark.source.cycle > self._cycle
         if again or (pattern.cycle and lane.began and lane.stage != pattern.stage):  # of all of the node's processes
-            for (one, _), other in self._lanes.items():
+            self._leave(self.lanes[None, process])
+            for (one, _), other in self.lanes.items():
                 self._enter(other, one, "", when, mark)
-                other.began = other.begun = other.ready = other.resumed = False
+                other.began = other.ready = other.resumed = False
+                other.begun = 0
             self._cycle = max(self._cycle + 1, mark.source.cycle)
+        if rank is None and not pattern.cycle:  # one process often speaks for all
+            others = [key for key, one in self.lanes.items() if key[0] is not None and key[1] == process and one.open]
+            for one, _ in others:
+                self.take(one, process, mark)
+            if others:
+                self._leave(lane)
+                return
         if lane.ready:
             return
         self._found.matched += 1
-        lane.began = True
+        lane.began, lane.last = True, mark
         seconds, stage = int(float(mark.said.get("seconds") or 0) * 1e9), pattern.stage
         if pattern.inside:
             self._inside(lane, rank, mark, when, seconds)
@@ -253,8 +280,28 @@ class _Node:
                 self._enter(lane, rank, "first_step", max(when - seconds, lane.open.get(False, ("", "", 0))[2]), mark)
             elif lane.begun and lane.stage != "first_step":  # nothing said when it began
                 self._enter(lane, rank, "first_step", when, mark)
-            lane.ready, stage = lane.begun, ""
+            lane.ready, stage = bool(lane.begun), ""
         self._enter(lane, rank, stage, when, mark, steps=steps if steps > 1 else 0)
+
+    def settle(self) -> None:
+        """End what ranks have left open that say nothing more, where others say when that stage ended."""
+        told = {one.span: one.stage for one in self._found.events if one.ev == "begin" and one.cycle == self._cycle}
+        ends = {told[one.span]: one.wall for one in self._found.events if one.ev == "end" and one.span in told}
+        if "first_step" not in ends:
+            return
+        for (rank, process), lane in self.lanes.items():
+            if False in lane.open and rank is None and not process:
+                self._leave(lane)
+            elif False in lane.open:
+                _, stage, begun = lane.open[False]
+                self._enter(lane, rank, "", max(ends.get(stage, ends["first_step"]), begun), lane.last)
+
+    def _leave(self, lane: _Lane) -> None:
+        """End what a process without a rank has open, such as an agent, where the ranks begin that it made."""
+        begun = lane.open[False][2] if False in lane.open else 0
+        firsts = [one.begun for (rank, _), one in self.lanes.items() if rank is not None and one.begun >= begun > 0]
+        if firsts:
+            self._enter(lane, None, "", min(firsts), lane.last)
 
     def _inside(self, lane: _Lane, rank: int | None, mark: _Mark, when: int, seconds: int) -> None:
         """A stage inside of the one that is open: it begins, ends, or has ended and says how long it took."""
@@ -289,7 +336,7 @@ class _Node:
             self._found.steps = max(self._found.steps, steps)
             self._write("end", span, name, rank, when, attrs={"steps": steps} if steps else None)
         if stage:
-            lane.begun |= not inside
+            lane.begun = lane.begun or (0 if inside else when)
             lane.open[inside] = self._span(lane, rank, stage, when, None, mark), stage, when
 
     def _span(

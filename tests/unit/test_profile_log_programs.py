@@ -1,0 +1,313 @@
+"""Logs of real programs behind each carrier: the lines of a start as the programs print them, and its stages.
+
+A program's lines have their seconds in front. ``{t}`` is the program's own time, ``{r}`` its rank where it prints one;
+a line after ``*`` is printed by rank 0 alone. Each start has two ranks of one node, as launchers mix them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from bootseer.profile import analysis, events, logs
+
+Stages = dict[str, float]
+
+
+def bar(step: int, seconds: int) -> str:
+    return f"{step:3}%|▏         | {step}/850 [00:{seconds:02}<1:05:31,  {float(seconds):.2f}s/it]"
+
+
+LOSS = "{{'loss': 2.3, 'grad_norm': 1.2, 'learning_rate': 1e-05, 'epoch': 0.1}}"
+PROGRAMS: dict[str, tuple[str, Stages]] = {
+    "trainer": (
+        f"""*4 ***** Running training *****
+        *4   Num examples = 1,000
+        *4 {bar(0, 0)}
+        *9 \\r{bar(1, 5)}\\r                                 \\r{LOSS}
+        *9 \\r{bar(1, 5)}
+        *14 \\r{bar(2, 10)}{LOSS}""",
+        {"first_step": 5},
+    ),
+    "llama-factory": (
+        f"""*3 [INFO|2026-09-01 10:00:03] llamafactory.model.loader:143 >> trainable params: 1 || all params: 2
+        *4 [INFO|trainer.py:2414] {{t}} >> ***** Running training *****
+        *9 {LOSS}""",
+        {"first_step": 5},
+    ),
+    "axolotl": (
+        f"""1 [{{t}}] [DEBUG] [axolotl.train.setup:77] [PID:9{{r}}] [RANK:{{r}}] loading model and peft_config...
+        4 [{{t}}] [INFO] [axolotl.utils.load:1382] [PID:9{{r}}] [RANK:{{r}}] Converting modules to torch.bfloat16
+        4 [{{t}}] [INFO] [axolotl.train.execute_training:203] [PID:9{{r}}] [RANK:{{r}}] Starting trainer...
+        *5   0%|          | 0/950 [00:00<?, ?it/s]
+        *9 {LOSS}""",
+        {"model_init": 3, "first_step": 5},
+    ),
+    "axolotl, rank 0 alone": (
+        f"""*1 [{{t}}] [DEBUG] [axolotl.train.setup:77] [PID:9] [RANK:0] Loading model
+        *4 [{{t}}] [INFO] [axolotl.train.execute_training:203] [PID:9] [RANK:0] Starting trainer...
+        *9 {LOSS}""",
+        {"model_init": 3, "first_step": 5},
+    ),
+    "lightning": (
+        """0 Initializing distributed: GLOBAL_RANK: {r}, MEMBER: 1/2
+        *2 distributed_backend=nccl
+        *2 All distributed processes registered. Starting with 2 processes
+        *3 \\rSanity Checking DataLoader 0:  50%|█████     | 1/2 [00:00<00:00,  1.39it/s]
+        *4 Restoring states from the checkpoint path at /ckpt/last.ckpt
+        *5 Restored all states from the checkpoint at /ckpt/last.ckpt
+        *6 \\rTraining: |          | 0/? [00:00<?, ?it/s]\\rEpoch 0:   0%|          | 0/49 [00:00<?, ?it/s]
+        *9 \\rEpoch 0:   2%|▏         | 1/49 [00:03<02:30,  3.10s/it, v_num=3]""",
+        {"dist_init": 2, "model_init": 2, "checkpoint_load": 1, "first_step": 4},
+    ),
+    "megatron": (
+        """*0 > initializing torch distributed ...
+        *2 [after megatron is initialized] datetime: 2026-09-01 10:00:02
+        *3  loading distributed checkpoint from /ckpt at iteration 7
+        *5  successfully loaded checkpoint from /ckpt [ t 1/2, p 1/1 ] at iteration 7
+        *6 [after model, optimizer, and learning rate scheduler are built] datetime: 2026-09-01 10:00:06
+        *7 [after dataloaders are built] datetime: 2026-09-01 10:00:07
+        *7 [before the start of training step] datetime: 2026-09-01 10:00:07
+        *9  [2026-09-01 10:00:09] iteration        8/    5000 | consumed samples:         4004 | lm loss: 1.0E+01 |""",
+        {"dist_init": 2, "model_init": 2, "checkpoint_load": 2, "data_loader_init": 1, "first_step": 2},
+    ),
+    "megatron-deepspeed": (
+        """*0 > initializing torch distributed ...
+        *2 [after megatron is initialized] datetime: 2026-09-01 10:00:02
+        *6 [after model, optimizer, and learning rate scheduler are built] datetime: 2026-09-01 10:00:06
+        *7 [after dataloaders are built] datetime: 2026-09-01 10:00:07
+        *7 [before the start of training step] datetime: 2026-09-01 10:00:07
+        *9  samples/sec: 7.799 | iteration       34/   10000 | elapsed time per iteration (ms): 4103.1 |""",
+        {"dist_init": 2, "model_init": 4, "data_loader_init": 1, "first_step": 2},
+    ),
+    "megatron-bridge": (
+        """0 INFO:megatron.bridge.training.initialize:Initializing torch distributed
+        *2 [after megatron is initialized] datetime: 2026-09-01 10:00:02
+        *4 [before the start of training step] datetime: 2026-09-01 10:00:04
+        *9 Step Time : 5.00s GPU utilization: 1.0MODEL_TFLOP/s/GPU
+        *9  [2026-09-01 10:00:09] iteration        1/      10 | consumed samples:    8 |""",
+        {"dist_init": 2, "model_init": 2, "first_step": 5},
+    ),
+    "nemo": (
+        """0 [NeMo I 2026-09-01 10:00:00 nemo_logging:393] Initializing distributed: GLOBAL_RANK: {r}, MEMBER: 1/2
+        *2 [NeMo I 2026-09-01 10:00:02 nemo_logging:393] All distributed processes registered. Starting with 2 processes
+        *4 [NeMo I 2026-09-01 10:00:04 nemo_logging:393] Restoring states from the checkpoint path at /ckpt
+        *5 [NeMo I 2026-09-01 10:00:05 nemo_logging:393] Restored all states from the checkpoint at /ckpt
+        *9 Training epoch 0, iteration 0/99 | lr: 1.5e-07 | global_step: 0 | reduced_train_loss: 11.03""",
+        {"dist_init": 2, "model_init": 2, "checkpoint_load": 1, "first_step": 4},
+    ),
+    "nemo-automodel": (
+        """*0 > initializing torch distributed with 8 workers.
+        *2 {t} | INFO | nemo_automodel.components.loggers.log_utils | Setting logging level to 20
+        *9 {t} | INFO | root | step 0 | epoch 0 | loss 0.6974 | grad_norm 1.5436 | lr 1.00e-05 | mem 24.90 GiB""",
+        {"dist_init": 9, "first_step": 0},
+    ),
+    "torchtitan": (
+        """0 [titan] {t} - root - INFO - Starting job: Llama 3 debug training
+        1 [titan] {t} - root - INFO - Building 1-D device mesh with ['dp_shard'], [8]
+        3 [titan] {t} - root - INFO - Building llama3 debugmodel
+        3 [titan] {t} - root - INFO - Model llama3 debugmodel size: 6,163,712 total parameters
+        4 [titan] {t} - root - INFO - Loading the checkpoint from ./outputs/checkpoint/step-10.
+        6 [titan] {t} - root - INFO - Finished loading the checkpoint in 2.00 seconds.
+        6 [titan] {t} - root - INFO - Training starts at step 11
+        9 [titan] {t} - root - INFO - \x1b[31mstep: 11  \x1b[32mloss:  3.24405  \x1b[38;2;180;60;0mgrad_norm:""",
+        {"dist_init": 3, "model_init": 1, "checkpoint_load": 2, "first_step": 3},
+    ),
+    "deepspeed": (
+        """*0 [{t}] [INFO] [comm.py:652:init_distributed] Initializing TorchBackend in DeepSpeed with backend nccl
+        *2 [{t}] [INFO] [logging.py:107:log_dist] [Rank 0] DeepSpeed info: version=0.16.4, git-hash=unknown
+        *4 [{t}] [INFO] [torch_checkpoint_engine.py:28:load] [Torch] Loading checkpoint from /c/mp_rank_00.pt...
+        *5 [{t}] [INFO] [torch_checkpoint_engine.py:30:load] [Torch] Loaded checkpoint from /c/mp_rank_00.pt.
+        *9 [{t}] [INFO] [logging.py:107:log_dist] [Rank 0] step=1, skipped=0, lr=[1e-05], mom=[(0.9, 0.95)]""",
+        {"dist_init": 2, "model_init": 2, "checkpoint_load": 1, "first_step": 0},
+    ),
+    "olmo-core": (
+        """3 [{d}] INFO     [olmo_core.train.trainer:1303, rank={r}] Loading checkpoint from '/c/step10'...
+        5 [{d}] INFO     [olmo_core.train.trainer:1304, rank={r}] Checkpoint successfully loaded
+        5 [{d}] INFO     [olmo_core.train.trainer:1311, rank={r}] Starting epoch 1...
+        *9 [{d}] INFO     [olmo_core.train.callbacks.console_logger:62, rank=0] [step=11/70,epoch=1,eta=1h]""",
+        {"checkpoint_load": 2, "first_step": 4},
+    ),
+    "maxtext": (
+        """1 I0901 10:00:01.000000 138304841739136 distributed.py:2] Connecting to JAX distributed service on n1
+        2 I0901 10:00:02.000000 138304841739136 max_utils.py:3] Jax distributed system initialized
+        3 I0901 10:00:03.000000 138304841739136 checkpointing.py:3] restoring from this run's directory step 10
+        5 I0901 10:00:05.000000 138304841739136 checkpointer.py:3] Finished restoring checkpoint in 2.00 seconds.
+        9 I0901 10:00:09.000000 138304841739136 metric_logger.py:226] completed step: 11, seconds: 4.000, T""",
+        {"dist_init": 1, "checkpoint_load": 2, "first_step": 4},
+    ),
+    "fairseq": (
+        """0 {d} | INFO | fairseq.distributed_utils | distributed init (rank {r}): tcp://localhost:19801
+        2 {d} | INFO | fairseq.distributed_utils | initialized host n1 as rank {r}
+        *4 {d} | INFO | fairseq.trainer | Preparing to load checkpoint /c/checkpoint_last.pt
+        *5 {d} | INFO | fairseq.trainer | Loaded checkpoint /c/checkpoint_last.pt (epoch 2 @ 56000 updates)
+        *6 {d} | INFO | fairseq.trainer | begin training epoch 2
+        *9 {d} | INFO | train_inner | epoch 002:      1 / 100 loss=13.2, nll_loss=12.9, ppl=7640.6""",
+        {"dist_init": 2, "model_init": 4, "first_step": 3},
+    ),
+    "fairseq of 2019": (
+        """0 | distributed init (rank {r}): tcp://localhost:19097
+        2 | initialized host n1 as rank {r}
+        *9 | epoch 001:    100 / 28937 loss=3.211, nll_loss=1.498, ppl=2.82, wps=8809, ups=0, num_updates=100""",
+        {"dist_init": 2, "model_init": 7, "first_step": 0},
+    ),
+    "ray-train": (
+        f"""0 Setting up process group for: env:// [rank={{r}}, world_size=2]
+        *4 ***** Running training *****
+        *9 {LOSS}""",
+        {"dist_init": 4, "first_step": 5},
+    ),
+}  # fmt: skip
+BASE = datetime.datetime(2026, 9, 1, 10, tzinfo=datetime.UTC)
+WRITTEN = BASE + datetime.timedelta(days=1)
+
+
+def clock(seconds: float, form: str) -> str:
+    return (BASE + datetime.timedelta(seconds=seconds)).strftime(form)
+
+
+def iso(seconds: float) -> str:
+    return clock(seconds, "%Y-%m-%dT%H:%M:%S.%f000Z")
+
+
+Carrier = Callable[[float, int, str], str]
+CARRIERS: dict[str, Carrier] = {
+    "kubectl": lambda s, r, text: f"{iso(s)} {text}",
+    "kubectl --prefix": lambda s, r, text: f"[pod/llm-0/trainer] {iso(s)} {text}",
+    "cri": lambda s, r, text: f"{iso(s)} stdout F {text}",
+    "docker": lambda s, r, text: json.dumps({"log": text + "\n", "stream": "stdout", "time": iso(s)}),
+    "gke": lambda s, r, text: json.dumps({"textPayload": text, "timestamp": iso(s), "insertId": "x"}),
+    "gke, json": lambda s, r, text: json.dumps({"jsonPayload": {"message": text}, "timestamp": iso(s)}),
+    "stern": lambda s, r, text: f"\x1b[92mllm-0\x1b[0m \x1b[33mtrainer\x1b[0m {iso(s)} {text}",
+    "syslog": lambda s, r, text: f"{clock(s, '%b  1 %H:%M:%S')} n1 train[1{r}]: {text}",
+    "journald": lambda s, r, text: json.dumps(
+        {"__REALTIME_TIMESTAMP": str(1788256800000000 + int(s * 1e6)),
+         "MESSAGE": text, "_HOSTNAME": "n1", "_PID": f"1{r}"}),
+    "cloudwatch": lambda s, r, text: f"{clock(s, '%Y-%m-%dT%H:%M:%S')}+00:00 llm/n1/abc {text}",
+    "ts": lambda s, r, text: f"{clock(s, '%b %d %H:%M:%S')} {text}",
+    "ts -s": lambda s, r, text: f"{clock(s, '%Y-%m-%d %H:%M:%S.%f')} {text}",
+    "srun --label": lambda s, r, text: f"{r}: {iso(s)} {text}",
+    "srun --label, times first": lambda s, r, text: f"{iso(s)} {r}: {text}",
+    "mpirun": lambda s, r, text: f"[1,mpirank:{r},algo-1]<stdout>:{iso(s)} {text}",
+    "mpirun, times first": lambda s, r, text: f"{iso(s)} [1,{r}]<stdout>:{text}",
+    "torchx": lambda s, r, text: f"trainer/0 {iso(s)} [default{r}]:{text}",
+    "torchrun": lambda s, r, text: f"{iso(s)} [rank{r}]:{text}",
+    "torchrun, local": lambda s, r, text: f"{iso(s)} [default{r}]:{text}",
+    "actors of ray": lambda s, r, text: f"{iso(s)} (RayTrainWorker pid=1{r}, ip=10.0.0.1) {text}",
+    "actors of ray, times behind": lambda s, r, text: f"(RayTrainWorker pid=1{r}, ip=10.0.0.1) {iso(s)} {text}",
+    "ray, json": lambda s, r, text: json.dumps({"asctime": clock(s, "%Y-%m-%d %H:%M:%S,000"), "message": text}),
+    "fluent-bit": lambda s, r, text: json.dumps({"time": iso(s), "log": text, "kubernetes": {"pod_name": "llm-0"}}),
+}  # fmt: skip
+
+
+def start(program: str, carrier: str, ending: str) -> str:
+    lines: list[tuple[float, int, str]] = []
+    for line in PROGRAMS[program][0].split("\n"):
+        head, _, text = line.strip().partition(" ")
+        seconds = float(head.lstrip("*"))
+        own = {"t": clock(seconds, "%Y-%m-%d %H:%M:%S,000"), "d": clock(seconds, "%Y-%m-%d %H:%M:%S")}
+        lines += [(seconds, r, text.format(r=r, **own)) for r in ((0,) if head[0] == "*" else (0, 1))]
+    return "".join(CARRIERS[carrier](s, r, text.replace("\\r", "\r")) + ending for s, r, text in lines)
+
+
+@pytest.mark.parametrize(("program", "carrier"), list(itertools.product(PROGRAMS, CARRIERS)))
+def test_the_stages_of_a_program_behind_a_carrier(program: str, carrier: str) -> None:
+    for ending in ("\n", "\r\n"):
+        source = logs.Source(
+            start(program, carrier, ending).split("\n"), "n1", written=BASE + datetime.timedelta(days=1)
+        )
+        found = logs.extract([source], logs.patterns(), job="j", zone=datetime.UTC)
+        report = analysis.analyse(events.parse(msgspec.json.encode(event) + b"\n" for event in found.events))
+        got = {one.stage: round(one.max, 3) for one in report.stages if one.max is not None}
+        assert got == PROGRAMS[program][1]
+        assert report.startup_seconds is not None
+        assert report.started_ns / 1e9 + report.startup_seconds == BASE.timestamp() + 9
+
+
+def two(form: str) -> list[str]:
+    """A line that begins the first step, and one 5 s later that ends it."""
+    return [form.format(n=n, text=text) for n, text in ((0, RUN), (5, "{'loss': 2.3}"))]
+
+
+def agent(seconds: int, text: str) -> str:
+    return f"I0901 10:00:0{seconds}.000000 1 torch/distributed/elastic/agent/server/api.py:677] [default] {text}"
+
+
+def ranked(seconds: int, form: str, *ranks: int) -> list[str]:
+    return [f"{iso(seconds)} {form.format(r=r)}" for r in ranks]
+
+
+RUN = "***** Running training *****"
+AGENT = [agent(0, "Rendezvous'ing worker group"), agent(1, "Starting worker group")]
+MEMBER, EPOCH = (
+    "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/2",
+    "Epoch 0:   2%|▏  | 1/49 [00:03<02:30,  3.10s/it]",
+)
+ALL = "All distributed processes registered. Starting with 2 processes"
+FIRST = {(None, "first_step"): 5.0}
+MIXED: dict[str, tuple[list[str], dict[tuple[int | None, str], float | None]]] = {
+    "journald, short-precise": (two("Sep 01 10:00:0{n}.123456 n1 train[12]: {text}"), FIRST),
+    "journald, short-full": (two("Tue 2026-09-01 10:00:0{n} UTC n1 train[12]: {text}"), FIRST),
+    "azure": (two("2026-09-01T10:00:0{n}.1234567Z {text}"), FIRST),
+    "loguru": (two("2026-09-01 10:00:0{n}.123 | INFO     | __main__:main:12 - {text}"), FIRST),
+    "mpirun, --timestamp-output": (two("Tue Sep  1 10:00:0{n} 2026<stdout>:{text}"), FIRST),
+    "horovod": (two("[3]<stdout>:2026-09-01 10:00:0{n} {text}"), {(3, "first_step"): 5.0}),
+    "skypilot": (two("(worker1, rank=1, pid=123, ip=10.0.0.2) 2026-09-01 10:00:0{n} {text}"), FIRST),
+    "skypilot, head": (two("(head, rank=0, pid=123) 2026-09-01 10:00:0{n} {text}"), FIRST),
+    "nemo-run": (two("trainer/0 [default3]:[NeMo I 2026-09-01 10:00:0{n} nemo:1] {text}"), {(3, "first_step"): 5.0}),
+    "loki": (two('{{"line": "{text}", "timestamp": "178825680{n}000000000"}}'), FIRST),
+    "elastic": (two('{{"@timestamp": "2026-09-01T10:00:0{n}Z", "message": "{text}", "host": {{"name": "n"}}}}'), FIRST),
+    "a line behind a bar": (
+        [f"2026-09-01 10:00:02 | INFO | x | {RUN}",
+         "  3%|▎ | 1/32 [00:23<12:16, 23.76s/it]2026-09-01 10:00:07 | INFO | r | step 0 | epoch 0 | loss 12"],
+        FIRST,
+    ),
+    "deepspeed behind a bar": (
+        [f"[2026-09-01 10:00:02,000] [INFO] [x] {RUN}",
+         "8%|██ | 1/24 [00:05<20:27, 3s/it][2026-09-01 10:00:07,000] [INFO] [x] [Rank 0] step=1, skipped=0, lr=[0.1]"],
+        FIRST,
+    ),
+    "an agent before ranks": (
+        [*AGENT, *ranked(4, "[RANK:{r}] Starting trainer...", 0, 1), *ranked(9, "{{'loss': 2.3}}", 0)],
+        {(None, "rendezvous"): 1, (None, "import"): 3, (0, "first_step"): 5, (1, "first_step"): 5},
+    ),
+    "rank 0 speaks for all": (
+        [*AGENT, *ranked(3, "[rank{r}]:" + MEMBER, 0, 1), *ranked(5, "[rank0]:" + ALL, 0),
+         *ranked(9, "[rank0]:" + EPOCH, 0)],
+        {(None, "rendezvous"): 1, (None, "import"): 2, (0, "dist_init"): 2, (1, "dist_init"): 2,
+         (0, "model_init"): 4, (0, "first_step"): 0},
+    ),
+    "rank 0 speaks for another node": (
+        [*ranked(0, "[pod/llm-{r}/t] [rank{r}]:" + MEMBER, 0, 8), *ranked(5, "[pod/llm-0/t] [rank0]:" + ALL, 0),
+         *ranked(9, "[pod/llm-0/t] [rank0]:" + EPOCH, 0)],
+        {(0, "dist_init"): 5, (8, "dist_init"): 5, (0, "model_init"): 4, (0, "first_step"): 0},
+    ),
+    "nobody's loss of two nodes": (
+        [*ranked(4, "[RANK:{r}] Starting trainer...", *range(16)), *ranked(9, "{{'loss': 2.3}}", 0)],
+        {(r, "first_step"): 5 for r in range(16)},
+    ),
+    "ranks, then all": (
+        [*ranked(0, "[RANK:{r}] loading model and peft_config...", 0), *ranked(4, RUN, 0),
+         *ranked(9, "{{'loss': 2.3}}", 0)],
+        {(0, "model_init"): 4, (0, "first_step"): 5},
+    ),
+    "a rank that hangs where others step": (
+        [*ranked(0, "[rank{r}]:" + RUN, 0, 1, 2), *ranked(5, "[rank{r}]:{{'loss': 2.3}}", 0, 1)],
+        {(0, "first_step"): 5, (1, "first_step"): 5, (2, "first_step"): None},
+    ),
+    "all hang": (ranked(0, "[rank{r}]:" + RUN, 0, 1), {(0, "first_step"): None, (1, "first_step"): None}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", MIXED)
+def test_what_speaks_for_whom(shape: str) -> None:
+    lines, expected = MIXED[shape]
+    source = logs.Source(lines, "n1", written=WRITTEN)
+    found = logs.extract([source], logs.patterns(), job="j", ranks_per_node=8, zone=datetime.UTC)
+    log = events.parse(msgspec.json.encode(event) + b"\n" for event in found.events)
+    assert {(s.rank, s.stage): s.duration.ns / 1e9 if s.duration else None for s in log.spans} == expected
