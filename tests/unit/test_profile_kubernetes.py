@@ -148,6 +148,7 @@ ZERO = "0001-01-01T00:00:00Z"
 BOUND = {"type": "PodScheduled", "status": "True"}
 PULLED = [pull("Pulling", 10), pull("Pulled", 115)]
 VOLCANO = {"volcano.sh/job-name": "llm"}
+SET = {"jobset.sigs.k8s.io/jobset-name": "llm", "batch.kubernetes.io/job-completion-index": "0"}
 RAY = {"ray.io/originated-from-cr-name": "llm"}
 TWICE: dict[str, tuple[list[Json], list[tuple[str, int, str, float, float | None]]]] = {
     "zero first time": ([one(), pull("Pulling", ZERO, 10), pull("Pulled", 115)], [("0", 0, "image", 10, 115)]),
@@ -191,6 +192,41 @@ TWICE: dict[str, tuple[list[Json], list[tuple[str, int, str, float, float | None
         [one(labels=RAY | {"ray.io/cluster": "z"}),
          one(uid="v", made=900, started=930, labels=RAY | {"ray.io/cluster": "a"})],
         [("0", 0, "image", 5, 120), ("1", 0, "image", 905, 930)],
+    ),
+    "a retry of what never ran": (
+        [one(started=None, phase="Failed", labels={"job-name": "llm"},
+             conditions=[{"type": "DisruptionTarget", "status": "True", "lastTransitionTime": at(50)}]),
+         one(uid="v", made=100, started=130, labels={"job-name": "llm"})],
+        [("1", 0, "image", 105, 130)],
+    ),
+    "a worker of a cluster made again": (
+        [one(labels={"ray.io/cluster": "c"}), one(uid="v", made=900, started=930, labels={"ray.io/cluster": "c"})],
+        [("0", 0, "image", 5, 120), ("0-1", 0, "image", 905, 930)],
+    ),
+    "jobs of one set": (
+        [one(uid=uid, labels=SET | {"batch.kubernetes.io/job-name": f"llm-{uid}"}) for uid in "uv"],
+        [("0", 0, "image", 5, 120)] * 2,
+    ),
+    "crash loop": (
+        [one(containerStatuses=[{"name": "c", "restartCount": 3, "state": {}, "lastState": ran(300, 310)}]),
+         *PULLED], [("0", 0, "image", 10, 115)],
+    ),
+    "sidecar started again": (
+        [one(containerStatuses=[{"name": "c", "state": {"running": {"startedAt": at(120)}}},
+                                again(2, 500, 890, 900)["containerStatuses"][0] | {"name": "proxy"}]), *PULLED],
+        [("0", 0, "image", 10, 115)],
+    ),
+    "debug container": (
+        [one(), *PULLED, pull("Pulling", 990), pull("Pulled", 995)], [("0", 0, "image", 10, 115)],
+    ),
+    "an event without a time": ([one(), pull("Pulling", None), PULLED[1]], [("0", 0, "image", 5, 120)]),
+    "counts that are null": (
+        [one(), pull("Pulling", 10, count=None), pull("Pulled", 115, count=None, message=None)],
+        [("0", 0, "image", 10, 115)],
+    ),
+    "nulls": (
+        [one(initContainerStatuses=None, ephemeralContainerStatuses=None), {**one(uid="v"), "status": None}],
+        [("0", 0, "image", 5, 120)],
     ),
     "odd objects": ([one(), {"kind": "Pod", "metadata": {"name": "odd"}}, {"kind": "Event"}, *PULLED],
                     [("0", 0, "image", 10, 115)]),
@@ -243,6 +279,9 @@ def test_jobs_of_many_kinds_and_their_queues() -> None:
     assert log.spans[0].attrs["held_seconds"] == 300
     report = analysis.analyse(log)
     assert (report.queue_seconds, report.queue_held_seconds) == (305, 300)
+    kueue["status"]["conditions"] = [resumed | {"lastTransitionTime": at(2000)}]  # evicted, and let in again
+    log = read(kueue, one(made=300, started=400, labels={"job-name": "llm"}))
+    assert "held_seconds" not in log.spans[0].attrs
     odd = one()
     odd["spec"]["containers"] = [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1k", "habana.ai/gaudi": 8}}}]
     assert read(odd).spans[-1].gpus == 1008

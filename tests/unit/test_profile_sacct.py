@@ -95,11 +95,34 @@ def told(text):
         (json.dumps({"jobs": [{"job_id": 7, "restart_cnt": 3, "name": "j", "nodes": "n1",
                                "time": {"submission": 100, "start": 110, "end": 120}}]}).encode(),
          [("7.3.0", "slurm", "queue", 100, 110), ("7.3.0", "n1", "alloc", 110, 120)]),
+        (json.dumps({"jobs": [{"job_id": 7, "name": "j", "nodes": None, "state": None, "tres": None, "steps": None,
+                               "time": {"submission": 100, "start": 110, "end": None}}]}).encode(),
+         [("7.0.0", "slurm", "queue", 100, 110)]),
+        (table("7|100|100|110|120|REQUEUED|n1|j", "7|120|Unknown|Unknown|Unknown|REQUEUE_HOLD|None assigned|j"),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 120),
+          ("7.1.0", "slurm", "queue", 120, None)]),
+        (table("7|100|100|110|120|RESIZING|n[1-2]|j", "7|100|100|120|130|RESIZING|n1|j",
+               "7|100|100|130|900|COMPLETED|n1|j", "7.0|||111|||n1|x"),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 111),
+          ("7.0.0", "n2", "alloc", 110, 111)]),
+        (table("7|100|100|Unknown|150|REVOKED|None assigned|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
+        (table("7|100|100|110|105|FAILED|n1|j"),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 110)]),
+        (table("7|100|100|110|900|COMPLETED|n1|j", "7.interactive|||112|||n1|x", "7.extern|||110|||n1|x"),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 112)]),
+        (table("7|Ystday 10:00|x|Ystday 10:10|Unknown|RUNNING|n1|j", "8|100|5000|5010|Unknown|RUNNING|n1|"),
+         [("8.0.0", "slurm", "queue", 100, 5010), ("8.0.0", "n1", "alloc", 5010, None)]),
     ],
-    ids=["no nodes said", "pending", "cancelled", "resized", "two clusters", "restarts"],
+    ids=["no nodes said", "pending", "cancelled", "resized", "two clusters", "restarts", "nulls", "held again",
+         "resized twice", "revoked", "ended before it began", "interactive", "relative times"],
 )  # fmt: skip
 def test_records_as_they_are(text, expected):
     assert told(text) == expected
+
+
+def test_a_state_that_is_null_is_none():
+    text = json.dumps({"jobs": [{**job(7), "state": None}]}).encode()
+    assert log(text).spans[0].attrs["state"] == ""
 
 
 def test_held_time_team_and_the_hour_that_comes_twice(monkeypatch):

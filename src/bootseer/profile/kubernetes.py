@@ -95,7 +95,7 @@ def _start(identity: tuple[str, str, int], mine: list[_Pod], let: _Let | None) -
     about: dict[str, AttrValue] = {"pods": len(mine)}
     if let is not None and 0 < let.created <= begin:
         begin = let.created
-        if let.admitted > begin:
+        if begin < let.admitted <= max(known, default=let.admitted):  # it may have been let in again
             about["held_seconds"] = (let.admitted - begin) // 10**9
     waits = any(pod.waits for pod in mine)
     if known or waits:
@@ -131,7 +131,7 @@ def _starts(pods: Iterable[_Pod]) -> dict[tuple[str, str, str], list[_Pod]]:
             number, slots, failed = number + 1, set(), 0
         failed = min(filter(None, (failed, pod.failed)), default=0)
         state[pod.space, pod.job, pod.label] = number, slots | {pod.slot}, failed
-        attempt = label if not number else f"{label}.{number}" if pod.label else str(number)
+        attempt = label if not number else f"{label}-{number}" if pod.label else str(number)
         found.setdefault((pod.space, pod.job, attempt), []).append(pod)
     return found
 
@@ -180,6 +180,8 @@ def _happened(item: dict[str, Any], about: dict[str, Any]) -> _Happened:
     names = ("eventTime", "firstTimestamp", "deprecatedFirstTimestamp", "lastTimestamp", "deprecatedLastTimestamp")
     times = [when for name in names if (when := _ns(item.get(name)))]
     times = times or [_ns((item.get("metadata") or {}).get("creationTimestamp"))]
+    if not times[0]:
+        raise ValueError("it has no time")
     last = max(_ns(item.get("lastTimestamp")), _ns(series.get("lastObservedTime")), times[0])
     count = item.get("count") or series.get("count") or 1
     return _Happened(
@@ -221,13 +223,13 @@ def _pod(item: dict[str, Any], happened: list[_Happened]) -> _Pod:
         space=str(meta.get("namespace", "")),
         job=str(next((labels[name] for name in JOB_LABELS if labels.get(name)), (owners or [meta["name"]])[0])),
         label=str(next((labels[name] for name in _ATTEMPT_LABELS if labels.get(name)), "")),
-        slot=f"{labels.get('job-name')} {labels[_INDEX]}" if _INDEX in labels else str(meta["name"]),
+        slot=f"{list(map(labels.get, JOB_LABELS[-2:]))} {labels[_INDEX]}" if _INDEX in labels else str(meta["name"]),
         node=node,
         gpus=sum(held.values()),
         created=created,
         scheduled=max(scheduled, created) if scheduled else 0,
         waits=not scheduled and not node and phase not in ("Failed", "Succeeded"),
-        failed=max((_ended(one) for one in statuses), default=0) if phase == "Failed" else 0,
+        failed=_failed(status, created) if phase == "Failed" else 0,
         spans=_first_start(scheduled, conditions, mains, status, spec, happened) + _last_start(mains, happened),
         retries=sum(one.times for one in happened if one.reason == "Failed" and "pull" in one.text),
     )
@@ -301,6 +303,14 @@ def _began(container: dict[str, Any], of: str = "state") -> int:
 
 def _ended(container: dict[str, Any], of: str = "state") -> int:
     return _ns(((container.get(of) or {}).get("terminated") or {}).get("finishedAt"))
+
+
+def _failed(status: dict[str, Any], created: int) -> int:
+    """When a pod failed: with its last container, and where none had started with its last condition."""
+    ends = [_ended(one) for one in status.get("containerStatuses") or ()]
+    if not any(ends):
+        ends = [_ns(one.get("lastTransitionTime")) for one in status.get("conditions") or ()]
+    return max((end for end in ends if end > created), default=0)
 
 
 def _gpus(container: dict[str, Any]) -> int:

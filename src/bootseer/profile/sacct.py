@@ -197,11 +197,11 @@ def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
                 "Submit": str(_plain(job["time"]["submission"])),
                 "Start": str(_plain(job["time"]["start"])),
                 "End": str(_plain(job["time"].get("end"))),
-                "State": str(_plain(job.get("state", {}).get("current"))),
+                "State": str(_plain((job.get("state") or {}).get("current")) or ""),
                 "NodeList": str(job.get("nodes") or ""),
-                "AllocTRES": ",".join(_tres(one) for one in job.get("tres", {}).get("allocated") or ()),
+                "AllocTRES": ",".join(_tres(one) for one in (job.get("tres") or {}).get("allocated") or ()),
             }
-            if "nodes" not in job:
+            if job.get("nodes") is None:
                 del record["NodeList"]
             steps = [(one["step"]["id"], one["time"]["start"]) for one in job.get("steps") or ()]
         except (KeyError, TypeError, AttributeError):
