@@ -27,6 +27,7 @@ from bootseer import image, oci
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.image import bundle, cdi, runtime
 from bootseer.image.runtime import Bind
+from bootseer.stripefs import open_fs
 from support.images import Member, folder, programs, write_image
 from support.node import alive
 from support.waits import until
@@ -338,6 +339,36 @@ def test_figures_of_a_node_without_its_daemon(place: Path, environ: dict[str, st
     assert cli(environ, "node", "status").returncode == 69
     mounted.unmount()
     assert figures()['bootseer_node_servers{kind="tree",state="dead"}'] == 0
+
+
+def test_unmount_all_ends_what_nobody_uses_and_no_container(
+    place: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    environ |= {"BOOTSEER_CACHE_DIR": str(tmp_path / "cache"), "BOOTSEER_STATE_DIR": str(tmp_path / "state")}
+    ref, made = f"oci:{place}/layout:v1", open_fs(str(tmp_path / "striped"))
+    with made.create("step/weights") as out:
+        out.write(b"weights")
+    for name in ("used", "unused"):
+        assert cli(environ, "image", "mount", "--rw", ref, f"{tmp_path}/image-{name}").returncode == 0
+        assert cli(environ, "fs", "mount", made.url, f"{tmp_path}/striped-{name}").returncode == 0
+    paths = tmp_path / "image-used/hello", tmp_path / "striped-used/step/weights"
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(path.open()) for path in paths]
+        child = stack.enter_context(started([*CLI, "image", "run", ref, "--", "sh", "-c", LOOP], environ))
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        done = cli(environ, "unmount", "--all")
+        assert done.returncode == 73
+        assert f"{tmp_path}/image-used" in done.stderr
+        assert f"{tmp_path}/striped-used" in done.stderr
+        assert done.stdout.splitlines() == [f"unmounted {tmp_path}/{one}-unused" for one in ("striped", "image")]
+        assert [one.read() for one in files] == ["hello from the image\n", "weights"]
+        for file in files:
+            file.close()
+        done = cli(environ, "unmount", "--all")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert child.poll() is None
+    assert cli(environ, "unmount", "--all").stdout == "nothing was unmounted\n"
 
 
 def test_a_probe_is_remembered_for_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

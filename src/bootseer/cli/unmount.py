@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli._shared import AsJson, ForJob, answer, settings
-from bootseer.errors import NotFoundError, NotWritableError, UnavailableError
+from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
+from bootseer.folders import trusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bootseer.config import Config
     from bootseer.env.overlay import Group
+    from bootseer.fsmount import FsMount
+    from bootseer.image import ImageMount
     from bootseer.node.protocol import Mount
 
 log = logging.getLogger(__name__)
@@ -29,21 +32,25 @@ def unmount(
     environments: Annotated[
         bool, typer.Option("--environments", help="Everything that env run mounted on this node")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="These, and images and striped folders that this user mounted on a DIR")
+    ] = False,
     for_job: ForJob = "",
     force: Annotated[bool, typer.Option("--force", help="Also environments that running processes use")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Unmount an image, an environment or a folder of a striped store; what was written on top of it is deleted.
 
-    What was in a target of env run before the first run shows again. What processes use stays, with exit code 73.
+    What was in a target of env run before the first run shows again. What processes use stays, with exit code 73. With
+    --all starts, containers and pods keep what they have, and so do users of the node daemon.
 
     Example: bootseer unmount /mnt/torch
     """
     from bootseer.env import overlay
     from bootseer.kernel import mount as mounts
 
-    if [bool(target), environments, bool(for_job)].count(True) != 1:
-        raise typer.BadParameter("name a DIR, or say --environments or --for-job")
+    if [bool(target), environments, everything, bool(for_job)].count(True) != 1:
+        raise typer.BadParameter("name a DIR, or say --environments, --all or --for-job")
     config, done, left = settings(), list[str](), list[str]()
     if for_job:
         from bootseer.node import client
@@ -51,7 +58,7 @@ def unmount(
         done = [one.folder for one in client.unmount_job(for_job, config=config)]
     else:
         state, paths = Path(config.state_dir), [Path(os.path.abspath(item)) for item in target or []]
-        groups = overlay.groups(state, os.getppid())[::-1] if environments else None
+        groups = overlay.groups(state, os.getppid())[::-1] if environments or everything else None
         groups = overlay.groups_on(paths, state, os.getppid()) if groups is None else groups
         covered = {mounts.real(item.host) for group in groups for item in group.record.targets}
         _end_environments(groups, state, force, done, left)
@@ -59,10 +66,13 @@ def unmount(
             if mounts.real(path) not in covered:
                 _end_other(item, config)
                 done.append(item)
+        if everything:
+            _end_all(config, done, left)
     lines = [f"unmounted {shown}" for shown in done] or ["nothing was unmounted"]
     answer([{"target": shown, "mounted": False} for shown in done], as_json, *lines)
     if left:
-        raise NotWritableError(f"still in use: {', '.join(left)}", hint="end that, or unmount it with --force")
+        how = "end that" if everything else "end that, or unmount it with --force"
+        raise NotWritableError(f"still in use: {', '.join(left)}", hint=how)
 
 
 def _end_environments(groups: Sequence[Group], state: Path, force: bool, done: list[str], left: list[str]) -> None:
@@ -76,6 +86,36 @@ def _end_environments(groups: Sequence[Group], state: Path, force: bool, done: l
                 continue
             group.take_down()
         done.append(shown)
+
+
+def _end_all(config: Config, done: list[str], left: list[str]) -> None:
+    """Images and striped folders with a mount point outside of our own folders: in those they are a start's, a
+    container's or a pod's."""
+    from bootseer import fsmount
+    from bootseer.fsmount.record import MountRecord
+    from bootseer.image.mount import listing
+    from bootseer.kernel import mount as mounts
+    from bootseer.served.client import records
+
+    state = trusted(Path(config.state_dir))
+    own = [mounts.real(one) for one in (state, config.cache_dir, config.node_dir)]
+    found: dict[str, ImageMount | FsMount] = {one.record.target: one for one in listing(state)}
+    for record in records(state / "fs", MountRecord).all():
+        if striped := fsmount.find(Path(record.mountpoint), config=config):
+            found[record.mountpoint] = striped
+    for target, mounted in sorted(found.items(), reverse=True):  # what is mounted in another one first
+        if any(Path(mounts.real(target)).is_relative_to(one) for one in own):
+            continue
+        try:
+            if mounts.is_mounted(target):  # by itself it is detached under those who use it
+                mounts.unmount(target)
+        except PrivilegeError:
+            raise
+        except BootseerError:
+            left.append(target)
+            continue
+        mounted.unmount()
+        done.append(target)
 
 
 def _end_other(target: str, config: Config) -> None:
