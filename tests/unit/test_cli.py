@@ -271,7 +271,6 @@ def test_what_others_wrote_does_not_move_the_cursor(capsys):
         ("stop", "bootseer unmount"),
         ("store prune", "bootseer store gc"),
         ("version", "bootseer --version"),
-        ("unmount --all", "bootseer unmount --help"),
         ("image rm", "REF"),
         ("doctor --jsn", "--json"),
         ("cache gc --age", "bootseer cache gc --help"),
