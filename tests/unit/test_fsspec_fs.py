@@ -62,7 +62,7 @@ def fs(url) -> StripeFileSystem:
 
 
 class Suite(abstract.AbstractFixtures):
-    @pytest.fixture(params=["folder", "memory"])
+    @pytest.fixture(params=["folder", pytest.param("memory", marks=pytest.mark.soak)])
     def fs(self, request, tmp_path, memory) -> StripeFileSystem:
         return StripeFileSystem(url=str(tmp_path / "store") if request.param == "folder" else "memory://")
 

@@ -385,7 +385,9 @@ def test_what_is_valid_is_decoded(name: str) -> None:
         FORMATS[name].read(raw)
 
 
-@pytest.mark.parametrize("depth", [150, 800, 900, 950, 980, 50_000])
+@pytest.mark.parametrize(
+    "depth", [150, 950, 50_000, *(pytest.param(depth, marks=pytest.mark.soak) for depth in (800, 900, 980))]
+)
 @each_format
 def test_what_is_nested_deeply_is_refused_or_left_out(name: str, depth: int) -> None:
     """At each place of the first document, and beside what is there."""

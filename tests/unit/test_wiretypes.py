@@ -81,10 +81,10 @@ def unknown(source: str) -> Iterator[str]:
                 yield f"{node.lineno}: {ast.unparse(call)}"
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
-def test_each_type_is_known_before_it_is_decoded(path: Path) -> None:
-    if path.name != "wiretypes.py":
-        assert list(unknown(path.read_text())) == []
+def test_each_type_is_known_before_it_is_decoded() -> None:
+    paths = [path for path in ROOT.rglob("*.py") if path.name != "wiretypes.py"]
+    assert len(paths) > 300
+    assert {path: found for path in paths if (found := list(unknown(path.read_text())))} == {}
 
 
 @pytest.mark.parametrize(
