@@ -278,7 +278,6 @@ def test_sparse_files_as_they_are() -> None:
     assert len(writer.finish()) < 2 << 20
 
 
-@pytest.mark.serial
 def test_deep_members_cost_what_they_are() -> None:
     deep = [Member(f"d{n}" + "/a" * 2040) for n in range(20)]
     tracemalloc.start()

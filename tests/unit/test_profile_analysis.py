@@ -156,7 +156,6 @@ def test_while_one_node_still_runs_a_stage_the_others_wait():
     assert report.stage("image").unfinished == 1
 
 
-@pytest.mark.serial
 def test_10000_nodes_are_read_and_analysed_in_time(tmp_path):
     """The target is 30 s for 200,000 spans; a tenth of them must take less than a tenth of that, of a processor: how
     busy the machine is does not count."""
