@@ -26,7 +26,7 @@ def registered():
         fsspec.register_implementation(name, StripeFileSystem, clobber=True)
 
 
-@pytest.fixture(params=["folder", pytest.param("hdfs", marks=pytest.mark.hdfs)])
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), pytest.param("hdfs", marks=pytest.mark.hdfs)])
 def url(request, tmp_path) -> str:
     if request.param == "folder":
         return f"bsx+file://{tmp_path}/store"
@@ -39,8 +39,8 @@ def fs(url) -> StripeFileSystem:
 
 
 class HdfsSuite(abstract.AbstractFixtures):
-    """Without the 96 cases of globs, which take most of the time and are about names only: they run over a folder and
-    over memory (tests/unit/test_fsspec_fs.py), and pass over HDFS too.
+    """Without the 96 cases of globs, which take most of the time and are about names only: they run over a folder
+    (tests/unit/test_fsspec_fs.py; with --soak, over memory, too), and pass over HDFS too.
     """
 
     @pytest.fixture
