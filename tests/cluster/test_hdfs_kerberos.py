@@ -82,7 +82,7 @@ def test_each_protection_is_read_and_written_by_our_engine(tmp_path, realm, capl
     """Red before: all of this went through hdfs-native."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("bootseer.hdfs.sasl.transfer._said", set[str]())  # which is said once by a process
-    with HadoopCluster(tmp_path / "root", 2, kerberos=Realm(**realm)) as cluster:
+    with HadoopCluster(tmp_path / "root", 1, kerberos=Realm(**realm)) as cluster:
         with cluster.realm.login("alice"):
             assert access.choose(cluster.url).kind == "direct"
             round_trip(cluster, "striped")

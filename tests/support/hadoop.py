@@ -7,6 +7,7 @@ The JVMs run in sessions of their own, so that Ctrl-C reaches only their owner, 
 their owner (``PR_SET_PDEATHSIG``), so that not even SIGKILL leaves one behind.
 
     python -m support.hadoop start --root DIR [--bind ADDRESS] [--kerberos]
+    python -m support.hadoop archive
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from types import TracebackType
 
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.hdfs import client as hdfs
-from support.hadoopsite import Daemon, Site, free_ports, jars
+from support.hadoopsite import Daemon, Site, archive, free_ports, jars
 from support.kerberos import USERS, Realm
 from support.waits import until
 from support.webhdfs import WebHdfs
@@ -344,6 +345,21 @@ class HadoopCluster:
         return done.stdout
 
 
+class _Archived(HadoopCluster):
+    """One that leaves an `archive` of each kind of daemon."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        for daemon, main in ((self.namenode, _NAMENODE), (self.datanodes[0], _DATANODE)):
+            daemon.argv = [word for word in daemon.argv if "SharedArchiveFile" not in word]
+            daemon.argv.insert(1, f"-XX:ArchiveClassesAtExit={archive(main)}.new")
+
+    def keep_classes(self) -> None:
+        for daemon, main in ((self.datanodes[0], _DATANODE), (self.namenode, _NAMENODE)):
+            daemon.end()
+            Path(f"{archive(main)}.new").replace(archive(main))
+
+
 EVEN = {"dfs.namenode.redundancy.considerLoad": "false"}
 """For tests of where blocks lie: else they pass over a DataNode that a busy machine has made late."""
 
@@ -367,7 +383,9 @@ def _main(argv: Sequence[str]) -> int:
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m support.hadoop", description="A stock HDFS for trying")
-    verb = parser.add_subparsers(dest="verb", required=True).add_parser("start", help="run until Ctrl-C or SIGTERM")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("archive", help="make each later start of a daemon quicker")
+    verb = verbs.add_parser("start", help="run until Ctrl-C or SIGTERM")
     verb.add_argument("--root", type=Path, required=True, help="folder for its data and logs")
     verb.add_argument("--bind", default="127.0.0.1", help="address to listen on and to advertise")
     verb.add_argument("--datanodes", type=int, default=4)
@@ -379,6 +397,10 @@ def _main(argv: Sequence[str]) -> int:
     verb.add_argument("--encrypt", action="store_true", help="dfs.encrypt.data.transfer")
     verb.add_argument("--aes", action="store_true", help="privacy and encryption with AES")
     options = parser.parse_args(argv)
+    if options.verb == "archive":
+        with tempfile.TemporaryDirectory() as folder, _Archived(Path(folder, "root"), 1) as made:
+            made.keep_classes()
+        return 0
     realm = None
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
