@@ -27,12 +27,12 @@ POINTS = [
     "env.publish.after-manifest",
     "lease.before-end",
 ]
-COMMAND = "mkdir -p env/pkg; head -c 3000000 /dev/zero | tr '\\0' x > env/pkg/data; sleep 3; echo made > env/late"
+COMMAND = "mkdir -p env/pkg; head -c 3000000 /dev/zero | tr '\\0' x > env/pkg/data; sleep $SLEEPS; echo made > env/late"
 JOB = """
 set -e
 bootseer env run --target env --json --wait 0 $OPTIONS -- sh -c "$COMMAND" > answer
 [ -z "$WRITES" ] || echo of the job > env/late
-sleep $LASTS
+sleep 1
 cat env/pkg/data | wc -c
 """
 
@@ -49,7 +49,8 @@ def test_a_publication_killed_at_any_step_hurts_nobody(tmp_path: Path, point: st
         home.mkdir(exist_ok=True)
         environ = {**os.environ, "BOOTSEER_STORE": str(store), "COMMAND": COMMAND, **faults}
         environ |= {"BOOTSEER_CACHE_DIR": f"{home}/cache", "BOOTSEER_STATE_DIR": f"{home}/state"}
-        environ |= {"OPTIONS": f"--restore {restore}", "LASTS": "4" if faults else "1"}
+        early = faults and point == "env.publish.early"  # files that are two seconds old are stored beside the command
+        environ |= {"OPTIONS": f"--restore {restore}", "SLEEPS": "3" if early or restore == "unpack" else "0"}
         environ["WRITES"] = "yes" if restore == "mount" else ""  # else the snapshot would be given up
         work = tmp_path / name / "work"
         work.mkdir(exist_ok=True)
