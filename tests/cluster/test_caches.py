@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,15 +35,23 @@ exit ${CODE:-0}
 """
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Layouts, and a store with their images."""
+    base = tmp_path_factory.mktemp("images")
+    files = [folder("tmp", mode=0o1777), folder("job")]
+    for user in ("", "1234:1234"):
+        config = oci.ContainerConfig(env=("PATH=/bin",), user=user)
+        layout = base / f"layout{user[:4]}"
+        write_image(layout, [programs("sh", "cat", "mkdir", "date", "env", "sleep"), files], config=config)
+        image.ensure(f"oci:{layout}:v1", str(base / "store"), work_dir=base / "work")
+    return base
+
+
 class Site:
-    def __init__(self, base: Path) -> None:
-        self.base = base
-        files = [folder("tmp", mode=0o1777), folder("job")]
-        for user in ("", "1234:1234"):
-            config = oci.ContainerConfig(env=("PATH=/bin",), user=user)
-            layout = base / f"layout{user[:4]}"
-            write_image(layout, [programs("sh", "cat", "mkdir", "date", "env", "sleep"), files], config=config)
-            image.ensure(f"oci:{layout}:v1", str(base / "store"), work_dir=base / "work")
+    def __init__(self, base: Path, images: Path) -> None:
+        self.base, self.images = base, images
+        shutil.copytree(images / "store", base / "store")
 
     def start(
         self,
@@ -66,7 +75,7 @@ name = "small"
 command = ["sh", "-c", '''{TRAIN}''']
 env = {{ KERNELS = "{kernels}", DAMAGED = "{damaged}", LASTS = "{lasts}", {variable or "UNUSED"} = "/tmp/own" }}
 [image]
-ref = "oci:{self.base}/layout{user}:v1"
+ref = "oci:{self.images}/layout{user}:v1"
 [caches]
 kinds = {kinds}
 {more}
@@ -94,8 +103,8 @@ kinds = {kinds}
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path, images: Path) -> Site:
+    return Site(tmp_path, images)
 
 
 @pytest.mark.parametrize("user", ["", "1234"])
@@ -180,25 +189,21 @@ def test_package_caches_without_a_set_up_command_are_named_in_the_log(site: Site
 
 
 WAYS = {
-    "the job sets where it is": ({}, "TORCHINDUCTOR_CACHE_DIR", "the job says itself where the cache inductor is"),
-    "it mounts a folder there": (
-        {"target": "/run/bootseer/caches/inductor"},
-        "",
-        "the caches hide what",
-    ),
-    "it mounts a folder above": ({"target": "/run/bootseer"}, "", ""),
+    "sets": ("", "TORCHINDUCTOR_CACHE_DIR", "the job says itself where the cache inductor is"),
+    "mounts-there": ("/run/bootseer/caches/inductor", "", "the caches hide what"),
+    "mounts-above": ("/run/bootseer", "", ""),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_the_job_says_itself_of_the_place(site: Site, way: str) -> None:
-    mount, variable, says = WAYS[way]
+def test_what_the_job_says_itself_of_the_place(site: Site) -> None:
     site.start("a", "one")
-    (own := site.base / "own").mkdir()
-    more = f'[[mounts]]\nsource = "{own}"\nreadonly = false\ntarget = "{mount["target"]}"\n' if mount else ""
-    code, said, caches = site.start("b", "one", more=more, variable=variable)
-    assert (code, says in said) == (0, True), said
-    assert (caches["used"], "compiled one" in said) == ((0, True) if variable else (1, False)), said
+    for way, (target, variable, says) in WAYS.items():
+        own = site.base / f"own {way}"
+        own.mkdir()
+        more = f'[[mounts]]\nsource = "{own}"\nreadonly = false\ntarget = "{target}"\n' if target else ""
+        code, said, caches = site.start(way, "one", more=more, variable=variable)
+        assert (code, says in said) == (0, True), said
+        assert (caches["used"], "compiled one" in said) == ((0, True) if variable else (1, False)), said
 
 
 def test_tenants_of_one_service_have_caches_of_their_own(site: Site) -> None:
