@@ -272,20 +272,16 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def rounds(patch: pytest.MonkeyPatch, place: Path, seeds: range, *, grace: float = DAY) -> tuple[int, list[str]]:
-    """How many rounds lost something, and what."""
-    bad, all_lost = 0, list[str]()
-    for seed in seeds:
-        one = Round(seed, place, grace)
-        if found := one.run():
-            bad += 1
-            all_lost.append(f"round {seed}: {found[:3]}")
-    return bad, all_lost
+def losses(place: Path, rounds: int, *, grace: float = DAY) -> Iterator[str]:
+    """What each round lost that lost something."""
+    for seed in range(rounds):
+        if found := Round(seed, place, grace).run():
+            yield f"round {seed}: {found[:3]}"
 
 
-def test_no_block_is_lost(at_once: pytest.MonkeyPatch, place: Path, request: pytest.FixtureRequest) -> None:
-    bad, found = rounds(at_once, place, range(1000 if request.config.getoption("soak") else 250))
-    assert bad == 0, found[:5]
+@pytest.mark.usefixtures("at_once")
+def test_no_block_is_lost(place: Path, request: pytest.FixtureRequest) -> None:
+    assert not next(losses(place, 1000 if request.config.getoption("soak") else 250), "")
 
 
 @pytest.mark.parametrize("without", ["notes", "grace", "hold"])
@@ -294,8 +290,7 @@ def test_without_one_of_the_means_some_are_lost(at_once: pytest.MonkeyPatch, pla
         at_once.setattr(uses, "note", lambda store, tree: None)
     if without == "hold":
         at_once.setattr(uses, "hold", lambda store, tree, keys: None)
-    bad, _ = rounds(at_once, place, range(120), grace=0.0 if without == "grace" else DAY)
-    assert bad
+    assert next(losses(place, 120, grace=0.0 if without == "grace" else DAY))
 
 
 @pytest.mark.parametrize("point", ["store.withdraw=kill@3", "upkeep.withdrawn=kill", "upkeep.delete=kill@2"])

@@ -703,7 +703,7 @@ def test_an_open_finds_the_old_or_the_new_version_of_what_is_replaced(
             except OSError as exc:
                 trouble.append(errno.errorcode[exc.errno or 0])
             else:
-                if len(set(found)) != 1 or len(found) % size:
+                if found.count(found[:1]) != len(found) or len(found) % size:
                     trouble.append(f"{len(found)} bytes of {set(found)}")
 
     readers = [later(read) for _ in range(4)]
