@@ -398,7 +398,7 @@ def _main(argv: Sequence[str]) -> int:
     verb.add_argument("--aes", action="store_true", help="privacy and encryption with AES")
     options = parser.parse_args(argv)
     if options.verb == "archive":
-        with tempfile.TemporaryDirectory() as folder, _Archived(Path(folder, "root"), 1) as made:
+        with tempfile.TemporaryDirectory() as folder, (made := _Archived(Path(folder, "root"), 1)):
             made.keep_classes()
         return 0
     realm = None
