@@ -53,6 +53,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pat
     big("llama-70b", 1, zero=500).write(folder / "b.jsonl")
     big("running", until=2, zero=900).write(folder / "c.jsonl")
     big("many", nodes=450, zero=1200).write(folder / "d.jsonl")
+    for week in range(8):
+        run = big(f"week-{week}", nodes=4, zero=week * 7 * 86_400.0)
+        run.span("gpu-000.example", "alloc", 0, 1, run_seconds=900 + 300 * week)
+        run.write(folder / f"week-{week}.jsonl")
     hostile = StartUp(HOSTILE, HOSTILE, zero=100)
     hostile.span(HOSTILE, HOSTILE, 0, 10, team=HOSTILE)
     hostile.write(folder / "e.jsonl")
@@ -77,7 +81,7 @@ PAGES = {
     "job-kept": f"/job/{of('kept')}",
     "compare": f"/compare/{of('llama-70b')}/{of('llama-70b', cycle=1)}",
     "compare-part": f"/compare/{of('llama-70b')}/{of('running')}",
-    "fleet": "/fleet?period=day",
+    "fleet": "/fleet?period=week",
     "fleet-none": "/fleet?team=nobody",
     "growth": "/growth",
     "unknown": "/job/nothing",

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from bootseer.errors import NotFoundError
-from bootseer.profile import growth, regression, starts
+from bootseer.profile import chart, growth, regression, starts
 from bootseer.profile.starts import StageRow, Start
 from support.startups import StartUp
 
@@ -163,3 +163,22 @@ def test_absurd_rows_end_no_report(odd: float) -> None:
 def test_the_sentence_is_of_gpus_where_some_are_named() -> None:
     rows = [start(gpus=0, nodes=64, run=9999), start("b", gpus=4, run=1000, attempt="1")]
     assert growth.analyse(rows).said.startswith("at 3-4 GPUs 10 %")
+
+
+def test_the_share_lost_by_week_and_stage() -> None:
+    rows = [
+        start("a", gpus=64, run=10_000),
+        start("a", cycle=1, gpus=64, seconds=300, day=0.01),  # of the same attempt, whose end is known
+        start("b", gpus=64, run=1000, day=7),
+        start("c", gpus=64, run=1000, day=7, seconds=None),  # no first step: what it held counts, nothing is lost
+        start("d", gpus=64, day=14),  # no end is known
+        start("e", gpus=64, run=1000, day=1e9),
+    ]
+    first, second = growth.lost_by(rows, "%G-W%V")
+    assert (first.name, first.attempts, first.share) == ("2026-W01", 1, pytest.approx(400 / 10_000))
+    assert (second.name, second.attempts, second.share) == ("2026-W02", 2, pytest.approx(100 / 2000))
+    assert first.stages == {"env": pytest.approx(0.04)}
+    drawn = chart.stages([(one.name, one.stages | {"<own>": 0.01}) for one in (first, second)], "%")
+    assert drawn.count("<rect") == 4
+    assert "<own>" not in drawn
+    assert chart.stages([], "%") == ""

@@ -144,6 +144,10 @@ def again(count: int, begin: int, end: int, then: int) -> Json:
     return {"containerStatuses": [{"name": "c", "restartCount": count, "state": state, "lastState": ran(begin, end)}]}
 
 
+def named(name: str, pod: Json) -> Json:
+    return pod | {"metadata": pod["metadata"] | {"name": name}}
+
+
 ZERO = "0001-01-01T00:00:00Z"
 BOUND = {"type": "PodScheduled", "status": "True"}
 PULLED = [pull("Pulling", 10), pull("Pulled", 115)]
@@ -196,7 +200,7 @@ TWICE: dict[str, tuple[list[Json], list[tuple[str, int, str, float, float | None
     "a retry of what never ran": (
         [one(started=None, phase="Failed", labels={"job-name": "llm"},
              conditions=[{"type": "DisruptionTarget", "status": "True", "lastTransitionTime": at(50)}]),
-         one(uid="v", made=100, started=130, labels={"job-name": "llm"})],
+         named("q", one(uid="v", made=100, started=130, labels={"job-name": "llm"}))],
         [("1", 0, "image", 105, 130)],
     ),
     "a worker of a cluster made again": (

@@ -1,12 +1,13 @@
-"""Bars by period or size, as SVG: own work is filled, waiting is hatched, gaps are empty."""
+"""Bars by period or size, as SVG: of stages each in its colour, or of own work, which is filled, waiting, which is
+hatched, and gaps, which are empty."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from bootseer.profile.page import HATCHING, STYLE
+from bootseer.profile.page import COLOURS, HATCHING, OTHER, STYLE
 from bootseer.units import one_line
 
 _HIGH, _BAR, _STEP, _LEFT, _LETTER = 180, 34, 56, 60, 7
@@ -33,10 +34,54 @@ def picture(given: Sequence[Bar], unit: str) -> str:
 
 def bars(given: Sequence[Bar], unit: str) -> str:
     """The bars; nothing without one. ``unit``: of their parts, such as hours. The table beside it has the figures."""
+    kinds = ("own", "wait", "gap")
+    return _drawn(
+        [
+            _Drawn(
+                one.name,
+                f"{sum(one[1:]):.1f} {unit}, {one.own:.1f} own work, {one.wait:.1f} waiting",
+                [(part, f'class="{kind}"') for part, kind in zip(one[1:], kinds, strict=True)],
+            )
+            for one in given
+        ],
+        unit,
+    )
+
+
+def stages(given: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
+    """Bars of stages, with a legend. A stage that is not bootseer's own is among the others, which are last."""
+    there = {stage for _, parts in given for stage in parts}
+    known = {stage: colour for stage, colour in COLOURS.items() if stage in there}
+    known |= {"other": OTHER} if there - known.keys() else {}
+    drawn = []
+    for name, parts in given:
+        of = {stage: parts.get(stage, 0.0) for stage in known}
+        of |= {"other": sum(part for stage, part in parts.items() if stage not in known)} if "other" in known else {}
+        said = ", ".join(f"{stage} {part:.2f}" for stage, part in of.items() if part)
+        drawn.append(
+            _Drawn(name, f"{sum(of.values()):.2f} {unit}: {said}", [(of[s], f'fill="{c}"') for s, c in known.items()])
+        )
+    keys = "".join(f'<li><b style="background: {colour}"></b> {stage}</li>' for stage, colour in known.items())
+    return f'<ul class="legend">{keys}</ul>{_drawn(drawn, unit)}' if given else ""
+
+
+class _Drawn(NamedTuple):
+    """A bar: what is said of it, and its parts from below with their paint."""
+
+    name: str
+    said: str
+    parts: list[tuple[float, str]]
+
+    @property
+    def high(self) -> float:
+        return sum(part for part, _ in self.parts)
+
+
+def _drawn(given: Sequence[_Drawn], unit: str) -> str:
     shown = given[-_MOST:]
     if not shown:
         return ""
-    top = max(bar.own + bar.wait + bar.gap for bar in shown) or 1.0
+    top = max(bar.high for bar in shown) or 1.0
     step = max(_STEP, *(_LETTER * (min(len(bar.name), _LONGEST) + 2) for bar in shown))
     out = [
         f'<text x="{_LEFT - 6}" y="{10 + _HIGH - _HIGH * part // 4}" text-anchor="end">{top * part / 4:.3g}</text>'
@@ -46,12 +91,11 @@ def bars(given: Sequence[Bar], unit: str) -> str:
     ]
     for place, bar in enumerate(shown):
         x, y = _LEFT + step * place + (step - _BAR) // 2, 10.0 + _HIGH
-        said = f"{bar.name}: {bar.own + bar.wait + bar.gap:.1f} {unit}, {bar.own:.1f} own work, {bar.wait:.1f} waiting"
-        out.append(f"<g><title>{escape(one_line(said))}</title>")
-        for part, kind in zip(bar[1:], ("own", "wait", "gap"), strict=True):
+        out.append(f"<g><title>{escape(one_line(f'{bar.name}: {bar.said}'))}</title>")
+        for part, paint in bar.parts:
             high = _HIGH * part / top
             y -= high
-            out.append(f'<rect x="{x}" y="{y:.1f}" width="{_BAR}" height="{high:.1f}" class="{kind}"/>')
+            out.append(f'<rect x="{x}" y="{y:.1f}" width="{_BAR}" height="{high:.1f}" {paint}/>')
         middle = x + _BAR / 2
         out.append(f'<text x="{middle}" y="{_HIGH + 26}" text-anchor="middle">{escape(one_line(bar.name))}</text></g>')
     wide = _LEFT + step * len(shown) + 10

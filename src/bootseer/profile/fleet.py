@@ -90,7 +90,8 @@ _GROUP = (
     + "".join(f" coalesce(sum({name}) {_DONE}, 0.0)," for name in ("hours", "own_hours", "wait_hours", "gap_hours"))
     + _PERCENTILES.format("startup_seconds")
 )
-_NAMES = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
+NAMES = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
+"""How periods are named, as for `time.strftime`."""
 
 
 def analyse(
@@ -153,7 +154,7 @@ def of(
         jobs=per_job[0],
         without_gpus=without[0],
         starts_per_job={} if not per_job[0] else dict(zip(("p50", "p90", "max"), per_job[1:], strict=True)),
-        periods=groups(f"strftime(make_timestamp(began_us), '{_NAMES[period]}')", "name"),
+        periods=groups(f"strftime(make_timestamp(began_us), '{NAMES[period]}')", "name"),
         stages=[StageGroup(*row) for row in stages],
         teams=teams if any(group.name for group in teams) else [],
         top_jobs=[JobGroup(*row) for row in jobs],

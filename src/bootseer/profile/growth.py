@@ -7,6 +7,7 @@ attempts whose end is known (the run's own end, or sacct): hours before first st
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import linear_regression, median, quantiles
@@ -16,6 +17,8 @@ import msgspec
 from bootseer.errors import NotFoundError
 from bootseer.profile.starts import Start
 
+_LATEST_US = 1 << 52
+"""A file may say anything: later ones have no date."""
 _DAY_US = 86_400_000_000
 _SURE = 1.96
 """Standard errors on each side of an estimate: 95 %, of many."""
@@ -109,6 +112,39 @@ def analyse(starts: Sequence[Start], *, at: int = 0) -> GrowthReport:
         classes[size_of(start)].append(start)
     sizes = [_class(unit, most, classes[unit, most], days) for unit, most in sorted(classes)]
     return GrowthReport(len(starts), days, sizes, _doubling(starts), _said(sizes, at))
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """What start-ups of one period lost of the GPU time that their jobs held, where the end of the run is known."""
+
+    name: str
+    attempts: int
+    share: float
+    stages: dict[str, float]
+    """Their shares, own work and waiting; the rest of ``share`` lies between stages."""
+
+
+def lost_by(starts: Iterable[Start], form: str) -> list[Lost]:
+    """``form``: the names of the periods, as for `time.strftime`, of UTC. Only those in which attempts ended."""
+    attempts = defaultdict[tuple[str, str], list[Start]](list)
+    for one in starts:
+        attempts[one.job, one.attempt].append(one)
+    periods = defaultdict[str, list[Start]](list)
+    for every in attempts.values():
+        began = min(one.began_us for one in every)
+        if 0 <= began < _LATEST_US and any(one.run_seconds is not None for one in every):
+            periods[time.strftime(form, time.gmtime(began / 1e6))] += every
+    found = []
+    for name in sorted(periods):
+        lost, held = _attempts(periods[name])
+        if not sum(held):
+            continue
+        hours = defaultdict[str, float](float)
+        for stage in (s for one in periods[name] if one.startup_seconds is not None for s in one.stages):
+            hours[stage.stage] += stage.own_hours + stage.wait_hours
+        shares = {stage: spent / sum(held) for stage, spent in sorted(hours.items(), key=lambda item: -item[1])}
+        found.append(Lost(name, len(held), sum(lost) / sum(held), shares))
+    return found
 
 
 def _class(unit: str, most: int, starts: Sequence[Start], days: float) -> SizeClass:

@@ -39,12 +39,12 @@ th:first-child, td:first-child { text-align: left; min-width: 6rem } th { font-w
 svg { width: 100%; min-width: 640px; height: auto } svg text { fill: var(--text); font: 11px system-ui, sans-serif }
 svg line { stroke: var(--line) } svg text.in { fill: #fff } svg .wait { fill: url(#wait); stroke: var(--faint) }
 """
-_COLOURS = {
+COLOURS = {
     "alloc": "#64748b", "image": "#2563eb", "env": "#7c3aed", "init": "#475569", "import": "#0f766e",
     "dist_init": "#a16207", "model_init": "#be185d", "optimizer_init": "#9d174d", "data_loader_init": "#4d7c0f",
     "checkpoint_load": "#b91c1c", "compile": "#0e7490", "first_step": "#15803d",
 }  # fmt: skip
-_OTHER = "#57534e"
+OTHER = "#57534e"
 HATCHING = (
     '<defs><pattern id="wait" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     '<line x1="0" y1="0" x2="0" y2="5" stroke-width="2"/></pattern></defs>'
@@ -188,7 +188,7 @@ def _bars(parts: Parts) -> list[_Bar]:
 def _bar(bar: _Bar, x: float, y: float, wide: float, begin: int) -> str:
     from_, long = (bar.at[0] - begin) / 1e9, (bar.at[1] - bar.at[0]) / 1e9
     said = f"{'waiting in ' if bar.wait else ''}{bar.stage}: {long:.2f} s from {from_:.2f} s on"
-    fill = 'class="wait"' if bar.wait else f'fill="{_COLOURS.get(bar.stage, _OTHER)}"'
+    fill = 'class="wait"' if bar.wait else f'fill="{COLOURS.get(bar.stage, OTHER)}"'
     drawn = f'<g><title>{_text(said)}</title><rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{_BAR}" {fill}/>'
     if not bar.wait and wide > 7 * len(bar.stage) + 4:
         drawn += f'<text class="in" x="{x + 3:.1f}" y="{y + 11}">{_text(bar.stage)}</text>'

@@ -165,7 +165,7 @@ class _Pages:
             return _csv(("stage", "before", "after", "change"), ((r.name, r.before, r.after, r.change) for r in found))
         _only_html(form if dot else None)
         return self._page(
-            "compare.html", request, title="Two start-ups", before=before, after=after, rows=found,
+            "compare.html", request, title="Two start-ups", before=before, after=after, rows=found, whole=found[-1],
             mark=_mark(before) + _mark(after),
         )  # fmt: skip
 
@@ -177,16 +177,20 @@ class _Pages:
         period = query.get("period", "week")
         if period not in ("day", "week", "month"):
             raise ConfigError(f"period {one_line(period)!r} is not known", hint="use day, week or month")
-        report = fleet.of(self._index.table(), period=period, since_us=_since(request), team=query.get("team") or None)  # type: ignore[arg-type]
+        since, team = _since(request), query.get("team") or None
+        report = fleet.of(self._index.table(), period=period, since_us=since, team=team)  # type: ignore[arg-type]
         if form == "json":
             return _json(report)
         if form == "csv":
             names = fleet.Group.__struct_fields__
             return _csv(names, ([getattr(group, name) for name in names] for group in report.periods))
         _only_html(form)
+        rows = (row for row in state.rows.values() if row.began_us >= since and team in (None, row.team))
+        lost = growth.lost_by(rows, fleet.NAMES[period])
+        trend = chart.stages([(one.name, {s: 100 * part for s, part in one.stages.items()}) for one in lost], "%")
         return self._page(
-            "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems,
-            bars=Markup(_bars(report.periods)), whole=state.whole, mark=state.version,  # `chart` escapes
+            "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems, lost=lost,
+            trend=Markup(trend), bars=Markup(_bars(report.periods)), whole=state.whole, mark=state.version,
         )  # fmt: skip
 
     def growth(self, request: Request) -> Response:
