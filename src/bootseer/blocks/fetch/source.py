@@ -18,8 +18,6 @@ log = logging.getLogger(__name__)
 
 _MAX_OPEN = 64
 """Packs open at once, one descriptor or connection each; an image has a pack per layer, a few dozen."""
-_PASSED_OVER = 60.0
-"""Seconds for which a store where a read failed comes after the others."""
 
 
 class _Open:
@@ -46,7 +44,7 @@ class StoreSource:
         self._lock = threading.Lock()
         self._open: dict[int, _Open] = {}
         self._failed: dict[Store, float] = {}
-        """When a read last failed there."""
+        """When a read last failed there; such a store comes after the others."""
         self._closed = False
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
@@ -118,8 +116,7 @@ class StoreSource:
 
     def _opened(self, key: str) -> _Open:
         troubles: list[BootseerError] = []
-        failed = {store for store, since in self._failed.items() if time.monotonic() - since < _PASSED_OVER}
-        for store in sorted((*self._others(), self._store), key=lambda store: store in failed):
+        for store in sorted((*self._others(), self._store), key=lambda store: self._failed.get(store, 0.0)):
             try:
                 return _Open(store.open(key), store)
             except BootseerError as exc:
