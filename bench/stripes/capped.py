@@ -112,10 +112,13 @@ class Capped:
                 name = f"write-without-{without}" if without else "write-with-choose"
                 took = run.record(name, lambda without=without: run.client(structs.replace(task, without=without)))  # type: ignore[misc]
                 healthy += [] if took is None else [took]
-            for without in ("", "slow") if n % 2 else ("slow", ""):
-                name = f"slow-write-without-{without}" if without else "slow-write-with-slow"
-                slow = Faults(self._site, run, structs.replace(task, without=without))
-                slow.slowed(name, n % FIFTH, statistics.median(healthy or [2.0]) / 3)
+            after = statistics.median(healthy or [2.0]) / 3
+            for fault, parts in (("slow", ("slow", "spare")), ("frozen", ("soon",))):
+                for without in (parts[0], "", *parts[1:]) if n % 2 else ("", *parts):
+                    name = f"{fault}-write-without-{without}" if without else f"{fault}-write-with-{parts[0]}"
+                    faults = Faults(self._site, run, structs.replace(task, without=without))
+                    (faults.slowed if fault == "slow" else faults.frozen)(name, n % FIFTH, after)
+            self._site.cluster.wait_live(FIFTH)
         run.check(run.task("striped", folder, "striped"))
         run.remove(folder)
 

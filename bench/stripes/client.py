@@ -15,12 +15,15 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
+from typing import Any
 
 import msgspec
 from blake3 import blake3
 
 from bootseer.hdfs import client as hdfs
+from bootseer.hdfs import placement, probe
+from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.placement import Choice, Placement
 from bootseer.stripefs import layout, open_fs
 from bootseer.stripefs.layout import Geometry
@@ -170,11 +173,31 @@ def write_native(task: Task) -> tuple[Callable[[], None], Callable[[], str]]:
     return work, lambda: digest(data)
 
 
-WITHOUT: dict[str, Callable[..., object]] = {
-    "choose": lambda placement, file, cluster, replicas: Choice([], []),
-    "slow": lambda placement, file, nodes, run: [],
+WITHOUT: dict[str, tuple[object, str, object]] = {
+    "choose": (Placement, "choose", lambda placement, file, cluster, replicas: Choice([], [])),
+    "slow": (Placement, "slow", lambda placement, file, nodes, run: []),
+    "spare": (BlockWriter, "_spare", lambda block, left: None),
+    "soon": (probe, "SOON", probe.PROBE),
 }
-"""Methods of `Placement` and what takes their place: the NameNode chooses, and no pipeline is left for being slow."""
+"""Whose attribute what takes the place of: the NameNode chooses; no pipeline is left for being slow; none gets another
+DataNode; one that is silent beside another one that answers has as long as all."""
+
+
+def counted(into: dict[str, object]) -> None:
+    """From now on count how often DataNodes are ``asked`` whether they live, and how many are ``left``."""
+
+    def count(name: str, module: ModuleType, function: str, many: Callable[..., int]) -> None:
+        real, into[name] = getattr(module, function), 0
+
+        def counting(*args: Any, **options: Any) -> object:
+            into[name] = int(str(into[name])) + many(args[0])
+            return real(*args, **options)
+
+        setattr(module, function, counting)
+
+    count("asked", probe, "silent", lambda nodes: 1)
+    count("left", placement, "shun", len)
+
 
 Way = Callable[[Task], tuple[Callable[[], None], Callable[[], str]]]
 """Makes ready what a task needs; returns the work that is timed, and the digest, which is asked for after it."""
@@ -193,14 +216,17 @@ def main(ways: Mapping[tuple[str, bool], Way] = MappingProxyType(WAYS)) -> None:
     """``ways``: what a `Task` may ask for, by its ``way`` and whether it writes."""
     task = msgspec.json.decode(sys.argv[1], type=Task)
     if task.without:
-        setattr(Placement, task.without, WITHOUT[task.without])
+        setattr(*WITHOUT[task.without])
+    details: dict[str, object] = {}
+    if task.source:
+        counted(details)
     work, content = ways[task.way, bool(task.source)](task)
     print("ready", flush=True)
     sys.stdin.readline()
     began, cpu = time.perf_counter(), time.process_time()
     work()
     seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-    answer = Answer(seconds=seconds, digest=content(), details={"cpu": round(cpu, 4)})
+    answer = Answer(seconds=seconds, digest=content(), details={"cpu": round(cpu, 4), **details})
     print(msgspec.json.encode(answer).decode(), flush=True)
 
 

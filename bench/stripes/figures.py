@@ -10,6 +10,12 @@ from bench.stripes.capped import CAP
 from bootseer.demo.report import Report, Run
 
 FAULTS = ("frozen", "killed", "slow")
+HEALTHY_WRITES = (
+    "capped:write-striped",
+    "capped:write-striped-replicated",
+    "capped:write-with-choose",
+    "free:write-striped",
+)
 FAULTS_OF_WRITES = {"slow": "<= 1.5", "frozen": "<= 2"}
 
 
@@ -39,6 +45,12 @@ def compute(report: Report, say: Say) -> Figures:
         report.figure("failed_with_faults", failed, unit="runs", target="<= 0", n=n, of="max")
     found.gain("gain_placement_choose", "capped:write-with-choose", "capped:write-without-choose")
     found.gain("gain_placement_slow", "capped:slow-write-with-slow", "capped:slow-write-without-slow")
+    found.gain("gain_spare", "capped:slow-write-with-slow", "capped:slow-write-without-spare")
+    found.gain("gain_probe_soon", "capped:frozen-write-with-soon", "capped:frozen-write-without-soon")
+    for name in ("left", "asked"):
+        some = [value for write in HEALTHY_WRITES for value in found.values(write, name)]
+        if some:
+            report.figure(f"healthy_{name}", max(some), unit="DataNodes", target="<= 0", n=len(some), of="max")
     for name, target in (("authentication", ">= 0.9"), ("privacy", ">= 0.5")):
         for verb in ("read", "write"):
             figure = f"secured_{verb}_vs_unsecured" if name == "authentication" else f"private_{verb}_vs_unsecured"

@@ -40,7 +40,9 @@ def run(work: Path, report: Report, content: Path, *, rounds: int) -> None:
                     runner.client(task)
                 except (BootseerError, OSError) as exc:
                     say(f"free:{variant}: failed before the runs that count: {exc}")
+        again = runner.written("striped", "/f", "again")
         for _ in range(rounds):
+            runner.record("write-striped", lambda: runner.client(again))
             runner.record("hadoop-client", lambda: runner.stock_read("/f/plain"))
             for variant, task in reads:
                 runner.record(variant, lambda task=task: runner.client(task))  # type: ignore[misc]

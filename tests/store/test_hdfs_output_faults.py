@@ -68,6 +68,7 @@ def test_a_datanode_fails_in_the_middle_of_a_block(cluster, namenode, path, how,
     out = FileOutput(namenode, path, replication=replication, block_size=32 * MIB)
     with out:
         out.write(data[: 5 * MIB + 77])
+        out._block._drain(4 * MIB)  # type: ignore[union-attr]
         victim = out.nodes[position]
         with down(cluster, cluster.index_of(victim.address), how):
             begin = time.monotonic()
@@ -78,6 +79,8 @@ def test_a_datanode_fails_in_the_middle_of_a_block(cluster, namenode, path, how,
     assert f"goes on with {replication - 1} of {replication} DataNodes" in caplog.text
     blocks = namenode.blocks(path)
     assert sum(block.block.length for block in blocks.blocks) == len(data)
+    # where one would have been left, it has copied what it had to another one, and the block goes on
+    assert ("goes on without another" in caplog.text, len(blocks.blocks)) == (False, 1)
     # the replica of the failed DataNode is of an older generation and does not count
     assert all(victim not in block.nodes for block in blocks.blocks[:1]) or how == "killed"
 
@@ -173,10 +176,11 @@ def test_two_datanodes_fail_one_after_the_other(cluster, namenode, path):
             second = cluster.index_of(out.nodes[0].address)
             with down(cluster, second, "frozen"):
                 out.write(data[12 * MIB :])
+                # the one that is left has copied what it had to the fourth one: the next failure does not lose it
+                assert len(out.nodes) == 2
                 out.close()
     assert content(cluster, path) == data
-    # with one DataNode left the block ends early, so that the next failure does not lose it
-    assert len(namenode.blocks(path).blocks) >= 2
+    assert len(namenode.blocks(path).blocks) == 1
 
 
 def test_two_datanodes_freeze_at_once(cluster, namenode, path):

@@ -13,7 +13,7 @@ from bootseer.errors import BootseerError, ConfigError, NotWritableError, Unavai
 from bootseer.hdfs import blockwriter, output, placement
 from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.output import FileOutput
-from bootseer.hdfs.pipeline import Broken, Packet, Terms
+from bootseer.hdfs.pipeline import Broken, Packet, Setup, Terms
 from bootseer.hdfs.placement import Placement
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
@@ -131,8 +131,8 @@ class Line:
 
     made: ClassVar[list["Line"]] = []
 
-    def __init__(self, located: Located, terms: Terms, setup: object) -> None:
-        self.acked = self.in_flight = 0
+    def __init__(self, located: Located, terms: Terms, setup: Setup, watch: object = None) -> None:
+        self.acked, self.in_flight, self.copies = setup.acked, 0, setup.copy_to
         self.used = self.since = self.waited = 0.0
         self.unacked: list[Packet] = []
         self.sent: list[Packet] = []
@@ -144,7 +144,8 @@ class Line:
     def send(self, packet: Packet) -> None:
         self.sent.append(packet)
 
-    def drain(self, left: int) -> None: ...
+    def drain(self, left: int) -> None:
+        self.acked = sum(packet.length for packet in self.sent)
 
     def close(self) -> None: ...
 
@@ -223,6 +224,7 @@ class Pair(Names):
     """A cluster of the DataNodes ``a`` and ``b``; ``begun``: blocks that were begun, ``left``: pipelines after that."""
 
     begun = left = 0
+    spare: DataNode | None = None
     nodes: ClassVar = tuple(DataNode(name, "127.0.0.1", port) for port, name in enumerate("ab", 1))
 
     def _located(self, count: int) -> Located:
@@ -236,6 +238,11 @@ class Pair(Names):
         return self._located(1 if exclude else 2)
 
     def abandon_block(self, *args: object, **options: object) -> None: ...
+
+    def additional_datanode(
+        self, block: object, path: str, nodes: Sequence[DataNode], *_: object, **__: object
+    ) -> Located:
+        return replace(self._located(0), nodes=(*nodes, self.spare) if self.spare else tuple(nodes))
 
     def update_block_for_pipeline(self, *args: object, **options: object) -> Located:
         self.left += 1
@@ -251,16 +258,50 @@ def unshunned() -> Iterator[None]:
     placement.all_nodes.clear()
 
 
-def test_a_datanode_that_is_only_slow_keeps_what_else_one_datanode_would_have(lines, unshunned):
-    """It ends its block: one of two replicas is not given up because of a second."""
+SPARE = DataNode("c", "127.0.0.1", 3)
+
+
+@pytest.mark.parametrize("spare", [None, SPARE])
+@pytest.mark.parametrize("slow", ["b", "ab"])
+def test_a_block_never_has_fewer_replicas_because_a_datanode_is_only_slow(lines, unshunned, slow, spare):
+    """One that has it all copies it to another one; where there is none, those that are slow end their block."""
     names, together = Pair(block_size=32 << 20), Placement()
+    names.spare = spare
     with FileOutput(names, PATH, replication=2, placement=together) as out:  # type: ignore[arg-type]
         out.write(bytes(1 << 20))
-        together._slow.add("b")
+        out._block._drain(0)  # type: ignore[union-attr]
+        together._slow.update(slow)
         out.write(bytes(1 << 20))
-        assert placement.shunned() == [names.nodes[1]]
+        assert [node.uuid for node in placement.shunned()] == list(slow)
+        assert placement.shunned(slow=False) == []
+        if copied := spare is not None and slow == "b":
+            assert [node.uuid for node in out.nodes] == ["a", "c"]
         out.write(bytes(1 << 20))
-    assert (names.begun, names.left) == (2, 0)
+    assert [line.copies for line in lines if line.copies] == [spare] * copied
+    assert (names.begun, names.left) == ((1, 1) if copied else (2, 0))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_one_datanode_has_alone_after_a_failure_is_copied_to_another_one(lines, unshunned, monkeypatch, fails):
+    """Red before: until the file was written and HDFS had copied it, one more failure lost it."""
+
+    def line(located: Located, terms: Terms, setup: Setup, watch: object = None) -> Line:
+        if setup.copy_to and fails:
+            raise Broken("no room", (0,))
+        return Line(located, terms, setup)
+
+    monkeypatch.setattr(blockwriter, "Pipeline", line)
+    names = Pair(block_size=32 << 20)
+    names.spare = SPARE
+    with FileOutput(names, PATH, replication=2) as out:  # type: ignore[arg-type]
+        out.write(bytes(1 << 20))
+        out._block._drain(0)  # type: ignore[union-attr]
+        lines[-1].heartbeat = lambda: (_ for _ in ()).throw(Broken("gone", (1,)))  # type: ignore[method-assign]
+        out._block.heartbeat()  # type: ignore[union-attr]
+        out.write(bytes(1 << 20))
+        assert [node.uuid for node in out.nodes] == ([] if fails else ["a", "c"])
+        assert [node.uuid for node in placement.shunned()] == ["b", "c"][: 1 + fails]
+    assert names.begun == 1
 
 
 def test_a_block_for_which_too_few_datanodes_are_left_is_not_asked_for_and_given_up(lines, unshunned):

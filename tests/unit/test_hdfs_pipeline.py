@@ -1,10 +1,7 @@
 """A write pipeline against DataNodes that say what real ones rarely do: late, torn, wrong, foreign."""
 
-import contextlib
 import errno
 import os
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,102 +11,14 @@ from crc32c import crc32c
 
 from bootseer.errors import BootseerError
 from bootseer.hdfs import checksum, dial, pipeline, probe
+from bootseer.hdfs.framing import delimited
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, Located
+from support.fakepipeline import FakeWriterNode, ack
 
 STEP = 1024
 TERMS = Terms("client", 1 << 20, STEP)
-
-
-def delimited(message: wire.BlockOpResponse | wire.PipelineAck) -> bytes:
-    data = message.SerializeToString()
-    assert len(data) < 128
-    return bytes([len(data)]) + data
-
-
-def ack(number: int, *states: int) -> bytes:
-    return delimited(wire.PipelineAck(number=number, reply=states, flag=states))
-
-
-Answer = Callable[[Packet], list[bytes]]
-
-
-class Node:
-    """The first DataNode of a pipeline. ``setup``: its answer to the request; ``answer``: what it sends for a packet.
-
-    Probes (operation 81) get an answer unless ``mute``. ``packets``: what arrived.
-    """
-
-    def __init__(
-        self, answer: Answer | None = None, setup: bytes | None = None, *, mute: bool = False, replicas: int = 3
-    ) -> None:
-        self._answer = answer or (lambda packet: [ack(packet.number, *(0,) * replicas)])
-        self._setup = delimited(wire.BlockOpResponse(status=0)) if setup is None else setup
-        self._mute = mute
-        self.packets: list[Packet] = []
-        self.request = wire.WriteBlock()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.alive = True
-        self.port = self._server.getsockname()[1]
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._server.accept()
-            except OSError:
-                return
-            self._open.append(sock)
-            self._threads.append(threading.Thread(target=self._serve, args=(sock,), daemon=True))
-            self._threads[-1].start()
-
-    def _serve(self, sock: socket.socket) -> None:
-        with contextlib.suppress(OSError, struct.error), sock, sock.makefile("rb") as stream:
-            _, operation = struct.unpack(">HB", stream.read(3))
-            length = shift = 0
-            while True:
-                byte = stream.read(1)[0]
-                length |= (byte & 0x7F) << shift
-                shift += 7
-                if byte < 128:
-                    break
-            request = stream.read(length)
-            if operation == 81:
-                if self._mute:
-                    stream.read(1)
-                else:
-                    sock.sendall(delimited(wire.BlockOpResponse(status=1)))
-                return
-            self.request = wire.WriteBlock.FromString(request)
-            sock.sendall(self._setup)
-            if not self._setup:
-                return
-            while True:
-                size, head = struct.unpack(">IH", stream.read(6))
-                header = wire.PacketHeader.FromString(stream.read(head))
-                sums = stream.read(size - 4 - header.length)
-                data = stream.read(header.length)
-                assert sums == checksum.of([memoryview(data)], STEP)
-                packet = Packet(header.number, header.offset, header.length, sums, (memoryview(data),), header.last)
-                self.packets.append(packet)
-                for piece in self._answer(packet):
-                    if not piece:
-                        return
-                    sock.sendall(piece)
-
-    def close(self) -> None:
-        self.alive = False
-        self._server.shutdown(socket.SHUT_RDWR)  # closing alone does not end an accept under way
-        self._threads[0].join(10)
-        self._server.close()
-        for sock in self._open:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads[1:]:
-            thread.join(10)
 
 
 def node(uuid: str, port: int, storage: str = "") -> DataNode:
@@ -126,11 +35,11 @@ def located(*ports: int) -> Located:
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., Node]]:
-    nodes: list[Node] = []
+def made() -> Iterator[Callable[..., FakeWriterNode]]:
+    nodes: list[FakeWriterNode] = []
 
-    def make(*args: object, **options: object) -> Node:
-        nodes.append(Node(*args, **options))  # type: ignore[arg-type]
+    def make(*args: object, **options: object) -> FakeWriterNode:
+        nodes.append(FakeWriterNode(*args, **options))  # type: ignore[arg-type]
         return nodes[-1]
 
     yield make
@@ -145,7 +54,7 @@ def soon(monkeypatch) -> None:
     monkeypatch.setattr(pipeline, "PATIENCE", 0.3)
 
 
-def connected(first: Node, *others: Node) -> Pipeline:
+def connected(first: FakeWriterNode, *others: FakeWriterNode) -> Pipeline:
     ports = [first.port, *(other.port for other in others)]
     return Pipeline(located(*ports, *(first.port,) * (3 - len(ports))), TERMS, Setup())
 
@@ -269,6 +178,51 @@ def test_a_pipeline_that_is_only_late_is_asked_about_less_and_less(made, monkeyp
     assert broken(connected(made(lambda p: []))).bad == (1,)
     assert asked[-1] - began >= 0.9  # 20, 40, 80, then 160 ms apart; every 20 ms they would be 180 ms
     assert time.monotonic() - began < 9  # doubled each time they would be 10 s
+
+
+def test_who_knows_better_than_to_wait_ends_the_wait(made):
+    def watch() -> None:
+        raise Broken("held up", (1,), slow=True)
+
+    pipe = Pipeline(located(*(made(lambda p: []).port,) * 3), TERMS, Setup(), watch)
+    problem = broken(pipe)
+    assert (problem.bad, problem.slow) == ((1,), True)
+
+
+def test_acknowledgements_are_taken_without_waiting(made):
+    pipe = connected(made())
+    pipe.collect()
+    pipe.send(packet(0, 0, b"a" * STEP))
+    until = time.monotonic() + 20
+    while pipe.in_flight and time.monotonic() < until:
+        pipe.collect()
+    assert (pipe.in_flight, pipe.acked) == (0, STEP)
+    pipe.close()
+
+
+def test_a_datanode_copies_what_it_has_to_another_one(made):
+    first = made()
+    Pipeline(located(first.port), TERMS, Setup(acked=5, copy_to=node("to", 9, "s"))).close()
+    asked = first.copy
+    assert (asked.header.base.block.length, asked.header.client) == (5, "client")
+    assert [(one.id.uuid, one.id.transfer_port) for one in asked.targets] == [("to", 9)]
+    assert (list(asked.target_storage_types), list(asked.target_storage_ids)) == ([1], ["s"])
+
+
+@pytest.mark.parametrize(
+    ("setup", "reason"),
+    [
+        (delimited(wire.BlockOpResponse(status=1, message="no room")), "no room"),
+        (b"", "ended"),
+        (b"\x04HTTP", "does not speak"),
+        (b"\x02", "no acknowledgement within"),
+    ],
+)
+def test_a_copy_that_fails_is_one_line_in_time(made, monkeypatch, setup, reason):
+    monkeypatch.setattr(pipeline, "COPY", 0.3)
+    monkeypatch.setattr(pipeline, "PATIENCE", 60.0)
+    with pytest.raises(Broken, match=reason):
+        Pipeline(located(made(setup=setup).port), TERMS, Setup(acked=5, copy_to=node("to", 9)))
 
 
 def test_a_pipeline_that_is_refused(made):

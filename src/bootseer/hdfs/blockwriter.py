@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bootseer import faults
-from bootseer.errors import UnavailableError
+from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import checksum, pipeline, placement, probe
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.pipeline import Broken, Packet, Pipeline, Setup, Terms
@@ -34,6 +34,8 @@ WINDOW = 8 << 20
 """Bytes of a file that may be unacknowledged."""
 PATIENCE = 60.0
 """Seconds that each question to the NameNode may take, restarts and fail-overs of it included."""
+SPARE = 5.0
+"""Seconds that the NameNode has to tell of another DataNode for a block; without one it goes on."""
 RECOVERIES = 5
 """Pipelines in a row that may fail without that anything more was acknowledged."""
 ENOUGH = 2
@@ -47,46 +49,73 @@ class BlockLost(UnavailableError):
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
 
-    `write` and `finish` raise `BlockLost`, and errors of the NameNode.
+    `write` and `finish` raise `BlockLost`, and errors of the NameNode. ``slow``: which of the DataNodes the block had
+    better leave; it is told how the pipeline does.
     """
 
-    def __init__(self, namenode: NameNode, path: str, located: Located, terms: Terms) -> None:
-        self._namenode, self._path, self._terms = namenode, path, terms
+    def __init__(
+        self,
+        namenode: NameNode,
+        path: str,
+        located: Located,
+        terms: Terms,
+        slow: Callable[[Sequence[DataNode], Pace | None], list[DataNode]] = lambda nodes, run: [],
+    ) -> None:
+        self._namenode, self._path, self._terms, self._slow = namenode, path, terms, slow
         self._located, self._began_with = located, len(located.nodes)
         self.length = 0
         self._number = self._failures = 0
-        self._acked = -1
+        self._acked, self._hopeless = -1, False
         self._broken: Broken | None = None
-        self._pipeline = Pipeline(located, terms, Setup())
+        self._pipeline = Pipeline(located, terms, Setup(), self._watch)
         self._begin_run()
 
     def _begin_run(self) -> None:
         self._run_began = time.monotonic(), self._pipeline.waited, self._pipeline.acked
 
-    def run(self) -> Pace | None:
+    def _run(self) -> Pace | None:
         """How the pipeline did in the last `placement.ENOUGH` seconds, once in so many."""
         pipe, (since, waited, acked) = self._pipeline, self._run_began
         seconds = time.monotonic() - since
         if seconds < placement.ENOUGH:
             return None
         self._begin_run()
-        waiting = (pipe.waited - waited) / seconds
-        return Pace(self.nodes, waiting, (pipe.acked - acked) / seconds, pipe.in_flight / WINDOW)
+        if not pipe.in_flight:
+            return None  # it waits for the end of its block
+        return Pace((pipe.waited - waited) / seconds, (pipe.acked - acked) / seconds)
 
-    def leave(self, nodes: Sequence[DataNode]) -> None:
-        """Go on without ``nodes``, as after a failure; others take part. What they have not acknowledged is sent to
-        the others again, which takes less time than to wait for them."""
-        bad = [i for i, node in enumerate(self.nodes) if node in nodes]
-        names = ", ".join(node.address for node in nodes)
-        self._recover(Broken(f"{names} held up what is written", bad, slow=True), pipeline.RECOVER)
+    def _watch(self) -> None:
+        """Leave DataNodes that hold the block up, as after a failure. What they have not acknowledged is sent to the
+        others again, which takes less time than to wait for them."""
+        slow = [] if self._hopeless else self._slow(self.nodes, self._run())
+        if not slow:
+            return
+        names = ", ".join(node.address for node in slow)
+        left = [node for node in self.nodes if node not in slow]
+        placement.shun(slow, slow=True)
+        if len(left) >= ENOUGH or self._spare(left):
+            bad = [i for i, node in enumerate(self.nodes) if node in slow]
+            raise Broken(f"{names} held up what is written", bad, slow=True)
+        # nobody else has what they acknowledged, and nobody can get it: they end the block
+        _log.warning("%s goes on in another block, without %s, which held it up", self._path, names)
+        self._hopeless = True
 
     @property
-    def degraded(self) -> bool:
-        """Whether another block had better take the rest: one more failure would lose this one.
+    def ends_early(self) -> bool:
+        """Whether another block had better take the rest: one more failure would lose this one, or it is held up.
 
         Not where the NameNode found only one DataNode: another block has no more.
         """
-        return len(self.nodes) < min(ENOUGH, self._began_with)
+        return self._hopeless or len(self.nodes) < min(ENOUGH, self._began_with)
+
+    def idle(self) -> bool:
+        """Whether its DataNodes were given something and have acknowledged it all."""
+        if self._broken is None:
+            try:
+                self._pipeline.collect()
+            except Broken as exc:
+                self._broken = exc
+        return self._broken is None and not self._pipeline.in_flight and self._pipeline.acked > 0
 
     @property
     def nodes(self) -> tuple[DataNode, ...]:
@@ -153,6 +182,7 @@ class BlockWriter:
                 if (broken := self._broken) is not None:
                     self._broken = None
                     raise broken
+                self._watch()
                 return self._pipeline.drain(left)
             except Broken as exc:
                 self._recover(exc, pipeline.RECOVER)
@@ -167,6 +197,8 @@ class BlockWriter:
             self._acked = acked
             pending = [packet for packet in pending if packet.offset + packet.length > acked]
             self._drop(broken)
+            if stage == pipeline.RECOVER:
+                self._refill()
             try:
                 self._pipeline = self._replace(stage, acked)
                 self._begin_run()
@@ -194,12 +226,41 @@ class BlockWriter:
         _log.warning("writing %s goes on with %d of %d DataNodes: %s", self._path, len(keep), len(nodes), broken.reason)
         self._located = self._located.picked(keep)
 
+    def _spare(self, left: Sequence[DataNode]) -> Located | None:
+        """The block with another DataNode behind those that are ``left``, if they are too few and there is one."""
+        if not left or not self._pipeline.acked or len(left) >= min(ENOUGH, self._began_with):
+            return None
+        try:
+            found = self._namenode.additional_datanode(
+                self._block(self._pipeline.acked), self._path, left, placement.shunned(), deadline=SPARE
+            )
+        except BootseerError as exc:
+            _log.info("no other DataNode for a block of %s: %s", self._path, exc)
+            return None
+        new = [node for node in found.nodes if node not in left]
+        return replace(found, nodes=(*left, *new)) if new else None
+
+    def _refill(self) -> None:
+        """Where hardly a DataNode is left, it copies what was acknowledged to another one, as Hadoop's client lets it:
+        one more failure would lose the block."""
+        if (spare := self._spare(self.nodes)) is None:
+            return
+        *_, new = spare.nodes
+        setup = Setup(pipeline.RECOVER, acked=self._pipeline.acked, copy_to=new)
+        try:
+            Pipeline(spare.picked([0]), self._terms, setup).close()
+        except Broken as exc:
+            _log.warning("a block of %s goes on without another DataNode: %s", self._path, exc.reason)
+            placement.shun([new])
+        else:
+            self._located = replace(self._located, nodes=(*self.nodes, new))
+
     def _replace(self, stage: int, acked: int) -> Pipeline:
         old = self._block(acked)
         renewed = self._namenode.update_block_for_pipeline(old, self._path, deadline=PATIENCE)
         located = replace(self._located, token=renewed.token)
         new = old._replace(generation=renewed.block.generation)
-        made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length))
+        made = Pipeline(located, self._terms, Setup(stage, new.generation, acked, self.length), self._watch)
         try:
             faults.point("hdfs.output.recover")
             self._namenode.update_pipeline(old, new, located.nodes, self._path, deadline=PATIENCE)

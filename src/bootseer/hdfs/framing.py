@@ -15,7 +15,7 @@ M = TypeVar("M", bound=Message)
 VERSION = 28
 """Of the data transfer protocol."""
 
-WRITE_BLOCK, READ_BLOCK = 80, 81
+WRITE_BLOCK, READ_BLOCK, TRANSFER_BLOCK = 80, 81, 86
 
 SUCCESS, BAD_TOKEN, CHECKSUM_OK = 0, 5, 6
 _STATUS = {1: "error", 2: "checksum error", 3: "invalid", 4: "exists already", 5: "token refused", 8: "restarting"}

@@ -289,6 +289,30 @@ class NameNode:
         found = self._call("addBlock", request, wire.AddBlockResponse, f"add a block to {path}", deadline)
         return Located.of(found.block, self._guard)
 
+    def additional_datanode(
+        self,
+        block: Block,
+        path: str,
+        nodes: Sequence[DataNode],
+        exclude: Iterable[DataNode] = (),
+        *,
+        deadline: float = DEADLINE,
+    ) -> Located:
+        """The block, which ``nodes`` have and is being written, with one more DataNode, if there is one beside those to
+        ``exclude``; its token lets ``nodes`` copy the block there."""
+        request = wire.GetAdditionalDataNodeRequest(
+            src=_text(path),
+            block=block.message,
+            existing=[node.message for node in nodes],
+            exclude=[node.message for node in exclude],
+            count=1,
+            client=self.client_name,
+            storage_ids=storage_ids(nodes),
+        )
+        doing = f"find another DataNode for block {block.id} of {path}"
+        found = self._call("getAdditionalDatanode", request, wire.AddBlockResponse, doing, deadline)
+        return Located.of(found.block, self._guard)
+
     def abandon_block(self, block: Block, path: str, file_id: int, *, deadline: float = DEADLINE) -> None:
         """Give up the last block, of which nothing was acknowledged."""
         request = wire.AbandonBlockRequest(

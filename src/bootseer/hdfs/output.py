@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 
 from bootseer import faults
-from bootseer.errors import BootseerError, ConfigError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, ConfigError, DataError, UnavailableError, UnsupportedError
 from bootseer.hdfs import blockwriter, lease, placement
 from bootseer.hdfs.blockwriter import BlockWriter
 from bootseer.hdfs.errors import RemoteError
@@ -25,7 +26,7 @@ from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.newfile import NewFile
 from bootseer.hdfs.pieces import kept
 from bootseer.hdfs.pipeline import Broken, Terms
-from bootseer.hdfs.placement import Placement
+from bootseer.hdfs.placement import Pace, Placement
 from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
 
 _log = logging.getLogger(__name__)
@@ -101,6 +102,11 @@ class FileOutput(NewFile):
             raise UnsupportedError(
                 f"cannot write {self.path}: its folder is erasure-coded ({info.erasure})", hint="use hdfs-native"
             )
+        if info.block_size < 1 or info.replication < 1:
+            raise DataError(
+                f"cannot write {self.path}: the NameNode tells of blocks of {info.block_size} bytes with"
+                f" {info.replication} replicas"
+            )
         step = math.gcd(info.block_size, bytes_per_checksum)
         if step < min(bytes_per_checksum, _MIN_CHECKSUM):
             raise ConfigError(
@@ -141,23 +147,23 @@ class FileOutput(NewFile):
         pieces, length = self._pieces, self._held
         self._pieces, self._held = [], 0
         self._block.write(pieces, length)
-        if self._block.length == self.block_size or self._ends_early(self._block):
+        if self._block.length == self.block_size or self._block.ends_early:
             self._end()
 
-    def _ends_early(self, block: BlockWriter) -> bool:
-        """Whether another block had better take the rest: one more failure would lose this one, or it is slow."""
-        if block.degraded or self._early == _EARLY:
-            return block.degraded
-        slow = self._placement.slow(id(self), block.nodes, block.run())
-        if slow:
-            self._early += 1
-            if len(block.nodes) - len(slow) >= blockwriter.ENOUGH:
-                block.leave(slow)
-            else:  # hardly anybody else has what they acknowledged: they end the block
-                names = ", ".join(node.address for node in slow)
-                _log.warning("%s goes on in another block, without %s, which held it up", self.path, names)
-                placement.shun(slow, slow=True)
-        return bool(slow)
+    def _slow(self, nodes: Sequence[DataNode], run: Pace | None) -> list[DataNode]:
+        """Those of the block's ``nodes`` that it had better leave."""
+        slow = self._placement.slow(id(self), nodes, run) if self._early < _EARLY else []
+        self._early += bool(slow)
+        return slow
+
+    def _idle(self) -> bool:
+        """Whether nothing of this file is on its way. Asked by files that are written together with it."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            return self._block is not None and self._failure is None and self._block.idle()
+        finally:
+            self._lock.release()
 
     def _begin(self) -> BlockWriter:
         """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
@@ -166,7 +172,7 @@ class FileOutput(NewFile):
         for attempt in range(1, _SETUPS + 1):
             located = self._allocate(list(bad.values()), until)
             try:
-                block = BlockWriter(self.namenode, self.path, located, self._terms)
+                block = BlockWriter(self.namenode, self.path, located, self._terms, self._slow)
             except Broken as exc:
                 reason, failed = exc.reason, [located.nodes[i] for i in exc.bad]
             else:
@@ -191,7 +197,7 @@ class FileOutput(NewFile):
                 stages.insert(0, [*stages[0], *more])
         with self._placement.turn:
             located = self._apart(stages[0], until) or self._anywhere(stages, until)
-            self._placement.begin(id(self), self.namenode.url, located.nodes)
+            self._placement.begin(id(self), self.namenode.url, located.nodes, weakref.WeakMethod(self._idle))
             return located
 
     def _apart(self, left_out: list[DataNode], until: float) -> Located | None:
@@ -221,8 +227,13 @@ class FileOutput(NewFile):
                     return self._ask(exclude, enough, until)
                 except _TooFew as exc:
                     problem = exc.why
+            if (left := until - time.monotonic()) <= 0:
+                raise UnavailableError(
+                    f"cannot write {self.path}: the NameNode has no DataNode for a block ({problem})",
+                    hint="check that DataNodes run and have room",
+                )
             _log.warning("%s waits for DataNodes: %s", self.path, problem)
-            time.sleep(min(1.0, max(until - time.monotonic(), 0.0)))
+            time.sleep(min(1.0, left))
 
     def _ask(self, exclude: Sequence[DataNode], enough: int, until: float, wanted: Sequence[DataNode] = ()) -> Located:
         """A new block on at least ``enough`` DataNodes, those ``wanted`` first, none that is left out. Raises
@@ -246,7 +257,6 @@ class FileOutput(NewFile):
             return
         try:
             self._previous = block.finish()
-            self._placement.written(id(self))
         except BaseException:
             self._placement.give_up(id(self))
             raise

@@ -9,7 +9,8 @@ Checksums are CRC-32C, one per ``bytes_per_checksum`` from the beginning of the 
 with data holds whole chunks. A packet without data that says it is the last one ends the block.
 
 A DataNode waits more than a minute for the one behind it, and an acknowledgement does not tell who is late. So when
-acknowledgements stop for a moment (`STALL`) every DataNode is asked directly (`bootseer.hdfs.probe`).
+acknowledgements stop for a moment (`STALL`) every DataNode is asked directly (`bootseer.hdfs.probe`). ``watch`` may
+know better, from what is written beside: it is asked every `WATCH` seconds.
 
 Concurrency: one thread at a time uses a pipeline (`bootseer.hdfs.output` has a lock); it sends and takes
 acknowledgements in turn, with a non-blocking socket, so no thread of its own is needed. System calls release the GIL.
@@ -22,17 +23,15 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from google.protobuf.message import DecodeError
-
-from bootseer.errors import BootseerError, ConfigError
+from bootseer.errors import BootseerError, ConfigError, DataError
 from bootseer.hdfs import probe
 from bootseer.hdfs.dial import dial, own_limit
-from bootseer.hdfs.framing import SUCCESS, WRITE_BLOCK, locate, operation, status_text
+from bootseer.hdfs.framing import SUCCESS, TRANSFER_BLOCK, WRITE_BLOCK, M, line, locate, operation, parse, status_text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.records import Block, DataNode, Located, storage_ids
+from bootseer.hdfs.records import DataNode, Located, storage_ids
 from bootseer.hdfs.sasl.login import LoginFailed
 from bootseer.hdfs.sasl.streams import Stream
 from bootseer.hdfs.sasl.transfer import KeyRefused
@@ -47,6 +46,10 @@ LONGEST_STALL = 2.4
 """So a DataNode that freezes late in a slow block is found as soon, within these seconds and those of a probe."""
 PATIENCE = 60.0
 """Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
+COPY = 10.0
+"""Seconds without an answer after which a DataNode that copies a block to another one is given up."""
+WATCH = 0.05
+"""Seconds of a wait after which ``watch`` is asked."""
 _IOV = 512
 _HEARTBEAT = -1  # the number of its packet
 
@@ -93,20 +96,31 @@ class Terms(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """How a block stands: ``stage``; the new ``generation`` of its replicas (0 at first); bytes acknowledged, sent."""
+    """How a block stands: ``stage``; the new ``generation`` of its replicas (0 at first); bytes acknowledged, sent.
+
+    ``copy_to``: no packets follow; the DataNode copies what it has to that one, and answers when that is done.
+    """
 
     stage: int = CREATE
     generation: int = 0
     acked: int = 0
     sent: int = 0
+    copy_to: DataNode | None = None
 
 
 def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
-    block = Block(located.block.pool, located.block.id, located.block.generation, terms.block_size)
+    block = located.block._replace(length=setup.acked if setup.copy_to else terms.block_size)
     types, ids = [node.storage_type for node in located.nodes], storage_ids(located.nodes)
     base = wire.BaseHeader(block=block.message, token=located.token)
+    header = wire.ClientHeader(base=base, client=terms.client)
+    if (to := setup.copy_to) is not None:
+        kind, known = [to.storage_type], storage_ids([to])
+        copy = wire.TransferBlock(
+            header=header, targets=[to.message], target_storage_types=kind, target_storage_ids=known
+        )
+        return operation(TRANSFER_BLOCK, copy)
     request = wire.WriteBlock(
-        header=wire.ClientHeader(base=base, client=terms.client),
+        header=header,
         targets=[node.message for node in located.nodes[1:]],
         stage=setup.stage,
         pipeline_size=len(located.nodes),
@@ -140,21 +154,22 @@ class Pipeline:
     """A pipeline to the DataNodes of ``located``, set up and ready for packets.
 
     ``unacked``: packets sent, or being sent, that are not on every DataNode yet. ``acked``: bytes of the block that
-    are. ``waited``: seconds that its user waited for it.
+    are. ``waited``: seconds that its user waited for it. ``watch``: called while its user waits; raises `Broken` where
+    it had better not.
 
     Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process lacks for
     a connection (files, ports, memory) is `BootseerError`.
     """
 
-    def __init__(self, located: Located, terms: Terms, setup: Setup) -> None:
+    def __init__(self, located: Located, terms: Terms, setup: Setup, watch: Callable[[], None] = lambda: None) -> None:
         self.located, self.nodes = located, located.nodes
         self.acked, self.in_flight = setup.acked, 0
         self.unacked: deque[Packet] = deque()
-        self.waited = 0.0
+        self.waited, self._watch = 0.0, watch
         self._received, self._ready = bytearray(), False
         # since when nothing has come, when it was last looked for, and when all DataNodes were last heard or asked
         self._replaceable = setup.stage == CREATE
-        self._stall = STALL
+        self._stall, self._patience = STALL, COPY if setup.copy_to else PATIENCE
         self._stream: Stream | None = None
         self._connect()
         try:
@@ -197,15 +212,18 @@ class Pipeline:
         return message
 
     def _await_answer(self) -> None:
-        try:
-            answer = wire.BlockOpResponse.FromString(self._next())
-        except DecodeError:
-            raise Broken(f"{self.nodes[0].address} does not speak Hadoop's data transfer protocol", (0,)) from None
+        answer = self._understood(wire.BlockOpResponse, self._next(), "does not speak Hadoop's data transfer protocol")
         if answer.status != SUCCESS:
             at = [i for i, node in enumerate(self.nodes) if node.address == answer.first_bad_link]
-            what = answer.message or status_text(answer.status)
+            what = line(answer.message) or status_text(answer.status)
             bad = at[0] if at else 0
             raise Broken(f"{self.nodes[bad].address} refused to take part: {what}", (bad,))
+
+    def _understood(self, kind: type[M], message: bytes, else_: str) -> M:
+        try:
+            return parse(kind, message)
+        except DataError:
+            raise Broken(f"{self.nodes[0].address} {else_}", (0,)) from None
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -234,6 +252,12 @@ class Pipeline:
         if events and events[0][1] & select.POLLOUT:  # else what is on its way keeps it alive
             self._begin_waiting()
             self._send(Packet(_HEARTBEAT, 0, 0, b"", ()).views())
+
+    def collect(self) -> None:
+        """Take the acknowledgements that are there; waits as `heartbeat` does."""
+        self._poll.modify(self._sock, select.POLLIN)
+        if self._poll.poll(0):
+            self._receive()
 
     def _begin_waiting(self) -> None:
         """An idle pipeline is no late one."""
@@ -269,12 +293,14 @@ class Pipeline:
         while True:
             begin = time.monotonic()
             left = self._looked + self._stall - begin
-            found = self._poll.poll(max(left, 0.001) * 1000)
+            found = self._poll.poll(min(max(left, 0.001), WATCH) * 1000)
+            if not found and left <= 0:
+                self._look()
             self.waited += time.monotonic() - begin
             if found:
                 return found[0][1]
-            if left <= 0:
-                self._look()
+            if self._ready:
+                self._watch()
 
     def _look(self) -> None:
         silent = probe.silent(self.nodes, self.located.block.pool, self._sure)
@@ -288,7 +314,7 @@ class Pipeline:
         if silent and (len(silent) < len(self.nodes) or hopeless):
             names = ", ".join(self.nodes[i].address for i in silent)
             raise Broken(f"{names} does not answer", silent)
-        if late < PATIENCE:
+        if late < self._patience:
             self._stall = min(2 * self._stall, LONGEST_STALL)
             return
         # all are alive, or none: the last one has nobody behind it that could be to blame
@@ -332,10 +358,7 @@ class Pipeline:
         return message
 
     def _acknowledge(self, message: bytes) -> None:
-        try:
-            ack = wire.PipelineAck.FromString(message)
-        except DecodeError:
-            raise Broken(f"{self.nodes[0].address} sent something that is no acknowledgement", (0,)) from None
+        ack = self._understood(wire.PipelineAck, message, "sent something that is no acknowledgement")
         # a flag holds the status in its lower 4 bits, above it whether the DataNode is congested
         states = [flag & 15 for flag in ack.flag] or list(ack.reply)
         for position in reversed(range(len(states))):

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.hdfs import probe
@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 
 SHUNNED = 60.0
 """Seconds for which new blocks avoid a DataNode after it failed in a pipeline."""
-ENOUGH = 0.5
+ENOUGH = 0.25
 """Seconds over which it is measured how a pipeline does; one that is slow has been so twice in a row."""
-HELD_UP, FREE = 0.7, 0.3
-"""Shares of its time that a writer waits for its pipeline: for a slow one at least, for a quick one at most."""
+HELD_UP = 0.7
+"""Share of its time that a writer waits for a slow pipeline, at least."""
 SLOW = 1 / 3
 """Of the largest rate that a pipeline of the same files has had: a slow one has less. To leave a DataNode that is only
 busier than others costs more than it brings."""
@@ -92,19 +92,11 @@ def _everything(cluster: str) -> list[DataNode]:
 
 
 class Pace(NamedTuple):
-    """How a pipeline did for a while: the share of it that its writer ``waited``, and its ``rate`` in bytes per second.
+    """How a pipeline did for a while: the share of it that its writer ``waited``, and its ``rate`` in bytes per
+    second."""
 
-    ``backlog``: the share of the window that is not acknowledged; a full one hides for now that a pipeline is slow.
-    """
-
-    nodes: tuple[DataNode, ...]
     waited: float
     rate: float
-    backlog: float
-
-    @property
-    def quick(self) -> bool:
-        return self.waited <= FREE and self.backlog <= FREE
 
 
 class Choice(NamedTuple):
@@ -113,6 +105,10 @@ class Choice(NamedTuple):
 
     wanted: list[DataNode]
     left_out: list[DataNode]
+
+
+Idle = Callable[[], Callable[[], bool] | None]
+"""A weak reference to what says whether DataNodes have acknowledged all that they were given of a file."""
 
 
 class Placement:
@@ -125,7 +121,8 @@ class Placement:
     def __init__(self) -> None:
         self.turn = threading.Lock()
         self._placed: dict[int, tuple[DataNode, ...]] = {}  # by file: who has its block
-        self._runs: dict[int, Pace] = {}  # by file
+        self._idle: dict[int, Idle] = {}  # by file
+        self._free: dict[int, set[str]] = {}  # by file that was held up: who was idle then, by uuid
         self._slow: set[str] = set()  # by uuid
         self._best = 0.0  # bytes per second of one pipeline
         self._lock = threading.Lock()
@@ -152,9 +149,9 @@ class Placement:
                 able.remove(chosen[-1])
         return Choice(chosen, [])
 
-    def begin(self, file: int, cluster: str, nodes: tuple[DataNode, ...]) -> None:
+    def begin(self, file: int, cluster: str, nodes: tuple[DataNode, ...], idle: Idle = lambda: None) -> None:
         """``nodes`` of ``cluster`` are to take part in a new pipeline of ``file``; they count until that asks for
-        the next, or `give_up`.
+        the next, or `give_up`: a short file may end before the last of its siblings has begun.
 
         Whoever was slow is measured anew: nobody else may have been there.
         """
@@ -162,40 +159,38 @@ class Placement:
             known = all_nodes.get(cluster, (0.0, []))[1]
             known += [node for node in nodes if node not in known]
         with self._lock:
-            self._placed[file] = nodes
+            self._placed[file], self._idle[file] = nodes, idle
+            self._free.pop(file, None)
             self._slow.difference_update(node.uuid for node in nodes)
-
-    def written(self, file: int) -> None:
-        """The block of ``file`` is written. Its siblings still leave out its DataNodes, until it has a new one: a short
-        file may end before the last of them has begun."""
-        with self._lock:
-            self._runs.pop(file, None)
 
     def give_up(self, file: int) -> None:
         """The block of ``file`` is given up."""
         with self._lock:
             self._placed.pop(file, None)
-            self._runs.pop(file, None)
+            self._idle.pop(file, None)
 
     def slow(self, file: int, nodes: Sequence[DataNode], run: Pace | None) -> list[DataNode]:
         """Those of ``nodes``, which have the block of ``file``, that it had better leave. ``run``: how it does, if that
         was measured since it was asked last.
 
-        They hold it up, and others that are written with it are quick. Files that are written together get their bytes
-        in turn, so the slowest pipeline sets the pace of all. Nobody tells which DataNode of it is slow, but one that
-        takes part in a quick pipeline is not.
+        They hold it up, and others that are written with it are idle meanwhile. Files that are written together get
+        their bytes in turn, so the slowest pipeline sets the pace of all. Nobody tells which DataNode of it is slow,
+        but one that has nothing to do in another pipeline, and had nothing a run ago, is not.
         """
-        with self._lock:
-            if run is not None:
-                before, self._runs[file] = self._runs.get(file), run
+        if run is not None:
+            with self._lock:
                 self._best = max(self._best, run.rate)
-                if before is not None and self._holds_up(before) and self._holds_up(run):
-                    quick = {node.uuid for other in self._runs.values() if other.quick for node in other.nodes}
-                    self._slow |= {node.uuid for node in run.nodes if quick and node.uuid not in quick}
+                held_up = run.waited >= HELD_UP and run.rate < SLOW * self._best
+                before = self._free.pop(file, set())
+                others = [(idle, self._placed.get(other, ())) for other, idle in self._idle.items() if other != file]
+            if held_up:
+                free = {node.uuid for idle, theirs in others if (ask := idle()) and ask() for node in theirs}
+                with self._lock:
+                    self._free[file] = free
+                    if sure := free & before:
+                        self._slow |= {node.uuid for node in nodes} - sure
+        with self._lock:
             return [node for node in nodes if node.uuid in self._slow]
-
-    def _holds_up(self, run: Pace) -> bool:
-        return run.waited >= HELD_UP and run.rate < SLOW * self._best
 
 
 def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:

@@ -429,6 +429,24 @@ class AddBlockResponse(_message.Message):
     block: LocatedBlock
     def __init__(self, block: _Optional[_Union[LocatedBlock, _Mapping]] = ...) -> None: ...
 
+class GetAdditionalDataNodeRequest(_message.Message):
+    __slots__ = ("src", "block", "existing", "exclude", "count", "client", "storage_ids")
+    SRC_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    EXISTING_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    STORAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    src: str
+    block: Block
+    existing: _containers.RepeatedCompositeFieldContainer[NodeInfo]
+    exclude: _containers.RepeatedCompositeFieldContainer[NodeInfo]
+    count: int
+    client: str
+    storage_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, src: _Optional[str] = ..., block: _Optional[_Union[Block, _Mapping]] = ..., existing: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., count: _Optional[int] = ..., client: _Optional[str] = ..., storage_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class AbandonBlockRequest(_message.Message):
     __slots__ = ("block", "src", "holder", "file_id")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
@@ -677,6 +695,18 @@ class WriteBlock(_message.Message):
     storage_id: str
     target_storage_ids: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, header: _Optional[_Union[ClientHeader, _Mapping]] = ..., targets: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., source: _Optional[_Union[NodeInfo, _Mapping]] = ..., stage: _Optional[int] = ..., pipeline_size: _Optional[int] = ..., min_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., generation: _Optional[int] = ..., checksum: _Optional[_Union[Checksum, _Mapping]] = ..., caching: _Optional[_Union[CachingStrategy, _Mapping]] = ..., storage_type: _Optional[int] = ..., target_storage_types: _Optional[_Iterable[int]] = ..., allow_lazy_persist: bool = ..., pinning: bool = ..., target_pinnings: _Optional[_Iterable[bool]] = ..., storage_id: _Optional[str] = ..., target_storage_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TransferBlock(_message.Message):
+    __slots__ = ("header", "targets", "target_storage_types", "target_storage_ids")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TARGETS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_STORAGE_TYPES_FIELD_NUMBER: _ClassVar[int]
+    TARGET_STORAGE_IDS_FIELD_NUMBER: _ClassVar[int]
+    header: ClientHeader
+    targets: _containers.RepeatedCompositeFieldContainer[NodeInfo]
+    target_storage_types: _containers.RepeatedScalarFieldContainer[int]
+    target_storage_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, header: _Optional[_Union[ClientHeader, _Mapping]] = ..., targets: _Optional[_Iterable[_Union[NodeInfo, _Mapping]]] = ..., target_storage_types: _Optional[_Iterable[int]] = ..., target_storage_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReadChecksum(_message.Message):
     __slots__ = ("checksum", "chunk_offset")
