@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,10 +18,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.blocks import tree as trees
+from bootseer.blocks.formats.trace import Touch, Trace
 from bootseer.blocks.metadata import localize
+from bootseer.blocks.profiles import library
+from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.chunks.manifest import tree_key
 from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.objects import open_store
+from bootseer.oci.registry import Registry
 from support.images import CHANGES, Member, folder, one_of_each, write_image
 from support.layouts import push
 from support.registry import DockerRegistry
@@ -199,6 +204,28 @@ def test_images_beside_their_converted_form_in_one_registry(tmp_path: Path, regi
     assert scan(tmp_path / "files") == scan(tmp_path / "unpacked")
     with oci.open_image(f"{registry.address}/t/beside:two") as opened:
         assert opened.digest == second.image, "its tags are still those of images"
+
+
+def test_a_predicted_hot_pack_is_copied_along_with_its_image(tmp_path: Path, registry: DockerRegistry) -> None:
+    store_url, found = f"registry://{registry.address}/t/along", []
+    store, base = open_store(store_url), [folder("lib"), Member("lib/base.so", data=os.urandom(2_000_000))]
+    for tag in ("one", "two"):
+        write_image(tmp_path / "layout", [base, [Member(tag)]], tag=tag)
+        push(f"oci:{tmp_path}/layout:{tag}", ref := f"{registry.address}/t/along:{tag}")
+        found.append(image.ensure(ref, store_url, work_dir=tmp_path / "work").record)
+        if tag == "one":
+            tree = localize(store, found[0].tree, tmp_path / "cache")
+            start = Trace(found[0].tree, tree.map.size, 5, True, (Touch(0, 7, 0, 100),))
+            assert library.publish(store, ProfileKey("train"), start, tree.map) == "published"
+    copy = open_store(f"{store_url}@{found[1].image}")
+    with Registry(oci.Reference.parse(ref)) as source:
+        titles = set()
+        for item in source.referrers(found[1].image):
+            layers = json.loads(source.manifest(item.digest)[0])["layers"]
+            titles |= {layer["annotations"]["org.opencontainers.image.title"] for layer in layers}
+    mine = {title.rpartition(".")[2] for title in titles if title.startswith(f"profiles/{found[1].tree}/train/")}
+    assert mine == {"trace", "pack"}
+    assert library.has_traces(copy, f"profiles/{found[1].tree}")
 
 
 @pytest.mark.parametrize("part", ["manifest", "map", "meta_stored", "pack"])

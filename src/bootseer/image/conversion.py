@@ -108,7 +108,7 @@ def ensure(
                     if not records.save(store, result, overwrite=repair, old=useless, key=key):
                         log.info("another conversion of %s was first", image.ref)
                         return Ensured(records.load(store, image.digest, image.platform, keys), False)
-                predict_profiles(store, result.tree, kin, work=work)
+                predict_profiles(store, result.tree, kin, work=work, subject=image.descriptor)
             return Ensured(result, True)
 
         turn = lease.Turn()

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.formats.trace import Trace
@@ -33,6 +33,9 @@ from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
 from bootseer.errors import BootseerError, FullError, UnavailableError
 from bootseer.objects import Store
 
+if TYPE_CHECKING:
+    from bootseer.oci.spec import Descriptor
+
 log = logging.getLogger(__name__)
 
 _LEAST = 0.5
@@ -47,15 +50,24 @@ _SECONDS = 60.0
 """Whoever converted waits no longer: then no more is predicted, and what has no hot pack gets none."""
 
 
-def predict_profiles(store: Store, digest: str, kin: Iterable[str], *, work: Path, streams: int = 6) -> str:
+def predict_profiles(
+    store: Store,
+    digest: str,
+    kin: Iterable[str],
+    *,
+    work: Path,
+    streams: int = 6,
+    subject: Descriptor | None = None,
+) -> str:
     """Give the tree ``digest`` the profiles of the first tree of ``kin``, the nearest first, whose starts touched files
     that it has, too. Returns that tree's digest; empty: there is none, or profiles of ``digest`` are there already.
 
+    ``subject``: the image whose tree it is; a registry keeps what is published with it, so that it is copied along.
     ``work``: a folder with space for the metadata of both and for the hot blocks. Trouble is a line in the log: what
     was published before is there.
     """
     end = time.monotonic() + _SECONDS
-    with _as_advice(digest):
+    with _as_advice(digest), store.batch(subject=subject):
         found = _foretold(store, digest, kin, work, end)
         if found is not None:
             _publish(store, found.tree, found.traces, work, streams, end)
