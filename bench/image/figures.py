@@ -18,6 +18,7 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("readiness_vs_nydus_10ms", "<= 0.4", "hot-10ms", "nydus-10ms")
     found.ratio("rebuilt_vs_hot", "<= 1.15", "rebuilt", "hot")
     found.median("rebuilt_warm_bytes_vs_changed", "<= 2", "rebuilt-warm", "bytes_vs_changed")
+    found.ratio("rebased_vs_hot", "<= 1.5", "rebased", "hot")
     found.median("predicted_waste", "<= 0.2", "rebuilt", "waste")
     found.ratio("hdfs_hot_vs_registry_hot", "<= 1.1", "hdfs", "hot")
     found.ratio("hdfs_frozen_vs_healthy", "<= 1.5", "hdfs-frozen", "hdfs")

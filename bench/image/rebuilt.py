@@ -1,10 +1,12 @@
-"""The next build of the bench's image: one package upgraded in the layer that has it, all other files as before."""
+"""The next builds of the bench's image: one package upgraded in the layer that has it, all other files as before; or
+all layers made anew on another base, whose Python is the next minor version."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -16,11 +18,13 @@ from bootseer.errors import BootseerError
 
 PACKAGE, BEFORE, AFTER = "numpy", "numpy-", "numpy-9."
 """Its folder, and how the name of its ``dist-info`` begins in either build."""
+_PYTHON = re.compile(r"((?:^|/)lib/python3\.)([0-9]+)(?=/|$)")
 _LIMIT = 600
 
 
-def build(old: str, new: str, work: Path) -> None:
-    """Push the next build of the image ``old`` as ``new``; both in registries without TLS."""
+def build(old: str, new: str, work: Path, *, rebased: bool = False) -> None:
+    """Push the next build of the image ``old`` as ``new``; both in registries without TLS. ``rebased``: on another
+    base, else with one package upgraded."""
     layout = work / "layout"
     try:
         run(["skopeo", "copy", "--quiet", "--src-tls-verify=false", f"docker://{old}", f"oci:{layout}:1"])
@@ -29,7 +33,7 @@ def build(old: str, new: str, work: Path) -> None:
         config = json.loads(_blob(layout, manifest["config"]).read_bytes())
         changed = 0
         for number, layer in enumerate(manifest["layers"]):
-            if diff := _upgraded(layout, layer):
+            if diff := _changed(layout, layer, rebased):
                 config["rootfs"]["diff_ids"][number] = diff
                 changed += 1
         if not changed:
@@ -51,11 +55,12 @@ def _put(layout: Path, item: dict[str, Any], raw: bytes) -> None:
     _blob(layout, item).write_bytes(raw)
 
 
-def _upgraded(layout: Path, layer: dict[str, Any]) -> str:
-    """Replace ``layer`` when it has the package; the digest of its tar then, else nothing."""
+def _changed(layout: Path, layer: dict[str, Any], rebased: bool) -> str:
+    """Replace ``layer`` when something in it changes; the digest of its tar then, else nothing."""
     with tarfile.open(_blob(layout, layer), "r:*") as given:
-        if not any(_of_package(member.name) for member in given):
+        if not rebased and not any(_of_package(member.name) for member in given):
             return ""
+    moved = set[str]()
     out, digest = layout / "layer", hashlib.sha256()
     with (
         tarfile.open(_blob(layout, layer), "r:*") as given,
@@ -65,7 +70,10 @@ def _upgraded(layout: Path, layer: dict[str, Any]) -> str:
         assert pigz.stdin is not None
         with tarfile.open(fileobj=_Both(pigz.stdin, digest), mode="w|", format=tarfile.PAX_FORMAT) as made:
             for member in given:
-                upgrade(given, member, made)
+                if rebased:
+                    rebase(given, member, made, moved)
+                else:
+                    upgrade(given, member, made)
         pigz.stdin.close()
         if pigz.wait(_LIMIT):
             raise BootseerError("pigz failed")
@@ -100,14 +108,43 @@ def upgrade(given: tarfile.TarFile, member: tarfile.TarInfo, made: tarfile.TarFi
 
     Bytes behind the end of a library change none of what it does.
     """
-    content = given.extractfile(member) if member.isreg() else None
     head, sign, rest = member.name.rpartition(f"/{BEFORE}")
     if sign and ".dist-info" in rest:
         member.name = f"{head}/{AFTER}{rest}"
         member.pax_headers = {}
-    if content is not None and _of_package(member.name) and member.name.endswith(".so"):
+    _copy(given, member, made, _of_package(member.name) and member.name.endswith(".so"))
+
+
+def rebase(given: tarfile.TarFile, member: tarfile.TarInfo, made: tarfile.TarFile, moved: set[str]) -> None:
+    """Copy ``member``: what lies in ``lib/python3.N`` to the folder of the next minor version, to which a link leads
+    from there, as the interpreter is the same; programs and libraries with other bytes. ``moved``: the links so far."""
+    name, link = _PYTHON.sub(_next, member.name), _PYTHON.sub(_next, member.linkname) if member.islnk() else ""
+    if name != member.name:
+        match = _PYTHON.search(member.name)
+        assert match is not None
+        if (old := member.name[: match.end(2)]) not in moved:
+            moved.add(old)
+            leads = tarfile.TarInfo(old)
+            leads.type, leads.linkname = tarfile.SYMTYPE, _next(match).rpartition("/")[2]
+            made.addfile(leads)
+        member.name, member.pax_headers = name, {}
+    if link:
+        member.linkname = link
+    _copy(given, member, made, True)
+
+
+def _next(match: re.Match[str]) -> str:
+    return f"{match[1]}{int(match[2]) + 1}"
+
+
+def _copy(given: tarfile.TarFile, member: tarfile.TarInfo, made: tarfile.TarFile, changed: bool) -> None:
+    """``changed``: with other bytes, if it is a program or library."""
+    content = given.extractfile(member) if member.isreg() else None
+    if changed and content is not None and content.read(4) == b"\x7fELF":
+        content.seek(0)
         raw = content.read() + b"upgraded"
         member.size = len(raw)
-        made.addfile(member, io.BytesIO(raw))
-    else:
-        made.addfile(member, content)
+        content = io.BytesIO(raw)
+    elif content is not None:
+        content.seek(0)
+    made.addfile(member, content)

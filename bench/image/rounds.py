@@ -41,10 +41,11 @@ NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}
 NO_READAHEAD = {"BOOTSEER_READAHEAD": "false"}
 FAR = "-10ms"
 OURS = ["hot", f"hot{FAR}", "on-demand", "warm", "warm-norecord"]
-REBUILT, REBUILT_WARM = "rebuilt", "rebuilt-warm"
+REBUILT, REBUILT_WARM, REBASED = "rebuilt", "rebuilt-warm", "rebased"
+BUILDS = {REBUILT: 2, REBUILT_WARM: 2, REBASED: 3}
 """Starts of our own, in the order of a round."""
 STARTS = [
-    "local", "local-warm", *OURS, REBUILT, REBUILT_WARM, *image_hdfs.STARTS,
+    "local", "local-warm", *OURS, *BUILDS, *image_hdfs.STARTS,
     "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd",
 ]  # fmt: skip
 """All variants that are starts, in the order of a round."""
@@ -67,7 +68,6 @@ class Bench:
         self.before = Counter(run.variant for run in document.runs)
         self.failures: Counter[str] = Counter()
         self.record_file = work / "record.json"
-        self.rebuilt_file = work / "rebuilt.json"
         self.full: LocalTree | None = None
         self.digest = ""
 
@@ -79,14 +79,14 @@ class Bench:
             self.convert(checkout)
         if any(name.startswith(("local", "read-", REBUILT_WARM)) for name in self.variants):
             self._complete()
-        if any(name.startswith(("hot", "warm", REBUILT)) for name in chosen):
+        if any(name.startswith(("hot", "warm", *BUILDS)) for name in chosen):
             for checkout in checkouts:
                 self.record(checkout)
         if self.site.hdfs is not None and any(name in image_hdfs.STARTS for name in chosen):
             self.convert(store=self.site.hdfs.url)
             self.record(store=self.site.hdfs.url)
-        if any(name.startswith(REBUILT) for name in chosen):
-            self.rebuild()
+        for build in sorted({BUILDS[name] for name in chosen if name in BUILDS}):
+            self.rebuild(build)
         for number in range(1, self.options.runs + 1):
             for name in chosen:
                 # The two of a pair begin by turns: the second one finds another disk than the first.
@@ -177,23 +177,26 @@ class Bench:
         for number in range(1, _RECORDINGS + 1):
             self.guarded(name, number, partial(start, number))
 
-    def rebuild(self) -> None:
-        """The next build of the image into the store. Each of its starts is a first one, with a profile of its own that
+    def rebuild(self, build: int) -> None:
+        """A next build of the image into the store. Each of its starts is a first one, with a profile of its own that
         is predicted from the recordings."""
-        say("the next build of the image")
+        say(f"build {build} of the image")
         store = open_store(self.site.store())
         size = localize_manifest(store, self.digest, self.work / "parts").manifest.data_size
         for trace in load_own(store, self.digest, ProfileKey("bench"), size):
             raw = trace.encode()
             for number in range(1, self.options.runs + 1):
-                for name in (REBUILT, REBUILT_WARM):
+                for name in (one for one in BUILDS if BUILDS[one] == build):
                     folder = ProfileKey(f"{name}-{number}").prefix(self.digest)
                     store.put(f"{folder}/{hashing.hexdigest(raw)}.trace", raw)
-        rebuilt.build(self.site.ref(), self.site.ref(build=2), self.work)
+        rebuilt.build(self.site.ref(), new := self.site.ref(build=build), self.work, rebased=build == BUILDS[REBASED])
         began = time.monotonic()
-        record = image.ensure(self.site.ref(build=2), self.site.store(), work_dir=self.work / "convert").record
-        self.rebuilt_file.write_bytes(msgspec.json.encode(record))
+        record = image.ensure(new, self.site.store(), work_dir=self.work / "convert").record
+        self._record_of(build).write_bytes(msgspec.json.encode(record))
         say(f"converted in {time.monotonic() - began:.1f} s: {record.stored_bytes / 1e6:.0f} MB in the store")
+
+    def _record_of(self, build: int) -> Path:
+        return self.work / f"record-{build}.json"
 
     def _warm(self, checkout: Checkout) -> str:
         """The node cache of the ``warm`` variants."""
@@ -223,9 +226,9 @@ class Bench:
                 order.store = hdfs.url
                 with hdfs.trouble(image_hdfs.STARTS[name], number):
                     return self.outcome(name, number, order)
-            elif name.startswith(REBUILT):
+            elif name in BUILDS:
                 order = self.ours(place, f"{name}-{number}")
-                order.ref, order.record = self.site.ref(build=2), str(self.rebuilt_file)
+                order.ref, order.record = self.site.ref(build=BUILDS[name]), str(self._record_of(BUILDS[name]))
                 if name == REBUILT_WARM:
                     return self._on_the_build_before(number, order)
             elif name.startswith("warm"):
@@ -242,7 +245,7 @@ class Bench:
     def _on_the_build_before(self, number: int, order: Order) -> Run:
         """A start on a node that holds all of the build before, which it does again afterwards."""
         assert self.full is not None
-        record = msgspec.json.decode(self.rebuilt_file.read_bytes(), type=ImageRecord)
+        record = msgspec.json.decode(self._record_of(BUILDS[REBUILT_WARM]).read_bytes(), type=ImageRecord)
         order.cache, order.environ = str(self.work / "full"), NO_FILL
         try:
             run = self.outcome(REBUILT_WARM, number, order)

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -169,6 +169,7 @@ def test_the_documents_of_a_pod_are_a_start_up(site: Site) -> None:
 
 VOLUMES = {
     "image": "sha256sum < /v/data/noise",
+    "image of Kubernetes": "sha256sum < /v/data/noise",
     "checkpoint": "sha256sum < /v/model",
 }
 
@@ -177,8 +178,13 @@ VOLUMES = {
 def test_a_pod_has_volumes(site: Site, kind: str) -> None:
     """Its processes are those of a user that no node knows; the driver is killed under them."""
     cluster = site.cluster
-    attributes = {kind: site.converted if kind == "image" else site.checkpoint}
-    volume = {"name": "v", "csi": {"driver": "bootseer.io", "volumeAttributes": attributes}}
+    before = cluster.nodes[0].node.bytes_received()
+    volume: dict[str, Any] = {"name": "v"}
+    if kind == "image of Kubernetes":  # that the kubelet has containerd pull and mount
+        volume["image"] = {"reference": site.converted}
+    else:
+        attributes = {kind: site.converted if kind == "image" else site.checkpoint}
+        volume["csi"] = {"driver": "bootseer.io", "volumeAttributes": attributes}
     loop = f"while true; do {VOLUMES[kind]} || exit 1; sleep 0.2; done"
     user = {"securityContext": {"runAsUser": 4711}, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     cluster.pod("volume", site.plain, "sh", "-c", loop, container=user, volumes=[volume])
@@ -190,6 +196,8 @@ def test_a_pod_has_volumes(site: Site, kind: str) -> None:
         return len(lines)
 
     until(turns, 60.0, "the first turn of the reader")
+    if kind != "checkpoint":
+        assert cluster.nodes[0].node.bytes_received() - before < site.layer_bytes / 2
     cluster.nodes[0].kill("service")
     cluster.nodes[0].start("service")
     before = turns()

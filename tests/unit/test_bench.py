@@ -1,7 +1,9 @@
 """What benchmarks take away from the product is there: a part that was renamed is to be noticed here."""
 
 import importlib.util
+import io
 import random
+import tarfile
 
 import pytest
 
@@ -10,13 +12,14 @@ from bench.checkpoint import checkpoint, once
 from bench.checkpoint import figures as checkpoint_figures
 from bench.cluster import figures as cluster_figures
 from bench.cluster import scenario
-from bench.image import ablated
+from bench.image import ablated, rebuilt
 from bench.page import detail, overview, reports
 from bench.page.__main__ import pages
 from bench.stripes import runner, scheduler_cases, scheduler_parts
 from bootseer.config import Config
 from bootseer.demo.report import Report, Run
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
+from support.images import Member, tar_of
 
 
 def test_every_part_of_ablate(monkeypatch):
@@ -175,3 +178,30 @@ def test_the_list_names_every_benchmark_and_a_result_of_it():
     results = {path.stem.partition("-")[0] for path in (ROOT / "bench/results").glob("*.json")}
     assert set(BENCHMARKS) <= results
     assert all(f"  {name} " in listing() and importlib.util.find_spec(one.module) for name, one in BENCHMARKS.items())
+
+
+def test_a_rebased_layer_has_its_python_elsewhere_and_a_link_to_it():
+    members = [
+        Member("usr/lib/python3.11", "dir"),
+        Member("usr/lib/python3.11/os.py", data=b"import sys"),
+        Member("usr/lib/python3.11/link.py", "hardlink", link="usr/lib/python3.11/os.py"),
+        Member("usr/lib/python3.11/x.cpython-311.so", data=b"\x7fELF and so on"),
+        Member("usr/bin/python3.11", data=b"\x7fELF, too"),
+    ]
+    out, moved = io.BytesIO(), set()
+    with (
+        tarfile.open(fileobj=io.BytesIO(tar_of(members))) as given,
+        tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as made,
+    ):
+        for member in given:
+            rebuilt.rebase(given, member, made, moved)
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as archive:
+        found = {one.name: one.linkname or (archive.extractfile(one).read() if one.isreg() else b"") for one in archive}
+    assert found == {
+        "usr/lib/python3.11": "python3.12",
+        "usr/lib/python3.12": b"",
+        "usr/lib/python3.12/os.py": b"import sys",
+        "usr/lib/python3.12/link.py": "usr/lib/python3.12/os.py",
+        "usr/lib/python3.12/x.cpython-311.so": b"\x7fELF and so onupgraded",
+        "usr/bin/python3.11": b"\x7fELF, tooupgraded",
+    }
