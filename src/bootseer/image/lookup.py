@@ -53,11 +53,10 @@ def converted(
     try:
         return records.load(store, digest, platform or oci.host_platform(), keys)
     except NotFoundError:
-        others = ", ".join(records.platforms(store, digest.removeprefix("sha256:")).get(digest, ()))
+        wanted = f" for {platform}" if platform else ""
         raise NotFoundError(
-            f"image {ref} ({digest[:19]}) is not converted in store {store.shown}"
-            + (f" for {platform or oci.host_platform()}" if platform or others else ""),
-            hint=f"it is for {others}" if others else f"run bootseer image convert {ref}",
+            f"image {ref} ({digest[:19]}) is not converted in store {store.shown}{wanted}",
+            hint=f"run bootseer image convert {ref}" + (f" --platform {platform}" if platform else ""),
         ) from None
 
 
@@ -76,8 +75,10 @@ def named(
         if len(images) > 1:
             raise ConfigError(f"several images begin with {digits[1]}", hint="give more digits")
         for image, found in images.items():
-            found = [platform] if platform else found
-            return [converted(text, image, store, config, platform=one) for one in found]
+            if platform and platform not in found:
+                hint = f"it is for {', '.join(found)}"
+                raise NotFoundError(f"image {text} is not converted for {platform} in store {store.shown}", hint=hint)
+            return [converted(text, image, store, config, platform=one) for one in ([platform] if platform else found)]
         if text.startswith("sha256:") or len(digits[1]) >= _SHOWN:
             raise NotFoundError(f"no image {text} in store {store.shown}", hint="bootseer store ls prints them")
     return [resolve(text, store, platform=platform, plain_http=plain_http, config=config)]
