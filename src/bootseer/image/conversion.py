@@ -94,7 +94,7 @@ def ensure(
                 log.warning("%s; converting again", exc.message)
             else:
                 if store.exists(tree_key(found.tree)):
-                    before = records.with_origin(store, found, data, image.ref, key)
+                    before = records.with_origin(store, found, data, image.ref, key, lambda: _read_all(image))
                     return True
                 log.warning("tree %s of %s is missing in store %s; converting again", found.tree, ref, store.shown)
             useless = data
@@ -179,6 +179,12 @@ def _convert(
         kin=tuple(one for one in kin if one != made.digest)[:MAX_TREES],
     )
     return record, kin
+
+
+def _read_all(image: oci.Image) -> None:
+    for index in range(len(image.layers)):
+        for _ in image.layer_chunks(index):
+            pass
 
 
 @contextlib.contextmanager

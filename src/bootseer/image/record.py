@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -127,15 +127,22 @@ def save(
 
 
 def with_origin(
-    store: Store, record: ImageRecord, stored: bytes, ref: Reference, key: Ed25519PrivateKey | None
+    store: Store,
+    record: ImageRecord,
+    stored: bytes,
+    ref: Reference,
+    key: Ed25519PrivateKey | None,
+    read_all: Callable[[], None],
 ) -> ImageRecord:
     """``record``, whose form in ``store`` is ``stored``; one of an image from a file names the registry of ``ref`` from
-    now on, which says who may have the image. A signed one is changed with a ``key`` only. Trouble is a log line."""
+    now on, which says who may have the image. ``read_all`` reads the layers there, verified: who has a manifest could
+    push that alone. A signed record is changed with a ``key`` only. Trouble is a log line."""
     if not (ref.registry and in_files(record.reference)):
         return record
     try:
         if _SIGNATURE in stored and key is None:
             raise ConfigError("it is signed, and there is no key to sign it with")
+        read_all()
         changed = msgspec.structs.replace(record, reference=str(ref))
         if save(store, changed, old=stored, key=key):
             return changed

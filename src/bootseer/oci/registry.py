@@ -106,9 +106,12 @@ class Registry(Closing):
         self._transport = Transport(self._without_tls if stranger else None)
         said = hosts.find(ref.registry)
         plain = said.server.plain if said.server else ref.plain_http(self._without_tls)
-        host = said.server.name if said.server else _HOSTS.get(ref.registry, ref.registry)
+        usual = _HOSTS.get(ref.registry, ref.registry)
+        host = said.server.name if said.server else usual
         plain = plain if plain_http is None else plain_http
-        self._origin = self._endpoint(ref.registry, host, ref.name, plain, said.server)
+        # Another host gets no login of the registry.
+        named = ref.registry if host in (ref.registry, usual) else host
+        self._origin = self._endpoint(named, host, ref.name, plain, said.server)
         if mirrors is None:
             mirrors = config.registry_mirrors.get(ref.registry)
         if mirrors is None:
