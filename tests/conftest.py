@@ -78,10 +78,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path, suite = nodeid.partition("::")[0], _suite(nodeid)
+            if path.endswith(WITH_STORES) or (suite == "unit" and "[hdfs" in nodeid):  # one HDFS less to start
+                return "store"
             if suite == "unit":
                 return nodeid
-            if path.endswith(WITH_STORES):
-                return "store"
             return path if suite in ("node", "cluster") or path.endswith(ALONE) else suite
 
     return Scheduling(config, log)
