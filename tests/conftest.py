@@ -18,6 +18,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from bootseer.config import Config
 from bootseer.hdfs.namenode import NameNode
 from bootseer.kernel import mount
 from support import hadoop, needs
@@ -160,6 +161,12 @@ def registry() -> Iterator[DockerRegistry]:
     """For all tests of this process: each uses repositories of its own and leaves the server as it is."""
     with DockerRegistry() as running:
         yield running
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Of a node that has nothing yet."""
+    return Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
 
 
 @pytest.fixture

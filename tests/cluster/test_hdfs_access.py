@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from bootseer import fsmount
-from bootseer.config import Config
 from bootseer.errors import FullError, NotWritableError, UnavailableError
 from bootseer.hdfs import access, datanode
 from bootseer.hdfs import client as hdfs
@@ -62,7 +61,7 @@ def safe_mode(node: NameNode, on: bool) -> None:
 
 
 @pytest.mark.root
-def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp_path):
+def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, config):
     """Owners and modes are those of HDFS; `nobody` is a user of every node, `stranger` of none."""
 
     def sees(where: Path, *names: str) -> list[str]:
@@ -86,7 +85,6 @@ def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, tmp
     change("SETOWNER", "/shared/strange", owner="stranger", group="strangers")
     change("MODIFYACLENTRIES", "/shared/listed", aclspec="user:stranger:r--,group::---,mask::r--")
     change("SETOWNER", "/shared/listed", group="nogroup")
-    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     assert (node.info("/shared/listed").acl, node.list("/shared")[1].acl) == (True, True)
     denied = "Permission denied"
     with tempfile.TemporaryDirectory() as folder:  # one that everybody can enter

@@ -368,10 +368,9 @@ def test_a_save_and_a_mount_outlive_the_kdc_and_their_ticket(cluster, tmp_path):
 @pytest.mark.parametrize(
     "end", ["cancelled", *(pytest.param(end, marks=pytest.mark.soak) for end in ("expired", "gone", "torn"))]
 )
-def test_a_save_and_a_mount_outlive_their_token(tmp_path, end):
+def test_a_save_and_a_mount_outlive_their_token(tmp_path, end, config):
     """The NameNode starts anew, so that all must log in again, and their token counts no longer: right bytes or an
     error within the deadline, and with another token in the file the next try works."""
-    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     with HadoopCluster(tmp_path / "root", 2, kerberos=Realm()) as cluster, contextlib.ExitStack() as stack:
         file = cluster.token(tmp_path / "token")
         shutil.copy(file, tmp_path / "first")

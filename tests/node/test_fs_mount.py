@@ -29,11 +29,6 @@ DATA = os.urandom((9 << 20) + 123)
 
 
 @pytest.fixture
-def config(tmp_path) -> Config:
-    return Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-
-
-@pytest.fixture
 def fs(tmp_path) -> StripeFS:
     fs = open_fs(str(tmp_path / "store"))
     with fs.create("step-1/state.pt", width=3, unit=1 << 18, striped=True) as out:

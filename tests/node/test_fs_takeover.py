@@ -32,11 +32,6 @@ DATA = os.urandom((2 << 20) + 321)
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
-
-
-@pytest.fixture
 def fs(tmp_path: Path) -> StripeFS:
     fs = open_fs(str(tmp_path / "store"))
     for number in range(READERS):

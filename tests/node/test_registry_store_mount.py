@@ -23,7 +23,7 @@ from support.registry import PASSWORD, USER, DockerRegistry
 pytestmark = [pytest.mark.root, pytest.mark.registry]
 
 
-def test_convert_mount_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_mount_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
     source, login = tmp_path / "source", tmp_path / "docker"
     source.mkdir()
     login.mkdir()
@@ -42,7 +42,6 @@ def test_convert_mount_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         named = f"{store}@{record.image}"
         assert open_store(named).exists(f"trees/{record.tree}.json")
 
-        config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
         mounted = image.mount(
             f"{registry.address}/x@{record.image}", tmp_path / "m", store_url=named, config=config, writable=False
         )

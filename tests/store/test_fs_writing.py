@@ -905,14 +905,13 @@ def test_a_file_whose_close_failed_is_not_published_later(site: Site) -> None:
 
 @pytest.mark.hdfs
 @pytest.mark.parametrize("access", ["direct", "native"])
-def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: str) -> None:
+def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: str, config: Config) -> None:
     """Whom a NameNode answers otherwise than its superuser."""
     fs = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
     fs.backend.make_folder("")
     fs.backend.change("", owner=("alice", "staff"))
     monkeypatch.setenv("HADOOP_USER_NAME", "alice")
     monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", access)
-    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
     monkeypatch.undo()
     try:
@@ -962,13 +961,14 @@ def test_through_hdfs_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.hdfs
 @pytest.mark.soak
-def test_a_close_knows_whether_its_last_step_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_knows_whether_its_last_step_was_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Config
+) -> None:
     """The NameNode stands still for more than a minute before it renames the file: that happens when it goes on."""
     monkeypatch.setenv("BOOTSEER_FAULTS", "stripefs.write.rename=sleep:15")
     cluster = hadoop.shared()
     fs = open_fs(f"{cluster.url}/{uuid.uuid4().hex}")
     fs.backend.make_folder("")
-    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
     try:
         closed = later(lambda: (made.mountpoint / "f").write_bytes(BIG))
@@ -1104,21 +1104,6 @@ def test_fio_verifies_what_it_wrote(site: Site) -> None:
     assert "err= 0" in said
 
 
-def test_64_threads_of_a_mapping(site: Site) -> None:
-    (site.dir / "f").write_bytes(BIG)
-    with (
-        open(site.dir / "f", "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages,
-    ):
-
-        def reader(seed: int) -> None:
-            for step in range(50):
-                offset = (seed * 7919 * 4096 + step * 104729) % (len(BIG) - 5000)
-                assert pages[offset : offset + 5000] == BIG[offset : offset + 5000]
-
-        together(reader, range(64))
-
-
 @pytest.mark.torch
 def test_torch_safetensors_and_dcp(site: Site) -> None:
     torch = pytest.importorskip("torch")
@@ -1205,12 +1190,11 @@ def test_a_full_disk_below_the_spool(narrow: Callable[..., Site], tmp_path: Path
         subprocess.run(["umount", "-l", cache], check=True)
 
 
-def test_only_who_mounted_it_writes(tmp_path: Path) -> None:
+def test_only_who_mounted_it_writes(tmp_path: Path, config: Config) -> None:
     """A folder that root shows to others, such as containers with users of their own."""
     fs = open_fs(str(tmp_path / "store"))
     with fs.create("f") as out:
         out.write(b"x")
-    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -1227,9 +1211,8 @@ def test_only_who_mounted_it_writes(tmp_path: Path) -> None:
         made.unmount()
 
 
-def test_bad_input(tmp_path: Path) -> None:
+def test_bad_input(tmp_path: Path, config: Config) -> None:
     (tmp_path / "store").mkdir()
-    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     for more, error, said in (
         ({"width": 0}, ConfigError, "stripe width 0"),
         ({"commit": True}, ConfigError, "mount it read-only"),
