@@ -8,18 +8,23 @@ looks at the kept rows of 30,000 start-ups; each in a process of its own, ``rss`
 byte, without the first request of each. A large start-up is analysed when its events are read, before anybody asks.
 ``flags`` analyses start-ups of 64 nodes with noise (lognormal, sigma 0.1), half of them with one planted straggler
 (twice the median): ``false_flags`` is the share of start-ups in which another node was named, ``found`` that of
-planted ones that were. --quick: a tenth of the nodes, start-ups and noisy ones.
+planted ones that were. ``log`` reads the stages out of a log of 1.5 million lines. ``hang`` is the time from the last
+event of a start of 64 nodes, of which 16 are stuck in ``image``, until the page that `profile serve` shows of it names
+them; ``growth-400`` the first page of growth over 400 starts. --quick: a tenth of the nodes, start-ups and noisy ones.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.common import invocation
@@ -50,6 +55,18 @@ from bootseer.profile import fleet
 assert fleet.analyse([Path(sys.argv[1])]).total.starts
 print(time.perf_counter() - began)
 """
+
+
+LOG = """
+import sys, time
+from bootseer.profile import loglines, logs
+began = time.perf_counter()
+with open(sys.argv[1], "rb") as file:
+    found = logs.extract([logs.Source(loglines.read(file), "n1")], logs.patterns(), job="j", gpus=8)
+assert sum(event.ev == "end" for event in found.events) == 16
+print(time.perf_counter() - began)
+"""
+LINES, SIZES = 1_500_000, 400
 
 
 def job(path: Path, nodes: int) -> None:
@@ -130,14 +147,76 @@ def flags(count: int) -> tuple[float, float]:
     return wrong / count, found / planted
 
 
-def pages(kept: Path, events: Path, rounds: int) -> list[Run]:
-    """The pages of a server, asked for ``rounds`` times."""
-    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", str(kept), str(events)]
-    job = key(("big", "0", 0))
-    made = []
+def log(path: Path, lines: int) -> None:
+    """A log of eight ranks: each has two stages, and says its loss at every step."""
+    with path.open("w") as out:
+        for number in range(lines):
+            step, rank = divmod(number, 8)
+            stamp = f"2026-09-{1 + step // 86_400:02}T{step // 3600 % 24:02}:{step // 60 % 60:02}:{step % 60:02}.5Z"
+            said = ("loading model and peft_config...", "Starting trainer...")[step] if step < 2 else "{'loss': 2.3}"
+            out.write(f"{stamp} [rank{rank}]: {said}\n")
+
+
+@contextlib.contextmanager
+def served(*paths: Path) -> Iterator[str]:
+    """The address of a server of these files."""
+    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", *map(str, paths)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        address = server.stderr.readline().split()[-1]
+        yield server.stderr.readline().split()[-1]
+        server.terminate()
+
+
+def hang(work: Path, rounds: int) -> list[Run]:
+    """From the last event until the page names who is stuck."""
+    work.mkdir()
+    made = []
+    with served(work) as address:
+        for n in range(1, rounds + 1):
+            time.sleep(n * 0.37 + 1)  # not in step with the server's looks at its files
+            name, at = f"hang-{n}", time.time_ns() - 171 * 10**9
+            lines = []
+            for number in range(64):
+                stuck = number % 4 == 0
+                for stage, begin, end in (("image", 0, 30), ("env", 30, 0))[: 1 if stuck else 2]:
+                    about = {"bootseer": 2, "span": f"{n}-{number}-{stage}", "job": name, "node": f"gpu-{number:03}"}
+                    lines.append(about | {"ev": "begin", "stage": stage, "wall": at + begin * 10**9, "gpus": 8})
+                    lines += [] if stuck or not end else [about | {"ev": "end", "wall": at + end * 10**9}]
+            (work / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+            began = time.perf_counter()
+            while time.perf_counter() < began + 60:
+                with contextlib.suppress(urllib.error.HTTPError):
+                    with urllib.request.urlopen(f"{address}job/{key((name, '0', 0))}", timeout=60) as answer:
+                        page = answer.read().decode()
+                    if "image: 16 nodes since" in page and "gpu-060" in page:
+                        break
+                time.sleep(0.02)
+            made.append(Run(variant="hang", n=n, seconds=time.perf_counter() - began))
+    return made
+
+
+def grown(kept: Path, rounds: int) -> list[Run]:
+    """The first page of growth that a server makes of its starts."""
+    made = []
+    for n in range(1, rounds + 1):
+        with served(kept) as address:
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                with contextlib.suppress(urllib.error.HTTPError):
+                    urllib.request.urlopen(address + "jobs.json", timeout=60).close()
+                    break
+                time.sleep(0.05)
+            began = time.perf_counter()
+            urllib.request.urlopen(address + "growth", timeout=60).read()
+            made.append(Run(variant="growth-400", n=n, seconds=time.perf_counter() - began))
+    return made
+
+
+def pages(kept: Path, events: Path, rounds: int) -> list[Run]:
+    """The pages of a server, asked for ``rounds`` times."""
+    job = key(("big", "0", 0))
+    made = []
+    with served(kept, events) as address:
         for variant, path in (("jobs", ""), ("job", f"job/{job}"), ("served-fleet", "fleet"), ("growth", "growth")):
             for n in range(rounds + 1):
                 began = time.perf_counter()
@@ -146,7 +225,6 @@ def pages(kept: Path, events: Path, rounds: int) -> list[Run]:
                 if n:
                     seconds = time.perf_counter() - began
                     made.append(Run(variant=variant, n=n, seconds=seconds, details={"bytes": size}))
-        server.terminate()
     return made
 
 
@@ -159,6 +237,11 @@ def _run(options: Options, made: Report) -> None:
         for variant, code, file in (("ingest", INGEST, events), ("page", PAGE, events), ("fleet", FLEET, kept)):
             made.runs.append(_one(variant, n, code, file))
     made.runs += pages(kept, events, max(options.runs, 5))
+    log(options.work / "train.log", LINES // tenth)
+    made.runs += [_one("log", n, LOG, options.work / "train.log") for n in range(1, options.runs + 1)]
+    made.runs += hang(options.work / "hanging", max(options.runs, 5))
+    starts(options.work / "few.parquet", SIZES)
+    made.runs += grown(options.work / "few.parquet", options.runs)
     began = time.perf_counter()
     wrong, found = flags(1000 // tenth)
     took = time.perf_counter() - began
@@ -176,6 +259,9 @@ def compute(made: Report, say: Say) -> Figures:
     found.median("fleet_page_s", "<= 2", "fleet", unit="s")
     found.median("served_fleet_page_s", "<= 2", "served-fleet", unit="s")
     found.median("growth_page_s", "<= 2", "growth", unit="s")
+    found.median("growth_400_s", "<= 0.5", "growth-400", unit="s")
+    found.median("hang_named_s", "<= 2", "hang", unit="s")
+    found.median("log_1500k_lines_s", "<= 15", "log", unit="s")
     found.median("jobs_page_ms", "<= 200", "jobs", unit="ms", scale=1e3)
     found.median("false_flags", "<= 1", "flags", "false", unit="%", scale=100)
     found.median("planted_found", ">= 99", "flags", "found", unit="%", scale=100)
