@@ -3,17 +3,18 @@ was measured is foretold."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 pytest.importorskip("simpy", reason="needs the extra sim")
-
-import itertools
 
 from bench.page import model as pages
 from bootseer.errors import NotFoundError
@@ -146,3 +147,13 @@ def test_a_mistake_is_told_in_a_line(argv: list[str]) -> None:
     done = command(*argv)
     assert done.returncode in (2, 78)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.serial
+def test_ten_thousand_nodes_in_a_minute_and_a_gigabyte() -> None:
+    began = time.monotonic()
+    done = command("--sim", "10000", "--json")
+    assert not done.returncode, done.stderr
+    assert time.monotonic() - began < 60
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20  # KiB, of the largest process until now
