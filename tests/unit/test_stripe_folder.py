@@ -207,3 +207,19 @@ def test_a_folder_that_was_made_anew_is_the_storage_once_it_has_something(tmp_pa
     assert backend.list("") == []
     with pytest.raises(NotFoundError):
         backend.stat("f")
+
+
+@pytest.mark.parametrize("striped", [True, False])
+def test_a_file_is_the_same_one_from_whichever_folder_it_is_opened(tmp_path: Path, striped: bool) -> None:
+    with open_fs(str(tmp_path)).create("a/f", striped=striped) as out:
+        out.write(b"x" * 100)
+    names = {
+        f"{root}": str(tmp_path / "a/f").removeprefix(root).lstrip("/")
+        for root in ("/", f"{tmp_path}", f"{tmp_path}/a")
+    }
+    opened = [open_fs(root).open(path) for root, path in names.items()]
+    try:
+        assert len({one.identity for one in opened}) == 1
+    finally:
+        for one in opened:
+            one.close()

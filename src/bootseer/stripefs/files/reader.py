@@ -19,7 +19,7 @@ from typing import Self
 
 from blake3 import blake3
 
-from bootseer.backends.interface import Backend, Piece, Source, join
+from bootseer.backends.interface import Backend, Piece, Source
 from bootseer.errors import DataError, NotWritableError
 from bootseer.ranges import flat
 from bootseer.stripefs import layout
@@ -256,7 +256,7 @@ def content_of(version: str, uuid: str = "") -> str:
 
 def identity_of(backend: Backend, path: str, content: str) -> str:
     """Names the ``content`` of the file at ``path`` among all stores; can be a file name."""
-    place = join(backend.url.rstrip("/"), path)
+    place = f"{backend.url.rstrip('/')}/{path}"
     named = "\0".join((place, content)).encode("utf-8", "surrogateescape")
     return f"{content.partition('-')[0]}-{blake3(named).hexdigest()}"
 
