@@ -29,10 +29,12 @@ pytestmark = pytest.mark.root
 
 
 class Case(msgspec.Struct):
-    """``act`` is called with 0, 1, 2, ... while a neighbour races in ``theirs``, with ``names`` that it likes."""
+    """``act`` is called with 0, 1, 2, ... while a neighbour races in ``theirs``, with ``names`` that it likes and with
+    ``sparse`` files of that size."""
 
     act: Callable[[int], object]
     names: list[str]
+    sparse: int = 1 << 40
 
 
 def store(theirs: Path, _: Path) -> Case:
@@ -73,7 +75,8 @@ def checkpoint(theirs: Path, ours: Path) -> Case:
         if number % 5 == 0:
             fs.remove_tree("ck/step-1")
 
-    return Case(act, ["ck", "step-1", "weights-0", "COMMIT"])
+    # a check reads whatever is there: more than the memory holds, and no more than takes seconds
+    return Case(act, ["ck", "step-1", "weights-0", "COMMIT"], sparse=1 << 32)
 
 
 def key_files(theirs: Path, _: Path) -> Case:
@@ -143,8 +146,8 @@ def raced(make: Callable[[Path, Path], Case], seconds: float) -> Seen:
         for path in (theirs, *theirs.rglob("*")):
             os.lchown(path, NOBODY, NOBODY)
         case.act(0)  # all is right as long as nobody races
-        with Neighbour([theirs], case.names, outside):
-            ends = repeated(case.act, seconds)
+        with Neighbour([theirs], case.names, outside, sparse=case.sparse):
+            ends = repeated(case.act, seconds, each=60)
         return Seen(ends, outside.changes(), [*outside.told(ours), *outside.told(theirs)])
 
 

@@ -102,9 +102,12 @@ class Outside:
 
 class Neighbour:
     """Two processes of user `NOBODY` that, for as long as the context lasts, exchange what lies in ``folders``, or has
-    one of the ``names`` in them or below, by traps, and put it back."""
+    one of the ``names`` in them or below, by traps, and put it back. ``sparse``: the size of such files."""
 
-    def __init__(self, folders: Sequence[Path], names: Sequence[str], outside: Outside) -> None:
+    def __init__(
+        self, folders: Sequence[Path], names: Sequence[str], outside: Outside, *, sparse: int = 1 << 40
+    ) -> None:
+        self._sparse = sparse
         self._folders, self._names, self._outside = [str(folder) for folder in folders], list(names), outside
         self._children: list[int] = []
 
@@ -117,7 +120,7 @@ class Neighbour:
                     os.setgid(NOBODY)
                     os.setuid(NOBODY)
                     libc.die_with_parent()
-                    _race(random.Random(seed), self._folders, self._names, self._outside)
+                    _race(random.Random(seed), self._folders, self._names, self._outside, self._sparse)
                 finally:
                     os._exit(1)
             self._children.append(child)
@@ -129,7 +132,7 @@ class Neighbour:
             os.waitpid(child, 0)
 
 
-def _race(rng: random.Random, folders: list[str], names: list[str], outside: Outside) -> None:
+def _race(rng: random.Random, folders: list[str], names: list[str], outside: Outside, sparse: int) -> None:
     c = ctypes.CDLL(None)
     targets = [str(p) for p in (outside.secret, outside.readable, outside.private, outside.private / "default")]
     targets += [f"/proc/self/root{outside.private}", str(outside.private / "new"), str(outside.zero)]
@@ -145,7 +148,7 @@ def _race(rng: random.Random, folders: list[str], names: list[str], outside: Out
             present = [name for name in os.listdir(where) if not name.startswith("trap-")]
             name = os.path.join(where, rng.choice([*present, *names]))
             trap = os.path.join(where, f"trap-{os.getpid()}")
-            _set(rng, trap, rng.choice(targets))
+            _set(rng, trap, rng.choice(targets), sparse)
             if os.path.lexists(name):
                 for _ in range(rng.randrange(1, 20)):
                     c.renameat2(-100, trap.encode(), -100, name.encode(), _EXCHANGE)
@@ -161,7 +164,7 @@ def _race(rng: random.Random, folders: list[str], names: list[str], outside: Out
             _unset(trap)
 
 
-def _set(rng: random.Random, path: str, target: str) -> None:
+def _set(rng: random.Random, path: str, target: str, sparse: int) -> None:
     _unset(path)
     kind = rng.choice(["link", "link", "link", "pipe", "sparse", "socket", "folder"])
     if kind == "link":
@@ -176,7 +179,7 @@ def _set(rng: random.Random, path: str, target: str) -> None:
         os.symlink(target, os.path.join(path, "default"))
     else:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o666))
-        os.truncate(path, 1 << 40)
+        os.truncate(path, sparse)
 
 
 def _unset(path: str) -> None:
