@@ -10,7 +10,7 @@ import pytest
 
 from bootseer import erofs
 from bootseer.blocks import tree
-from bootseer.blocks.formats.trace import UNIT, Process, Touch, Trace
+from bootseer.blocks.formats.trace import UNIT, Touch, Trace
 from bootseer.blocks.profiles import library, usage
 from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.profiles.usage import Side, compare
@@ -44,8 +44,8 @@ class Site:
         (extent, *_) = self.open.reader.extents(self.open.reader.stat(path))
         return Touch(ms, pid, (extent.data_offset + offset) // UNIT, units)
 
-    def trace(self, *touches: Touch, began: int = 0, processes: tuple[Process, ...] = ()) -> Trace:
-        return Trace(self.digest, self.map.size, began, True, touches, processes)
+    def trace(self, *touches: Touch, began: int = 0) -> Trace:
+        return Trace(self.digest, self.map.size, began, True, touches)
 
 
 @pytest.fixture(scope="module")
