@@ -96,8 +96,9 @@ def extract(
 ) -> None:
     """Write all files of a converted image into DIR, for hosts where nothing may be mounted.
 
-    Files that earlier starts (of --job) touched come first, and a file is there only when it is whole. Without root,
-    owners and device nodes are not kept. With --file one file is written, and only its own blocks are fetched.
+    Files that earlier starts (of --job) touched come first, and a file is there only when it is whole. All belongs
+    to who extracts, also to root: owners, set-uid bits, capabilities and device nodes are not kept. With --file one
+    file is written, and only its own blocks are fetched.
 
     Example: bootseer image extract REF --file /etc/os-release
     """
