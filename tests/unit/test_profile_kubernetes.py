@@ -278,7 +278,7 @@ def test_jobs_of_many_kinds_and_their_queues() -> None:
         assert read(one(labels={label: "llm"})).identities() == [("llm", "0", 0)]
     resumed = {"type": "Suspended", "status": "False", "lastTransitionTime": at(300)}
     made = {"name": "llm", "namespace": "d", "creationTimestamp": at(0)}
-    kueue = {"kind": "Job", "metadata": made, "status": {"conditions": [resumed]}}
+    kueue: Json = {"kind": "Job", "metadata": made, "status": {"conditions": [resumed]}}
     log = read(kueue, one(made=300, started=400, labels={"job-name": "llm"}))
     assert log.spans[0].attrs["held_seconds"] == 300
     report = analysis.analyse(log)
@@ -309,3 +309,25 @@ def test_the_command(tmp_path: Path) -> None:
     assert events.read(made).identities() == [("mine", "0", 0)]
     both = CliRunner().invoke(app, [*args, "--sacct", str(given)])
     assert both.exit_code == 2
+
+
+def test_a_pod_that_was_killed_ends_its_start() -> None:
+    """Nothing in the container could say so, and nobody waits for it."""
+    own = b'{"bootseer":2,"ev":"begin","span":"s","stage":"first_step","job":"llm","node":"n1","wall":1767323000}\n'
+    killed = ran(120, 800)
+    killed["terminated"] |= {"exitCode": 137, "reason": "OOMKilled"}
+    labels = {"job-name": "llm"}
+    for pod, said in (
+        (one(labels=labels), []),
+        (
+            one(labels=labels, phase="Failed", containerStatuses=[{"name": "c", "state": killed}]),
+            ["Failed (OOMKilled)"],
+        ),
+        (one(labels=labels, phase="Failed", reason="Evicted"), ["Failed (Evicted)"]),
+        (one(labels=labels, phase="Succeeded"), ["Succeeded"]),
+    ):
+        lines = [*kubernetes.events(json.dumps(pod).encode()), own]
+        log = events.parse(lines)
+        report = analysis.analyse(log, now=1_767_324_000 * 10**9)
+        assert [one.how for one in report.ended] == [f"Kubernetes says {how}" for how in said]
+        assert report.goes_on == (not said)

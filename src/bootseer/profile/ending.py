@@ -1,4 +1,4 @@
-"""The end of a start without a first step, as far as its events say: exit codes, signals, what Slurm says."""
+"""The end of a start without a first step, as far as events say: exit codes, signals, Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _OVER = {
 }  # fmt: skip
 
 
-def in_slurm(spans: Spans) -> str:
-    """The state in which Slurm says that the start-up of ``spans`` ended, or nothing."""
+def outside(spans: Spans) -> str:
+    """How Slurm or Kubernetes say that the start-up of ``spans`` ended, or nothing."""
     found = ""
     for stage, attrs in zip(spans.stage, spans.attrs, strict=True):
         if attrs and stage in ("queue", "alloc"):
             state = str(attrs.get("state", "")).split(" ")[0]
-            found = state if state in _OVER else found
+            found = f"Slurm says {state}" if state in _OVER else found
+            found = f"Kubernetes says {attrs['phase']}" if attrs.get("phase") else found
     return found
 
 

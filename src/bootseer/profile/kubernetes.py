@@ -66,6 +66,8 @@ class _Pod(NamedTuple):
     spans: list[tuple[int, str, int, int]]
     """Cycle, stage, begin and end in ns since 1970; 0: not yet."""
     retries: int
+    over: str
+    """Its phase, and why, once it has ended."""
 
 
 class _Let(NamedTuple):
@@ -97,6 +99,10 @@ def _start(identity: tuple[str, str, int], mine: list[_Pod], let: _Let | None) -
         begin = let.created
         if begin < let.admitted <= max(known, default=let.admitted):  # it may have been let in again
             about["held_seconds"] = (let.admitted - begin) // 10**9
+    if said := next((one for pod in mine if (one := pod.over).startswith("Failed")), ""):
+        about["phase"] = said
+    elif all(pod.over for pod in mine):
+        about["phase"] = mine[0].over
     waits = any(pod.waits for pod in mine)
     if known or waits:
         end = 0 if waits else max(begin, *known)
@@ -232,6 +238,7 @@ def _pod(item: dict[str, Any], happened: list[_Happened]) -> _Pod:
         failed=_failed(status, created) if phase == "Failed" else 0,
         spans=_first_start(scheduled, conditions, mains, status, spec, happened) + _last_start(mains, happened),
         retries=sum(one.times for one in happened if one.reason == "Failed" and "pull" in one.text),
+        over=_over(status, mains),
     )
 
 
@@ -303,6 +310,16 @@ def _began(container: dict[str, Any], of: str = "state") -> int:
 
 def _ended(container: dict[str, Any], of: str = "state") -> int:
     return _ns(((container.get(of) or {}).get("terminated") or {}).get("finishedAt"))
+
+
+def _over(status: dict[str, Any], mains: Iterable[dict[str, Any]]) -> str:
+    """Such as ``Failed (OOMKilled)``; nothing of a pod that has not ended."""
+    if (phase := status.get("phase")) not in ("Failed", "Succeeded"):
+        return ""
+    ends = [(one.get("state") or {}).get("terminated") or {} for one in mains]
+    reasons = [status.get("reason"), *(end.get("reason") for end in ends if end.get("exitCode"))]
+    reason = next((str(one)[:64] for one in reasons if one), "")
+    return f"{phase} ({reason})" if reason and phase == "Failed" else phase
 
 
 def _failed(status: dict[str, Any], created: int) -> int:

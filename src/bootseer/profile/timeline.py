@@ -83,7 +83,7 @@ class Timeline:
         queued = done(queue)
         self.queue_ns = intervals.measure(queued) if queued else None
         self.queue_held = _expected(rows, "held_seconds")
-        self._slurm = ending.in_slurm(rows)
+        self._outside = ending.outside(rows)
         self.ended = {} if self.complete else {n: how for n in self.nodes if (how := self._ended(n, by_node[n]))}
         """Nodes that have ended before their first step -> how."""
         self.heard, self.goes_on = 0, False
@@ -133,8 +133,8 @@ class Timeline:
         """How a node ended without a first step; nothing where it may still come, or has come."""
         if any(track in self.ready for track in self.tracks[node]):
             return next(filter(None, map(self._failed, self.tracks[node])), "")
-        if self._slurm:
-            return f"Slurm says {self._slurm}"
+        if self._outside:
+            return self._outside
         if any(self.states[one.row] is State.OPEN for one in spans):
             return ""
         ends = ((end, one.row) for one in spans if (end := self.axis.last(one.row)) is not None)
