@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from bootseer.cli.verbs import assemble
 from bootseer.errors import BootseerError
 from bootseer.kernel import background
 from support.waits import until
@@ -293,3 +294,23 @@ def test_each_thread_has_a_process_of_its_own() -> None:
         for thread in threads:
             thread.join()
     assert answers == {number: str(number).encode() for number in range(4)}
+
+
+class _LentError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["image run x", "image mount x /nowhere", "run job.toml", "fs mount file:///x /nowhere", "env run --target /x y"],
+)
+def test_each_start_from_the_command_line_is_copied(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has loaded most of what the servers need: to load that anew takes longer than all else of a mount."""
+
+    def lend() -> None:
+        raise _LentError
+
+    monkeypatch.setattr(background, "lend", lend)
+    verb, *_ = words = line.split()
+    with pytest.raises(_LentError):
+        assemble(verb)(words, prog_name="bootseer", standalone_mode=False)

@@ -33,7 +33,9 @@ def mount(
     Example: bootseer fs mount hdfs://namenode:8020/run /mnt/run --prefetch @latest
     """
     from bootseer.fsmount.client import start
+    from bootseer.kernel import background
 
+    background.lend()
     wanted = ["" if item == "." else item for item in prefetch or ()]
     started = start(url, target, prefetch=wanted, commit=commit, writable=writable, width=width, unit=unit, spool=spool)
     line = f"mounted {started.url} on {started.mountpoint} (server {started.pid})"

@@ -168,9 +168,11 @@ def run(
     from bootseer.folders import owned_folder
     from bootseer.image import cdi, user
     from bootseer.image.mount import RUNS, STARTS
+    from bootseer.kernel import background
     from bootseer.node.client import in_daemon_cgroup
     from bootseer.node.userimage import UserImage
 
+    background.lend()
     root = os.geteuid() == 0
     if not root and (
         gpus or device or runtime or user_name or read_only or network != "host" or plain_http is not None

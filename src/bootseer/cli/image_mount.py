@@ -75,8 +75,10 @@ def mount(
     if for_job:
         raise typer.BadParameter("--for-job is for mounts of the node daemon, without DIR")
     from bootseer import image
+    from bootseer.kernel import background
     from bootseer.node.client import in_daemon_cgroup
 
+    background.lend()
     config = in_daemon_cgroup(settings(store, verify_key, require_signature))
     sweep(config)
     mounted = image.mount(

@@ -48,7 +48,9 @@ def run(
         raise mistake(f"{job_file} is no job file; a command in an image: bootseer image run REF {words}")
     from bootseer import launch
     from bootseer.errors import ConfigError, doing
+    from bootseer.kernel import background
 
+    background.lend()
     job, owner = launch.job.load(job_file)
     chosen = set(launch.job.TECHNIQUES) if without == "all" else {name for name in without.split(",") if name}
     if unknown := chosen.difference(launch.job.TECHNIQUES):

@@ -95,6 +95,8 @@ def start(
     devices = cdi.select(None if isinstance(given, int) else given, job.job.devices)
     gpus = given if isinstance(given, int) else (devices and devices.gpus) or 0
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as starting:
+        # Before anything is opened: this may be forked from here.
+        starting.enter_context(background.preloaded(*_servers(job)))
         starts = private_folder(Path(config.cache_dir), sub=STARTS)
         folder = stack.enter_context(owned_folder(starts, f"{identity.job}-"))
         stack.callback(clear, folder)
@@ -106,7 +108,6 @@ def start(
         config = in_daemon_cgroup(config)
         emit.hold(descriptor)
         stack.callback(emit.hold, -1)
-        starting.enter_context(background.preloaded(*_servers(job)))
         sweep(config)
         node = _Node(job, config, identity, events, written, folder, stack, devices, gpus)
         if code := node.prepare():
