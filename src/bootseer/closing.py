@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Self
+
+
+@contextlib.contextmanager
+def descriptor(fd: int) -> Iterator[int]:
+    """``fd``, which is closed at the end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 class Closing:

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 from bootseer import faults
 from bootseer.backends.interface import FILE_MODE, Attributes, Backend, Entry, Piece, Source, clean, join, refuse_long
 from bootseer.backends.pool import read_each
+from bootseer.closing import descriptor
 from bootseer.errors import (
     BootseerError,
     DataError,
@@ -244,21 +245,15 @@ class FolderBackend(Backend):
 
     @contextlib.contextmanager
     def _held(self, where: Path, flags: int = os.O_PATH, *, writing: bool = False) -> Iterator[int]:
-        fd = self._open(where, flags, writing=writing)
-        try:
+        with descriptor(self._open(where, flags, writing=writing)) as fd:
             yield fd
-        finally:
-            os.close(fd)
 
     @contextlib.contextmanager
     def _parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """The folder in which ``path`` lies, to write to, and its name there."""
         where = self._path(path)
-        fd = self._folder(where.parent) if make else self._open(where.parent, _FOLDER, writing=True)
-        try:
+        with descriptor(self._folder(where.parent) if make else self._open(where.parent, _FOLDER, writing=True)) as fd:
             yield fd, where.name
-        finally:
-            os.close(fd)
 
     def _folder(self, where: Path) -> int:
         """A folder to write to, which is made with those above it where it is missing."""
@@ -267,8 +262,7 @@ class FolderBackend(Backend):
         except FileNotFoundError:
             if where == where.parent:
                 raise
-        above = self._folder(where.parent)
-        try:
+        with descriptor(self._folder(where.parent)) as above:
             made = False
             with contextlib.suppress(FileExistsError):
                 os.mkdir(where.name, dir_fd=above)
@@ -281,16 +275,10 @@ class FolderBackend(Backend):
                 except OSError as exc:
                     log.info("the group may not write to %s: %s", where, exc)
             return fd
-        finally:
-            os.close(above)
 
     def stat(self, path: str) -> Entry:
-        with self._found("look up", path) as where:
-            fd = self._open(where, os.O_PATH)
-            try:
-                return _entry(path.rpartition("/")[2], os.fstat(fd))
-            finally:
-                os.close(fd)
+        with self._found("look up", path) as where, descriptor(self._open(where, os.O_PATH)) as fd:
+            return _entry(path.rpartition("/")[2], os.fstat(fd))
 
     def list(self, path: str) -> list[Entry]:
         found = []
@@ -377,11 +365,8 @@ class FolderBackend(Backend):
                     os.replace(old, new, src_dir_fd=from_folder, dst_dir_fd=to_folder)
                 else:
                     _rename_new(from_folder, old, to_folder, new)
-                fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=to_folder)
-                try:
+                with descriptor(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=to_folder)) as fd:
                     os.fsync(fd)
-                finally:
-                    os.close(fd)
         except FileExistsError:
             raise
         except IsADirectoryError as exc:
@@ -424,12 +409,8 @@ class FolderBackend(Backend):
         """Make the folder, if it is missing. It and all below it are the group's, who alone may write there, and so are
         those that are made there later."""
         where = self._path("")
-        with doing(f"share {where} with group {gid}"):
-            top = self._folder(where)
-            try:
-                _share(top, gid, _DEEPEST)
-            finally:
-                os.close(top)
+        with doing(f"share {where} with group {gid}"), descriptor(self._folder(where)) as top:
+            _share(top, gid, _DEEPEST)
 
     def remove_empty_folder(self, path: str) -> None:
         try:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bootseer import faults
 from bootseer.chunks import hashing
+from bootseer.closing import descriptor
 
 Ready = bytearray | mmap.mmap
 """One byte per block, 1 when it is there; a mapping where processes share it."""
@@ -82,8 +83,5 @@ def replace(path: Path, raw: bytes, point: str, *, final: bool = False) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make the names in ``folder`` durable. Raises `OSError`."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)

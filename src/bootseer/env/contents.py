@@ -25,6 +25,7 @@ import msgspec
 from blake3 import blake3
 
 from bootseer import erofs
+from bootseer.closing import descriptor
 from bootseer.env import layer, scan
 from bootseer.env.credentials import WINDOW, SecretScan
 from bootseer.env.inventory import Entry
@@ -183,8 +184,7 @@ class Contents:
         state, size, source = state_of(file.status), file.status.st_size, _source_of(file.path)
         if state in self._placed or (early and source and source not in self._times):
             return  # another name of it; or byte code before its source
-        fd = beneath.open_regular(file.path, root=file.root)
-        try:
+        with descriptor(beneath.open_regular(file.path, root=file.root)) as fd:
             _check(fd, file)
             if early:
                 _check_done_with(fd)
@@ -208,8 +208,6 @@ class Contents:
                 pieces = [data[:4] + says + data[4 + len(says) :]]
             node = self._writer.add_file(b"file", attrs, size, _hashed(pieces, hasher) if size else (), at=self._aside)
             _check(fd, file)
-        finally:
-            os.close(fd)
         self._placed[state] = node, str(hasher.hexdigest())
         self.placed_bytes += size
         if file.path.endswith(".py") and len(data) == size and not believed:

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from bootseer import folders
+from bootseer.closing import descriptor
 from bootseer.config import Config
 from bootseer.env import remembered
 from bootseer.env.canonical import sha256_of
@@ -245,10 +246,7 @@ def _settled(folder: Path) -> str:
 
 def _open_plainly(path: Path) -> int:
     """Links are followed; nothing but a regular file is opened, not even for a moment."""
-    held = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(path, os.O_PATH | os.O_CLOEXEC)) as held:
         if not stat.S_ISREG(os.fstat(held).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return os.open(beneath.shown(held), os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(held)

@@ -18,6 +18,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from bootseer import folders
+from bootseer.closing import descriptor
 from bootseer.env import scan
 from bootseer.env.scan import Mark
 from bootseer.env.spec import Target
@@ -38,11 +39,8 @@ def opened(target: Target, *, make: bool = False) -> Iterator[Path]:
     Raises `FileNotFoundError`, `ConfigError` when somebody else could lead the name elsewhere, and the errors of the
     file system.
     """
-    fd = _open(target, make)
-    try:
+    with descriptor(_open(target, make)) as fd:
         yield Path(beneath.shown(fd))
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager

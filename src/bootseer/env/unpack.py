@@ -26,6 +26,7 @@ from typing import Literal
 
 from bootseer import faults, folders
 from bootseer.blocks import tree
+from bootseer.closing import descriptor
 from bootseer.env import place, scan
 from bootseer.env.inventory import Entry
 from bootseer.env.layer import first_difference, xattrs
@@ -368,12 +369,9 @@ def move_in(source: Path, dest: Path) -> None:
         try:
             _remove(near)
             near.mkdir(0o700)
-            fd = os.open(near, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
+            with descriptor(os.open(near, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as fd:
                 _copy(source, Path(f"/proc/{os.getpid()}/fd/{fd}/copy"))
                 os.rename("copy", dest, src_dir_fd=fd)
-            finally:
-                os.close(fd)
         finally:
             _remove(near)
 

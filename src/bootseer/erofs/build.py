@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer import faults
+from bootseer.closing import descriptor
 from bootseer.erofs import xattr
 from bootseer.erofs.data import Buffer, Hole
 from bootseer.erofs.node import Attrs
@@ -81,11 +82,8 @@ class _Walk:
         self._left_out: set[str] = set()
 
     def run(self) -> None:
-        fd = os.open(self._top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with descriptor(os.open(self._top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
             self._writer.add_dir(b"", attributes(os.fstat(fd), self._top, self._left_out, self._top))
-        finally:
-            os.close(fd)
         stack = [b""]
         while stack:
             folder = stack.pop()
@@ -121,8 +119,7 @@ class _Walk:
         if not status.st_size:
             self._writer.add_file(path, attrs, 0, ())
             return
-        fd = os.open(full, _READ)
-        try:
+        with descriptor(os.open(full, _READ)) as fd:
             now = os.fstat(fd)
             if not os.path.samestat(now, status) or not stat.S_ISREG(now.st_mode):
                 raise DataError(f"{show(full)} was replaced while an image was made of it")
@@ -131,8 +128,6 @@ class _Walk:
             then = os.fstat(fd)
             if (then.st_size, then.st_mtime_ns) != (status.st_size, status.st_mtime_ns):
                 raise DataError(f"{show(full)} changed while an image was made of it")
-        finally:
-            os.close(fd)
 
 
 def attributes(status: os.stat_result, entry: bytes | int, left_out: set[str], shown: bytes = b"") -> Attrs:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bootseer import oci
+from bootseer.closing import descriptor
 from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.image import seccomp
 from bootseer.image.cdi import Selection, device_number
@@ -146,11 +147,8 @@ def check_command(document: dict[str, Any]) -> None:
 
 
 def _open_inside(rootfs: Path, path: bytes, flags: int) -> int:
-    root = os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         return open_in_root(root, path, flags | os.O_CLOEXEC)
-    finally:
-        os.close(root)
 
 
 def _system_mounts() -> list[dict[str, Any]]:

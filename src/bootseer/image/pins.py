@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from bootseer.closing import descriptor
 from bootseer.errors import ConfigError, from_os_error
 from bootseer.folders import foothold
 from bootseer.kernel import beneath, libc
@@ -42,12 +43,9 @@ def pins(document: dict[str, Any], folder: Path) -> list[Pin]:
         if rest == Path():
             continue
         pin = Pin(base, rest, folder / str(len(found)))
-        fd = _open(pin)
-        try:
+        with descriptor(_open(pin)) as fd:
             folder.mkdir(exist_ok=True)
             pin.place.mkdir() if stat.S_ISDIR(os.fstat(fd).st_mode) else pin.place.touch()
-        finally:
-            os.close(fd)
         mount["source"] = str(pin.place)
         found.append(pin)
     return found

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from bootseer.closing import descriptor
 from bootseer.errors import from_os_error
 from bootseer.kernel.child import Child, close_others
 from bootseer.wiretypes import known
@@ -155,14 +156,11 @@ def _line(sock: socket.socket, until: float) -> bytes:
 @contextlib.contextmanager
 def _memory(data: bytes) -> Iterator[int]:
     """A descriptor that ``data`` is read from."""
-    fd = os.memfd_create("request", os.MFD_CLOEXEC)
-    try:
+    with descriptor(os.memfd_create("request", os.MFD_CLOEXEC)) as fd:
         with open(fd, "wb", closefd=False) as file:
             file.write(data)
         os.lseek(fd, 0, os.SEEK_SET)
         yield fd
-    finally:
-        os.close(fd)
 
 
 # -- the process that forks servers ------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterator
 
+from bootseer.closing import descriptor
 from bootseer.kernel import libc
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -106,11 +107,8 @@ def _read(fd: int, most: int, name: str) -> bytes:
 @contextlib.contextmanager
 def folder(path: str | os.PathLike[str], *, root: int | None = None) -> Iterator[int]:
     """A descriptor of a folder. Without ``root`` links on the way to it are followed: it is one that we trust."""
-    fd = os.open(path, _FOLDER) if root is None else open_at(root, os.fspath(path), _FOLDER)
-    try:
+    with descriptor(os.open(path, _FOLDER) if root is None else open_at(root, os.fspath(path), _FOLDER)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -120,11 +118,8 @@ def parent(root: int, path: str, *, make: int | None = None) -> Iterator[tuple[i
     above, _, name = path.rpartition("/")
     if name in ("", ".", ".."):
         raise OSError(errno.EINVAL, "the name has no last part", path)
-    fd = make_folders(root, above, make) if make is not None else open_at(root, above, _FOLDER)
-    try:
+    with descriptor(make_folders(root, above, make) if make is not None else open_at(root, above, _FOLDER)) as fd:
         yield fd, name
-    finally:
-        os.close(fd)
 
 
 def make_folders(root: int, path: str, mode: int = 0o777) -> int:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from bootseer.closing import descriptor
 from bootseer.kernel import libc, mount, procfs
 
 log = logging.getLogger(__name__)
@@ -48,14 +49,13 @@ def _others() -> Iterator[tuple[int, int]]:
     """A process of each other mount namespace, and a descriptor of that."""
     seen = {os.stat("/proc/self/ns/mnt").st_ino}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
-        with contextlib.suppress(OSError):  # it has ended, or is a kernel's
-            namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if (number := os.fstat(namespace).st_ino) not in seen:
-                    seen.add(number)
-                    yield pid, namespace
-            finally:
-                os.close(namespace)
+        with (
+            contextlib.suppress(OSError),  # it has ended, or is a kernel's
+            descriptor(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)) as namespace,
+        ):
+            if (number := os.fstat(namespace).st_ino) not in seen:
+                seen.add(number)
+                yield pid, namespace
 
 
 def _copied(pid: int, there: set[tuple[str, str, str]]) -> set[str]:
@@ -64,11 +64,8 @@ def _copied(pid: int, there: set[tuple[str, str, str]]) -> set[str]:
 
 def _is_ours(namespace: int) -> bool:
     """Whether root made it, not a user in a user namespace: the kernel locks the mounts of such a one."""
-    owner = fcntl.ioctl(namespace, _OWNER)
-    try:
+    with descriptor(fcntl.ioctl(namespace, _OWNER)) as owner:
         return os.path.samestat(os.fstat(owner), os.stat("/proc/self/ns/user"))
-    finally:
-        os.close(owner)
 
 
 def _unmount(namespace: int, paths: Sequence[str]) -> None:
@@ -77,10 +74,8 @@ def _unmount(namespace: int, paths: Sequence[str]) -> None:
         libc.unshare(libc.CLONE_FS)  # a namespace is not changed for who shares its working directory
         libc.setns(namespace)
         for path in paths:
-            folder = libc.open_without_links(os.fsencode(os.path.dirname(path)), os.O_PATH | os.O_CLOEXEC)
-            try:
+            above = os.fsencode(os.path.dirname(path))
+            with descriptor(libc.open_without_links(above, os.O_PATH | os.O_CLOEXEC)) as folder:
                 os.fchdir(folder)
                 with contextlib.suppress(OSError):  # in use
                     libc.umount2(os.path.basename(path), mount.UMOUNT_NOFOLLOW)
-            finally:
-                os.close(folder)

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from bootseer.closing import descriptor
+
 _LOOK_SECONDS = 0.01
 
 
@@ -30,14 +32,11 @@ def locked(path: Path, flags: int = os.O_RDWR, patience: float = 0.0) -> Iterato
     ``patience`` seconds. A file that its holder has removed is opened anew. Raises `OSError`."""
     until = time.monotonic() + patience
     while True:
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
-        try:
+        with descriptor(os.open(path, flags | os.O_CLOEXEC, 0o600)) as fd:
             alone = lock(fd, until - time.monotonic())
             if not alone or is_at(fd, path):
                 yield alone
                 return
-        finally:
-            os.close(fd)
 
 
 def is_at(fd: int, path: Path) -> bool:

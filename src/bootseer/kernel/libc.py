@@ -9,6 +9,8 @@ import os
 import signal
 import struct
 
+from bootseer.closing import descriptor
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
@@ -180,11 +182,8 @@ def punch_hole(fd: int, offset: int, length: int) -> None:
 
 def syncfs(folder: str) -> None:
     """syncfs(2): all that was written to the file system of ``folder`` is on its disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with descriptor(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as fd:
         _check(_libc.syncfs(fd), folder)
-    finally:
-        os.close(fd)
 
 
 def rename_new(source_folder: int, source: str, target_folder: int, target: str) -> None:

@@ -20,15 +20,15 @@ What is opened is what was looked at: all of it is done by descriptors.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from bootseer.closing import descriptor
 from bootseer.kernel import beneath, libc
 
 _HELD = os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -66,21 +66,13 @@ def open_followed(path: str, flags: int, *, base: str, writing: bool = False, sh
             raise OSError(errno.EINVAL, "it is a device, a pipe or a socket", path)
         if not opened:
             held, fd = fd, -1
-            with _closing(held):
+            with descriptor(held):
                 fd = _patiently(lambda: os.open(beneath.shown(held), flags))
     except BaseException:
         if fd >= 0:
             os.close(fd)
         raise
     return fd
-
-
-@contextlib.contextmanager
-def _closing(fd: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def _patiently(call: Callable[[], int]) -> int:

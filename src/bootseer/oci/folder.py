@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bootseer import faults
+from bootseer.closing import descriptor
 from bootseer.erofs import Buffer, Hole, Node, Tree
 from bootseer.errors import PrivilegeError, doing
 from bootseer.oci import tar
@@ -69,8 +70,7 @@ class FolderTree(Tree):
         return node
 
     def _store(self, node: Node, chunks: Iterable[Buffer | Hole], extents: int | None) -> None:
-        fd = os.open(self._new_place(node), _NEW, 0o600)
-        try:
+        with descriptor(os.open(self._new_place(node), _NEW, 0o600)) as fd:
             for chunk in chunks:
                 if isinstance(chunk, Hole):
                     os.lseek(fd, chunk.length, os.SEEK_CUR)
@@ -79,8 +79,6 @@ class FolderTree(Tree):
             if extents is not None:
                 os.ftruncate(fd, node.size)  # a hole at its end
             _set_attributes(fd, node)
-        finally:
-            os.close(fd)
 
     def _new_place(self, node: Node) -> bytes:
         place = self._places[node] = b"%s/%d" % (self._work, len(self._places))
@@ -88,8 +86,7 @@ class FolderTree(Tree):
 
     def finish(self, root: Path) -> None:
         """Make the tree in ``root``, on the same file system, and remove ``work``. Nothing may be added afterwards."""
-        top = os.open(root, _FOLDER)
-        try:
+        with descriptor(os.open(root, _FOLDER)) as top:
             # Each folder with the index of the one it is in: paths would take much more memory. The list grows
             # while it is gone through.
             folders: list[tuple[Node, int, bytes]] = [(self.root, 0, b"")]
@@ -105,8 +102,6 @@ class FolderTree(Tree):
             for index in range(len(folders) - 1, -1, -1):
                 with _opened(top, folders, index) as fd:
                     _set_attributes(fd, folders[index][0])
-        finally:
-            os.close(top)
 
     def _put(self, node: Node, folder: int, name: bytes) -> None:
         """Give a file, link or special file its name."""
@@ -127,11 +122,8 @@ def _opened(top: int, folders: list[tuple[Node, int, bytes]], index: int) -> Ite
     while index:
         _, index, name = folders[index]
         parts.append(name)
-    fd = os.open(b"/".join(reversed(parts)) or b".", _FOLDER, dir_fd=top)
-    try:
+    with descriptor(os.open(b"/".join(reversed(parts)) or b".", _FOLDER, dir_fd=top)) as fd:
         yield fd
-    finally:
-        os.close(fd)
 
 
 def _make(node: Node, path: bytes) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bootseer.closing import descriptor
 from bootseer.errors import DataError, NotFoundError
 from bootseer.kernel import beneath
 
@@ -54,11 +55,8 @@ class Found(NamedTuple):
 
     def mark(self) -> tuple[int, int]:
         """Size and time of change: others when it was written to. Raises what `open` does."""
-        fd = self.open()
-        try:
+        with descriptor(self.open()) as fd:
             found = os.fstat(fd)
-        finally:
-            os.close(fd)
         return found.st_size, found.st_mtime_ns
 
 
@@ -111,12 +109,9 @@ def _below(path: Path, top: int, endings: Collection[str]) -> Iterator[Found]:
 
 def _own(folder: int, name: str) -> str | None:
     """Where a link of this user leads; None for somebody else's."""
-    with contextlib.suppress(OSError):
-        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
-        try:
-            found = os.fstat(fd)
-            if stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
-                return os.readlink("", dir_fd=fd)
-        finally:
-            os.close(fd)
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError), descriptor(os.open(name, flags, dir_fd=folder)) as fd:
+        found = os.fstat(fd)
+        if stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
+            return os.readlink("", dir_fd=fd)
     return None

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import msgspec
 
+from bootseer.closing import descriptor
 from bootseer.errors import BootseerError, UnavailableError, doing, from_exit_code
 from bootseer.kernel import background, flock
 from bootseer.kernel import mount as mounts
@@ -84,16 +85,15 @@ def ask(folder: Path, request: Request, kind: type[T], *, timeout: float = PATIE
 
 def _ask(folder: Path, request: Request, timeout: float) -> bytes:
     # Through a descriptor of the folder: a socket's own path may have 107 bytes only.
-    fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-            sock.settimeout(timeout)
-            sock.connect(f"/proc/self/fd/{fd}/{SOCKET}")
-            sock.sendall(msgspec.json.encode(request) + b"\n")
-            with sock.makefile("rb") as lines:
-                return lines.readline(MAX_REPLY)
-    finally:
-        os.close(fd)
+    with (
+        descriptor(os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as fd,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock,
+    ):
+        sock.settimeout(timeout)
+        sock.connect(f"/proc/self/fd/{fd}/{SOCKET}")
+        sock.sendall(msgspec.json.encode(request) + b"\n")
+        with sock.makefile("rb") as lines:
+            return lines.readline(MAX_REPLY)
 
 
 def _value(line: bytes, kind: type[T], who: str = "") -> T:

@@ -14,6 +14,7 @@ import pickle
 import re
 from typing import TYPE_CHECKING
 
+from bootseer.closing import descriptor
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, Given, StripeFS, StripeWriter, layout, place
 from bootseer.stripefs.files.reader import PlainFile
@@ -123,28 +124,28 @@ def load(
     _refuse_other(url, path)
     if fs.stat(path).is_dir:
         path = f"{path}/{_only_file(fs, path)}"
-    with Load(fs.url, "torch.load") as load, load.use(fs.open(path)) as file:
-        fd = os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)
+    with (
+        Load(fs.url, "torch.load") as load,
+        load.use(fs.open(path)) as file,
+        descriptor(os.memfd_create("bootseer-checkpoint", os.MFD_CLOEXEC)) as fd,
+    ):
+        moved = _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)
+        load.count(moved.counts)
+        beginning = os.pread(fd, 4, 0)
+        if mmap and beginning.startswith(_BEGINNINGS[1]):
+            raise ConfigError(f"{url} has the format from before torch 1.6", hint="load it with mmap=False")
         try:
-            moved = _fill(fd, file, fs.committed_digest(path) if isinstance(file, PlainFile) else "", group)
-            load.count(moved.counts)
-            beginning = os.pread(fd, 4, 0)
-            if mmap and beginning.startswith(_BEGINNINGS[1]):
-                raise ConfigError(f"{url} has the format from before torch 1.6", hint="load it with mmap=False")
-            try:
-                with no_bytes_allowed():
-                    return torch.load(f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap)
-            except pickle.UnpicklingError as exc:
-                if not beginning.startswith(_BEGINNINGS):
-                    raise DataError(f"{url} is no file of torch.save: it begins like something else") from exc
-                raise DataError(f"{url} holds more than tensors, numbers and containers of them; not loaded") from exc
-            except (RuntimeError, EOFError, ValueError, KeyError) as exc:
-                # an empty message is torch's own for a file cut short
-                if isinstance(exc, RuntimeError) and str(exc) and not _FORMAT_ERROR.search(str(exc)):
-                    raise
-                raise DataError(f"{url} is no file of torch.save: {str(exc).strip().partition(chr(10))[0]}") from exc
-        finally:
-            os.close(fd)
+            with no_bytes_allowed():
+                return torch.load(f"/proc/self/fd/{fd}", map_location=map_location, weights_only=True, mmap=mmap)
+        except pickle.UnpicklingError as exc:
+            if not beginning.startswith(_BEGINNINGS):
+                raise DataError(f"{url} is no file of torch.save: it begins like something else") from exc
+            raise DataError(f"{url} holds more than tensors, numbers and containers of them; not loaded") from exc
+        except (RuntimeError, EOFError, ValueError, KeyError) as exc:
+            # an empty message is torch's own for a file cut short
+            if isinstance(exc, RuntimeError) and str(exc) and not _FORMAT_ERROR.search(str(exc)):
+                raise
+            raise DataError(f"{url} is no file of torch.save: {str(exc).strip().partition(chr(10))[0]}") from exc
 
 
 def save_safetensors(

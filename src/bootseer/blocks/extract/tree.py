@@ -30,6 +30,7 @@ from bootseer.blocks.publish.packs import Progress
 from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.hashing import Buffer
+from bootseer.closing import descriptor
 from bootseer.erofs import Inode, Reader
 from bootseer.errors import BootseerError, DataError, FullError, doing, from_os_error
 from bootseer.kernel.removal import discard_tree
@@ -240,15 +241,12 @@ class Extraction:
         came = []
         for file, inner, low, high in parts:
             whole = high - low == file.inode.size  # then no other thread has a part
-            fd = self._open(file, sized=not whole)
-            try:
+            with descriptor(self._open(file, sized=not whole)) as fd:
                 _write(fd, memoryview(data)[low - start : high - start], inner)
                 if whole:
                     self._finish(file, fd)
                 else:
                     came.append((file, high - low))
-            finally:
-                os.close(fd)
         for file, length in came:
             self._came(file, length)
 
@@ -274,11 +272,8 @@ class Extraction:
 
     def _place(self, file: _File) -> None:
         """All data of ``file`` is there: the rest of it, attributes, then its names."""
-        fd = self._open(file)
-        try:
+        with descriptor(self._open(file)) as fd:
             self._finish(file, fd)
-        finally:
-            os.close(fd)
 
     def _finish(self, file: _File, fd: int) -> None:
         """As `_place`, of an open one."""

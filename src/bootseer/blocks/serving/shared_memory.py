@@ -26,6 +26,7 @@ import time
 
 from bootseer.blocks.formats.trace import MAX_TOUCHES, UNIT
 from bootseer.chunks.bitmap import Ready
+from bootseer.closing import descriptor
 from bootseer.errors import doing
 from bootseer.served.note import Note
 
@@ -108,16 +109,13 @@ class SharedMemory:
         limit = min(MAX_TOUCHES, max(1, units))
         lengths = [_COUNTS * 8, _PAGE, _PAGE, _USERS, limit * _TOUCH.size, units, blocks, blocks]
         parts = []
-        with doing("make shared memory"):
-            fd = os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)  # takes memory only for pages in use
-            try:
-                os.ftruncate(fd, sum(map(_pages, lengths)))
-                at = 0
-                for length in lengths:
-                    parts.append(mmap.mmap(fd, max(1, length), offset=at))
-                    at += _pages(length)
-            finally:
-                os.close(fd)
+        # it takes memory only for pages in use
+        with doing("make shared memory"), descriptor(os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)) as fd:
+            os.ftruncate(fd, sum(map(_pages, lengths)))
+            at = 0
+            for length in lengths:
+                parts.append(mmap.mmap(fd, max(1, length), offset=at))
+                at += _pages(length)
         counts, negotiated, said, users, touches, seen, ready, hot = parts
         self.negotiated, self.said, self.users = Note(negotiated), Note(said), Note(users)
         self.counts = memoryview(counts).cast("Q")

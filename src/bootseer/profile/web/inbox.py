@@ -21,6 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from bootseer.closing import descriptor
 from bootseer.kernel import beneath
 from bootseer.profile import events, files
 from bootseer.units import size_text
@@ -85,18 +86,18 @@ class Inbox:
         log = events.parse(held)
         if not log.events:
             return PlainTextResponse("no event in it: send lines of bootseer's event files\n", 400)
-        with self._keeping, beneath.folder(self._folder) as top:
-            folder = beneath.make_folders(top, sender, 0o700)
-            try:
-                if _there(folder, name):
-                    return JSONResponse({"events": 0, "known": True})
-                if (why := self._full(sender, size)) is not None:
-                    return PlainTextResponse(f"{why}: remove old ones\n", 507)
-                held.seek(0)
-                _write(folder, name, held)
-                self._held[sender] = self._held.get(sender, _Held()).more(size)
-            finally:
-                os.close(folder)
+        with (
+            self._keeping,
+            beneath.folder(self._folder) as top,
+            descriptor(beneath.make_folders(top, sender, 0o700)) as folder,
+        ):
+            if _there(folder, name):
+                return JSONResponse({"events": 0, "known": True})
+            if (why := self._full(sender, size)) is not None:
+                return PlainTextResponse(f"{why}: remove old ones\n", 507)
+            held.seek(0)
+            _write(folder, name, held)
+            self._held[sender] = self._held.get(sender, _Held()).more(size)
         return JSONResponse({"events": log.events, "known": False}, 201)
 
     def _full(self, sender: str, size: int) -> str | None:
