@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from bootseer.errors import ConfigError, doing, from_os_error
+from bootseer.errors import ConfigError, doing
 from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.links import believed, known
@@ -35,7 +35,7 @@ def private_folder(path: Path, *, sub: str = "") -> Path:
     Raises `ConfigError` when ``path`` or ``sub`` is a link, is somebody else's, or can be written to by others, or when
     somebody else could put another folder in its place; and the error of the file system when it cannot be made.
     """
-    try:
+    with doing(f"use the folder {path}"):
         path.absolute().parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         path = _real(path)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -44,8 +44,6 @@ def private_folder(path: Path, *, sub: str = "") -> Path:
             path = path / part
             path.mkdir(mode=0o700, exist_ok=True)
             _check_folder(path)
-    except OSError as exc:
-        raise from_os_error(exc, f"use the folder {path}") from exc
     return path
 
 

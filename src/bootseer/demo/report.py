@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bootseer.errors import from_os_error
+from bootseer.errors import doing
 
 Statistic = Literal["median", "single", "max", "min"]
 _TARGET = re.compile(r"^(<=|>=|==) (-?[0-9.]+)$")
@@ -71,10 +71,8 @@ class Report(msgspec.Struct, kw_only=True):
 
     def write(self, path: Path) -> None:
         """Write the document, pretty-printed. Raises `NotWritableError` or `FullError`."""
-        try:
+        with doing(f"write report {path}"):
             path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        except OSError as exc:
-            raise from_os_error(exc, f"write report {path}") from None
 
 
 def new(name: str) -> Report:

@@ -23,7 +23,7 @@ from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
 from bootseer.chunks.manifest import tree_key
-from bootseer.errors import BootseerError, NotFoundError, doing, from_os_error
+from bootseer.errors import BootseerError, NotFoundError, doing
 from bootseer.folders import adopted, clear, owned_folder, remove
 from bootseer.image import record as records
 from bootseer.image.record import ImageRecord
@@ -191,7 +191,7 @@ def _read_all(image: oci.Image) -> None:
 def work_folder(parent: Path) -> Iterator[Path]:
     """A folder of our own below ``parent``, removed at the end; those of conversions that were killed go first."""
     with contextlib.ExitStack() as undo:
-        try:
+        with doing(f"work in {parent}"):
             parent.mkdir(parents=True, exist_ok=True)
             mode = parent.stat().st_mode
             # Elsewhere others could put a link in place of a folder just while it is emptied.
@@ -201,8 +201,6 @@ def work_folder(parent: Path) -> Iterator[Path]:
                         _remove_left(old)
             folder = undo.enter_context(owned_folder(parent, _WORK))
             undo.callback(clear, folder)
-        except OSError as exc:
-            raise from_os_error(exc, f"work in {parent}") from exc
         yield folder
 
 

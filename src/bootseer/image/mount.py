@@ -20,7 +20,7 @@ from bootseer import config as settings
 from bootseer import faults, oci
 from bootseer.blocks import tree
 from bootseer.blocks.profiles.library import owner_of
-from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, NotFoundError, PrivilegeError, doing
 from bootseer.folders import clear, enterable, is_owned, owned_folder, private_folder, release, settled, trusted
 from bootseer.image import bundle
 from bootseer.image.lookup import resolve
@@ -156,7 +156,7 @@ def mount(
                 overlay=str(overlay) if writable else "",
                 config=record.config,
             )
-            try:
+            with doing(f"mount {ref} on {target}"):
                 undo.callback(_forget, entry, state_dir)
                 _records(state_dir).save(entry)
                 made = not target.exists()
@@ -183,8 +183,6 @@ def mount(
                     undo.callback(mounts.unmount, target)
                 faults.point("image.mount.before-release")
                 release(folder)
-            except OSError as exc:
-                raise from_os_error(exc, f"mount {ref} on {target}") from exc
             undo.pop_all()
     return ImageMount(entry, state_dir, lookup_seconds)
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from bootseer.closing import descriptor
-from bootseer.errors import from_os_error
+from bootseer.errors import doing
 from bootseer.kernel.child import Child, close_others
 from bootseer.wiretypes import known
 
@@ -93,11 +93,8 @@ def start(
     until = time.monotonic() + seconds
     ours, theirs = socket.socketpair()
     with ours, contextlib.ExitStack() as started:
-        try:
-            with theirs, _memory(request) as stdin:
-                group = _launch(command, [stdin, theirs.fileno(), stderr], until, ending, started)
-        except OSError as exc:
-            raise from_os_error(exc, f"start {' '.join(command)}") from exc
+        with doing(f"start {' '.join(command)}"), theirs, _memory(request) as stdin:
+            group = _launch(command, [stdin, theirs.fileno(), stderr], until, ending, started)
         line = b""
         try:
             line = _line(ours, until)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bootseer import oci, stripefs
-from bootseer.errors import from_os_error
+from bootseer.stripefs import localcopy
 from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
 
 
@@ -27,8 +27,5 @@ def copy_checkpoint(url: str, destination: Path) -> None:
     if COMMIT in names:
         fs.checkpoint("")  # else a file that is missing would not be missed
     for target, name in ((destination / name, name) for name in names if name != COMMIT):
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise from_os_error(exc, f"make folder {target.parent}") from None
+        localcopy.folder(target.parent)
         fs.get(name, target)

@@ -26,7 +26,7 @@ import msgspec
 
 from bootseer import faults
 from bootseer.backends.interface import Source, clean
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, from_os_error
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, doing
 from bootseer.objects import artifact
 from bootseer.objects.base import ObjectInfo, Store, check_key, check_size
 from bootseer.oci.reference import Reference
@@ -332,12 +332,9 @@ def _descriptor_of(data: bytes | Path) -> Descriptor:
     """Digest and size of bytes, or of what a local file has."""
     if isinstance(data, bytes):
         return Descriptor(artifact.OBJECT, digest_of(data), len(data))
-    try:
-        with open(data, "rb") as file:
-            digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-            return Descriptor(artifact.OBJECT, digest, file.tell())
-    except OSError as exc:
-        raise from_os_error(exc, f"read {data!s}") from exc
+    with doing(f"read {data!s}"), open(data, "rb") as file:
+        digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        return Descriptor(artifact.OBJECT, digest, file.tell())
 
 
 def _decode(body: bytes) -> artifact.Found:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from bootseer.closing import Closing
-from bootseer.errors import DataError, from_os_error
+from bootseer.errors import DataError, doing, from_os_error
 from bootseer.kernel import links
 from bootseer.oci.inflate import COMPRESSED, inflate
 from bootseer.oci.spec import MAX_DOCUMENT
@@ -101,15 +101,12 @@ class Members(Closing):
     def _decompressed(self, file: IO[bytes]) -> IO[bytes]:
         file.seek(0)
         log.info("decompressing %s to a temporary file in %s", self.path, self._spool)
-        try:
-            with contextlib.ExitStack() as undo:
-                plain = undo.enter_context(tempfile.TemporaryFile(dir=self._spool))
-                for chunk in inflate(iter(functools.partial(file.read, _CHUNK), b""), f"archive {self.path}"):
-                    plain.write(chunk)
-                undo.pop_all()
-                return plain
-        except OSError as exc:
-            raise from_os_error(exc, f"decompress {self.path} to {self._spool}") from exc
+        with doing(f"decompress {self.path} to {self._spool}"), contextlib.ExitStack() as undo:
+            plain = undo.enter_context(tempfile.TemporaryFile(dir=self._spool))
+            for chunk in inflate(iter(functools.partial(file.read, _CHUNK), b""), f"archive {self.path}"):
+                plain.write(chunk)
+            undo.pop_all()
+            return plain
 
     def __contains__(self, name: str) -> bool:
         return _plain(name) in self._found

@@ -109,7 +109,7 @@ class SharedMemory:
         limit = min(MAX_TOUCHES, max(1, units))
         lengths = [_COUNTS * 8, _PAGE, _PAGE, _USERS, limit * _TOUCH.size, units, blocks, blocks]
         parts = []
-        # it takes memory only for pages in use
+        # It takes memory only for pages in use.
         with doing("make shared memory"), descriptor(os.memfd_create("bootseer-shared", os.MFD_CLOEXEC)) as fd:
             os.ftruncate(fd, sum(map(_pages, lengths)))
             at = 0
