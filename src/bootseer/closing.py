@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from io import BufferedWriter
+from pathlib import Path
 from typing import Self
 
 
@@ -15,6 +17,18 @@ def descriptor(fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[BufferedWriter]:
+    """A new file, which takes the place of ``path`` after the context, unless that raises. Not made durable."""
+    tmp = path.parent / f".tmp-{os.urandom(16).hex()}"
+    try:
+        with open(tmp, "xb") as out:
+            yield out
+        os.replace(tmp, path)
+    finally:
+        tmp.unlink(missing_ok=True)
 
 
 class Closing:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +19,7 @@ from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.chunks.locks import Hold
 from bootseer.chunks.manifest import MAX_MANIFEST, TreeManifest, tree_key
 from bootseer.chunks.zstd import unpack
+from bootseer.closing import whole
 from bootseer.errors import DataError, NotFoundError, doing
 from bootseer.objects import Store
 
@@ -167,10 +167,5 @@ def _with_room(folder: Path, write: Callable[[], T]) -> T:
 def _keep(path: Path, pieces: Iterable[bytes]) -> None:
     """``pieces`` as the file ``path``: all of them or none."""
     # By rename, as a mount may still use the file of the same name; no fsync, as it is verified at every use.
-    tmp = path.parent / f".tmp-{os.urandom(16).hex()}"
-    try:
-        with open(tmp, "xb") as out:
-            out.writelines(pieces)
-        os.replace(tmp, path)
-    finally:
-        tmp.unlink(missing_ok=True)
+    with whole(path) as out:
+        out.writelines(pieces)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from bootseer import __version__
+from bootseer.closing import whole
 from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.folders import private_folder
@@ -81,14 +81,8 @@ class Facts:
         with contextlib.suppress(BootseerError, OSError):
             folder = private_folder(Path(self._config.cache_dir), sub=_FOLDER)
             kept = dict([*{**_read(folder), **self._new}.items()][-_MOST:])
-            with tempfile.NamedTemporaryFile("wb", dir=folder, delete=False) as file:
-                try:
-                    file.write(msgspec.json.encode(kept))
-                    file.flush()
-                    os.replace(file.name, folder / _FILE)
-                except BaseException:
-                    os.unlink(file.name)
-                    raise
+            with whole(folder / _FILE) as file:
+                file.write(msgspec.json.encode(kept))
 
 
 def _read(folder: Path) -> dict[str, str]:

@@ -24,7 +24,6 @@ from bootseer.errors import (
     NotFoundError,
     NotWritableError,
     UnsupportedError,
-    from_os_error,
 )
 from bootseer.folders import enterable, private_folder, settled, trusted
 from bootseer.fsmount.record import SERVER, SILENCE, SPOOLS, FsStatus, MountRecord, ServerSpec, recorded, state_folder
@@ -33,7 +32,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.served import client
 from bootseer.served.client import alive, ask, await_exit, ended, locked, remove, unmount
 from bootseer.served.protocol import GoneError, Request
-from bootseer.stripefs import layout
+from bootseer.stripefs import layout, localcopy
 from bootseer.stripefs.checkpoint import commit as commits
 from bootseer.stripefs.checkpoint.access import AccessRecord
 from bootseer.stripefs.files.readahead import MEMORY
@@ -166,7 +165,7 @@ def start(
                 raise NotWritableError(f"{mountpoint} is already {what}", hint="`bootseer unmount` it first")
             _log.warning("the server of %s has died; removing its mount", mountpoint)
             _end(folder, mountpoint)
-        _make_mountpoint(mountpoint)
+        localcopy.folder(mountpoint)
         root, closed = os.geteuid() == 0, not enterable(mountpoint)
         shared = root and not closed and _may_be_shared(fs)
         spec = ServerSpec(
@@ -209,15 +208,6 @@ def _may_be_shared(fs: StripeFS) -> bool:
         _log.info("a folder above %s is not open to everybody: the mount is for this user alone", fs.url)
         return False
     return True
-
-
-def _make_mountpoint(mountpoint: Path) -> None:
-    try:
-        mountpoint.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise NotWritableError(f"cannot mount: {mountpoint} is a file, a folder is needed") from None
-    except OSError as exc:
-        raise from_os_error(exc, f"make mount point {mountpoint}") from exc
 
 
 def find(mountpoint: Path, *, config: Config | None = None) -> FsMount | None:

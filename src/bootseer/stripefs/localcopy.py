@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import uuid
 from collections.abc import Iterator
 from io import BufferedWriter
 from pathlib import Path
 from stat import S_ISREG
 
+from bootseer.closing import whole
 from bootseer.errors import NotWritableError, doing, from_os_error
-from bootseer.stripefs import layout
 
 
 def place(local: Path) -> Path:
@@ -49,11 +48,5 @@ def folder(path: Path) -> None:
 @contextlib.contextmanager
 def new(local: Path) -> Iterator[BufferedWriter]:
     """A new file, which is at `place` ``local`` after the context, unless that raises."""
-    tmp = local.parent / f"{layout.TEMPORARY}{uuid.uuid4().hex}"
-    with doing(f"write {local}"):
-        try:
-            with open(tmp, "xb") as out:
-                yield out
-            os.replace(tmp, local)
-        finally:
-            tmp.unlink(missing_ok=True)
+    with doing(f"write {local}"), whole(local) as out:
+        yield out

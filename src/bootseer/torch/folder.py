@@ -6,11 +6,11 @@ import logging
 import os
 import threading
 from collections.abc import Sequence
-from typing import Self
 
 from blake3 import blake3
 
 from bootseer.backends.interface import exists, join
+from bootseer.closing import Closing
 from bootseer.errors import DataError, NotFoundError
 from bootseer.ranges import flat
 from bootseer.stripefs import ChunkFile, Given, layout, place
@@ -43,7 +43,7 @@ class SmallFile(ChunkFile):
         return 0
 
 
-class CheckpointFolder:
+class CheckpointFolder(Closing):
     """The folder ``url`` for reading; any thread may use it.
 
     A folder with COMMIT is a checkpoint, and so is one without in which no save of bootseer began: another program
@@ -125,9 +125,3 @@ class CheckpointFolder:
         for file in files.values():
             file.close()
         self.load.tell()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

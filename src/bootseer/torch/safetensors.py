@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
 from bootseer.backends.interface import exists
 from bootseer.backends.pool import parallel
+from bootseer.closing import Closing
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, Given, locate, open_fs
 from bootseer.torch.destination import Request
@@ -145,7 +146,7 @@ class LazySlice:
         return found
 
 
-class SafetensorsFile:
+class SafetensorsFile(Closing):
     """An open safetensors file, or a model of several files; a context manager. Belongs to one thread at a time."""
 
     def __init__(self, url: Given, device: str | torch.device = "cpu") -> None:
@@ -209,12 +210,6 @@ class SafetensorsFile:
 
     def close(self) -> None:
         self._folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def _files(url: Given) -> tuple[CheckpointFolder, dict[str, list[str] | None]]:

@@ -14,6 +14,7 @@ import os
 import stat
 from pathlib import Path
 
+from bootseer.closing import whole
 from bootseer.errors import BootseerError, DataError
 from bootseer.stripefs.checkpoint.access import MAX_STORED, AccessLog, AccessRecord, decode, encode, merged
 
@@ -49,13 +50,9 @@ class JobAccess:
         """Hand over what is new."""
         if (changes := self._noted.changes) == self._written:
             return
-        new = self._path.with_suffix(".new")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                new.unlink()
-            with open(new, "xb") as out:  # not through a link that somebody planted
+            with whole(self._path) as out:
                 out.write(encode(self._noted.record()))
-            os.replace(new, self._path)
             self._written = changes
         except OSError as exc:
             _log.info("what was read of the checkpoint is not noted for the next start: %s", exc)

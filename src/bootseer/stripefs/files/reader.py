@@ -15,11 +15,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Self
 
 from blake3 import blake3
 
 from bootseer.backends.interface import Backend, Piece, Source
+from bootseer.closing import Closing
 from bootseer.errors import DataError, NotWritableError
 from bootseer.ranges import flat
 from bootseer.stripefs import layout
@@ -78,7 +78,7 @@ class Local:
 NOWHERE = Local()
 
 
-class ChunkFile:
+class ChunkFile(Closing):
     """An open file of the store, read in chunks. ``content`` names what is at its path, and changes when that does;
     ``identity`` names it among all stores (`identity_of`).
 
@@ -239,12 +239,6 @@ class ChunkFile:
         self.attach(NOWHERE)
         for source in sources.values():
             source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def content_of(version: str, uuid: str = "") -> str:
