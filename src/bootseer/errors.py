@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 
@@ -143,3 +144,24 @@ def doing(what: str) -> Iterator[None]:
         yield
     except OSError as exc:
         raise from_os_error(exc, what) from exc
+
+
+class logged:
+    """An error of ``kinds`` inside ends the block, and becomes a line of ``log`` after ``what`` with its ``args``."""
+
+    def __init__(
+        self,
+        log: Callable[..., None],
+        what: str,
+        *args: object,
+        kinds: type[Exception] | tuple[type[Exception], ...] = (BootseerError, OSError),
+    ) -> None:
+        self._say, self._kinds = functools.partial(log, f"{what}: %s", *args), kinds
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, exc: BaseException | None, traceback: object) -> bool:
+        if not isinstance(exc, self._kinds):
+            return False
+        self._say(exc)
+        return True

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from bootseer.errors import BootseerError, doing
+from bootseer.errors import doing, logged
 from bootseer.folders import adopted, remove
 from bootseer.kernel import mount as mounts
 from bootseer.wiretypes import json_as
@@ -97,14 +97,11 @@ def end_left(folders: Iterable[Path], end: Callable[[Path], None], until: float)
     ``until`` (`time.monotonic`) goes on in the background."""
 
     def work(folder: Path) -> None:
-        try:
-            with adopted(folder) as ours:
-                if ours:
-                    log.warning("%s was left by a process that was killed", folder)
-                    end(folder)
-                    remove(folder)
-        except (BootseerError, OSError) as exc:
-            log.warning("cannot end what is left in %s: %s", folder, exc)
+        with logged(log.warning, "cannot end what is left in %s", folder), adopted(folder) as ours:
+            if ours:
+                log.warning("%s was left by a process that was killed", folder)
+                end(folder)
+                remove(folder)
 
     threads = [threading.Thread(target=work, args=(folder,), name="sweep", daemon=True) for folder in folders]
     for thread in threads:

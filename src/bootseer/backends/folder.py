@@ -24,6 +24,7 @@ from bootseer.errors import (
     UnavailableError,
     doing,
     from_os_error,
+    logged,
 )
 from bootseer.kernel import beneath, libc, links
 from bootseer.kernel.removal import remove_tree
@@ -270,10 +271,8 @@ class FolderBackend(Backend):
             fd = beneath.open_at(above, where.name, _FOLDER)
             mode = stat.S_IMODE(os.fstat(above).st_mode)
             if made and mode & _SHARED == _SHARED:  # the group may write here, whatever our umask
-                try:
+                with logged(log.info, "the group may not write to %s", where, kinds=OSError):
                     os.chmod(beneath.shown(fd), mode)
-                except OSError as exc:
-                    log.info("the group may not write to %s: %s", where, exc)
             return fd
 
     def stat(self, path: str) -> Entry:

@@ -51,6 +51,7 @@ from bootseer.errors import (
     NotWritableError,
     UnavailableError,
     UnsupportedError,
+    logged,
 )
 
 if TYPE_CHECKING:
@@ -185,11 +186,9 @@ class Stream:
         self._backend.call(f"{verb} {self._backend.name(self._path)}", lambda fs: function(), allowed)
 
     def abandon(self) -> None:
-        try:
+        with logged(_log.warning, "an unfinished upload may be left"):
             self._backend.call(f"abandon {self._backend.name(self._path)}", self._drop)
             self._backend.delete(self._path)
-        except (BootseerError, OSError) as exc:
-            _log.warning("an unfinished upload may be left: %s", exc)
 
     def _drop(self, fs: AbstractFileSystem) -> None:
         if not hasattr(self._file, "_upload_chunk"):

@@ -28,7 +28,7 @@ from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import Blocks
 from bootseer.chunks.locks import DATA, lease, take_lock
 from bootseer.closing import Closing
-from bootseer.errors import UnavailableError, doing
+from bootseer.errors import UnavailableError, doing, logged
 
 log = logging.getLogger(__name__)
 
@@ -256,10 +256,8 @@ class CacheFile(ReadyBlocks[Map]):
         with self._lock:
             self._lose()
         log.error("block cache %s lost data (%s): nothing is kept in it from now on", self.folder, exc.strerror)
-        try:
+        with logged(log.warning, "cannot remove the bitmap of block cache %s", self.folder, kinds=OSError):
             (self.folder / "bitmap").unlink(missing_ok=True)
-        except OSError as more:
-            log.warning("cannot remove the bitmap of block cache %s: %s", self.folder, more)
 
     def _lose(self) -> None:
         """Only what is in the bitmap on disk is ready from now on, and nothing is added."""

@@ -19,7 +19,7 @@ from bootseer.chunks import bitmap, hashing
 from bootseer.chunks.blockmap import BlockMap, Blocks
 from bootseer.chunks.chunklist import ChunkList
 from bootseer.chunks.manifest import TreeManifest
-from bootseer.errors import BootseerError, DataError
+from bootseer.errors import BootseerError, DataError, logged
 from bootseer.kernel import mount as mounts
 
 log = logging.getLogger(__name__)
@@ -114,14 +114,12 @@ def keep_hot(folder: Path, digest: bytes, count: int, hot: Iterable[int]) -> Non
         flags[block] = 1
     raw = bitmap.encode(bitmap.HOT, digest, flags)
     path = folder / "hot"
-    try:
+    with logged(log.info, "cannot keep the hot list of block cache %s", folder, kinds=OSError):
         if not path.exists() or path.read_bytes() != raw:
             # Not synced, as its checksum tells when it is torn: this is at the time when a job gets ready.
             tmp = folder / "hot.tmp"
             tmp.write_bytes(raw)
             os.replace(tmp, path)
-    except OSError as exc:
-        log.info("cannot keep the hot list of block cache %s: %s", folder, exc)
 
 
 def _part(cache_dir: Path, name: str, trees: list[str], owners: _Owners, targets: Mapping[str, list[str]]) -> Part:

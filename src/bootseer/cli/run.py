@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bootseer.cli._shared import StoreUrl, mistake, settings
+from bootseer.errors import logged
 
 if TYPE_CHECKING:
     from bootseer.launch.node import Start
@@ -86,7 +87,7 @@ def _show_card(events: Path) -> None:
     """Print the card on stderr; trouble with it is a log line, never the job's."""
     import logging
 
-    try:
+    with logged(logging.getLogger(__name__).warning, "cannot show the start-up card", kinds=Exception):
         from rich.console import Console
 
         from bootseer.profile import analysis, card
@@ -98,5 +99,3 @@ def _show_card(events: Path) -> None:
         name = shlex.quote(str(events))
         line = f"again: bootseer profile show {name}; as a page: bootseer profile serve {name}"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    except Exception as exc:
-        logging.getLogger(__name__).warning("cannot show the start-up card: %s", exc)

@@ -22,7 +22,7 @@ from bootseer.blocks import tree
 from bootseer.chunks.manifest import tree_key
 from bootseer.config import Config
 from bootseer.containerd.snapshots import Layer, MissingError, Snapshot, Snapshots
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError, doing
+from bootseer.errors import ConfigError, DataError, NotFoundError, UnavailableError, doing, logged
 from bootseer.folders import private_folder
 from bootseer.image import record as records
 from bootseer.image.lookup import same_repository
@@ -222,9 +222,7 @@ class Images:
 def unmount(target: Path, config: Config) -> None:
     """Unmount the tree on ``target``, or end what was killed while it mounted that, and remove the folder. What cannot
     be is a line in the log."""
-    try:
+    with logged(log.warning, "%s stays mounted", target):
         tree.mounted(target, target.name, Path(config.state_dir)).unmount()
         faults.point("containerd.tree.unmounted")
         target.rmdir()
-    except (BootseerError, OSError) as exc:
-        log.warning("%s stays mounted: %s", target, exc)

@@ -14,7 +14,7 @@ from bootseer import __version__
 from bootseer.config import Config, shown
 from bootseer.doctor import canary, checks
 from bootseer.doctor.checks import Check, DoctorReport, Found
-from bootseer.errors import BootseerError, PrivilegeError
+from bootseer.errors import BootseerError, PrivilegeError, logged
 from bootseer.kernel import mount
 
 _log = logging.getLogger(__name__)
@@ -98,11 +98,9 @@ def _folder(cache: Path) -> tuple[Path, bool]:
 def _image(folder: Path) -> tuple[Path, Path] | None:
     place = folder / "image"
     place.mkdir()
-    try:
+    with logged(_log.info, "no canary image"):
         return canary.make(place)
-    except (BootseerError, OSError) as exc:
-        _log.info("no canary image: %s", exc)
-        return None
+    return None
 
 
 def _remove(folder: Path) -> None:

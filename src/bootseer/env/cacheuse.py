@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from bootseer.env.generation import Held
+from bootseer.errors import logged
 from bootseer.kernel import libc
 from bootseer.kernel.opens import EVENT
 
@@ -77,15 +78,13 @@ class Use:
         poll = select.poll()
         poll.register(self._events, select.POLLIN)
         poll.register(self._over, select.POLLIN)
-        try:
+        with logged(log.info, "nobody can tell what of the cache is used", kinds=OSError):
             over = False
             while not over:
                 over = self._over in {fd for fd, _ in poll.poll()}
                 with contextlib.suppress(BlockingIOError):
                     while data := os.read(self._events, _READ):
                         self._take(data)
-        except OSError as exc:
-            log.info("nobody can tell what of the cache is used: %s", exc)
 
     def _close(self) -> None:
         for fd in {self._events, self._over} - {-1}:

@@ -20,7 +20,7 @@ from bootseer.env.inputs import Digests
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import EnvSpec
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, logged
 from bootseer.objects import Store, open_store, signature
 from bootseer.units import age_text, one_line
 from bootseer.wiretypes import json_as
@@ -178,10 +178,8 @@ def explained(store: Store, inputs: KeyDocument) -> str:
         names = [info.key for info in store.list(manifest.index_prefix(inputs))][-_COMPARED:]
         earlier = []
         for name in names:
-            try:
+            with logged(log.info, "not compared with %s", name, kinds=(BootseerError, ValueError)):
                 earlier.append(key.document_from(json_as(store.get(name, most=manifest.MAX_STORED), object)))
-            except (BootseerError, ValueError) as exc:
-                log.info("not compared with %s: %s", name, exc)
         return one_line(explain.explain(inputs, earlier))[:_LONGEST]
     except Exception as exc:
         log.info("cannot explain the miss: %s", exc)

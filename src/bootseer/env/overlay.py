@@ -26,7 +26,7 @@ from bootseer.env import lock as locks
 from bootseer.env.inputs import Opened
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
-from bootseer.errors import BootseerError, NotWritableError, doing
+from bootseer.errors import BootseerError, NotWritableError, doing, logged
 from bootseer.folders import private_folder, trusted
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.copies import withdraw
@@ -311,11 +311,9 @@ class Group:
     def _tree_status(self) -> tree.TreeStatus | None:
         if not self.record.tree:
             return None
-        try:
+        with logged(log.info, "the tree of snapshot %s is not served", self.record.key[:12], kinds=BootseerError):
             return self._tree().status()
-        except BootseerError as exc:
-            log.info("the tree of snapshot %s is not served: %s", self.record.key[:12], exc)
-            return None
+        return None
 
     def unmount(self, *, copies: bool = False) -> None:
         """Give the group up for `mine`; take it down unless other processes use it, and the ``copies`` that other mount

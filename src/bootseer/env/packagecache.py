@@ -15,7 +15,7 @@ from bootseer.env import cachekinds, generation, key
 from bootseer.env.generation import Cache, Held
 from bootseer.env.publication import Publication
 from bootseer.env.spec import EnvSpec
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, logged
 
 log = logging.getLogger(__name__)
 
@@ -92,10 +92,8 @@ class PackageCaches:
         """After a success have a process capture what was added, ``beside`` what follows. It gives the caches up; who
         ends it gives them up by `close`."""
         if self._held and self.folder and not self._code:
-            try:
+            with logged(log.warning, "the package caches are not captured"):
                 self.publication = self._held.capture(last=True)
-            except (BootseerError, OSError) as exc:
-                log.warning("the package caches are not captured: %s", exc)
         if self.publication and not beside:
             self.publication.wait(_SECONDS)
         if not self.publication or not beside:
@@ -117,10 +115,8 @@ class PackageCaches:
     def close(self) -> None:
         """Give them up."""
         if self._held:
-            try:
+            with logged(log.warning, "the package caches stay on this node"):
                 self._held.close()
-            except (BootseerError, OSError) as exc:
-                log.warning("the package caches stay on this node: %s", exc)
 
 
 def _facts(spec: EnvSpec, config: Config) -> dict[str, str]:

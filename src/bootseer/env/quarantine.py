@@ -17,7 +17,7 @@ import msgspec
 from bootseer.config import Config
 from bootseer.env.canonical import canonical
 from bootseer.env.manifest import SnapshotManifest, manifest_key
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, logged
 from bootseer.objects import Store, signature
 from bootseer.units import one_line
 from bootseer.wiretypes import json_as
@@ -58,11 +58,9 @@ def reason(cache_dir: Path, mark: str) -> str:
 def put(cache_dir: Path, mark: str, why: str) -> None:
     """Never use the snapshot on this node again. A failure to remember that is only logged."""
     path = _file(cache_dir, mark)
-    try:
+    with logged(log.warning, "cannot remember that a snapshot is damaged", kinds=OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(why + "\n")
-    except OSError as exc:
-        log.warning("cannot remember that a snapshot is damaged: %s", exc)
 
 
 def lift(cache_dir: Path, mark: str) -> None:
@@ -79,13 +77,11 @@ def tell(store: Store, found: SnapshotManifest, why: str, config: Config) -> Non
     """Tell all nodes, when this one may publish. Trouble is only logged."""
     if not config.sign_key and (config.verify_key or config.require_signature):
         return
-    try:
+    with logged(log.warning, "cannot tell other nodes that snapshot %s is of no use", found.shown):
         said = _Said(mark_of(found), one_line(why)[:_LONGEST])
         if config.sign_key:
             said.signature = signature.sign(signature.signing_key(Path(config.sign_key)), said.content).decode()
         store.put(shared_key(found), canonical(msgspec.to_builtins(said)))
-    except (BootseerError, OSError) as exc:
-        log.warning("cannot tell other nodes that snapshot %s is of no use: %s", found.shown, exc)
 
 
 def told(store: Store, found: SnapshotManifest, keys: Sequence[Ed25519PublicKey]) -> str:

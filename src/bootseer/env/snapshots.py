@@ -14,7 +14,7 @@ from bootseer.env.inventory import Entry
 from bootseer.env.key import KeyDocument
 from bootseer.env.manifest import SnapshotManifest, inventory_key
 from bootseer.env.unpack import verify_stage
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, logged
 from bootseer.objects import Store
 
 if TYPE_CHECKING:
@@ -73,14 +73,12 @@ def newest_trees(store: Store, document: KeyDocument, keys: Sequence[Ed25519Publ
     """Digests of the trees of the newest snapshots of these targets, as far as they can be had and one of ``keys`` has
     signed them."""
     trees = []
-    try:
+    with logged(log.info, "blocks of other snapshots are not shared", kinds=BootseerError):
         for info in reversed([*store.list(manifest.index_prefix(document))][-most:]):
             name = "/".join(info.key.split("-")[-2:])
             found = manifest.decode(store.get(manifest.manifest_key(name), most=manifest.MAX_STORED), name)
             manifest.check_signed(found, keys)
             trees.append(found.tree)
-    except BootseerError as exc:
-        log.info("blocks of other snapshots are not shared: %s", exc)
     return trees
 
 

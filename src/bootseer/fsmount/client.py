@@ -24,6 +24,7 @@ from bootseer.errors import (
     NotFoundError,
     NotWritableError,
     UnsupportedError,
+    logged,
 )
 from bootseer.folders import enterable, private_folder, settled, trusted
 from bootseer.fsmount.record import SERVER, SILENCE, SPOOLS, FsStatus, MountRecord, ServerSpec, recorded, state_folder
@@ -73,10 +74,8 @@ class FsMount:
 
     def release(self) -> None:
         """Let a prefetch begin that was started with ``hold``."""
-        try:
+        with logged(_log.warning, "the prefetch into %s begins by itself, later", self.mountpoint, kinds=BootseerError):
             self._ask("release")
-        except BootseerError as exc:
-            _log.warning("the prefetch into %s begins by itself, later: %s", self.mountpoint, exc)
 
     def accessed(self) -> AccessRecord:
         """What the readers of this mount have read; nothing, with a log line, when its server does not say so."""

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, NamedTuple, cast
 
 from bootseer.backends.pool import parallel
-from bootseer.errors import BootseerError, DataError
+from bootseer.errors import DataError, logged
 from bootseer.fsspecfs.paths import StripePaths, doing
 from bootseer.kernel import finalisers
 from bootseer.ranges import flat, merge
@@ -116,10 +116,8 @@ class StripeOutput(io.BufferedIOBase):
         """Give up what was written; never raises."""
         if not self._ended:
             self._ended = True
-            try:
+            with logged(_log.warning, "a part of %s may be left", self.name):
                 self._writer.abandon()
-            except (BootseerError, OSError) as exc:
-                _log.warning("a part of %s may be left: %s", self.name, exc)
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if kind is not None and not self._ended:

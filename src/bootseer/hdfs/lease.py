@@ -16,6 +16,7 @@ import time
 import weakref
 from typing import Protocol
 
+from bootseer.errors import logged
 from bootseer.hdfs.namenode import NameNode
 
 _log = logging.getLogger(__name__)
@@ -79,10 +80,8 @@ def _renew_all() -> bool:
             return False
     # leases first: they are lost for all files, a pipeline for one, and DataNodes may take their time
     for namenode in {file.namenode for file in files}:
-        try:
+        with logged(_log.warning, "leases not renewed, trying again in %.0f s", RENEW, kinds=Exception):
             namenode.renew_lease(deadline=_ASK)
-        except Exception as exc:
-            _log.warning("leases not renewed, trying again in %.0f s: %s", RENEW, exc)
     for file in files:
         try:
             file.keep_alive()

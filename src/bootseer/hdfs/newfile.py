@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError, logged
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +61,8 @@ class NewFile(abc.ABC):
                 return
             self._open = False
             self._failure = None  # its frames hold what was being written
-            try:
+            with logged(_log.warning, "the unfinished %s is left behind", self.path, kinds=BootseerError):
                 self._remove()
-            except BootseerError as exc:
-                _log.warning("the unfinished %s is left behind: %s", self.path, exc)
 
     @abc.abstractmethod
     def _write(self, data: bytes | bytearray | memoryview) -> int: ...

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.chunks import hashing
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, logged
 from bootseer.objects import Store, open_store, signature
 from bootseer.oci import ImageConfig, Reference, in_files
 from bootseer.wiretypes import json_as
@@ -186,7 +186,7 @@ def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
     name = str(msgspec.structs.replace(ref, tag="", digest=""))
     ranked: list[tuple[tuple[int, bool, int], str]] = []
     end = time.monotonic() + _SECONDS
-    try:
+    with logged(log.warning, "blocks of other images are not shared"):
         infos = itertools.islice(store.some(FOLDER), _MAX_RELATED)
         with ThreadPoolExecutor(_READERS, "related") as pool:
             while some := list(itertools.islice(infos, 2 * _READERS)):
@@ -200,8 +200,6 @@ def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
                         "store %s is slow: blocks of %d images are looked at, not of all", store.shown, len(ranked)
                     )
                     break
-    except (BootseerError, OSError) as exc:
-        log.warning("blocks of other images are not shared: %s", exc)
     ranked.sort(reverse=True)
     return list(dict.fromkeys(tree for _, tree in ranked))
 

@@ -17,7 +17,7 @@ import time
 import weakref
 from pathlib import Path
 
-from bootseer.errors import BootseerError, UnavailableError, UnsupportedError, from_os_error
+from bootseer.errors import BootseerError, UnavailableError, UnsupportedError, from_os_error, logged
 from bootseer.kernel import fuse_device, mount
 from bootseer.kernel import fuse_wire as wire
 from bootseer.kernel.fuse_device import Device
@@ -207,11 +207,9 @@ class Server:
                 os.close(fd)
 
     def _widen_readahead(self) -> None:
-        try:
+        with logged(_log.warning, "readahead of %s stays at 128 KiB", self.mountpoint, kinds=OSError):
             path = f"/sys/class/bdi/{self._mount.device if self._mount else '?'}/read_ahead_kb"
             Path(path).write_text(str(self.options.max_readahead >> 10))
-        except OSError as exc:
-            _log.warning("readahead of %s stays at 128 KiB: %s", self.mountpoint, exc)
 
     def _work(self, fd: int) -> None:
         try:

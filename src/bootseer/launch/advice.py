@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from bootseer.errors import BootseerError
+from bootseer.errors import logged
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +14,5 @@ log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def advisory(doing: str) -> Iterator[None]:
     """The job runs whether this works or not: trouble is a log line."""
-    try:
+    with logged(log.warning, f"cannot {doing}"):
         yield
-    except (BootseerError, OSError) as exc:
-        log.warning("cannot %s: %s", doing, exc)

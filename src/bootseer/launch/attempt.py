@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.errors import BootseerError
+from bootseer.errors import logged
 from bootseer.folders import foothold
 from bootseer.kernel import beneath
 from bootseer.launch.identity import Identity
@@ -37,13 +37,11 @@ def begin_events(folder: Path, identity: Identity, own: Path) -> tuple[Identity,
     """``identity`` with its attempt, the path of its file of events in ``folder``, and a descriptor as of
     `open_events`. Where these cannot be had, a warning says so, and the file is in ``own``, the start's private folder.
     Raises `OSError` when that cannot be written to."""
-    try:
+    with logged(_log.warning, "the events of this start are not kept: cannot write them in %s", folder):
         if not identity.attempt:
             identity = msgspec.structs.replace(identity, attempt=join_attempt(folder, identity))
         path = folder / identity.job / f"attempt-{identity.attempt}" / f"{identity.node}.jsonl"
         return identity, path, open_events(folder, identity)
-    except (OSError, BootseerError) as exc:
-        _log.warning("the events of this start are not kept: cannot write them in %s: %s", folder, exc)
     identity = msgspec.structs.replace(identity, attempt=identity.attempt or "0")
     path = own / f"{identity.node}.jsonl"
     return identity, path, os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

@@ -20,7 +20,7 @@ from bootseer.env import cachekey, cachekinds, generation
 from bootseer.env.cacheuse import Refusals, Use
 from bootseer.env.generation import Cache, Held
 from bootseer.env.publication import Publication
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, logged
 from bootseer.launch.advice import advisory
 
 log = logging.getLogger(__name__)
@@ -205,10 +205,8 @@ class Caches:
 
     def _capture(self, *, last: bool = False) -> None:
         assert self._held
-        try:
+        with logged(log.warning, "cannot capture the caches"):
             self._running = self._held.capture(self._used, seconds=self._seconds, last=last)
-        except (BootseerError, OSError) as exc:
-            log.warning("cannot capture the caches: %s", exc)
 
     def _watch(self) -> None:
         before, tried, last = dict[str, tuple[int, int]](), dict[str, tuple[int, int]](), -_PAUSE

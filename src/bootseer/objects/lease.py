@@ -21,7 +21,7 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 
 from bootseer import faults
-from bootseer.errors import BootseerError, NotFoundError
+from bootseer.errors import BootseerError, NotFoundError, logged
 from bootseer.objects.base import Store
 from bootseer.profile import emit
 from bootseer.units import one_line
@@ -154,22 +154,18 @@ class Lead:
             log.warning("the store does not answer; the lease stays until others see that it is not renewed")
             return
         faults.point("lease.before-end")
-        try:
+        with logged(log.warning, "the lease stays until others see that it is not renewed"):
             told = self._end is not None and self._told(self._end)
             if not told:  # first: who waits is let go, and a store that does not answer holds us up once only
                 self._store.delete(_key(self._folder, self._number))
             for number in _numbers(self._store, self._folder) if self._number else []:
                 if number < self._number - _KEPT * told:
                     self._store.delete(_key(self._folder, number))
-        except (BootseerError, OSError) as error:
-            log.warning("the lease stays until others see that it is not renewed: %s", error)
 
     def _told(self, end: Lease) -> bool:
-        try:
+        with logged(log.warning, "other nodes are not told that this one has %s", end.state):
             return self._put(end, overwrite=True)
-        except (BootseerError, OSError) as exc:  # a full store still lets us delete
-            log.warning("other nodes are not told that this one has %s: %s", end.state, exc)
-            return False
+        return False  # a full store still lets us delete
 
     def _put(self, lease: Lease, *, overwrite: bool) -> bool:
         return self._store.put(_key(self._folder, self._number), msgspec.json.encode(lease), overwrite=overwrite)
@@ -178,10 +174,8 @@ class Lead:
         while not self._ended.wait(RENEWAL):
             told = self._progress() if self._progress else None
             self._lease = msgspec.structs.replace(self._lease, count=self._lease.count + 1, progress=told)
-            try:
+            with logged(log.warning, "cannot renew the lease; another node may do the same work"):
                 self._put(self._lease, overwrite=True)
-            except (BootseerError, OSError) as exc:
-                log.warning("cannot renew the lease; another node may do the same work: %s", exc)
 
 
 class Turn(NamedTuple):

@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Iterable
 
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError, logged
 from bootseer.objects.base import Store
 from bootseer.objects.lease import this_node
 
@@ -53,19 +53,15 @@ def hold(store: Store, tree: str, keys: Iterable[str]) -> None:
 def note(store: Store, tree: str) -> None:
     """Say that this node uses ``tree``. Never raises: of a store that cannot be written
     there is a line in the log, and its trees are kept by their images and environments alone."""
-    try:
+    with logged(log.info, "no note of use of tree %s", tree[:12]):
         if store.dated:  # even where there is one: it may be a neighbour's, who takes it away again
             _put(store, tree)
-    except (BootseerError, OSError) as exc:
-        log.info("no note of use of tree %s: %s", tree[:12], exc)
 
 
 def note_beside(store: Store, tree: str) -> None:
     """`note` in a thread that nobody waits for."""
-    try:
+    with logged(log.info, "no note of use of tree %s", tree[:12], kinds=RuntimeError):
         threading.Thread(target=note, args=(store, tree), name="uses", daemon=True).start()
-    except RuntimeError as exc:
-        log.info("no note of use of tree %s: %s", tree[:12], exc)
 
 
 def key_of(tree: str) -> str:

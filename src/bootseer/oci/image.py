@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from bootseer.closing import Closing
-from bootseer.errors import DataError, UnavailableError, UnsupportedError
+from bootseer.errors import DataError, UnavailableError, UnsupportedError, logged
 from bootseer.oci import spec
 from bootseer.oci.archive import Archive
 from bootseer.oci.credentials import Logins
@@ -151,11 +151,9 @@ def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
     if not ref.registry:
         return
-    with Registry(ref, plain_http=plain_http) as registry:
-        try:
-            registry.head_manifest(ref.selector, retries=0)
-        except UnavailableError as exc:
-            log.warning("access to %s is not checked: %s", ref, exc)
+    unchecked = logged(log.warning, "access to %s is not checked", ref, kinds=UnavailableError)
+    with Registry(ref, plain_http=plain_http) as registry, unchecked:
+        registry.head_manifest(ref.selector, retries=0)
 
 
 def _source(ref: Reference, plain_http: bool | None, spool: Path | None = None) -> Source:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer.errors import BootseerError
+from bootseer.errors import BootseerError, logged
 from bootseer.served.protocol import MAX_REQUEST, SOCKET, Reply, Request, failure
 from bootseer.wiretypes import json_as
 
@@ -52,15 +52,12 @@ class ControlServer:
         """Answer who has connected, if anybody, with what ``handle`` says. Never raises for what a client does."""
         with contextlib.suppress(BlockingIOError):
             peer, _ = self._sock.accept()
-            with peer:
-                try:
-                    peer.settimeout(_PEER_SECONDS)
-                    with peer.makefile("rb") as lines:
-                        line = lines.readline(MAX_REQUEST)
-                    if not _hung_up(peer):  # else it has given up, and told its user so
-                        peer.sendall(msgspec.json.encode(_reply(line, handle)) + b"\n")
-                except OSError as exc:
-                    log.warning("control connection: %s", exc)
+            with peer, logged(log.warning, "control connection", kinds=OSError):
+                peer.settimeout(_PEER_SECONDS)
+                with peer.makefile("rb") as lines:
+                    line = lines.readline(MAX_REQUEST)
+                if not _hung_up(peer):  # else it has given up, and told its user so
+                    peer.sendall(msgspec.json.encode(_reply(line, handle)) + b"\n")
 
     def close(self) -> None:
         """Answer nobody any more. Who asks waits for the end of the server."""

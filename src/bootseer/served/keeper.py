@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from bootseer.errors import logged
 from bootseer.kernel.child import Child, Watch, ended, keep_beating
 
 log = logging.getLogger(__name__)
@@ -124,7 +125,5 @@ class Heir:
         log.warning("the supervisor %d has died; starting another", self._pid)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._pid, os.WNOHANG)
-        try:
+        with logged(log.critical, "no other supervisor can be started now", kinds=OSError):
             self._watch(self._start())
-        except OSError as exc:
-            log.critical("no other supervisor can be started now: %s", exc)

@@ -30,7 +30,7 @@ from bootseer.blocks.publish.spool import FOLDER_BYTES
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import CacheFile, ReadyBlocks
-from bootseer.errors import BootseerError, FullError, UnavailableError
+from bootseer.errors import BootseerError, FullError, UnavailableError, logged
 from bootseer.objects import Store
 
 if TYPE_CHECKING:
@@ -149,10 +149,8 @@ def _publish(store: Store, tree: LocalTree, found: dict[str, Trace], work: Path,
     if sum(map(tree.map.length_of, needed)) > FOLDER_BYTES:
         log.info("no hot pack is made of the prediction: it has %d blocks", len(needed))
     else:
-        try:
+        with logged(log.warning, "no hot pack is made of the prediction", kinds=(UnavailableError, FullError)):
             _packs(store, tree, found, needed, work, streams, end)
-        except (UnavailableError, FullError) as exc:
-            log.warning("no hot pack is made of the prediction: %s", exc)
     for job, trace in found.items():
         raw = trace.encode()
         store.put(f"{ProfileKey(job).prefix(tree.digest)}/{hashing.hexdigest(raw)}.trace", raw)

@@ -28,7 +28,7 @@ from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.cachefile import ReadyBlocks
 from bootseer.chunks.zstd import compress
-from bootseer.errors import BootseerError, DataError, NotFoundError, doing
+from bootseer.errors import BootseerError, DataError, NotFoundError, doing, logged
 from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
@@ -299,7 +299,5 @@ def _claimed(store: Store, key: str) -> Iterator[bool]:
         yield mine
     finally:
         if mine:
-            try:
+            with logged(log.warning, "cannot remove %s", key, kinds=BootseerError):
                 store.delete(key)
-            except BootseerError as exc:
-                log.warning("cannot remove %s: %s", key, exc)

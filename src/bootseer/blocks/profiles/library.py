@@ -25,7 +25,7 @@ from bootseer.blocks.formats.trace import MAX_BYTES, Trace
 from bootseer.blocks.profiles.merge import blocks_of
 from bootseer.chunks import hashing
 from bootseer.chunks.blockmap import BlockMap
-from bootseer.errors import BootseerError, DataError, UnavailableError
+from bootseer.errors import BootseerError, DataError, UnavailableError, logged
 from bootseer.objects import ObjectInfo, Store
 
 log = logging.getLogger(__name__)
@@ -128,11 +128,9 @@ def packs(store: Store, folder: str, target: Target) -> Iterator[StoredPack]:
 
 def newest_pack(store: Store, folder: str, target: Target) -> StoredPack | None:
     """The newest of `packs`. A store that does not answer is a line in the log."""
-    try:
+    with logged(log.warning, "cannot look for a hot pack in %s", folder, kinds=BootseerError):
         return max(packs(store, folder, target), key=lambda one: one.pack.age_order, default=None)
-    except BootseerError as exc:
-        log.warning("cannot look for a hot pack in %s: %s", folder, exc)
-        return None
+    return None
 
 
 def _read_index(store: Store, info: ObjectInfo, target: Target) -> HotPack:
@@ -154,12 +152,10 @@ def load_pages(store: Store, key: str, tree: str, size: int) -> PageList:
 
 def load(store: Store, tree: str, key: ProfileKey, size: int) -> list[Trace]:
     """Traces for ``tree`` by ``key``; when there are none, those of any job in `ProfileKey.others`."""
-    try:
+    with logged(log.warning, "no profile for tree %s", tree[:12], kinds=BootseerError):
         for folder in (key.prefix(tree), *key.others(tree)):
             if found := list(_read(store, folder, tree, size)):
                 return found
-    except BootseerError as exc:
-        log.warning("no profile for tree %s: %s", tree[:12], exc)
     return []
 
 
@@ -188,17 +184,15 @@ def has_traces(store: Store, folder: str) -> bool:
 
 def read_trace(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | None:
     """A trace of ``tree``, whose data has ``size`` bytes; None, and a line in the log, for what is no such trace."""
-    try:
+    with logged(log.warning, "ignoring trace %s", info.key, kinds=BootseerError):
         raw = store.get(info.key, most=MAX_BYTES)
         if info.key.rpartition("/")[2] != f"{hashing.hexdigest(raw)}.trace":
             raise DataError("its name is not its digest")
         trace = Trace.decode(raw)
         if trace.tree != tree or trace.size != size:
             raise DataError("it is of another tree")
-    except BootseerError as exc:
-        log.warning("ignoring trace %s: %s", info.key, exc)
-        return None
-    return trace
+        return trace
+    return None
 
 
 def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> str:
@@ -237,11 +231,9 @@ def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> st
 
 def record_next(store: Store, key: ProfileKey, tree: str) -> None:
     """Have the next start by ``key`` recorded in full: without a page list it is not read ahead of."""
-    try:
+    with logged(log.warning, "the next start of tree %s may be read ahead of, too", tree[:12], kinds=BootseerError):
         for info in [info for info in store.some(key.prefix(tree)) if info.key.endswith(".pages")][:LOOKED_AT]:
             store.delete(info.key)
-    except BootseerError as exc:
-        log.warning("the next start of tree %s may be read ahead of, too: %s", tree[:12], exc)
 
 
 def make_room(store: Store, key: ProfileKey, tree: str, blocks: BlockMap, size: int) -> bool:

@@ -14,7 +14,7 @@ from bootseer.blocks.metadata import fetch
 from bootseer.chunks.blockmap import BlockMap, ObjectRef
 from bootseer.chunks.frames import verified
 from bootseer.chunks.manifest import MAX_MANIFEST, TreeManifest, tree_key
-from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.errors import BootseerError, DataError, NotFoundError, logged
 from bootseer.objects import Store
 
 log = logging.getLogger(__name__)
@@ -56,14 +56,12 @@ class KnownBlocks:
                 log.info("blocks of %d trees are looked for in store %s, not of more", trees, store.shown)
                 break
             trees += 1
-            try:
+            with logged(log.warning, "blocks of tree %s are not shared", digest[:12]):
                 manifest = TreeManifest.decode(store.get(tree_key(digest), most=MAX_MANIFEST), digest)
                 if manifest.map.size > left:
                     continue
                 left -= manifest.map.size
                 self.add(BlockMap.decode(fetch(store, manifest.map)), block_size)
-            except (BootseerError, OSError) as exc:
-                log.warning("blocks of tree %s are not shared: %s", digest[:12], exc)
         return self
 
     def add(self, blocks: BlockMap, block_size: int) -> None:

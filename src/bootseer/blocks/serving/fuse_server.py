@@ -28,7 +28,7 @@ from typing import NamedTuple, NoReturn
 from bootseer.blocks.serving.ipc import Came, Channel, Repeat, Wanted, request_id
 from bootseer.blocks.serving.shared_memory import Count, SharedMemory
 from bootseer.chunks.locks import DATA
-from bootseer.errors import BootseerError, UnavailableError
+from bootseer.errors import BootseerError, UnavailableError, logged
 from bootseer.kernel import fuse, procfs
 from bootseer.kernel import mount as mounts
 from bootseer.served.keeper import Heir
@@ -94,7 +94,7 @@ class FuseServer:
         server = self._server = self._serve()
         threading.Thread(target=self._await_end, args=(server,), name="end", daemon=True).start()
         self._shared.counts[Count.SERVER_READY] = self._generation
-        try:
+        with logged(log.error, "the FUSE server ends", kinds=BootseerError):
             while not server.wait(0):
                 poll = select.poll()
                 poll.register(self._channel.fileno(), select.POLLIN)
@@ -108,8 +108,6 @@ class FuseServer:
                 self._pending.send()
                 self._pending.expire()
                 self._heir.look()
-        except BootseerError as exc:
-            log.error("the FUSE server ends: %s", exc)
         # After any other exception the readers are left to the next server.
         self._pending.fail_all()
 

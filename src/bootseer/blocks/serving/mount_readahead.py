@@ -13,6 +13,8 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from bootseer.errors import logged
+
 log = logging.getLogger(__name__)
 
 NAMES = "*.readahead"
@@ -32,10 +34,8 @@ def note_mount(folder: Path) -> Iterator[None]:
     if len(new) != 1:
         log.info("the readahead of this mount stays at 128 KiB: %d names of one are new", len(new))
         return
-    try:
+    with logged(log.warning, "the readahead of this mount stays at 128 KiB", kinds=OSError):
         (folder / f"{new.pop()}.readahead").touch()
-    except OSError as exc:
-        log.warning("the readahead of this mount stays at 128 KiB: %s", exc)
 
 
 def widen(folder: Path) -> None:

@@ -17,7 +17,7 @@ import socket
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from bootseer.errors import ConfigError, NotWritableError, PrivilegeError, UnavailableError, UnsupportedError
+from bootseer.errors import ConfigError, NotWritableError, PrivilegeError, UnavailableError, UnsupportedError, logged
 from bootseer.hdfs import nameservice
 from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.deadline import Workers
@@ -145,10 +145,8 @@ def _names(connection: Connection) -> Iterable[str]:
         canonical = socket.getaddrinfo(host, None, flags=socket.AI_CANONNAME)[0][3]
         return [canonical, socket.gethostbyaddr(connection.peer)[0]]
 
-    try:
+    with logged(_log.info, "whether %s has another name cannot be told", host, kinds=OSError):
         yield from map(str.lower, _resolvers.call(ask, _LOOKUP))
-    except OSError as exc:
-        _log.info("whether %s has another name cannot be told: %s", host, exc)
 
 
 def _framed(message: wire.RpcSasl) -> bytes:

@@ -17,7 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from bootseer.backends.interface import clean
-from bootseer.errors import BootseerError, DataError, NotFoundError
+from bootseer.errors import BootseerError, DataError, NotFoundError, logged
 from bootseer.objects import Store
 from bootseer.ranges import merge
 from bootseer.wiretypes import json_as
@@ -210,14 +210,11 @@ def load(store: Store, lineage: Lineage) -> AccessRecord | None:
 
 def save(store: Store, lineage: Lineage, record: AccessRecord) -> bool:
     """Have the next start know ``record``; False when that was not needed, or did not work (with a log line)."""
-    try:
-        if not record.files or record == load(store, lineage):
-            return False
-        store.put(lineage.key, encode(record), overwrite=True)
-    except BootseerError as exc:
-        _log.warning("cannot keep what this start read of its checkpoint: %s", exc)
-        return False
-    return True
+    with logged(_log.warning, "cannot keep what this start read of its checkpoint", kinds=BootseerError):
+        if record.files and record != load(store, lineage):
+            store.put(lineage.key, encode(record), overwrite=True)
+            return True
+    return False
 
 
 def merged(records: Iterable[AccessRecord]) -> AccessRecord:

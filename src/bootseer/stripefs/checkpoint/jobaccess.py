@@ -15,7 +15,7 @@ import stat
 from pathlib import Path
 
 from bootseer.closing import whole
-from bootseer.errors import BootseerError, DataError
+from bootseer.errors import DataError, logged
 from bootseer.stripefs.checkpoint.access import MAX_STORED, AccessLog, AccessRecord, decode, encode, merged
 
 _log = logging.getLogger(__name__)
@@ -50,24 +50,20 @@ class JobAccess:
         """Hand over what is new."""
         if (changes := self._noted.changes) == self._written:
             return
-        try:
+        with logged(_log.info, "what was read of the checkpoint is not noted for the next start", kinds=OSError):
             with whole(self._path) as out:
                 out.write(encode(self._noted.record()))
             self._written = changes
-        except OSError as exc:
-            _log.info("what was read of the checkpoint is not noted for the next start: %s", exc)
 
 
 def collect(events: Path) -> AccessRecord:
     """What the processes of the start with the file ``events`` have handed over."""
     found, room = [], MAX_STORED
     for path in _files(events):
-        try:
+        with logged(_log.warning, "%s is not used for the next start", path):
             data = _read(path, room)
             room -= len(data)
             found.append(decode(data))
-        except (OSError, BootseerError) as exc:
-            _log.warning("%s is not used for the next start: %s", path, exc)
     return merged(found)
 
 

@@ -8,7 +8,7 @@ from typing import Unpack
 
 from bootseer.backends.interface import Attributes, Backend, Permissions
 from bootseer.backends.pool import parallel
-from bootseer.errors import NotFoundError, NotWritableError
+from bootseer.errors import NotFoundError, NotWritableError, logged
 from bootseer.stripefs.layout import Pointer
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,5 @@ def keep_owner(
     the ``old`` one did: only HDFS's superuser can. Else, with a log line, it belongs to who wrote it."""
     if new is None or old.owner in (None, new.owner):
         return
-    try:
+    with logged(_log.warning, "%s gets another owner or group", path, kinds=NotWritableError):
         change(backend, path, pointer, at=at, owner=old.owner)
-    except NotWritableError as exc:
-        _log.warning("%s gets another owner or group: %s", path, exc)
