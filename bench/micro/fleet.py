@@ -159,12 +159,21 @@ def log(path: Path, lines: int) -> None:
 
 @contextlib.contextmanager
 def served(*paths: Path) -> Iterator[str]:
-    """The address of a server of these files."""
+    """The address of a server that has read these files."""
     command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", *map(str, paths)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        yield server.stderr.readline().split()[-1]
-        server.terminate()
+        try:
+            address = server.stderr.readline().split()[-1]
+            until = time.monotonic() + 120
+            while time.monotonic() < until:
+                with contextlib.suppress(urllib.error.HTTPError):  # it still reads them
+                    urllib.request.urlopen(address + "jobs.json", timeout=60).close()
+                    break
+                time.sleep(0.05)
+            yield address
+        finally:
+            server.terminate()
 
 
 def hang(work: Path, rounds: int) -> list[Run]:
@@ -200,12 +209,6 @@ def grown(kept: Path, rounds: int) -> list[Run]:
     made = []
     for n in range(1, rounds + 1):
         with served(kept) as address:
-            until = time.monotonic() + 60
-            while time.monotonic() < until:
-                with contextlib.suppress(urllib.error.HTTPError):
-                    urllib.request.urlopen(address + "jobs.json", timeout=60).close()
-                    break
-                time.sleep(0.05)
             began = time.perf_counter()
             urllib.request.urlopen(address + "growth", timeout=60).read()
             made.append(Run(variant="growth-400", n=n, seconds=time.perf_counter() - began))
