@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bootseer import oci
-from bootseer.errors import ConfigError, NotFoundError
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError
 from bootseer.image import container
 from bootseer.image.cdi import Selection
 from bootseer.image.container import Bind
@@ -175,6 +175,14 @@ def test_missing_commands_are_found_before_the_runtime_does(tmp_path: Path) -> N
             container.check_command(make(tmp_path, config(), [name], env=env))
     container.check_command(make(tmp_path, config(), ["/t/x"], mounts=[Bind(str(tmp_path), "/t/x")]))
     container.check_command(make(tmp_path, config(), ["x"], env={"PATH": "/t"}, mounts=[Bind(str(tmp_path), "/t")]))
+
+
+@pytest.mark.parametrize("folder", ["dev", "proc", "sys"])
+def test_no_image_leads_a_runtime_out_of_it(tmp_path: Path, folder: str) -> None:
+    """runc made its links of /dev in a folder of the host that /dev of the image led to, and removed ptmx there."""
+    (tmp_path / folder).symlink_to("/etc")
+    with pytest.raises(UnsupportedError, match=f"its /{folder} is a link"):
+        make(tmp_path, config(), ["a"])
 
 
 def test_entries_without_a_name_are_no_variables(tmp_path: Path) -> None:

@@ -87,6 +87,9 @@ def spec(
     """
     if network not in ("host", "none"):
         raise ConfigError(f"unknown container network {network!r}", hint="host or none")
+    for folder in ("dev", "proc", "sys"):
+        if (rootfs / folder).is_symlink():  # runc puts links below /dev, and takes its ptmx away, by their names
+            raise UnsupportedError(f"cannot run the image: its /{folder} is a link", hint="make it a folder there")
     inner = config.config or oci.ContainerConfig()
     environ = {"PATH": DEFAULT_PATH, **inner.variables, **env}
     namespaces = [{"type": "pid"}, {"type": "mount"}, *([{"type": "network"}] if network == "none" else [])]
