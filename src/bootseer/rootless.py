@@ -92,7 +92,9 @@ def run(command: Command, *, stop_grace: float | None = None, stdin: bool = True
     try:
         document = msgspec.json.encode((os.getpid(), command))
     except UnicodeEncodeError as exc:
-        raise ConfigError(f"{exc.object!r} is no text in UTF-8", hint="a command takes no other") from None
+        # of a variable the name alone: its value may be a secret
+        odd = next((name for name, value in command.env.items() if value == exc.object), exc.object)
+        raise ConfigError(f"{odd!r} is no text in UTF-8", hint="a command takes no other") from None
     with open(os.memfd_create("command"), "w+b") as told, open(os.memfd_create("failure"), "w+b") as said:
         told.write(document)
         told.seek(0)

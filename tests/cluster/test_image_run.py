@@ -428,6 +428,13 @@ def test_process_1_is_of_the_container(place: Path, rootfs: image.ImageMount, tm
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
+@pytest.mark.parametrize("at", ["/dev/init", "//dev/./init", "/dev"])
+def test_what_is_mounted_in_its_place_is_no_process_1(place: Path, environ: dict[str, str], at: str) -> None:
+    done = cli(environ, "image", "run", "-v", f"/dev:{at}", f"oci:{place}/layout:v1", "--", "sh", "-c", "echo $$")
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "the command is process 1" in done.stderr
+
+
 @pytest.mark.parametrize("kind", ["x86_64", "aarch64"])
 def test_the_program_of_process_1_is_what_its_source_says(tmp_path: Path, kind: str) -> None:
     source = Path(bundle.__file__).parent / "init"
@@ -565,10 +572,11 @@ def test_what_is_no_utf8_is_refused(place: Path, environ: dict[str, str], kind: 
     elif kind == "folder":
         options = ["-w", f"/{odd}"]
     else:
-        options = ["-e", f"A={odd}" if kind == "variable" else f"{odd}=1"]
+        options = ["-e", f'A="se"cret{odd}' if kind == "variable" else f"{odd}=1"]
     done = cli(environ, "image", "run", *options, ref, *command)
     assert done.returncode == 78
     assert "no text in UTF-8" in done.stderr
+    assert "cret" not in done.stderr  # of a variable the name alone
     assert done.stderr.count("\n") == 1
     done = cli({**environ, "ODD": odd}, "image", "run", "-e", "ODD", ref, *command)
     assert done.returncode == 78

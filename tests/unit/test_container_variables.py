@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import bootseer
-from bootseer import image, oci
+from bootseer import image, oci, rootless
 from bootseer.errors import ConfigError
 from bootseer.image import user
 from bootseer.image.container import Bind
@@ -137,3 +138,11 @@ def test_the_emitters_are_shown_by_their_real_path(tmp_path: Path, monkeypatch: 
     config = oci.ImageConfig(architecture="", os="linux", rootfs=oci.RootFS(diff_ids=()))
     Container(job, tmp_path, config, tmp_path / "events/n.jsonl", {}, None).run(["train"])
     assert str(real) in [mount.source for mount in seen]
+
+
+def test_the_value_of_a_variable_that_is_no_text_is_in_no_message() -> None:
+    env = {"PATH": "/bin", "TOKEN": "hush" + os.fsdecode(b"\xff")}
+    command = rootless.Command(root="/", argv=["true"], env=env, shown=[], folders=["/"])
+    with pytest.raises(ConfigError, match="'TOKEN' is no text in UTF-8") as caught:
+        rootless.run(command)
+    assert "hush" not in str(caught.value)

@@ -22,6 +22,8 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bootseer.errors import ConfigError, UnavailableError
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import pins
@@ -58,10 +60,11 @@ class Bundle:
             self._init = _give_init(self._document, self._bundle / "init")
             self._pins = pins.pins(self._document, self._bundle / "binds")
             try:
-                text = json.dumps(self._document, ensure_ascii=False).encode()
+                text = msgspec.json.encode(self._document)
             except UnicodeEncodeError as exc:
-                before, after = exc.object[: exc.start].rpartition('"')[2], exc.object[exc.start :].partition('"')[0]
-                odd = before + after  # the argument, variable or path
+                odd: str = exc.object  # the argument, variable or path
+                if odd in self._document["process"]["env"]:
+                    odd = odd.partition("=")[0]  # the value may be a secret
                 raise ConfigError(f"{odd!r} is no text in UTF-8", hint="a container takes no other") from None
             (self._bundle / "config.json").write_bytes(text)
             (self._bundle / "program").write_text(self._program)
@@ -205,9 +208,8 @@ def _give_init(document: dict[str, Any], place: Path) -> bool:
     program = Path(__file__).parent / "init" / os.uname().machine
     mounts = document["mounts"]
     after = next(n for n, one in enumerate(mounts) if one["destination"] == "/dev") + 1
-    if not program.exists() or any(
-        os.path.normpath(one["destination"]) in ("/", "//", "/dev", "//dev") for one in mounts[after:]
-    ):
+    hiding = [os.path.normpath(f"/{one['destination'].lstrip('/')}") for one in mounts[after:]]
+    if not program.exists() or not {"/", "/dev", INIT}.isdisjoint(hiding):
         log.warning("the command is process 1 of its container: there is no init for this machine, or no place for it")
         return False
     place.write_bytes(program.read_bytes())
