@@ -3,7 +3,7 @@
 The NameNode is a double; tests/store/test_hdfs_output.py and tests/store/test_hdfs_output_faults.py ask real ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -279,6 +279,28 @@ def test_a_block_never_has_fewer_replicas_because_a_datanode_is_only_slow(lines,
         out.write(bytes(1 << 20))
     assert [line.copies for line in lines if line.copies] == [spare] * copied
     assert (names.begun, names.left) == ((1, 1) if copied else (2, 0))
+
+
+def test_a_slow_datanode_that_has_all_of_a_block_is_not_left_while_it_ends(lines, unshunned, monkeypatch):
+    """Red before: nobody copies what a block had when it ends, so the block ended with one replica."""
+    names, together = Pair(block_size=32 << 20), Placement()
+    names.spare = SPARE
+
+    class Watched(Line):
+        def __init__(self, located: Located, terms: Terms, setup: Setup, watch: Callable[[], None]) -> None:
+            super().__init__(located, terms, setup)
+            self.watch = watch
+
+        def send(self, packet: Packet) -> None:
+            super().send(packet)
+            if packet.last:
+                together._slow.add("b")
+                self.watch()
+
+    monkeypatch.setattr(blockwriter, "Pipeline", Watched)
+    with FileOutput(names, PATH, replication=2, placement=together) as out:  # type: ignore[arg-type]
+        out.write(bytes(1 << 20))
+    assert (names.begun, names.left) == (1, 0)
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -147,6 +147,7 @@ class BlockWriter:
         """Wait until everything is on every DataNode, end the block, and return it with its length."""
         self._drain(0)
         faults.point("hdfs.output.block-end")
+        self._hopeless = True  # each of them has all of it: whoever is left now takes a replica away
         last = Packet(self._number, self.length, 0, b"", (), last=True)
         try:
             self._pipeline.send(last)
