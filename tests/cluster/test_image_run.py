@@ -371,6 +371,30 @@ def test_unmount_all_ends_what_nobody_uses_and_no_container(
     assert cli(environ, "unmount", "--all").stdout == "nothing was unmounted\n"
 
 
+def test_unmount_all_leaves_what_somebody_mounted_on_top(place: Path, environ: dict[str, str], tmp_path: Path) -> None:
+    """Red before: it was unmounted, with all that a tmpfs had, and ours then was detached under its users."""
+    environ |= {"BOOTSEER_CACHE_DIR": str(tmp_path / "cache"), "BOOTSEER_STATE_DIR": str(tmp_path / "state")}
+    made = open_fs(str(tmp_path / "striped"))
+    with made.create("step/weights") as out:
+        out.write(b"weights")
+    tops = [tmp_path / "a", tmp_path / "b", tmp_path / "c"]
+    for options, top in zip(([], ["--rw"]), tops, strict=False):
+        assert cli(environ, "image", "mount", *options, f"oci:{place}/layout:v1", str(top)).returncode == 0
+    assert cli(environ, "fs", "mount", made.url, str(tops[2])).returncode == 0
+    try:
+        for top in tops:
+            subprocess.run(["mount", "-t", "tmpfs", "none", str(top)], check=True)
+            (top / "precious").touch()
+        done = cli(environ, "unmount", "--all")
+        assert (done.returncode, done.stdout) == (73, "nothing was unmounted\n")
+        assert all(f"{top} (" in done.stderr and (top / "precious").exists() for top in tops)
+    finally:
+        for top in tops:
+            subprocess.run(["umount", str(top)], check=False)
+        done = cli(environ, "unmount", "--all")
+    assert (done.returncode, done.stdout.count("\n")) == (0, 3)
+
+
 def test_a_probe_is_remembered_for_this_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = runtime.find(tmp_path)
     assert found.works

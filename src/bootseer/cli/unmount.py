@@ -106,8 +106,12 @@ def _end_all(config: Config, done: list[str], left: list[str]) -> None:
     for target, mounted in sorted(found.items(), reverse=True):  # what is mounted in another one first
         if any(Path(mounts.real(target)).is_relative_to(one) for one in own):
             continue
+        top = mounts.find(target)
+        if top and top.fstype != "erofs" and not top.source.startswith("bootseer"):
+            left.append(f"{target} ({top.source} is mounted on it)")
+            continue
         try:
-            if mounts.is_mounted(target):  # by itself it is detached under those who use it
+            if top:  # by itself it is detached under those who use it
                 mounts.unmount(target)
         except PrivilegeError:
             raise
