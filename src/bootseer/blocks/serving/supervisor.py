@@ -202,7 +202,8 @@ class Supervisor:
             self._leave()
         if self._device is not None and self._inherited.shared.ready.find(b"\0") < 0:
             mount_readahead.widen(self._inherited.begun.folder)
-        self._restart()
+        if not self._finishing:  # else the fetcher may have ended already, as it was told to
+            self._restart()
         return False
 
     def _restart(self) -> None:
