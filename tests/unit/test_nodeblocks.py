@@ -27,6 +27,7 @@ from bootseer.chunks import eviction
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.chunks.locks import maintain, take_lock
 from bootseer.chunks.nodeblocks import NodeBlocks
+from bootseer.kernel import beneath
 from bootseer.objects.folder import FolderStore
 from support.stores import FlakyStore
 from support.waits import until
@@ -135,6 +136,24 @@ def test_only_what_changed_comes_from_the_store(site: Site, way: str) -> None:
     assert site.stored(site.changed) <= came <= 2 * site.stored(site.changed)
     assert stats[Fetched.BYTES_COPIED] == site.stored(site.same)
     assert not stats[Fetched.BAD_BLOCKS]
+
+
+def test_of_a_tree_that_shares_nothing_the_map_is_not_read(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red before: of up to 256 trees with maps of some MB each all was read, and the prefetch waited for that."""
+    with TreeWriter(site.store.inner, site.cache_dir, block_size=BLOCK) as out:
+        out.packs.write(os.urandom(4 * BLOCK))
+        other = localize(site.store, out.seal((site.old.meta).read_bytes()).digest, site.cache_dir)
+    whole: list[str] = []
+    read = beneath.read_regular
+
+    def noted(path: str, most: int, *, root: int | None = None) -> bytes:
+        whole.append(path)
+        return read(path, most, root=root)
+
+    monkeypatch.setattr(beneath, "read_regular", noted)
+    assert site.find().here.count(1) == len(site.same)
+    assert f"trees/{site.old.digest}/map" in whole
+    assert f"trees/{other.digest}/map" not in whole
 
 
 def flip(site: Site) -> None:

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 _MOST = 8
 _MAP_BYTES = 32 << 20
 """Maps that are looked at, and their bytes in all: as much as the dedup of a store looks at."""
+_HEAD_BYTES = 256 << 10
+"""Of a map, in which thousands of packs have room."""
 _TREES = 256
 """Trees of the node cache of which the packs are looked at."""
 _PATIENCE = 1.0
@@ -85,7 +87,8 @@ class NodeBlocks:
                 manifest = TreeManifest.decode(raw, digest)
                 if manifest.map.digest == own or any(manifest.map.digest == one.map.digest for *_, one in found):
                     continue
-                packs = BlockMap.packs_of(beneath.read_regular(f"trees/{digest}/map", _MAP_BYTES, root=root))
+                with open(beneath.open_regular(f"trees/{digest}/map", root=root), "rb", buffering=0) as file:
+                    packs = BlockMap.packs_of(file.read(_HEAD_BYTES))
             except (OSError, BootseerError):
                 continue
             if weight := sum(weights.get(pack.digest, 0) for pack in packs):
