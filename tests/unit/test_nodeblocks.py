@@ -25,7 +25,7 @@ from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks import eviction
 from bootseer.chunks.cachefile import CacheFile
-from bootseer.chunks.locks import maintain, take_lock
+from bootseer.chunks.locks import READING, maintain, take_lock
 from bootseer.chunks.nodeblocks import NodeBlocks
 from bootseer.kernel import beneath
 from bootseer.objects.folder import FolderStore
@@ -154,6 +154,15 @@ def test_of_a_tree_that_shares_nothing_the_map_is_not_read(site: Site, monkeypat
     assert site.find().here.count(1) == len(site.same)
     assert f"trees/{site.old.digest}/map" in whole
     assert f"trees/{other.digest}/map" not in whole
+
+
+def test_a_collection_of_this_process_is_waited_for_once(site: Site) -> None:
+    """Red before: for each run of blocks again, while a start waited."""
+    here, began = site.find(), time.monotonic()
+    with READING:
+        assert list(here.read(site.same[::2])) == []
+    assert time.monotonic() - began < 3
+    assert sum(count for _, count, _ in here.read(site.same[::2])) == len(site.same[::2])
 
 
 def flip(site: Site) -> None:

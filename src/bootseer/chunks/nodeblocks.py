@@ -129,8 +129,10 @@ class NodeBlocks:
                     continue
                 try:
                     data = memoryview(self._bytes(run))
-                except (BlockingIOError, TimeoutError):  # it is being tidied in this moment
+                except BlockingIOError:  # it is being tidied in this moment
                     continue
+                except TimeoutError:  # this process makes room, which may take long
+                    return
                 except OSError as exc:
                     log.info("%s of the node cache is not read any more: %s", self._folders[folder][:12], exc.strerror)
                     self._folders[folder] = ""
