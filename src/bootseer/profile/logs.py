@@ -14,7 +14,7 @@ import itertools
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -136,8 +136,9 @@ def extract(
             nodes[-1].take(rank, process, mark)
     ready = [sum(lane.ready for lane in node.lanes.values()) for node in nodes]
     if max(ready, default=0) == 1:  # one rank speaks for all: nobody makes a step alone
+        ends = {cycle: _ends(found, cycle) for cycle in {one.cycle for one in nodes}}
         for one in nodes:
-            one.settle()
+            one.settle(ends[one.cycle])
     return found
 
 
@@ -219,6 +220,12 @@ def _placed(marks: Sequence[_Mark], ranks_per_node: int, found: Found) -> Iterat
         yield node, rank, frame.process, one
 
 
+def _ends(found: Found, cycle: int) -> dict[str, int]:
+    """When a stage of this restart ended, by its name, as the last one who says it."""
+    told = {one.span: one.stage for one in found.events if one.ev == "begin" and one.cycle == cycle}
+    return {told[one.span]: one.wall for one in found.events if one.ev == "end" and one.span in told}
+
+
 class _Lane:
     """Where one rank, or process that names none, is in its start."""
 
@@ -245,19 +252,19 @@ class _Node:
     def __init__(self, found: Found, identity: tuple[str, str, str, int]) -> None:
         self._found, self._identity = found, identity
         self.lanes: defaultdict[tuple[int | None, str], _Lane] = defaultdict(_Lane)
-        self._cycle = -1
+        self.cycle = -1
 
     def take(self, rank: int | None, process: str, mark: _Mark) -> None:
         """The next line in time."""
         when, pattern, lane = mark.frame.when or 0, mark.pattern, self.lanes[rank, process]
-        again = mark.source.cycle > self._cycle
+        again = mark.source.cycle > self.cycle
         if again or (pattern.cycle and lane.began and lane.stage != pattern.stage):  # of all of the node's processes
             self._leave(self.lanes[None, process])
             for (one, _), other in self.lanes.items():
                 self._enter(other, one, "", when, mark)
                 other.began = other.ready = other.resumed = False
                 other.begun = 0
-            self._cycle = max(self._cycle + 1, mark.source.cycle)
+            self.cycle = max(self.cycle + 1, mark.source.cycle)
         if rank is None and not pattern.cycle:  # one process often speaks for all
             others = [key for key, one in self.lanes.items() if key[0] is not None and key[1] == process and one.open]
             for one, _ in others:
@@ -283,10 +290,8 @@ class _Node:
             lane.ready, stage = bool(lane.begun), ""
         self._enter(lane, rank, stage, when, mark, steps=steps if steps > 1 else 0)
 
-    def settle(self) -> None:
-        """End what ranks have left open that say nothing more, where others say when that stage ended."""
-        told = {one.span: one.stage for one in self._found.events if one.ev == "begin" and one.cycle == self._cycle}
-        ends = {told[one.span]: one.wall for one in self._found.events if one.ev == "end" and one.span in told}
+    def settle(self, ends: Mapping[str, int]) -> None:
+        """End what ranks have left open that say nothing more, where others say when that stage ended (`_ends`)."""
         if "first_step" not in ends:
             return
         for (rank, process), lane in self.lanes.items():
@@ -343,7 +348,7 @@ class _Node:
         self, lane: _Lane, rank: int | None, stage: str, begin: int, end: int | None, mark: _Mark, parent: str = ""
     ) -> str:
         parent = parent or (lane.open[False][0] if False in lane.open else "")
-        about = (mark.origin.hex(), *self._identity[:3], self._cycle, rank, mark.frame.process, stage, begin, parent)
+        about = (mark.origin.hex(), *self._identity[:3], self.cycle, rank, mark.frame.process, stage, begin, parent)
         span = hashlib.blake2b("\0".join(map(str, about)).encode("utf-8", "replace"), digest_size=8).hexdigest()
         self._write("begin", span, stage, rank, begin, parent=parent, attrs={"source": "log"})
         if end is not None:
@@ -357,7 +362,7 @@ class _Node:
         job, attempt, node, gpus = self._identity
         self._found.events.append(
             Event(
-                VERSION, kind, span, when, node, job, attempt, self._cycle, gpus, stage=stage, rank=rank,
+                VERSION, kind, span, when, node, job, attempt, self.cycle, gpus, stage=stage, rank=rank,
                 parent=parent, attrs=attrs,
             )
         )  # fmt: skip
