@@ -102,7 +102,8 @@ def _host(url: object, entry: Mapping[str, Any], path: Path) -> Host:
         raise ValueError("a server is no text")
     parts = urlsplit(url if "://" in url else f"https://{url}")
     if parts.scheme not in ("http", "https") or not is_host(parts.netloc):
-        raise ValueError(f"{url!r} is no http[s]://HOST[:PORT][/PATH]")
+        shown = "a URL with a login" if "@" in url else repr(url)
+        raise ValueError(f"{shown} is no http[s]://HOST[:PORT][/PATH]")
     said = msgspec.convert(dict(entry), known(_Entry))
     if unused := entry.keys() - set(_Entry.__struct_fields__):
         log.warning("%s: %s of %s is not used", path, ", ".join(sorted(unused)), parts.netloc)
