@@ -68,6 +68,12 @@ def die():
     os.kill(os.getpid(), 9)
 
 supervisor.Supervisor._serve_fuse = when("server", supervisor.Supervisor._serve_fuse, die)
+finish = supervisor.Supervisor._finish
+def slow_finish(self):
+    finish(self)
+    when("slow end", int, lambda: time.sleep(2.0))()
+
+supervisor.Supervisor._finish = slow_finish
 def no_thread():
     raise RuntimeError("can't start new thread")
 
@@ -566,6 +572,17 @@ def test_a_start_waits_for_no_fetcher(node: Node, trouble: Trouble) -> None:
         made = node.mount(command=TROUBLED)
     until(lambda: read(made.target / "f01") == node.want("f01"), 15)
     assert made.status().fetcher_restarts > 0
+
+
+def test_a_fetcher_that_ends_before_its_supervisor_looks_is_not_replaced(node: Node, trouble: Trouble) -> None:
+    """Nobody would tell another one to end."""
+    made = node.mount(command=TROUBLED)
+    with trouble("slow end"):
+        began = time.monotonic()
+        made.unmount()
+        until(lambda: "the server of tree" in node.log)
+    assert time.monotonic() - began < DEADLINE
+    assert "starting another" not in node.log
 
 
 def test_a_start_needs_no_thread_that_only_makes_it_faster(node: Node, trouble: Trouble) -> None:
