@@ -141,6 +141,7 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "argv",
     [["--sim", "0"], ["--sim", "8,x"], ["--sim", "8", "--site", "datanode=4"], ["--sim", "8", "--site", "datanodes=0"],
+     ["--sim", "8", "--site", "datanodes=100000000"],
      ["--sim", "8", "--site", "seed=a"], ["--svg", "x.svg"]],
 )  # fmt: skip
 def test_a_mistake_is_told_in_a_line(argv: list[str]) -> None:

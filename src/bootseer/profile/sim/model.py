@@ -57,6 +57,10 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     turn: float = 0.0
 
 
+_MOST = 100_000
+"""Servers and pieces of one kind: each is an object."""
+
+
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where it starts. Rates of links are Mbit/s, of each node or server; what has 0 nodes to a ``rack`` has no cache
     there."""
@@ -85,8 +89,10 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         rates = (self.node_mbit, self.registry_mbit, self.index_mbit, self.datanode_mbit, self.rack_mbit, self.crowding)
         shares = (self.rack, self.shared_cores, self.repeats)
         counts = (self.datanodes, self.replicas, self.hot_replicas, self.stripes)
-        if not all(0 < rate < 1e12 for rate in rates) or min(counts) < 1 or not all(0 <= one < 1e9 for one in shares):
-            raise ValueError("rates and counts must be above 0; rack, shared_cores and repeats may be 0")
+        if not all(0 < rate < 1e12 for rate in rates) or not all(0 <= one < 1e9 for one in shares):
+            raise ValueError("rates must be above 0; rack, shared_cores and repeats may be 0")
+        if not all(1 <= count <= _MOST for count in counts):
+            raise ValueError(f"datanodes, stripes and replicas are 1 to {_MOST:,}")
 
 
 class Outcome(msgspec.Struct, frozen=True):
