@@ -36,8 +36,8 @@ SCENARIOS = (
     Scenario(
         "checkpoints",
         "Checkpoints",
-        ("checkpoint", "checkpoint-sharing", "checkpoint-tensors", "checkpoint-names", "checkpoint-many",
-         "checkpoint-frozen"),
+        ("checkpoint-quick", "checkpoint", "checkpoint-sharing", "checkpoint-tensors", "checkpoint-names",
+         "checkpoint-many", "checkpoint-frozen"),
     ),
     Scenario("striped-files", "Striped files in HDFS", ("stripefs-ablation", "stripefs-placement", "stripefs")),
     Scenario("profiler", "Profiler and daemons", ("emit", "fleet", "daemons")),
