@@ -39,7 +39,11 @@ SCENARIOS = (
         ("checkpoint-quick", "checkpoint", "checkpoint-sharing", "checkpoint-tensors", "checkpoint-names",
          "checkpoint-many", "checkpoint-frozen"),
     ),
-    Scenario("striped-files", "Striped files in HDFS", ("stripefs-writes", "stripefs-ablation", "stripefs-placement", "stripefs")),
+    Scenario(
+        "striped-files",
+        "Striped files in HDFS",
+        ("stripefs-writes", "stripefs-ablation", "stripefs-placement", "stripefs"),
+    ),
     Scenario("profiler", "Profiler and daemons", ("emit", "fleet", "daemons")),
     Scenario(
         "ablations",
