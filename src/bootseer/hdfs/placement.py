@@ -168,6 +168,7 @@ class Placement:
         with self._lock:
             self._placed.pop(file, None)
             self._idle.pop(file, None)
+            self._free.pop(file, None)
 
     def slow(self, file: int, nodes: Sequence[DataNode], run: Pace | None) -> list[DataNode]:
         """Those of ``nodes``, which have the block of ``file``, that it had better leave. ``run``: how it does, if that

@@ -50,7 +50,7 @@ class Hosts(NamedTuple):
 
 class _Entry(msgspec.Struct, frozen=True):
     capabilities: list[str] | None = None
-    ca: str | list[str] = ()  # type: ignore[assignment]
+    ca: str | list[str] = msgspec.field(default_factory=list)
     skip_verify: bool = False
     override_path: bool = False
 
