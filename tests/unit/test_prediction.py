@@ -180,6 +180,18 @@ def test_who_shares_next_to_nothing_foretells_nothing(tmp_path: Path) -> None:
     assert not library.has_traces(kin.store, f"profiles/{kin.new}")
 
 
+def test_of_kin_with_much_more_metadata_none_is_read(tmp_path: Path) -> None:
+    """Whoever writes to the store may make a tree kin of others, and a start reads in the background what that has."""
+    kin = Kin(tmp_path)
+    fat = tree(kin.store, tmp_path / "fat", {**BEFORE, **{f"many/{n}": b"" for n in range(3000)}})
+    about, parts = target(kin.store, fat, tmp_path / "look")
+    trace = Trace(fat, about.map.size, 5, True, (Touch(0, 7, parts["lib/3.so"].unit + 4, 8),))
+    assert library.publish(kin.store, JOB, trace, about.map) == "published"
+    assert predict_profiles(kin.store, kin.new, [fat], work=kin.work) == ""
+    assert not (kin.work / "trees" / fat / "meta").exists()
+    assert predict_profiles(kin.store, kin.new, [fat, kin.old], work=kin.work) == kin.old
+
+
 def test_without_the_blocks_in_time_there_is_a_trace_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*args: object, **named: object) -> bool:
         raise UnavailableError("not all came in time")

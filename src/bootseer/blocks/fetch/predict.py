@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.blocks.fetch.prefetch import fetch_all
 from bootseer.blocks.formats.trace import Trace
-from bootseer.blocks.metadata import LocalTree, localize
+from bootseer.blocks.metadata import LocalTree, localize, localize_manifest
 from bootseer.blocks.profiles import hotpack_builder, library
 from bootseer.blocks.profiles.hotpack_builder import MAX_UNITS
 from bootseer.blocks.profiles.layout import layout_of
@@ -46,6 +46,8 @@ _JOBS = 8
 """Profiles of the nearest tree that are predicted from."""
 _STARTS = 3
 """Starts of each that count, the newest: as many as say something new."""
+_LARGER = 8
+"""Times its own metadata that a tree reads of its kin at most: whoever writes to the store may make himself kin."""
 _SECONDS = 60.0
 """Whoever converted waits no longer: then no more is predicted, and what has no hot pack gets none."""
 
@@ -115,6 +117,9 @@ def _foretold(store: Store, digest: str, kin: Iterable[str], work: Path, end: fl
         if time.monotonic() > end:
             break
         tree = tree or localize(store, digest, work)
+        if localize_manifest(store, other, work).manifest.meta.size > _LARGER * tree.manifest.meta.size:
+            log.info("tree %s has too much metadata to foretell starts of tree %s", other[:12], digest[:12])
+            continue
         old = localize(store, other, work)
         new_side = Side(digest, tree.map, layout_of(tree.meta))
         if found := _predictions(store, Side(other, old.map, layout_of(old.meta)), new_side):
