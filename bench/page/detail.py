@@ -46,14 +46,15 @@ def section(name: str, report: Report) -> Iterator[str]:
     yield from variants(report.runs)
 
 
+_TOLD = ("--nodes", "--rate", "--parts", "--variants")
+
+
 def command(report: Report) -> str:
     """The command that made the report, as a reader would type it."""
     name, against, _ = report.name.partition("-against")
     name, quick, _ = name.partition("-quick")
     verb = "scripts/demo --full" if name == "demo" else f"scripts/bench {name}{' --quick' if quick else ''}"
-    told = {
-        option: value for option, value in itertools.pairwise(report.argv) if option in ("--nodes", "--rate", "--parts")
-    }
+    told = {option: value for option, value in itertools.pairwise(report.argv) if option in _TOLD}
     size = "".join(f" {option} {value}" for option, value in told.items())
     return f"{verb}{size}{' --against DIR' if against else ''} {'--output' if name == 'demo' else '--out'} report.json"
 
