@@ -13,7 +13,7 @@ from bench.stripes.faults import Faults
 from bench.stripes.runner import Runner
 from bootseer.demo.report import Report
 from bootseer.errors import BootseerError
-from bootseer.hdfs import client as hdfs
+from bootseer.hdfs.namenode import NameNode
 from support.replicas import Replicas
 from support.shapedhdfs import ShapedHadoop
 
@@ -126,7 +126,7 @@ class Capped:
         return self._runner.client(self._runner.written(way, folder, path, replication=replication))
 
     def _stripes(self, folder: str) -> list[str]:
-        return [entry.path for entry in hdfs.connect(self._site.cluster.url).list(f"{folder}/.bsx")]
+        return [entry.path for entry in NameNode.connect(self._site.cluster.url).list(f"{folder}/.bsx")]
 
     def _expect_replication(self, path: str, replication: int) -> None:
         for block in Replicas(self._site.cluster).blocks(path, replicas=replication):

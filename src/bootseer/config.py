@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -77,9 +77,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     by the jobs of a node. Empty: they stay in that of the job that mounts first, and end with it."""
     store: str = ""
     """Shared storage this site already has: a folder, ``hdfs://...``, ``s3://...``. Empty: a folder in the cache."""
-    hdfs_access: Literal["auto", "direct", "native"] = "auto"
-    """How HDFS is read and written; ``auto``: directly, and only what needs it (erasure coding, encryption zones)
-    through ``hdfs-native``, which has no deadlines, no hedging and one DataNode at a time."""
     record_seconds: Seconds = 120.0
     """First touches are recorded for this long after a mount (the paper: about the first two minutes)."""
     demand_deadline: Seconds = 60.0

@@ -14,8 +14,8 @@ import pytest
 
 from bootseer import fsmount
 from bootseer.errors import FullError, NotWritableError, UnavailableError
-from bootseer.hdfs import access, datanode
 from bootseer.hdfs import client as hdfs
+from bootseer.hdfs import datanode
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.proto import hdfs_pb2 as wire
@@ -122,7 +122,7 @@ def test_a_mount_by_root_shows_others_what_hdfs_lets_them_see(cluster, node, con
 
 
 def test_block_tokens_come_with_the_blocks(cluster, node):
-    assert access.choose(cluster.url) == access.Access("direct", "neither authentication nor wire encryption")
+    assert node.way() == "neither authentication nor wire encryption"
     found = node.blocks("/kept")
     assert len(found.blocks) == 3
     for block in found.blocks:
@@ -258,8 +258,7 @@ def test_encrypted_transfer_is_read_and_written_directly(cluster, root):
     cluster.stop()
     settings = {**SETTINGS, "dfs.encrypt.data.transfer": "true"}
     with HadoopCluster(root, 1, settings=settings) as encrypted:
-        found = access.choose(f"{encrypted.url}/a")
-        assert found == access.Access("direct", "no authentication, encrypted transfers")
+        assert NameNode.connect(encrypted.url).way() == "no authentication, encrypted transfers"
         with open_fs(f"{encrypted.url}/striped").create("f") as file:
             file.write(DATA)
         out = bytearray(len(DATA))

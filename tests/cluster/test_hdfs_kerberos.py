@@ -25,8 +25,8 @@ from bootseer.errors import (
     PrivilegeError,
     UnavailableError,
 )
-from bootseer.hdfs import access, datanode
 from bootseer.hdfs import client as hdfs
+from bootseer.hdfs import datanode
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.sasl import tokens
 from bootseer.stripefs import open_fs
@@ -84,7 +84,6 @@ def test_each_protection_is_read_and_written_by_our_engine(tmp_path, realm, capl
     monkeypatch.setattr("bootseer.hdfs.sasl.transfer._said", set[str]())  # which is said once by a process
     with HadoopCluster(tmp_path / "root", 1, kerberos=Realm(**realm)) as cluster:
         with cluster.realm.login("alice"):
-            assert access.choose(cluster.url).kind == "direct"
             round_trip(cluster, "striped")
             slow = [record for record in caplog.records if "cipher.suites" in record.getMessage()]
             assert bool(slow) == (realm["protection"] == "privacy" and "aes" not in realm)
@@ -102,7 +101,7 @@ def test_each_protection_is_read_and_written_by_our_engine(tmp_path, realm, capl
 def test_a_ticket_and_a_token_say_who_one_is(cluster, token, caplog):
     with cluster.realm.login("alice", HADOOP_USER_NAME="hdfs"):
         round_trip(cluster, "by-ticket")
-        assert access.choose(cluster.url) == access.Access("direct", "ticket of alice@BOOT.TEST")
+        assert NameNode.connect(cluster.url).way() == "ticket of alice@BOOT.TEST"
         assert "HADOOP_USER_NAME=hdfs counts for nothing" in caplog.text
     with cluster.realm.login("bob"), pytest.raises(NotWritableError, match="user=bob"):
         NameNode.connect(cluster.url).list("/user/alice")

@@ -142,12 +142,12 @@ def test_without_tools(place: Path) -> None:
 
 def test_store_in_an_hdfs_that_does_not_answer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bootseer.errors import UnavailableError
-    from bootseer.hdfs import access
+    from bootseer.hdfs.namenode import NameNode
 
     def refuse(url: str) -> None:
         raise UnavailableError("cannot reach the NameNode of hdfs://nowhere:1", hint="check that it runs")
 
-    monkeypatch.setattr(access, "choose", refuse)
+    monkeypatch.setattr(NameNode, "connect", refuse)
     report = examine(Config(store="hdfs://nowhere:1/store", cache_dir=str(place / "cache")))
     check = next(check for check in report.checks if check.name == "hdfs client")
     assert (check.status, check.essential) == ("missing", True)

@@ -1,4 +1,4 @@
-"""``bootseer fs`` against a real HDFS: between stores, files that are still written, both ways to it."""
+"""``bootseer fs`` against a real HDFS: between stores, files that are still written."""
 
 import json
 import os
@@ -6,11 +6,10 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from bootseer.errors import BootseerError, NotWritableError
+from bootseer.errors import BootseerError
 from bootseer.hdfs import client as hdfs
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.maintenance import check, collect
@@ -29,14 +28,14 @@ def base() -> str:
 
 @pytest.fixture
 def call(tmp_path) -> Call:
-    def run(*args: str, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-m", "bootseer.cli.main", "fs", *args],
             capture_output=True,
             text=True,
             timeout=90,
             cwd=tmp_path,
-            env=os.environ | environ,
+            env=os.environ,
         )
         assert done.returncode == code, done.stderr
         return done
@@ -60,8 +59,7 @@ def test_a_checkpoint_from_a_folder_to_hdfs_and_back(call, base, tmp_path):
     call("cp", f"{base}/run/step-1", "local/step-1", "--verify")
     call("get", "local/step-1", "out")
     assert (tmp_path / "out/model").read_bytes() == BIG
-    assert "access: direct" in call("inspect", "--plan", f"{base}/run/step-1/model", "--read").stdout
-    assert call("fsck", base, "--json", BOOTSEER_HDFS_ACCESS="native").stdout == call("fsck", base, "--json").stdout
+    call("fsck", base)
     assert call("rm", base, code=78).stderr.endswith("is a folder; remove it with --recursive\n")
 
 
@@ -79,23 +77,21 @@ def test_a_plain_file_is_imported_in_place_but_not_while_it_is_written(call, bas
             ["cp", f"{base}/open", f"{base}/b"],
         ):
             assert "still being written" in call(*how, code=73).stderr
-            assert "still being written" in call(*how, code=73, BOOTSEER_HDFS_ACCESS="native").stderr
         with open_fs(base).open("open") as file:  # who reads it on purpose gets what there is
             assert file.unfinished
             assert file.read(0, file.size) == (BIG + BIG)[: file.size]
     assert "1 file, 10.5 MB striped" in call("cp", "--stripe", f"{base}/open").stdout
 
 
-@pytest.mark.parametrize("access", ["direct", "native"])
-def test_garbage_that_a_living_writer_has_open_is_kept(call, base, access):
+def test_garbage_that_a_living_writer_has_open_is_kept(call, base):
     fs = open_fs(base)
     writer = fs.create("f", striped=True, unit=4096, width=2)
     writer.write(BIG)
     before = sorted((entry.name, entry.version) for entry in fs.backend.list(".bsx"))
-    dry = json.loads(call("gc", base, "--age", "0", "--json", "--dry-run", BOOTSEER_HDFS_ACCESS=access).stdout)
+    dry = json.loads(call("gc", base, "--age", "0", "--json", "--dry-run").stdout)
     assert ["it may be open" in removal["kept"] for removal in dry["kept"]] == [True]
     assert sorted((entry.name, entry.version) for entry in fs.backend.list(".bsx")) == before
-    kept = json.loads(call("gc", base, "--age", "0", "--json", BOOTSEER_HDFS_ACCESS=access).stdout)
+    kept = json.loads(call("gc", base, "--age", "0", "--json").stdout)
     assert {removal["kept"] for removal in kept["kept"]} == {"a writer has it open"}
     assert {removal.kept for removal in collect.gc(fs.backend, age=0)} == {
         "a writer has it open"
@@ -105,48 +101,8 @@ def test_garbage_that_a_living_writer_has_open_is_kept(call, base, access):
         assert file.read(0, file.size) == BIG
     late = fs.create("g", striped=True, unit=4096, width=2)
     late.write(BIG)
-    call("gc", base, "--age", "0", "--open", BOOTSEER_HDFS_ACCESS=access)
+    call("gc", base, "--age", "0", "--open")
     with pytest.raises(BootseerError):
         late.finish()
     call("gc", base, "--age", "0", "--open")
     assert check.fsck(fs.backend).findings == ()
-
-
-@pytest.mark.parametrize("flushed", [False, True], ids=["written", "flushed"])
-def test_hdfs_native_knows_which_file_is_still_written(base, monkeypatch, flushed):
-    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    fs, folder = open_fs(base), hdfs.split(base)[1]
-    writer = hdfs.connect(base).create(f"{folder}/open", block_size=1 << 20)
-    with writer:
-        for size in (100, 1 << 20, 70_000):
-            writer.write(os.urandom(size))
-            if flushed:
-                writer._writer.hsync()  # then the NameNode has heard of the bytes
-            with fs.open("open") as file:
-                assert (file.unfinished, file.size) == (True, 0 if size == 100 else 1 << 20)
-            with pytest.raises(NotWritableError, match="still being written"):
-                fs.get("open", Path(os.devnull).with_name("never"))
-    with fs.open("open") as file:
-        assert (file.unfinished, file.size) == (False, 100 + (1 << 20) + 70_000)
-    hdfs.connect(base).set_replication(f"{folder}/open", 2)
-    with fs.open("open") as file:
-        assert not file.unfinished
-
-
-def test_hdfs_native_says_when_it_cannot_know(base, monkeypatch, caplog):
-    """With one replica it may be an erasure-coded file."""
-    from bootseer.backends.hdfs_native import still_written
-
-    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    caplog.set_level("INFO")
-    fs, folder, client = open_fs(base), hdfs.split(base)[1], hdfs.connect(base)
-    with client.create(f"{folder}/open", replication=1, block_size=1 << 20) as writer:
-        writer.write(os.urandom(100_000))
-        assert still_written(client, f"{folder}/open", 0) is None
-        for _ in range(2):
-            with fs.open("open") as file:
-                assert not file.unfinished
-    assert sum("cannot be told" in record.message for record in caplog.records) == 1
-    with fs.open("open") as file:
-        assert (file.unfinished, file.size) == (False, 100_000)
-    assert still_written(client, f"{folder}/open", 100_000) is False

@@ -58,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str, int]
 
     def put(step: int, kind: str) -> str:
         target, block = f"/{uuid.uuid4().hex}", BLOCK // step * step
-        hdfs.connect(cluster.url).mkdirs(target)
+        NameNode.connect(cluster.url).mkdirs(target)
         if kind == "CRC32C":
             for size, content in contents.items():
                 namenode, path = NameNode.connect(cluster.url), f"{target}/{size}"

@@ -1,4 +1,4 @@
-"""The read engine over real DataNodes: files that are replaced, what `explain` says of it.
+"""The read engine over real DataNodes: files that are replaced.
 
 Frozen DataNodes, damage, and blocks that move: `chaos/test_stripefs_faults.py`.
 """
@@ -10,11 +10,10 @@ import uuid
 import pytest
 
 from bootseer.backends.engine.engine import Engine, shared
-from bootseer.errors import DataError, NotFoundError
+from bootseer.errors import DataError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.stripefs import open_fs
-from bootseer.stripefs.explain import explain
 from bootseer.stripefs.store import StripeFS
 from support.stripes import content
 
@@ -50,55 +49,17 @@ def _stripe(fs: StripeFS, index: int) -> str:
 
 
 @pytest.mark.serial  # a DataNode that a busy machine delays is left out
-def test_every_datanode_serves_and_explain_says_so(fs):
+def test_every_datanode_serves(fs):
     data = write(fs, "f", 48 << 20)
-    before = {address: served for address, served in _served(fs, "f").items()}
+    before = _served()
     assert content(fs, "f") == data
-    after = _served(fs, "f")
-    assert len(after) == 4
-    assert sum(after.values()) - sum(before.values()) >= len(data)
-    assert all(after[address] > before[address] for address in after)
-    told = explain(fs, "f")
-    assert (told.access, told.width, told.unit, told.size) == ("direct", 4, UNIT, len(data))
-    assert "authentication" in told.reason
-    assert [stripe.index for stripe in told.stripes] == [0, 1, 2, 3]
-    for stripe in told.stripes:
-        assert (stripe.access, stripe.problem) == ("direct", "")
-        for block in stripe.blocks:
-            assert len(block.replicas) >= 1
-            assert sum(block.planned.values()) == pytest.approx(block.length, abs=4)
-    assert told.seconds is not None
-    assert {node.state for node in told.nodes} <= {"closed", "open", "half-open"}  # this machine may be busy
-    assert any(node.rate for node in told.nodes)
+    given = [served - before.get(address, 0) for address, served in _served().items()]
+    assert sum(given) >= len(data)
+    assert sum(count > 0 for count in given) == 4
 
 
-def _served(fs: StripeFS, path: str) -> dict[str, int]:
-    return {node.address: node.served for node in explain(fs, path).nodes}
-
-
-def test_explain_of_other_things(fs, tmp_path):
-    with pytest.raises(NotFoundError):
-        explain(fs, "nothing")
-    data = write(fs, "f", 9 << 20)
-    plain(fs, "p", data[:3000])
-    told = explain(fs, "p")
-    assert (told.width, told.size, [stripe.path for stripe in told.stripes]) == (0, 3000, ["p"])
-    fs.backend.delete(_stripe(fs, 2))
-    told = explain(fs, "f")
-    assert [bool(stripe.problem) for stripe in told.stripes] == [False, False, True, False]
-    local = open_fs(str(tmp_path))
-    (tmp_path / "x").write_bytes(b"x")
-    assert explain(local, "x").access == "folder"
-
-
-def test_the_same_bytes_through_hdfs_native(fs, monkeypatch):
-    data = write(fs, "f", 9 << 20)
-    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    other = open_fs(fs.url)
-    assert content(other, "f") == data
-    told = explain(other, "f")
-    assert (told.access, told.stripes[0].access) == ("native", "native")
-    assert "hdfs_access" in told.reason
+def _served() -> dict[str, int]:
+    return {node.address: node.served for node in shared().scheduler.nodes.values()}
 
 
 @pytest.mark.parametrize("size", [1 << 20, (5 << 20) + 3])

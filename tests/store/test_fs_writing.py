@@ -904,14 +904,12 @@ def test_a_file_whose_close_failed_is_not_published_later(site: Site) -> None:
 
 
 @pytest.mark.hdfs
-@pytest.mark.parametrize("access", ["direct", "native"])
-def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: str, config: Config) -> None:
+def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Config) -> None:
     """Whom a NameNode answers otherwise than its superuser."""
     fs = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
     fs.backend.make_folder("")
     fs.backend.change("", owner=("alice", "staff"))
     monkeypatch.setenv("HADOOP_USER_NAME", "alice")
-    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", access)
     made = fsmount.start(fs.url, tmp_path / "mnt", config=config, writable=True)
     monkeypatch.undo()
     try:
@@ -923,8 +921,7 @@ def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         shutil.move(path, made.mountpoint / "d/g")
         for mode in (0o755, 0o600):
             run(["chmod", f"{mode:o}", made.mountpoint / "d/g"])
-            if access == "direct":  # hdfs-native tells no owners
-                assert stat.S_IMODE((made.mountpoint / "d/g").stat().st_mode) == mode
+            assert stat.S_IMODE((made.mountpoint / "d/g").stat().st_mode) == mode
             told = fs.backend.stat("d/g").permissions
             assert told is not None
             assert told.kept == mode
@@ -938,23 +935,6 @@ def test_an_ordinary_user_of_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             assert {entry.permissions and entry.permissions.owner for entry in fs.backend.list(folder)} == {
                 ("alice", "staff")
             }
-    finally:
-        made.unmount()
-
-
-@pytest.mark.hdfs
-def test_through_hdfs_native(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    direct = open_fs(f"{hadoop.shared().url}/{uuid.uuid4().hex}")
-    direct.backend.make_folder("")
-    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"), hdfs_access="native")
-    made = fsmount.start(direct.url, tmp_path / "mnt", config=config, writable=True)
-    try:
-        fd = os.open(made.mountpoint / "f", os.O_WRONLY | os.O_CREAT, 0o600)
-        os.write(fd, BIG)
-        os.close(fd)
-        found = [*direct.backend.list(""), *direct.backend.list(".bsx")]
-        assert {entry.permissions and entry.permissions.kept for entry in found if not entry.is_dir} == {0o600}
     finally:
         made.unmount()
 

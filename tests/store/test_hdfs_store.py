@@ -9,6 +9,7 @@ import pytest
 
 from bootseer.errors import BootseerError, ConfigError, NotWritableError, UnavailableError
 from bootseer.hdfs import client as hdfs
+from bootseer.hdfs.namenode import NameNode
 from bootseer.objects import Store, open_store
 from support import hadoop
 
@@ -30,7 +31,7 @@ def test_names_in_the_way(store: Store) -> None:
 
 def test_an_object_gets_more_replicas_and_never_fewer(store: Store) -> None:
     store.put("k", b"x")
-    client, path = hdfs.connect(store.url), f"{hdfs.split(store.url)[1]}/k"
+    client, path = NameNode.connect(store.url), f"{hdfs.split(store.url)[1]}/k"
     before = client.info(path).replication
     store.replicate("k", before + 1)
     store.replicate("k", 1)

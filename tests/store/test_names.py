@@ -121,7 +121,7 @@ def server() -> Iterator[ObjectServer]:
         yield running
 
 
-@pytest.fixture(params=["folder", *(pytest.param(kind, marks=pytest.mark.hdfs) for kind in ("hdfs", "native")), "s3"])
+@pytest.fixture(params=["folder", pytest.param("hdfs", marks=pytest.mark.hdfs), "s3"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     for name in PROTOCOLS:
         fsspec.register_implementation(name, StripeFileSystem, clobber=True)
@@ -134,13 +134,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
             url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
         if request.param == "folder":
             url = f"file://{url}"
-        if request.param == "native":  # as a cluster with Kerberos is reached
-            monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-        made = Place(url, request.param.replace("native", "hdfs"), scratch)
-        assert request.param not in ("hdfs", "native") or made.backend.access[0] == request.param.replace(
-            "hdfs", "direct"
-        )
-        yield made
+        yield Place(url, request.param, scratch)
 
 
 def _differ(name: str) -> bytes:

@@ -27,6 +27,7 @@ from types import TracebackType
 
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.hdfs import client as hdfs
+from bootseer.hdfs.namenode import NameNode
 from support.hadoopsite import Daemon, Site, archive, free_ports, jars
 from support.kerberos import USERS, Realm
 from support.waits import until
@@ -197,18 +198,19 @@ class HadoopCluster:
         return self._realm
 
     def _write_probe(self) -> None:
-        client = hdfs.HdfsClient(self.url)
         if self._realm:
             with self._realm.login("hdfs"):
-                self._write_with(client)
+                self._write()
+                namenode = NameNode.connect(self.url)
                 for user in USERS[1:]:
-                    client.mkdirs(f"/user/{user}")
-                    client.set_owner(f"/user/{user}", user, None)
-                    client.set_permission(f"/user/{user}", 0o700)
+                    namenode.mkdirs(f"/user/{user}")
+                    namenode.set_owner(f"/user/{user}", user, None)
+                    namenode.set_permission(f"/user/{user}", 0o700)
         else:
-            self._write_with(client)
+            self._write()
 
-    def _write_with(self, client: hdfs.HdfsClient) -> None:
+    def _write(self) -> None:
+        client = hdfs.HdfsClient(self.url)
         with client.create("/.ready", overwrite=True, replication=min(3, len(self._wanted()) - 1)) as out:
             out.write(b"ready")
         client.delete("/.ready")

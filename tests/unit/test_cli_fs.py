@@ -251,18 +251,6 @@ def test_fsck_and_gc(run):
     assert done.error.endswith("store/a: missing-stripe; restore it from a copy")
 
 
-def test_explanations(run):
-    Path("big").write_bytes(BIG)
-    run("put", "big", "store/big", "--width", "2")
-    done = run("inspect", "--plan", "store/big", "--read").out
-    assert "store/big: 5.0 MB, 2 stripes, unit 1 MiB\naccess: folder, " in done
-    assert run("inspect", "--plan", "store/big", "--json").json["access"] == "folder"
-    assert "5.0 MB, plain" in run("inspect", "--plan", "big").out
-    next(Path("store/.bsx").glob("*.1")).unlink()
-    assert "no such file" in run("inspect", "--plan", "store/big").out
-    assert run("inspect", "--plan", "store").code == 66
-
-
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -315,7 +303,6 @@ def test_explanations(run):
         (["rm", "/"], 78, "is the root"),
         (["cp", "--stripe", "none"], 66, "none"),
         (["cp", "--stripe", "file", "x", "--width", "300"], 78, "stripe width 300"),
-        (["inspect", "--plan", "none"], 66, "none"),
         (["mount", "none", "mnt"], 66, "none"),
         (["mount", "store/f", "mnt"], 66, "a mount needs a folder"),
     ],

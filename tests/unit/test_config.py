@@ -17,13 +17,6 @@ def test_environment_wins_over_the_file(tmp_path):
     assert found.background_fill is False
 
 
-def test_the_way_to_hdfs_is_one_of_three():
-    assert config.load({}).hdfs_access == "auto"
-    assert config.load({"BOOTSEER_HDFS_ACCESS": "native"}).hdfs_access == "native"
-    with pytest.raises(ConfigError, match="hdfs_access"):
-        config.load({"BOOTSEER_HDFS_ACCESS": "kerberos"})
-
-
 def test_without_a_store_it_lies_beside_the_cache():
     assert config.load({"BOOTSEER_CACHE_DIR": "/c"}).store_url == "/c/store"
 
@@ -143,8 +136,8 @@ def test_what_is_misspelt_is_named(tmp_path, caplog):
     with pytest.raises(ConfigError, match="no setting 'stroe'") as caught:
         config.load(_settings(tmp_path, 'stroe = "/x"'))
     assert caught.value.hint == "did you mean store?"
-    with pytest.raises(ConfigError, match=r"hdfs_access = 'direkt' .from BOOTSEER_HDFS_ACCESS"):
-        config.load({"BOOTSEER_HDFS_ACCESS": "direkt"})
+    with pytest.raises(ConfigError, match=r"fetch_streams = 'many' .from BOOTSEER_FETCH_STREAMS"):
+        config.load({"BOOTSEER_FETCH_STREAMS": "many"})
     config.load({"BOOTSEER_STROE": "/x", "BOOTSEER_CACHEDIR": "/y"})
     assert "did you mean BOOTSEER_STORE?" in caplog.text
     assert "did you mean BOOTSEER_CACHE_DIR?" in caplog.text

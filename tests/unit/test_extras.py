@@ -57,7 +57,7 @@ def test_verbs_work_on_a_folder(tmp_path: Path, verb: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("args", [["fs", "ls"], ["fs", "inspect", "--plan"], ["store", "ls", "--store"]])
+@pytest.mark.parametrize("args", [["fs", "ls"], ["fs", "inspect"], ["store", "ls", "--store"]])
 def test_hdfs_is_one_line(args: list[str]) -> None:
     done = run(VERB, *args, "hdfs://127.0.0.1:1/a")
     assert done.returncode == 71

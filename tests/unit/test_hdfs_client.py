@@ -125,4 +125,4 @@ def test_a_forked_child_leaves_its_parents_file_alone(out, native, monkeypatch, 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64 + ".example"])
 def test_what_cannot_be_a_host_is_one_line(host):
     with pytest.raises(ConfigError, match="cannot be the name of a host"):
-        HdfsClient(f"hdfs://{host}:8020").info("/")
+        HdfsClient(f"hdfs://{host}:8020").open("/")

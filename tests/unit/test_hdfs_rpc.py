@@ -27,7 +27,7 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.hdfs import access, namenode, nameservice, rpc
+from bootseer.hdfs import namenode, nameservice, rpc
 from bootseer.hdfs.errors import RemoteError, SaslRequired, remote, translate
 from bootseer.hdfs.framing import frame
 from bootseer.hdfs.namenode import NameNode
@@ -570,27 +570,43 @@ def test_the_namenodes_of_a_name_service_come_from_the_sites_configuration(tmp_p
     assert nameservice.addresses("One") == (("h1", 8021), ("h2", 8020))
     assert nameservice.addresses("two") == (("::1", 9),)
     assert NameNode.connect("hdfs://One/x").url == "hdfs://One"
-    with pytest.raises(UnsupportedError, match=r"does not set dfs\.namenode\.rpc-address\.one"):
+    with pytest.raises(ConfigError, match=r"does not set dfs\.namenode\.rpc-address\.one"):
         nameservice.addresses("one")
     for text in ("${x}:1", "h1:x"):
         site(tmp_path, {**values, f"{key}.One.b": text})
-        with pytest.raises((UnsupportedError, ConfigError), match=r"One\.b"):
+        with pytest.raises(ConfigError, match=r"One\.b"):
             nameservice.addresses("One")
-    site(tmp_path, {**values, "dfs.client.failover.resolve-needed.One": "true"})
-    with pytest.raises(UnsupportedError):
-        nameservice.addresses("One")
     (tmp_path / "hdfs-site.xml").write_text("<configuration>")
     with pytest.raises(ConfigError, match=r"hdfs-site\.xml"):
         nameservice.addresses("One")
 
 
-def test_an_unknown_name_service_is_left_to_hdfs_native(monkeypatch):
+def test_a_name_service_may_be_one_name_of_several_machines(tmp_path, monkeypatch):
+    """Red before: it was left to hdfs-native."""
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    named, real = "dfs.namenode.rpc-address.one", socket.getaddrinfo
+
+    def look(host: str, *args: object, **kwargs: object) -> object:
+        if host != "all.site" or kwargs.get("flags"):
+            return real(host, *args, **kwargs)  # type: ignore[arg-type]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{n}", 8021)) for n in (1, 251)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    monkeypatch.setattr(socket, "getnameinfo", lambda at, flags: ("nn1.site" if at[0][-2:] == ".1" else at[0], ""))
+    for address, found in (("all.site:8021", (("nn1.site", 8021), ("127.0.0.251", 8021))), ("none.invalid:1", None)):
+        site(tmp_path, {named: address, "dfs.client.failover.resolve-needed.one": "true"})
+        if found:
+            assert nameservice.addresses("one") == found
+            continue
+        with pytest.raises(UnavailableError, match="cannot look up the NameNodes of name service one"):
+            nameservice.addresses("one")
+
+
+def test_a_name_service_that_nothing_tells_of_is_one_line(monkeypatch):
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     monkeypatch.delenv("HADOOP_HOME", raising=False)
-    assert access.choose("hdfs://unknown/a").kind == "native"
-    assert "HADOOP_CONF_DIR" in access.choose("hdfs://unknown/a").reason
-    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "direct")
-    assert access.choose("hdfs://127.0.0.1:1/").kind == "direct"
+    with pytest.raises(ConfigError, match="name service unknown, and HADOOP_CONF_DIR is not set"):
+        HdfsBackend("hdfs://unknown/a").stat("b")
 
 
 @pytest.mark.parametrize("first", ["standby", "gone", "frozen"])

@@ -2,18 +2,19 @@
 
 import os
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from bootseer.backends.cluster import HdfsBackend
 from bootseer.backends.engine.transport import BlockFile
 from bootseer.backends.hdfs_direct import DirectSource
-from bootseer.backends.hdfs_native import READERS
+from bootseer.backends.hdfs_native import READERS, NativeSource
 from bootseer.backends.interface import Backend, Source
 from bootseer.errors import DataError, NotWritableError
 from bootseer.fsmount.operations import StripeOperations
+from bootseer.hdfs.client import HdfsClient
 from bootseer.hdfs.proto.hdfs_pb2 import Token
-from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located
+from bootseer.hdfs.records import Block, DataNode, FileBlocks, Located
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.copy import copy_file
 from bootseer.stripefs.files.readahead import ReadAhead
@@ -195,42 +196,34 @@ class Client:
         self.data, self.mtime_ms, self.opened = b"a" * (2 << 20), 1750000000123, 0
         self._late = late
 
-    def info(self, path: str) -> FileStatus:
-        return FileStatus(path, len(self.data), False, self.mtime_ms)
-
-    def consumed(self, path: str) -> int:
-        return 3 * len(self.data)  # what three whole replicas take
-
     def open(self, path: str) -> Reader:
         self.opened += 1
         if self.opened == self._late:
             self.data, self.mtime_ms = b"b" * len(self.data), self.mtime_ms + 1
         return Reader(self.data)
 
+    def source(self) -> NativeSource:
+        return NativeSource(cast(HdfsClient, self), "/f", lambda: str(self.mtime_ms), unfinished=False)
+
 
 @pytest.mark.parametrize("late", [1, 2, 4])
-def test_readers_of_one_hdfs_file_have_one_version(monkeypatch, late):
+def test_readers_of_one_hdfs_file_have_one_version(late):
     client, seen = Client(late), []
 
     def read() -> None:
-        with store.open("f") as file:
-            for _ in range(READERS + 1):
-                seen.append(file.read(0, 1))
+        file = client.source()
+        for _ in range(READERS + 1):
+            seen.append(file.read(0, 1))
 
-    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    monkeypatch.setattr("bootseer.hdfs.client.connect", lambda url: client)
-    store = StripeFS(HdfsBackend("hdfs://n:1/base"))
     with pytest.raises(DataError, match="replaced while it was read"):
         read()
     assert set(seen) <= {b"a"}
 
 
-def test_unchanged_hdfs_files_are_read_through_several_readers(monkeypatch):
+def test_unchanged_hdfs_files_are_read_through_several_readers():
     client = Client()
-    monkeypatch.setenv("BOOTSEER_HDFS_ACCESS", "native")
-    monkeypatch.setattr("bootseer.hdfs.client.connect", lambda url: client)
-    with StripeFS(HdfsBackend("hdfs://n:1/base")).open("f") as file:
-        assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
+    file = client.source()
+    assert b"".join(file.read(0, 1) for _ in range(9)) == b"a" * 9
     assert client.opened == READERS
 
 

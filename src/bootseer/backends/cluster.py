@@ -1,7 +1,6 @@
-"""Storage on an HDFS cluster: names are the NameNode's matter, bytes come and go *directly* or *natively*.
+"""Storage on an HDFS cluster: names are the NameNode's matter, bytes come from DataNodes and go to them.
 
-`bootseer.hdfs.access` decides which, per cluster, at the first operation and for the life of the backend. In a cluster
-that is read directly, files that are erasure-coded or encrypted still go through ``hdfs-native``.
+Files that are erasure-coded or encrypted go through ``hdfs-native``.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import contextlib
 import errno
 import logging
 import os
-import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from bootseer.backends.hdfs_direct import DirectSource, read_directly
-from bootseer.backends.hdfs_native import NativeSource, still_written
+from bootseer.backends.hdfs_native import NativeSource
 from bootseer.backends.hdfs_rights import group_name, permissions, user_name
 from bootseer.backends.interface import (
     FILE_MODE,
@@ -41,14 +39,13 @@ from bootseer.errors import (
     UnavailableError,
     UnsupportedError,
 )
-from bootseer.hdfs import access, datanode  # noqa: F401  a child forked while a thread imports never gets it
 from bootseer.hdfs import client as hdfs
+from bootseer.hdfs import datanode  # noqa: F401  a child forked while a thread imports never gets it
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
 
 if TYPE_CHECKING:
-    from bootseer.hdfs.client import HdfsClient
     from bootseer.hdfs.records import FileBlocks, FileStatus
 
 _log = logging.getLogger(__name__)
@@ -66,27 +63,15 @@ class HdfsBackend(Backend):
         self.url = url.rstrip("/")
         self._base = hdfs.split(url)[1].rstrip("/")
         self._native = hdfs.connect(url)
-        self._access: access.Access | None = None
-        self._lock = threading.Lock()
-        self._said: set[str] = set()
+        self._asked, self._said = False, set[str]()
         self.writers = _Leases(self)
 
-    @property
-    def access(self) -> access.Access:
-        """How the cluster is reached, and why."""
-        if self._access is None:
-            found = access.choose(self.url)
-            with self._lock:
-                self._access = self._access or found
-        return self._access
-
-    def namenode(self) -> NameNode | None:
-        """The NameNode, where the cluster is reached directly."""
-        return NameNode.connect(self.url) if self.access.kind == "direct" else None
-
-    def _names(self) -> HdfsClient | NameNode:
-        """What tells and changes the names of files and folders."""
-        return self.namenode() or self._native
+    def namenode(self) -> NameNode:
+        found = NameNode.connect(self.url)  # anew: objects do not survive a fork
+        if not self._asked:  # how DataNodes are talked to: no read is to wait for a NameNode that is away
+            _log.info("%s: %s", found.url, found.way())
+            self._asked = True
+        return found
 
     def full(self, path: str) -> str:
         """``path`` as HDFS knows it."""
@@ -96,18 +81,15 @@ class HdfsBackend(Backend):
         base = clean(self._base)
         if not base:
             return self, ""
-        whole = HdfsBackend(hdfs.split(self.url)[0])
-        whole._access = self._access  # a cluster is asked once how it is reached
-        return whole, base
+        return HdfsBackend(hdfs.split(self.url)[0]), base
 
     def space(self) -> tuple[int, int]:
-        namenode = self.namenode()
-        return (0, 0) if namenode is None else namenode.space()
+        return self.namenode().space()
 
     # -- names ------------------------------------------------------------------------------------------------------
 
     def _status(self, path: str) -> FileStatus:
-        names, full = self._names(), self.full(path)
+        names, full = self.namenode(), self.full(path)
         if (status := names.info(full)) is None:
             raise NotFoundError(f"cannot look up {full} on {names.url}: no such file or folder")
         return status
@@ -116,7 +98,7 @@ class HdfsBackend(Backend):
         return _entry(self._status(path))
 
     def list(self, path: str) -> builtins.list[Entry]:
-        names, full = self._names(), self.full(path)
+        names, full = self.namenode(), self.full(path)
         found = names.list(full)
         if [status.path for status in found if not status.is_dir] == [full]:
             raise NotFoundError(f"cannot list {full} on {names.url}: it is a file")
@@ -124,10 +106,7 @@ class HdfsBackend(Backend):
 
     def pages(self, path: str) -> Iterator[Page]:
         """The NameNode tells the blocks of files with their names."""
-        if (namenode := self.namenode()) is None:
-            yield from super().pages(path)
-            return
-        full, after = self.full(path), b""
+        namenode, full, after = self.namenode(), self.full(path), b""
 
         def source(status: FileStatus, blocks: FileBlocks | None) -> Source | None:
             if blocks is None or status.is_dir or _only_native(blocks):
@@ -142,7 +121,7 @@ class HdfsBackend(Backend):
             after = page[-1][0].path.rpartition("/")[2].encode("utf-8", "surrogateescape") if page else after
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
-        self._names().rename(self.full(src), self.full(dst), overwrite=overwrite)
+        self.namenode().rename(self.full(src), self.full(dst), overwrite=overwrite)
 
     def check_new(self, path: str) -> None:
         full = self.full(path)
@@ -152,13 +131,13 @@ class HdfsBackend(Backend):
                 raise ConfigError(f"HDFS has no such name: {full!r}", hint="leave out ':', .snapshot and /.reserved")
 
     def delete(self, path: str) -> None:
-        self._names().delete(self.full(path), recursive=False)
+        self.namenode().delete(self.full(path), recursive=False)
 
     def make_folder(self, path: str) -> None:
-        self._names().mkdirs(self.full(path))
+        self.namenode().mkdirs(self.full(path))
 
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
-        self._names().delete(self.full(path), recursive=True)
+        self.namenode().delete(self.full(path), recursive=True)
 
     def remove_empty_folder(self, path: str) -> None:
         try:
@@ -169,7 +148,7 @@ class HdfsBackend(Backend):
             raise
 
     def change(self, path: str, **to: Unpack[Attributes]) -> None:
-        full, names = self.full(path), self._names()
+        full, names = self.full(path), self.namenode()
         uid, gid = to.get("uid"), to.get("gid")
         if (owner := to.get("owner")) is not None:
             names.set_owner(full, *owner)
@@ -182,23 +161,16 @@ class HdfsBackend(Backend):
 
     def replicate(self, path: str, copies: int) -> None:
         if self._status(path).replication < copies:
-            self._names().set_replication(self.full(path), copies)
+            self.namenode().set_replication(self.full(path), copies)
 
     # -- bytes ------------------------------------------------------------------------------------------------------
 
     def open(self, path: str, *, pinned: bool = False) -> Source:
         full = self.full(path)
         look = (lambda: self._status(path).version) if pinned else None
-        if (namenode := self.namenode()) is None:
-            source = NativeSource(self._native, full, look)
-            if pinned:
-                if (unfinished := still_written(self._native, full, source.size)) is None:
-                    self._say_native(full, "whether a file like this is still being written cannot be told")
-                source.unfinished = unfinished is True
-            return source
         for _ in range(_OPEN_TRIES):
             status = self._status(path) if pinned else None
-            blocks = namenode.blocks(full)
+            blocks = self.namenode().blocks(full)
             if why := _only_native(blocks):
                 self._say_native(full, why)
                 return NativeSource(self._native, full, look, unfinished=blocks.under_construction)
@@ -215,13 +187,12 @@ class HdfsBackend(Backend):
 
     def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> Sink:
         full = self.full(path)
-        if (namenode := self.namenode()) is not None:
-            try:
-                if isinstance(siblings, Placement):
-                    return FileOutput(namenode, full, placement=siblings, mode=mode)
-                return FileOutput(namenode, full, bytes_per_checksum=_CHECKED, mode=mode)
-            except UnsupportedError as exc:
-                self._say_native(full, str(exc))
+        try:
+            if isinstance(siblings, Placement):
+                return FileOutput(self.namenode(), full, placement=siblings, mode=mode)
+            return FileOutput(self.namenode(), full, bytes_per_checksum=_CHECKED, mode=mode)
+        except UnsupportedError as exc:
+            self._say_native(full, str(exc))
         return self._native.create(full, mode=mode)
 
     def _say_native(self, full: str, why: str) -> None:
@@ -254,10 +225,8 @@ class _Leases(Writers):
         return False
 
     def may_have_open(self, path: str) -> str:
-        if (namenode := self._backend.namenode()) is None:
-            return "it may be open: only a run that removes can tell"
         try:
-            blocks = namenode.blocks(self._backend.full(path))
+            blocks = self._backend.namenode().blocks(self._backend.full(path))
         except NotFoundError:
             return ""
         return "it may be open: its writer has not closed it" if blocks.under_construction else ""
@@ -265,14 +234,12 @@ class _Leases(Writers):
     def end(self, path: str) -> None:
         full = self._backend.full(path)
         _log.info("taking the lease of %s from its writer", full)
-        if (namenode := self._backend.namenode()) is not None:
-            namenode.recover_lease(full)
+        self._backend.namenode().recover_lease(full)
 
 
 def _entry(status: FileStatus) -> Entry:
-    """``hdfs-native`` does not tell owners."""
-    name, rights = status.path.rpartition("/")[2], permissions(status) if status.owner else None
-    return Entry(name, status.size, status.is_dir, status.mtime_ms / 1000, status.version, rights)
+    name = status.path.rpartition("/")[2]
+    return Entry(name, status.size, status.is_dir, status.mtime_ms / 1000, status.version, permissions(status))
 
 
 def _only_native(blocks: FileBlocks) -> str:

@@ -191,8 +191,6 @@ class FolderBackend(Backend):
     ``base``: the folder that a user named, here or further down. ``shown``: others will see what is read here.
     """
 
-    access = ("folder", "the store is a folder of this machine")
-
     def __init__(self, root: Path, *, base: Path | None = None, shown: bool = False) -> None:
         self.root = Path(os.path.abspath(root))
         self.url = str(root)

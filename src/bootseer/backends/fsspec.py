@@ -207,7 +207,7 @@ _LOOKED = "it cannot refuse to replace a file; looking before is not the same wh
 class FsspecBackend(FsspecPlace, Backend):
     """Files below ``url``; arguments and errors of `FsspecPlace`. Touches no storage yet."""
 
-    access = ("fsspec", "the store is reached through fsspec")
+    has_folders = False
 
     @property
     def exclusive(self) -> bool:

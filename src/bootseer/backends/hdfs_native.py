@@ -1,4 +1,4 @@
-"""A file in HDFS that is read through ``hdfs-native``, and whether its writer still has it open."""
+"""A file in HDFS that is read through ``hdfs-native``: one that is erasure-coded or encrypted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable
 
 from bootseer.backends.interface import DEADLINE, SLOWEST, Source
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import DataError
 from bootseer.hdfs.client import HdfsClient, HdfsReader
 
 READERS = 4
-_LOOKS = 3
 
 
 class NativeSource(Source):
@@ -20,12 +19,10 @@ class NativeSource(Source):
     ranges spread over several readers are spread over the DataNodes. A reader does not tell which version it has: so a
     pinned file is looked up (``look`` gives its version) after each opening, and before the first.
 
-    ``unfinished``: its writer had not closed it when it was opened, as far as the opener knows.
+    ``unfinished``: its writer had not closed it when it was opened.
     """
 
-    def __init__(
-        self, client: HdfsClient, path: str, look: Callable[[], str] | None, *, unfinished: bool = False
-    ) -> None:
+    def __init__(self, client: HdfsClient, path: str, look: Callable[[], str] | None, *, unfinished: bool) -> None:
         self._client, self._path, self._look, self.unfinished = client, path, look, unfinished
         self._lock, self._turn = threading.Lock(), 0
         self.version = look() if look is not None else ""
@@ -55,35 +52,3 @@ class NativeSource(Source):
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
-
-
-def still_written(client: HdfsClient, path: str, size: int) -> bool | None:
-    """Whether a writer has a block of the file under construction; None when that cannot be told.
-
-    ``size``: bytes of its complete blocks, which is the length that a reader has. Costs two NameNode operations,
-    and two more each time (at most twice) that the length has changed since.
-
-    hdfs-native hands out neither the state of a file nor of its blocks. But the space that the NameNode accounts for a
-    file has a block under construction as a whole one (INodeFile.storagespaceConsumedContiguous), and its length has
-    not: so the space of a closed file is its length times its replicas, and that of an open one a block more. An open
-    file with no such block, which its writer has just begun or left at the end of a block, looks like a closed one.
-    Erasure-coded files say that they have one replica, and parity may take as much as a block: of what has one replica
-    it cannot be told.
-    """
-    info = client.info(path)
-    for left in reversed(range(_LOOKS)):
-        try:
-            space = client.consumed(path)
-        except (NotFoundError, UnavailableError):
-            raise
-        except BootseerError:  # an authorizer may allow reads and not this
-            return None
-        if space == info.replication * size:
-            return False
-        if info.replication < 2:
-            return None
-        if space == info.replication * (size + info.block_size):
-            return True
-        if left:
-            size = client.open(path).size  # it has grown meanwhile, or old blocks of it are kept by a snapshot
-    return None

@@ -187,11 +187,8 @@ class Backend(abc.ABC):
 
     url: str
     writers: Writers = Writers()
-
-    @property
-    @abc.abstractmethod
-    def access(self) -> tuple[str, str]:
-        """How the storage is reached, and why, for `bootseer.stripefs.explain`."""
+    has_folders = True
+    """Whether folders are more than a part of names, and can be renamed."""
 
     @property
     def exclusive(self) -> bool:

@@ -193,31 +193,19 @@ def ls(
 
 def inspect(
     url: Annotated[str, typer.Argument(metavar="URL|DIR", help="File or folder of a store, or DIR of `fs mount`")],
-    plan: Annotated[
-        bool, typer.Option("--plan", help="How a file would be read now: its blocks, their replicas, who gives what")
-    ] = False,
-    read: Annotated[
-        bool, typer.Option("--read", help="With --plan: read it first, so that rates and latencies are known")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what is known of a file, whether a folder is a complete checkpoint, or what a mount has moved."""
     import msgspec
 
-    from bootseer.cli._fs_plan import print_plan
     from bootseer.errors import DataError
     from bootseer.fsmount.client import find
 
-    if read and not plan:
-        raise typer.BadParameter("--read is for --plan")
     if "://" not in url and (mounted := find(Path(url))):
         found = msgspec.to_builtins(mounted.status())
         answer(found, as_json, *(f"{key:>18}: {value}" for key, value in found.items()))
         return
     fs, path = place(url)
-    if plan:
-        print_plan(fs, path, url, read=read, as_json=as_json)
-        return
     found = row(fs.stat(path))
     if found["is_dir"]:
         try:

@@ -234,7 +234,6 @@ def hdfs(config: Config) -> str | Found:
     try:
         import hdfs_native  # noqa: F401
 
-        from bootseer.hdfs import access, client
         from bootseer.hdfs.namenode import NameNode
         from bootseer.hdfs.sasl import transfer
 
@@ -243,12 +242,9 @@ def hdfs(config: Config) -> str | Found:
         raise UnsupportedError(f"cannot be loaded: {exc}", hint="pip install 'bootseer[hdfs]'") from None
     if not in_hdfs(config):
         return f"hdfs-native {version}; the store is not in HDFS"
-    reached = access.choose(config.store)
-    if reached.kind == "native":
-        client.connect(config.store).info("/")
-        return f"hdfs-native {version}, {config.store} answers ({reached.reason})"
-    NameNode.connect(config.store).info("/")
-    detail = f"{config.store} answers: {reached.reason}"
+    namenode = NameNode.connect(config.store)
+    namenode.info("/")
+    detail = f"{config.store} answers: {namenode.way()}"
     if transfer.is_slow():
         cost = "DataNodes that encrypt by rc4 or 3des are slow"
         return Found("limited", detail, cost, f"at the DataNodes set {transfer.AES_SETTING}")

@@ -148,7 +148,7 @@ def start(
         layout.check_shape(width, unit)
         if commit:
             raise ConfigError("a checkpoint with a COMMIT is finished: mount it read-only, or the folder above it")
-        if fs.backend.access[0] == "fsspec":
+        if not fs.backend.has_folders:
             raise UnsupportedError(f"{fs.url} cannot be mounted for writing: its store has no folders to rename in")
     if commit:
         fs.checkpoint("")

@@ -1,7 +1,7 @@
-"""HDFS through ``hdfs-native``, with a deadline on every call and this project's errors.
+"""Bytes of files that are erasure-coded or encrypted, through ``hdfs-native``, with this project's errors.
 
-``hdfs-native`` speaks the protocols (HA, Kerberos, erasure coding) but has no timeouts: a read from a frozen DataNode
-hangs beside a healthy replica. So each call runs under `bootseer.hdfs.deadline`.
+It has no timeouts: a read from a frozen DataNode hangs beside a healthy replica. So each call runs under
+`bootseer.hdfs.deadline`.
 
 Every object here may be used from any thread, except `HdfsWriter`, which has one user at a time.
 """
@@ -16,16 +16,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 from urllib.parse import urlsplit
 
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError, extra
+from bootseer.errors import BootseerError, DataError, UnavailableError, extra
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
-from bootseer.hdfs.errors import REACH, is_below_a_file, translate
+from bootseer.hdfs.errors import REACH, translate
 from bootseer.hdfs.nameservice import split as split
 from bootseer.hdfs.newfile import NewFile
-from bootseer.hdfs.records import FileStatus
 
 if TYPE_CHECKING:
-    import hdfs_native as native
     from hdfs_native import Client, FileReader, FileWriter
 
 T = TypeVar("T")
@@ -63,7 +61,7 @@ def connect(url: str) -> HdfsClient:
 
 
 class HdfsClient:
-    """Operations on absolute paths of one HDFS.
+    """Files of one HDFS, by absolute paths.
 
     Errors: `NotFoundError`, `NotWritableError`, `FullError`, `UnavailableError` (also when the deadline passes);
     a name that exists already is `FileExistsError`, so that callers can tell who was first.
@@ -106,28 +104,6 @@ class HdfsClient:
         except Exception as exc:
             raise translate(exc, f"{doing} on {self.url}") from exc
 
-    def info(self, path: str) -> FileStatus:
-        try:
-            return _status(self.call(lambda client: client.get_file_info(path), f"look up {path}"), path)
-        except BootseerError as exc:
-            if is_below_a_file(exc):
-                raise NotFoundError(f"cannot look up {path} on {self.url}: no such file or folder") from exc
-            raise
-
-    def consumed(self, path: str) -> int:
-        """Bytes that all replicas of a file take; a block that is still being written counts as a whole one."""
-        return self.call(lambda client: int(client.get_content_summary(path).space_consumed), f"look up {path}")
-
-    def list(self, path: str) -> list[FileStatus]:
-        """The entries of the folder ``path`` in path order; a file lists itself."""
-        try:
-            found = self.call(lambda client: list(client.list_status(path, False)), f"list {path}")
-        except BootseerError as exc:
-            if is_below_a_file(exc):
-                raise NotFoundError(f"cannot list {path} on {self.url}: a part of it is a file") from exc
-            raise
-        return sorted((_status(status, status.path) for status in found), key=lambda status: status.path)
-
     def open(self, path: str) -> HdfsReader:
         reader = self.call(lambda client: client.read(path), f"open {path}")
         return HdfsReader(self, path, reader)
@@ -162,37 +138,9 @@ class HdfsClient:
 
         return HdfsWriter(self, path, self.call(make, f"create {path}"))
 
-    def mkdirs(self, path: str) -> None:
-        self.call(lambda client: client.mkdirs(path, create_parent=True), f"make folder {path}")
-
-    def rename(self, src: str, dst: str, *, overwrite: bool = False) -> None:
-        """One atomic operation of the NameNode. `FileExistsError` when ``dst`` exists and may not be replaced."""
-        self.call(lambda client: client.rename(src, dst, overwrite), f"rename {src} to {dst}")
-
     def delete(self, path: str, recursive: bool = False) -> bool:
         """Remove a file or folder; False when there was none."""
         return self.call(lambda client: bool(client.delete(path, recursive)), f"delete {path}")
-
-    def set_permission(self, path: str, mode: int) -> None:
-        """``mode``: the nine bits of chmod(1)."""
-        self.call(lambda client: client.set_permission(path, mode), f"change the mode of {path}")
-
-    def set_replication(self, path: str, replication: int) -> None:
-        """Have that many replicas of each block; the NameNode makes or removes replicas later."""
-        self.call(lambda client: client.set_replication(path, replication), f"change the replication of {path}")
-
-    def set_owner(self, path: str, owner: str | None, group: str | None) -> None:
-        """None: stays."""
-        self.call(lambda client: client.set_owner(path, owner, group), f"change the owner of {path}")
-
-    def set_times(self, path: str, mtime_ms: int) -> None:
-        """The modification time, in milliseconds since 1970; the time of access becomes the same."""
-        self.call(lambda client: client.set_times(path, mtime_ms, mtime_ms), f"change the time of {path}")
-
-
-def _status(found: native.FileStatus, path: str) -> FileStatus:
-    size, replicas, block = found.length, found.replication or 0, found.blocksize or 0
-    return FileStatus(path, size, found.isdir, found.modification_time, replication=replicas, block_size=block)
 
 
 class HdfsReader:

@@ -99,6 +99,13 @@ def _resolve(
         raise ConfigError(f"{host!r} cannot be the name of a host", hint=hint) from None
 
 
+def machines(host: str, port: int, until: float) -> list[Address]:
+    """Each machine that ``host`` stands for, by its own name where it has one (Kerberos wants it). Raises `OSError`."""
+    found = _resolve(host, port, until)
+    names = _resolvers.call(lambda: [socket.getnameinfo(each[-1], 0)[0] for each in found], remaining(until))  # type: ignore[arg-type]
+    return [(name, port) for name in names]
+
+
 def own_limit(exc: OSError) -> str:
     """What this process or machine ran out of, "" when ``exc`` says something of the other side."""
     if isinstance(exc, socket.gaierror):

@@ -98,10 +98,10 @@ class NameNode:
 
     @classmethod
     def connect(cls, url: str) -> NameNode:
-        """The NameNode of ``hdfs://host:port/...`` or ``hdfs://service/...``; touches no network.
+        """The NameNode of ``hdfs://host:port/...`` or ``hdfs://service/...``; touches no network but DNS for a service.
 
         One object per process, address or service, user, and place of tickets and tokens. Raises `ConfigError` for
-        another URL, `UnsupportedError` for a service whose NameNodes the site's configuration does not tell.
+        another URL, and for a service whose NameNodes the site's configuration does not tell.
         """
         base = split(url)[0]
         parts = urlsplit(base)
@@ -383,6 +383,13 @@ class NameNode:
     def login(self) -> str:
         """Who this process is by its login, as a phrase (``ticket of a@SITE``); "" where the NameNode wants none."""
         return self._rpc.login
+
+    def way(self) -> str:
+        """How the cluster is reached, in words: by which login, and whether transfers are encrypted. Asks it."""
+        encrypts = self.defaults().encrypt_data_transfer
+        if not self.login and not encrypts:
+            return "neither authentication nor wire encryption"
+        return f"{self.login or 'no authentication'}{', encrypted transfers' if encrypts else ''}"
 
     def _data_key(self, until: float) -> wire.DataKey | None:
         # what it said once is enough: a read must not wait for a NameNode that is away

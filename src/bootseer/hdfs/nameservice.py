@@ -3,7 +3,8 @@ site's ``hdfs-site.xml`` has them.
 
 Read as Hadoop's own clients do: from ``HADOOP_CONF_DIR``, else ``$HADOOP_HOME/etc/hadoop``. Keys:
 ``dfs.ha.namenodes.<service>`` and ``dfs.namenode.rpc-address.<service>.<namenode>``; without the first (federation
-without high availability) ``dfs.namenode.rpc-address.<service>``. What the site says of DataNodes is read here, too.
+without high availability) ``dfs.namenode.rpc-address.<service>``; with ``dfs.client.failover.resolve-needed.<service>``
+each address stands for all machines of its name. What the site says of DataNodes is read here, too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 import functools
 import os
 import re
+import time
 import xml.etree.ElementTree as xml
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bootseer.errors import ConfigError, UnsupportedError
+from bootseer.errors import ConfigError, UnavailableError
+from bootseer.hdfs.dial import Address, machines
 
 _PORT = 8020  # Hadoop's default
+_DNS_SECONDS = 10.0
 
 
 def split(url: str) -> tuple[str, str]:
@@ -47,17 +51,21 @@ def _default() -> str:
     return found.removeprefix("hdfs://").strip("/") if found.startswith("hdfs://") else ""
 
 
-def addresses(service: str) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each NameNode. `UnsupportedError` says why they cannot be told; `ConfigError`: a damaged file."""
+def addresses(service: str) -> tuple[Address, ...]:
+    """Each NameNode. Raises `ConfigError`; `UnavailableError` where DNS is to tell them and does not."""
     if not (where := folder()):
-        raise UnsupportedError(f"name service {service}, and HADOOP_CONF_DIR is not set", hint="set HADOOP_CONF_DIR")
+        raise ConfigError(f"name service {service}, and HADOOP_CONF_DIR is not set", hint="set it, or write host:port")
     found = _settings(where)
-    if found.get(f"dfs.client.failover.resolve-needed.{service}") == "true":
-        raise UnsupportedError(f"name service {service} stands for the addresses of one host name")
     key = f"dfs.namenode.rpc-address.{service}"
     names = found.get(f"dfs.ha.namenodes.{service}", "")
     keys = [f"{key}.{name.strip()}" for name in names.split(",") if name.strip()] or [key]
-    return tuple(_address(found.get(each, ""), each, where) for each in keys)
+    told = [_address(found.get(each, ""), each, where) for each in keys]
+    if found.get(f"dfs.client.failover.resolve-needed.{service}") == "true":
+        try:
+            told = [one for each in told for one in machines(*each, time.monotonic() + _DNS_SECONDS)]
+        except OSError as exc:
+            raise UnavailableError(f"cannot look up the NameNodes of name service {service}: {exc}") from None
+    return tuple(told)
 
 
 def by_hostname() -> bool:
@@ -101,11 +109,11 @@ def _read(file: Path) -> dict[str, str]:
     return {name.strip(): (value or "").strip() for name, value in pairs if name}
 
 
-def _address(text: str, key: str, folder: Path) -> tuple[str, int]:
+def _address(text: str, key: str, folder: Path) -> Address:
     if not text:
-        raise UnsupportedError(f"{folder}/hdfs-site.xml does not set {key}")
+        raise ConfigError(f"{folder}/hdfs-site.xml does not set {key}")
     if "${" in text:
-        raise UnsupportedError(f"{key} in {folder}/hdfs-site.xml refers to other settings")
+        raise ConfigError(f"{key} in {folder}/hdfs-site.xml refers to other settings", hint="write the address")
     parts = urlsplit(f"//{text}")
     try:
         host, port = parts.hostname, parts.port

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bootseer.backends.engine.datanodes import UNKNOWN, NodeState
-from bootseer.backends.engine.model import BlockRange, Place, ReadRequest, Run, Tuning
+from bootseer.backends.engine.model import BlockRange, ReadRequest, Run, Tuning
 
 _ROUNDS = 40
 _CLOSE = 0.01
@@ -226,20 +226,3 @@ class Assignment:
         request.planned_with = {node.key: self.rate(node) for node in able}
         for (span, keys), row in zip(spans, shares, strict=True):
             span.quota = dict(zip(keys, row, strict=True))
-
-    def preview(
-        self, sizes: Sequence[tuple[Place, int]], now: float
-    ) -> tuple[dict[Place, dict[str, int]], float | None]:
-        """Bytes that each DataNode would be planned to give of each place, and the seconds that all would take.
-
-        None for the seconds while no rate of these DataNodes is known. Every DataNode of the places must be known.
-        """
-        request = ReadRequest([BlockRange(place, [0, size]) for place, size in sizes])
-        self.route(request, now)
-        self._share(request)
-        shares = {span.place: {key: round(share) for key, share in span.quota.items()} for span in request.spans}
-        able = self.healthy(request) or request.nodes
-        if all(node.rate is None for node in able):
-            return shares, None
-        given = {node: sum(span.quota.get(node.key, 0.0) for span in request.spans) for node in able}
-        return shares, max((node.bytes + count) / self.rate(node) for node, count in given.items())

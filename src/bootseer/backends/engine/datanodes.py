@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
 State = Literal["closed", "open", "half-open"]
 
 FIRST = 0.25
@@ -29,8 +27,6 @@ class Breaker:
     def __init__(self) -> None:
         self.state: State = "closed"
         self.until = 0.0
-        self.failures = 0
-        """In all, for `explain`."""
         self._row = 0
         self._seconds = FIRST
 
@@ -44,7 +40,6 @@ class Breaker:
 
     def failed(self, now: float, *, hard: bool = False) -> bool:
         """A transfer failed; True when that opened the breaker."""
-        self.failures += 1
         self._row += 1
         if self.open or (self.closed and not hard and self._row < FAILURES):
             return False
@@ -77,20 +72,6 @@ UNKNOWN = 200 << 20
 
 _ENOUGH = 0.005
 """Seconds of measurement before a rate is believed."""
-
-
-class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
-    """One DataNode as this process has seen it. ``state`` of its breaker: ``closed`` (used), ``open`` (left alone for
-    ``open_seconds`` more), ``half-open`` (one transfer tries). ``rate``: bytes a second, None while unknown."""
-
-    address: str
-    state: str
-    open_seconds: float
-    failures: int
-    rate: float | None
-    latency: float
-    flying: int
-    served: int
 
 
 class NodeState:
@@ -156,15 +137,3 @@ class NodeState:
         if self._seconds > WINDOW:
             self._bytes *= WINDOW / self._seconds
             self._seconds = WINDOW
-
-    def look(self, now: float) -> NodeLook:
-        return NodeLook(
-            address=self.address,
-            state=self.breaker.state,
-            open_seconds=max(0.0, self.breaker.until - now) if self.breaker.state == "open" else 0.0,
-            failures=self.breaker.failures,
-            rate=self.rate,
-            latency=self.latency,
-            flying=self.flying,
-            served=self.served,
-        )

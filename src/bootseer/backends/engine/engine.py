@@ -13,10 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from bootseer.backends.engine import memory
-from bootseer.backends.engine.datanodes import NodeLook
 from bootseer.backends.engine.model import Attempt, CopyBack, Outcome, Place, ReadRequest, Relocate, Tuning
 from bootseer.backends.engine.policy import Scheduler
 from bootseer.backends.engine.transport import BlockFile, Read, land, let_go, replicas_of, transfer, views, wrong
@@ -31,16 +30,6 @@ _log = logging.getLogger(__name__)
 
 TICK = 0.010
 _IDLE = 10.0
-
-
-class Snapshot(NamedTuple):
-    """The engine as it is now. ``shares``: bytes by DataNode that a read of each place would be planned to give."""
-
-    nodes: dict[str, NodeLook]
-    shares: dict[Place, dict[str, int]]
-    seconds: float | None
-    hedge_seconds: float
-    hedge_bytes: int
 
 
 _Job = Attempt | Relocate
@@ -110,21 +99,6 @@ class Engine:
         for place in places:
             for key, node in replicas_of(place).nodes.items():
                 self.scheduler.node(key, node.address)
-
-    def look(self, files: Sequence[BlockFile]) -> Snapshot:
-        """What `bootseer.stripefs.explain` tells of ``files``, and of the DataNodes that have them."""
-        with self._lock:
-            now, places = time.monotonic(), [place for file in files for place in file.places]
-            self._know(places)
-            sizes = [(place, replicas_of(place).located.block.length) for place in places]
-            shares, seconds = self.scheduler.assignment.preview(sizes, now)
-            nodes = {
-                key: node.look(now)
-                for key, node in self.scheduler.nodes.items()
-                if any(key in place.keys for place in places)
-            }
-            late, left = self.scheduler.durations.late(1 << 20), int(self.scheduler.budget.left)
-            return Snapshot(nodes, shares, seconds, late, left)
 
     # -- under the lock -------------------------------------------------------------------------------------------
 
