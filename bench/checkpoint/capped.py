@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 import bootseer.torch
 from bench.checkpoint import client, mounts, once
 from bench.checkpoint.state import Made, digest_of
+from bench.common.report import Report
 from bench.stripes.capped import CAP
 from bench.stripes.client import Answer, Task
 from bench.stripes.faults import Faults
 from bench.stripes.runner import Runner
-from bootseer.demo.report import Report
 from bootseer.errors import UnsupportedError
 from support.shapedhdfs import ShapedHadoop
 

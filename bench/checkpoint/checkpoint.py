@@ -18,8 +18,8 @@ from bench.checkpoint import capped, local, many, state
 from bench.checkpoint.figures import compute
 from bench.common import invocation
 from bench.common.invocation import Options, chosen
+from bench.common.report import Report
 from bench.stripes import free
-from bootseer.demo.report import Report
 from bootseer.errors import FullError
 
 GiB = 1 << 30

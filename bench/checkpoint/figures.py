@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.checkpoint import once
 from bench.common.figures import SPEED, Figures, Say
-from bootseer.demo.report import Report
+from bench.common.report import Report
 
 _GB_PER_MIB = 2**20 / 1e9
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from msgspec import structs
 
 from bench.checkpoint import mounts, state
+from bench.common.report import Report, Run
 from bench.stripes.client import Task
 from bench.stripes.runner import LocalRunner
-from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
 from bootseer.stripefs import open_fs
 

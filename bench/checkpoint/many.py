@@ -19,8 +19,8 @@ from pathlib import Path
 
 from bench.checkpoint import mounts
 from bench.common.invocation import say
+from bench.common.report import Report, Run
 from bench.stripes.runner import Wrong
-from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.stripefs import open_fs

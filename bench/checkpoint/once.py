@@ -24,9 +24,9 @@ import msgspec
 from bench.checkpoint.state import Made
 from bench.common.figures import Figures
 from bench.common.invocation import say
+from bench.common.report import Report, Run
 from bench.stripes.client import Answer, Task
 from bench.stripes.runner import LIMIT, Wrong
-from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError, UnavailableError
 from support.shapedhdfs import ShapedHadoop
 

@@ -34,12 +34,12 @@ from bench.cluster.site import DATANODES, WORKLOAD, Cluster, cache
 from bench.common import invocation, ordinary
 from bench.common.debian import uv
 from bench.common.invocation import Options, say
+from bench.common.report import Report, Run
 from bench.demo.full import JOB_ENV, forget_image, forget_starts
 from bench.demo.ingredients import Ingredients
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import SETTINGS
 from bootseer.demo.programs import BOOTSEER, run
-from bootseer.demo.report import Report, Run
 from bootseer.demo.starts import Measured
 from bootseer.errors import BootseerError, ConfigError, DataError
 from bootseer.launch.job import Job, MountTable

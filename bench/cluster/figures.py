@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from bench.common.figures import Figures, Say, gains
-from bootseer.demo.report import Report, Run
+from bench.common.report import Report, Run
 
 
 def compute(report: Report, say: Say) -> Figures:

@@ -23,11 +23,12 @@ from bench.cluster.started import BESIDE, EVERYTHING, IN_TURN, NEITHER, STARTED,
 from bench.common import invocation, peers
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
+from bench.common.report import Report, Run
+from bench.demo.reported import as_run
 from bootseer import stripefs
 from bootseer.demo import starts, workplace
 from bootseer.demo.ingredients import STATE
 from bootseer.demo.light import Light, LightSite
-from bootseer.demo.report import Report, Run
 
 GAINS = {
     "gain_record": (IN_TURN, EVERYTHING),
@@ -64,7 +65,7 @@ def once(site: LightSite, name: str, variant: str, number: int, work: Path) -> R
     starts.forget("start", work)
     done = site.start("start", work, program=(*STARTED, variant))
     say(f"{name} {number}: {done.seconds:.2f} s, {done.bytes_ready / 1e6:.0f} MB until the first step")
-    return done.as_run(variant, number)
+    return as_run(done, variant, number)
 
 
 def compute(report: Report, say: Say) -> Figures:

@@ -15,9 +15,10 @@ from bench.cluster.started import BESIDE, IN_TURN, STARTED
 from bench.common import invocation, peers
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
+from bench.common.report import Report
 from bench.demo.full import WORKLOADS, Full
+from bench.demo.reported import as_run
 from bootseer.demo import starts, workplace
-from bootseer.demo.report import Report
 
 
 def _run(options: Options, report: Report) -> None:
@@ -31,7 +32,7 @@ def _run(options: Options, report: Report) -> None:
             for variant in (IN_TURN, BESIDE) if number % 2 else (BESIDE, IN_TURN):
                 starts.forget("again", work / "job")
                 done = site.start("again", work / "job", program=(*STARTED, variant))
-                report.runs.append(done.as_run(variant, number))
+                report.runs.append(as_run(done, variant, number))
                 waited = done.record.image.get("waited_seconds")
                 say(f"{variant} {number}: {done.seconds:.2f} s, readers of the image waited for {waited} s")
 

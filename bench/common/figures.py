@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from bootseer.demo.report import Report, Run
+from bench.common.report import Report, Run
 
 Say = Callable[[str], None]
 SPEED = "mib_per_s"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from bench.common import report
 from bench.common.figures import Figures, Say
-from bootseer.demo import report
 from bootseer.errors import BootseerError, ConfigError
 
 Options = argparse.Namespace

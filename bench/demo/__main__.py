@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli.demo import Output, compare
+from bootseer.cli.demo import compare, say
+
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report (JSON) there")]
 
 
 def demo(
@@ -29,6 +31,7 @@ def demo(
     Needs root and, the first time, 40 GB of disk and a package registry.
     """
     from bench.demo.full import WORKLOADS, Full
+    from bench.demo.reported import Reported
     from bootseer import config
     from bootseer.errors import ConfigError, PrivilegeError
 
@@ -38,7 +41,16 @@ def demo(
         raise PrivilegeError("the demo mounts file systems and makes network namespaces", hint="run it with sudo")
     place = (cache or Path(config.load().cache_dir, "demo")) / job
     place.mkdir(parents=True, exist_ok=True)
-    compare(Full(WORKLOADS[job], place, rate, subnet), place, rounds=rounds, out=output)
+    run = Reported(Full(WORKLOADS[job], place, rate, subnet), place, rounds=rounds, say=say)
+    try:
+        compare(run)
+    finally:
+        if output and run.report.figures:
+            run.report.write(output)
+            say(f"report: {output}")
+    for figure in run.report.figures:
+        if not figure.met:
+            print(f"missed: {figure.name} is {figure.value:g} {figure.unit}, wanted {figure.target}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from bench.common import ordinary, peers
 from bench.common.debian import Workload
 from bench.demo.ingredients import Ingredients
 from bootseer import stripefs
-from bootseer.demo import starts, tree, workplace
+from bootseer.demo import starts, workplace
 from bootseer.demo.comparison import Recipe, Say
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
@@ -27,6 +27,7 @@ from bootseer.objects import open_store
 from support.hadoop import HadoopCluster
 from support.netns import Node, ShapedNetwork
 from support.registry import DockerRegistry, without_tls
+from support.trees import differences
 
 JOB_ENV = "/opt/job-env"
 _CHECKPOINT = "/checkpoint"
@@ -113,19 +114,11 @@ class Full(Recipe):
         "first": "lazy image without a profile, set-up command captured, striped checkpoint",
         "again": "hot blocks prefetched, environment mounted, striped checkpoint",
     }
-    targets: ClassVar[Mapping[str, str]] = {
-        "overhead_reduction_first": ">= 0.5",
-        "overhead_reduction_again": ">= 0.8",
-        "again_vs_bound": "<= 1.5",
-        "tree_identical": "== 1",
-        "loss_continues": "== 1",
-        "env_mount_ms": "<= 100",
-        "total_seconds": "<= 360",
-    }
     kept = ("job/events",)
 
     def __init__(self, workload: Workload, cache: Path, rate_mbit: float, subnet: str) -> None:
         self.name = "demo" if workload.name == "torch" else f"demo-{workload.name}"
+        """Of the report."""
         self.cache, self.rate_mbit, self.subnet = cache, rate_mbit, subnet
         self.ingredients = Ingredients(workload, cache)
 
@@ -215,7 +208,7 @@ class FullSite:
             stack.callback(run, [*ctr, "unmount", "--rm", str(plain)])
             run([*prefix, *BOOTSEER, "image", "mount", ref, str(fast)], env=environ)
             stack.callback(run, [*prefix, *BOOTSEER, "unmount", str(fast)], env=environ)
-            return tree.differences(plain, fast)
+            return differences(plain, fast)
 
 
 def forget_starts(store_url: str) -> None:

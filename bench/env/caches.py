@@ -33,10 +33,10 @@ from pathlib import Path
 from bench.common import invocation, peers
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
+from bench.common.report import Report, Run
 from bootseer import image
 from bootseer.config import Config
 from bootseer.demo.programs import BOOTSEER, run
-from bootseer.demo.report import Report, Run
 from bootseer.env import generation
 from bootseer.env.generation import Cache
 from bootseer.errors import BootseerError, UnsupportedError

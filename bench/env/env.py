@@ -33,9 +33,9 @@ from typing import Any
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
+from bench.common.report import Report, Run
 from bench.env.without import EARLY, LENT, WITHOUT
 from bootseer.demo.programs import BOOTSEER, run
-from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
 from support.netns import Node, ShapedNetwork
 from support.objectserver import BUCKET, ObjectServer

@@ -25,8 +25,8 @@ from pathlib import Path
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
+from bench.common.report import Report, Run
 from bootseer.demo.programs import BOOTSEER
-from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError
 from bootseer.kernel import mount as mounts
 from support.netns import Node, ShapedNetwork

@@ -19,12 +19,12 @@ from functools import partial
 from bench.common import invocation
 from bench.common.figures import Figures, Say, gains
 from bench.common.invocation import Options, chosen, say
+from bench.common.report import Report, Run
 from bench.image import rounds
 from bench.image import site as image_site
 from bench.image.ablated import PARTS, WITH, WITHOUT, Part
 from bench.image.parts import SMALL, TORCH, Parts
 from bootseer.blocks.tree import ProfileKey
-from bootseer.demo.report import Report, Run
 from bootseer.objects import Store, open_store
 
 SERVER = (sys.executable, "-m", "bench.image.ablated")

@@ -6,9 +6,9 @@ import shutil
 import time
 from pathlib import Path
 
+from bench.common.report import Run
 from bootseer import image
 from bootseer.demo.programs import run
-from bootseer.demo.report import Run
 
 
 def ours(ref: str, work: Path, number: int) -> Run:

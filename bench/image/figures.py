@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 
 from bench.common.figures import Figures, Say, paired
+from bench.common.report import Report
 from bench.image.checkout import BEFORE
-from bootseer.demo.report import Report
 
 
 def compute(report: Report, say: Say) -> Figures:

@@ -21,10 +21,10 @@ from pathlib import Path
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
+from bench.common.report import Report, Run
 from bench.image import site as image_site
 from bench.image.parts import SMALL, TORCH, Parts
 from bootseer import image, oci
-from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError, UnsupportedError
 from support import kubernetes
 from support.images import programs, write_image

@@ -24,13 +24,13 @@ from pathlib import Path
 
 from bench.common import invocation
 from bench.common.invocation import Options, chosen, say
+from bench.common.report import Report
 from bench.image import site as image_site
 from bench.image.checkout import BEFORE, Checkout
 from bench.image.figures import compute
 from bench.image.hdfs import STARTS as HDFS_STARTS
 from bench.image.parts import SMALL, TORCH, Parts
 from bench.image.rounds import OTHERS, STARTS, Bench
-from bootseer.demo.report import Report
 
 
 def _variants(options: Options) -> list[str]:

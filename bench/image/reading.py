@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.common.report import Run
 from bootseer import config as settings
 from bootseer.blocks import tree
-from bootseer.demo.report import Run
 from bootseer.errors import UnavailableError
 from bootseer.kernel import mount as mounts
 

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
+from bench.common import report
 from bench.common.invocation import say
+from bench.common.report import Run
 from bench.image import conversion, reading, rebuilt
 from bench.image import hdfs as image_hdfs
 from bench.image import parts as image_parts
@@ -29,9 +31,8 @@ from bootseer.blocks.formats.trace import UNIT, Trace
 from bootseer.blocks.metadata import LocalTree, localize, localize_manifest
 from bootseer.blocks.profiles.library import ProfileKey, load_own, load_pages
 from bootseer.chunks import hashing
-from bootseer.demo import report, workplace
+from bootseer.demo import workplace
 from bootseer.demo.programs import WITH_US, finish
-from bootseer.demo.report import Run
 from bootseer.errors import BootseerError
 from bootseer.image.record import ImageRecord
 from bootseer.objects import open_store

@@ -20,8 +20,8 @@ from pathlib import Path
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options
+from bench.common.report import Report, Run
 from bootseer.demo.programs import BOOTSEER
-from bootseer.demo.report import Report, Run
 from support.service import service
 from support.waits import until
 

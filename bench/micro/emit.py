@@ -22,7 +22,7 @@ from pathlib import Path
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
-from bootseer.demo.report import Report, Run
+from bench.common.report import Report, Run
 from bootseer.profile import auto, emit
 
 PYTHON = """

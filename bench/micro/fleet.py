@@ -30,7 +30,7 @@ from pathlib import Path
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options
-from bootseer.demo.report import Report, Run
+from bench.common.report import Report, Run
 from bootseer.profile.index import key
 
 STAGES = ("import", "dist_init", "model_init", "checkpoint_load", "first_step")

@@ -6,11 +6,11 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 
+from bench.common.report import Report, Run
 from bench.image import ablate
 from bench.page.reports import Scenario, figures
 from bench.stripes import figures as stripes_figures
 from bench.stripes import scheduler
-from bootseer.demo.report import Report, Run
 
 PARTS_OF = {"ablate": ablate.table, "scheduler": scheduler.table, "stripefs": stripes_figures.scan}
 

@@ -11,8 +11,8 @@ from types import MappingProxyType
 import msgspec
 
 from bench.cluster.site import DATANODES
+from bench.common.report import Report, Run
 from bench.page.reports import good
-from bootseer.demo.report import Report, Run
 from bootseer.launch.turn import TURN_SECONDS
 from bootseer.profile.sim.measured import Job, Measured, from_registry, site_of, ways
 from bootseer.profile.sim.model import simulate

@@ -8,8 +8,8 @@ from decimal import Decimal
 from html import escape
 from typing import NamedTuple
 
+from bench.common.report import Report
 from bench.page.reports import SCENARIOS, figures, good, median, misses
-from bootseer.demo.report import Report
 
 COLUMNS = ("ordinary tools", "best other tools", "bootseer, first start", "bootseer, again", "all on the node")
 CHART = "benchmarks/overview.svg"

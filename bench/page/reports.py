@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from bootseer.demo.report import Figure, Report, Run
+from bench.common.report import Figure, Report, Run
 from bootseer.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from msgspec import structs
 
+from bench.common.report import Report
 from bench.stripes.client import Answer
 from bench.stripes.faults import Faults
 from bench.stripes.runner import Runner
-from bootseer.demo.report import Report
 from bootseer.errors import BootseerError
 from bootseer.hdfs.namenode import NameNode
 from support.replicas import Replicas

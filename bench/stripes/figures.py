@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.common.figures import SPEED, Figures, Say
+from bench.common.report import Report, Run
 from bench.stripes.capped import CAP
-from bootseer.demo.report import Report, Run
 
 FAULTS = ("frozen", "killed", "slow")
 HEALTHY_WRITES = (

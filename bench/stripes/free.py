@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.common.invocation import say
+from bench.common.report import Report
 from bench.stripes.runner import Runner
-from bootseer.demo.report import Report
 from bootseer.errors import BootseerError
 from support.hadoop import HadoopCluster
 

@@ -17,8 +17,8 @@ import msgspec
 from blake3 import blake3
 
 from bench.common.invocation import say
+from bench.common.report import Report, Run
 from bench.stripes.client import Answer, Task, digest
-from bootseer.demo.report import Report, Run
 from bootseer.errors import BootseerError, UnavailableError, UnsupportedError
 from bootseer.hdfs import client as hdfs
 from support.hadoop import HadoopCluster

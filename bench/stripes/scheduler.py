@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, chosen, say
+from bench.common.report import Report, Run
 from bench.stripes.scheduler_cases import CASES
 from bench.stripes.scheduler_parts import PARTS
-from bootseer.demo.report import Report, Run
 
 WITH = "with"
 

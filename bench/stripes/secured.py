@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bench.common.report import Report
 from bench.stripes.runner import Runner
-from bootseer.demo.report import Report
 from support.hadoop import HadoopCluster
 from support.kerberos import Realm
 

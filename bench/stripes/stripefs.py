@@ -17,10 +17,10 @@ from pathlib import Path
 
 from bench.common import invocation
 from bench.common.invocation import Options, chosen
+from bench.common.report import Report
 from bench.stripes import free, secured
 from bench.stripes.capped import PARTS, Capped
 from bench.stripes.figures import compute
-from bootseer.demo.report import Report
 
 KiB, MiB = 1 << 10, 1 << 20
 

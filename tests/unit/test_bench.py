@@ -12,12 +12,12 @@ from bench.checkpoint import checkpoint, once
 from bench.checkpoint import figures as checkpoint_figures
 from bench.cluster import figures as cluster_figures
 from bench.cluster import scenario
+from bench.common.report import Report, Run
 from bench.image import ablated, rebuilt
 from bench.page import detail, overview, reports
 from bench.page.__main__ import pages
 from bench.stripes import runner, scheduler_cases, scheduler_parts
 from bootseer.config import Config
-from bootseer.demo.report import Report, Run
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from support.images import Member, tar_of
 

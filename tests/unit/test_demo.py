@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from bootseer.demo import image, ingredients, site, starts, tree, workplace
+from bootseer.demo import image, ingredients, site, starts, workplace
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.kernel.fuse import ROOT, Context
+from support.trees import differences
 
 WHO = Context(1, 1, 0)
 
@@ -157,7 +158,7 @@ def _fill(root):
 def test_equal_trees_have_no_differences(tmp_path):
     _fill(tmp_path / "a")
     _fill(tmp_path / "b")
-    assert tree.differences(tmp_path / "a", tmp_path / "b") == (4, [])
+    assert differences(tmp_path / "a", tmp_path / "b") == (4, [])
 
 
 def test_every_kind_of_difference_is_seen(tmp_path):
@@ -177,4 +178,4 @@ def test_every_kind_of_difference_is_seen(tmp_path):
         _fill(other)
         change(other)
         os.utime(other / "d", ns=(1, 1_000_000_001))
-        assert tree.differences(tmp_path / "a", other)[1], name
+        assert differences(tmp_path / "a", other)[1], name

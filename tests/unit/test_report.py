@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bootseer.demo import report
+from bench.common import report
 from bootseer.errors import NotFoundError
 
 

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from bootseer.demo.comparison import Comparison, Recipe
-
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report (JSON) there")]
+    from bootseer.demo.comparison import Comparison
 
 
 def demo(
-    output: Output = None,
     cache: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where it keeps what it makes once (default: in the cache)")
     ] = None,
@@ -30,6 +27,7 @@ def demo(
     """
     from bootseer import config
     from bootseer.demo import workplace
+    from bootseer.demo.comparison import Comparison
     from bootseer.demo.light import Light
     from bootseer.errors import PrivilegeError
     from bootseer.kernel import mount
@@ -39,27 +37,18 @@ def demo(
     mount.private_namespace()  # what a killed demo has mounted goes with it
     place = workplace.claim(cache or Path(config.load().cache_dir, "demo"))
     _examine(place)
-    compare(Light(place, rate), place, out=output)
+    compare(Comparison(Light(place, rate), place, say=say))
 
 
-def compare(recipe: Recipe, cache: Path, *, rounds: int = 1, out: Path | None) -> None:
-    """Start all of ``recipe`` from the folder ``cache``, print the comparison and write the report to ``out``."""
+def say(line: str) -> None:
     from rich.console import Console
 
-    from bootseer.demo.comparison import Comparison
+    Console(stderr=True).print(f"==> {line}", highlight=False, markup=False, soft_wrap=True)
 
-    console = Console(stderr=True)
 
-    def say(line: str) -> None:
-        console.print(f"==> {line}", highlight=False, markup=False, soft_wrap=True)
-
-    run = Comparison(recipe, cache, rounds=rounds, say=say)
-    try:
-        run.run()
-    finally:
-        if out and run.report.figures:
-            run.report.write(out)
-            say(f"report: {out}")
+def compare(run: Comparison) -> None:
+    """Start all of the recipe, and print the comparison."""
+    run.run()
     _show(run)
 
 
@@ -99,12 +88,9 @@ def _show(run: Comparison) -> None:
 
     say(f"everything already on the node: first step after {run.median('local').seconds:.1f} s; overhead counts from")
     say(f"there. The image was converted once, in {run.recipe.conversion['seconds']:.0f} s. A node's link had")
-    say(f"{run.recipe.rate_mbit:g} Mbit/s for all. Same files and same losses in all starts: yes.")
+    say(f"{run.recipe.rate_mbit:g} Mbit/s for all. The losses were the same in all starts.")
     if os.getloadavg()[1] > 2 * len(os.sched_getaffinity(0)):
         say(f"This machine is busy with other work (load {os.getloadavg()[1]:.0f}): run it again when it is not.")
-    missed = [f"{f.name} is {f.value:g} {f.unit}, wanted {f.target}" for f in run.report.figures if not f.met]
-    for line in missed:
-        say(f"missed: {line}")
     program = sys.argv[0] if os.access(sys.argv[0], os.X_OK) else "bootseer"
     say("\nwhat to look at next, as root:")
     say(f"  {program} profile show {run.kept}/events")

@@ -10,14 +10,13 @@ import abc
 import itertools
 import os
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-from bootseer.demo import report, starts, workplace
+from bootseer.demo import starts, workplace
 from bootseer.demo.starts import Measured
 from bootseer.errors import DataError
 
@@ -31,22 +30,15 @@ class Site(Protocol):
     def start(self, variant: str, work: Path) -> Measured:
         """Start the job in the folder ``work`` and wait for its end, and for what it leaves to the next start."""
 
-    def differences(self, work: Path) -> tuple[int, list[str]]:
-        """Compare what the containers of an ordinary start see with those of ``again``, as `tree.differences` does."""
-
 
 class Recipe(abc.ABC):
     """One job, its image, and the servers it starts from."""
 
-    name: str
-    """Of the report."""
     rate_mbit: float
     halves: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
     """The variants of a round, those without bootseer and those with it; every second round begins with the latter."""
     what: ClassVar[Mapping[str, str]]
     """What each variant does, in words."""
-    targets: ClassVar[Mapping[str, str]]
-    """The figures of the report, with the target of each."""
     kept: ClassVar[tuple[str, ...]]
     """Parts of the work folder that stay when it is removed."""
     conversion: Mapping[str, float]
@@ -72,24 +64,19 @@ class Comparison:
     def __init__(self, recipe: Recipe, cache: Path, *, rounds: int = 1, say: Say) -> None:
         self.recipe, self.cache, self.rounds, self.say = recipe, cache, rounds, say
         self.kept = cache / "last"
-        self.report = report.new(recipe.name)
         self.starts: dict[str, list[Measured]] = {}
 
     def run(self) -> None:
         """Prepare, start, compare. Raises `BootseerError`; whatever was mounted or started is gone after."""
         with workplace.session(self.cache, lambda: self.recipe.prepare(self.say)) as work:
-            began = time.monotonic()
+            self.began = time.monotonic()
             with self.recipe.open(work, self.say) as site:
                 for number in range(self.rounds):
                     if self.rounds > 1:
                         self.say(f"round {number + 1} of {self.rounds}")
                     for variant in itertools.chain(*self.recipe.halves[:: 1 if number % 2 == 0 else -1]):
                         self._start(site, variant, work / "job")
-                self.say("file trees: what a container sees, entry by entry, in an ordinary start and through bootseer")
-                entries, differences = site.differences(work)
-            for line in differences:
-                self.say(f"file trees differ: {line}")
-            self._figures(entries > 0 and not differences, time.monotonic() - began)
+                self.finish(site, work)
             shutil.rmtree(self.kept, ignore_errors=True)
             self.kept.mkdir()
             for path in self.recipe.kept:
@@ -104,32 +91,8 @@ class Comparison:
         if not starts.same_losses(self.recipe.reference_losses, done.losses):
             raise DataError(f"the losses of the {variant} start are not those of the run that wrote the checkpoint")
 
-    def _figures(self, identical: bool, total: float) -> None:
-        """Runs and figures of the report, from what was measured."""
-        for n, done in ((n, done) for found in self.starts.values() for n, done in enumerate(found, 1)):
-            run = done.as_run(done.variant, n)
-            run.details["bound_seconds"] = round(self.bound(done), 3)
-            self.report.runs.append(run)
-        conversion = dict(self.recipe.conversion)
-        self.report.runs.append(report.Run(variant="convert", n=1, seconds=conversion["seconds"], details=conversion))
-        ratios = [done.seconds / self.bound(done) for done in self.starts["again"]]
-        values: list[tuple[str, float | bool, str]] = [
-            ("overhead_reduction_first", self.reduction("first"), "ratio"),
-            ("overhead_reduction_again", self.reduction("again"), "ratio"),
-            ("again_vs_bound", statistics.median(ratios), "ratio"),
-            ("tree_identical", identical, "bool"),
-            ("loss_continues", True, "bool"),  # else it had ended there
-            ("total_seconds", total / self.rounds, "s"),
-        ]
-        env = self.median("again").record.env
-        if env["how"] == "restored-mount" and isinstance(env["seconds"], dict):
-            values.append(("env_mount_ms", env["seconds"]["restore"] * 1000, "ms"))
-        for name, value, unit in values:
-            if target := self.recipe.targets.get(name):
-                n = self.rounds if unit == "ratio" else 1
-                self.report.figure(name, value, unit=unit, target=target, n=n, of="median" if n > 1 else "single")
-        if not identical:
-            raise DataError("the file trees differ: the starts did not see the same bytes", hint="see the lines above")
+    def finish(self, site: Site, work: Path) -> None:
+        """All starts are over, and the servers still run."""
 
     def median(self, variant: str) -> Measured:
         """The start of ``variant`` that took the median of seconds (of an even number, the quicker one)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from bootseer.demo import starts, tree, workplace
+from bootseer.demo import starts, workplace
 from bootseer.demo.comparison import Recipe, Say
 from bootseer.demo.image import MOUNT_POINTS
 from bootseer.demo.ingredients import JOB_ENV, SETTINGS, STATE, Ingredients
-from bootseer.demo.programs import BOOTSEER, run
+from bootseer.demo.programs import BOOTSEER
 from bootseer.demo.site import Link, SharedSite
 from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
 
@@ -33,20 +32,12 @@ _TRAINING = JobTable(
 class Light(Recipe):
     """What it needs is made below ``cache``; ``rate_mbit`` limits the node's link."""
 
-    name = "demo-jax"
     halves = (("local", "local", "ordinary"), ("first", "again"))
     what: ClassVar[Mapping[str, str]] = {
         "local": "everything is on the node already (twice: overhead counts from the quicker one)",
         "ordinary": "image pulled whole and unpacked, pip install, checkpoint copied",
         "first": "lazy image without a profile, set-up command captured, striped checkpoint",
         "again": "cold node: hot blocks prefetched, environment mounted, striped checkpoint",
-    }
-    targets: ClassVar[Mapping[str, str]] = {
-        "overhead_reduction_first": ">= 0.5",
-        "overhead_reduction_again": ">= 0.8",
-        "tree_identical": "== 1",
-        "loss_continues": "== 1",
-        "total_seconds": "<= 60",
     }
     kept = ("job/events", "site/store")
     checkpoint = "striped/checkpoint"
@@ -101,21 +92,6 @@ class LightSite:
             )
             workplace.await_end(work, _PUBLICATION_SECONDS)  # the next node is to find what this one recorded
         return done
-
-    def differences(self, work: Path) -> tuple[int, list[str]]:
-        """Of the unpacked image and that of the ``again`` node, mounted from its own cache."""
-        target = work / "tree"
-        target.mkdir()
-        with self._shared.reached(Link(math.inf)), contextlib.ExitStack() as stack:
-            environ = {
-                **SETTINGS,
-                "BOOTSEER_STORE": str(self._shared.store),
-                "BOOTSEER_CACHE_DIR": str(work / "job/cache-again"),
-                "BOOTSEER_STATE_DIR": str(work / "job/state-again"),
-            }
-            run([*BOOTSEER, "image", "mount", self._ref, str(target)], env=environ)
-            stack.callback(run, [*BOOTSEER, "unmount", str(target)], env=environ)
-            return tree.differences(self._recipe.ingredients.rootfs, target)
 
     @property
     def _ref(self) -> str:

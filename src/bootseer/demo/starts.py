@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 
 from bootseer.demo.programs import BOOTSEER, WITH_US, finish
-from bootseer.demo.report import Run
 from bootseer.errors import BootseerError
 from bootseer.launch.job import Job
 from bootseer.launch.node import Start
@@ -42,19 +41,6 @@ class Measured(msgspec.Struct, kw_only=True):
     losses: dict[int, float]
     record: Start
     report: JobReport
-
-    def as_run(self, variant: str, n: int) -> Run:
-        """For a report."""
-        record = self.record
-        return Run(
-            variant=variant,
-            n=n,
-            seconds=round(self.seconds, 3),
-            bytes={"link_until_first_step": self.bytes_ready, "link_total": self.bytes_total},
-            stages=record.stages,
-            details={"image": record.image, "env": record.env, "checkpoint": record.checkpoint}
-            | {"losses": {str(step): loss for step, loss in self.losses.items()}},
-        )
 
 
 def run(
