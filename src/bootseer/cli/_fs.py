@@ -68,11 +68,3 @@ def row(stat: FileStat) -> dict[str, object]:
 
 def files_text(files: int, size: int) -> str:
     return f"{count_text(files, 'file', 'files')}, {size_text(size)}"
-
-
-def binary_text(count: int) -> str:
-    for shift, name in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 1 << shift:
-            value = count / (1 << shift)
-            return f"{value:.0f} {name}" if value == int(value) else f"{value:.1f} {name}"
-    return f"{count} B"

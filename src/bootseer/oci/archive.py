@@ -1,5 +1,4 @@
-"""Images in archives of ``docker save`` and ``podman save``: tar files with a ``manifest.json``, or, of docker before
-1.10, with ``repositories``."""
+"""Images in archives of ``docker save`` and ``podman save``: tar files with a ``manifest.json``."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import IO
 import msgspec
 
 from bootseer.errors import DataError
-from bootseer.oci.inflate import COMPRESSED, inflate
+from bootseer.oci.inflate import COMPRESSED
 from bootseer.oci.members import Members
 from bootseer.oci.names import chosen, several
 from bootseer.oci.spec import (
@@ -22,11 +21,9 @@ from bootseer.oci.spec import (
     LAYER,
     MANIFEST,
     MAX_DOCUMENT,
-    ContainerConfig,
     Descriptor,
     ImageConfig,
     Manifest,
-    RootFS,
     decode,
     digest_of,
 )
@@ -46,15 +43,6 @@ class _Saved(msgspec.Struct, frozen=True, rename="pascal"):
     repo_tags: tuple[str, ...] | None = None
 
 
-class _Old(msgspec.Struct, frozen=True):
-    """What docker before 1.10 says of a layer, and of the image that ends with it."""
-
-    architecture: str = "amd64"
-    os: str = "linux"
-    parent: str = ""
-    config: ContainerConfig | None = None
-
-
 class Archive:
     """An archive to read from; it closes ``members``.
 
@@ -70,14 +58,9 @@ class Archive:
         """Digest -> name."""
         self._seen: dict[str, tuple[int, str]] = {}
         """Name of a layer -> its size, and its digest if it is compressed: it may be named many times."""
-        self._diff_ids: dict[str, str] = {}
-        self._images: list[tuple[tuple[str, ...], _Saved | str]]
-        """Names and what the image is made of: in `_of_repositories` its topmost layer."""
-        if "repositories" in members and "manifest.json" not in members:
-            self._images = self._of_repositories()
-        else:
-            images = decode(self._document("manifest.json"), list[_Saved], f"manifest.json of {self._path}")
-            self._images = [(one.repo_tags or (), msgspec.structs.replace(one, repo_tags=None)) for one in images]
+        images = decode(self._document("manifest.json"), list[_Saved], f"manifest.json of {self._path}")
+        self._images = [(one.repo_tags or (), msgspec.structs.replace(one, repo_tags=None)) for one in images]
+        """Names, and what the image is made of."""
         if len(self._images) > _MOST_IMAGES:
             raise DataError(f"archive {self._path} has more than {_MOST_IMAGES} images")
 
@@ -97,9 +80,7 @@ class Archive:
             raise DataError(f"{name} in archive {self._path} is larger than {MAX_DOCUMENT} bytes")
         return data
 
-    def _manifest(self, saved: _Saved | str) -> bytes:
-        if isinstance(saved, str):
-            return self._of_layers(saved)
+    def _manifest(self, saved: _Saved) -> bytes:
         if len(saved.layers) > _MOST_LAYERS:
             raise DataError(f"archive {self._path} has an image of more than {_MOST_LAYERS} layers")
         raw = self._document(saved.config)
@@ -129,39 +110,6 @@ class Archive:
         digest = digest or diff_id
         self._layers[digest] = name
         return Descriptor(LAYER, digest, size)
-
-    def _of_repositories(self) -> list[tuple[tuple[str, ...], _Saved | str]]:
-        what = f"repositories of {self._path}"
-        found = decode(self._document("repositories"), dict[str, dict[str, str]], what)
-        names: dict[str, list[str]] = {}
-        for repository, tags in found.items():
-            for tag, ident in tags.items():
-                names.setdefault(ident, []).append(f"{repository}:{tag}")
-        return [(tuple(of), top) for top, of in names.items()]
-
-    def _of_layers(self, top: str) -> bytes:
-        """The manifest of the image that ends with the layer ``top``: the diff ids are those of what is there."""
-        idents = [top]
-        while parent := self._old(idents[-1]).parent:
-            if len(idents) == _MOST_LAYERS:
-                raise DataError(f"archive {self._path} has an image of more than {_MOST_LAYERS} layers")
-            idents.append(parent)
-        layers, diff_ids = [], []
-        for ident in reversed(idents):
-            name = f"{ident}/layer.tar"
-            if name not in self._diff_ids:
-                with self._member(name) as file:
-                    chunks = iter(functools.partial(file.read, _CHUNK), b"")
-                    self._diff_ids[name] = _sha256(inflate(chunks, f"{name} of {self._path}"))
-            diff_ids.append(self._diff_ids[name])
-            layers.append(self._layer(name, diff_ids[-1]))
-        old = self._old(top)
-        rootfs = RootFS(diff_ids=tuple(diff_ids))
-        config = ImageConfig(architecture=old.architecture, os=old.os, rootfs=rootfs, config=old.config)
-        return self._made(msgspec.json.encode(config), layers)
-
-    def _old(self, ident: str) -> _Old:
-        return decode(self._document(f"{ident}/json"), _Old, f"{ident}/json in archive {self._path}")
 
     def manifest(self, selector: str) -> tuple[bytes, Descriptor]:
         """The manifest of the image with a name, tag or digest; of the only one when nothing is said.
