@@ -267,7 +267,7 @@ class Bench:
                 [*WITH_US, *self.site.node.argv(checkout.argv(order))], env=checkout.environ(),
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=err, start_new_session=True,
             )  # fmt: skip
-            output = finish(process, _DEADLINE)
+            output, _ = finish(process, _DEADLINE)
             err.seek(at)
             said = err.read().decode(errors="replace").strip().splitlines()
         if process.returncode:

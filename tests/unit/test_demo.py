@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from bootseer.demo import image, ingredients, site, starts, workplace
 from bootseer.errors import BootseerError, ConfigError
 from bootseer.kernel.fuse import ROOT, Context
 from support.trees import differences
+from support.waits import until
 
 WHO = Context(1, 1, 0)
 
@@ -179,3 +182,16 @@ def test_every_kind_of_difference_is_seen(tmp_path):
         change(other)
         os.utime(other / "d", ns=(1, 1_000_000_001))
         assert differences(tmp_path / "a", other)[1], name
+
+
+def test_a_program_that_is_interrupted_may_tidy_up(tmp_path: Path) -> None:
+    """Red before: it was killed a quarter of a second later, and what it had started and mounted stayed."""
+    child = "import sys, time\ntry:\n print(1, file=open(sys.argv[1], 'w'), flush=True)\n time.sleep(60)\n"
+    child += "except KeyboardInterrupt:\n time.sleep(1)\n open(sys.argv[2], 'w')"
+    here = f"import sys; from bootseer.demo.programs import run; run([sys.executable, '-c', {child!r}, *sys.argv[1:]])"
+    begun, tidied = tmp_path / "begun", tmp_path / "tidied"
+    process = subprocess.Popen([sys.executable, "-c", here, str(begun), str(tidied)], stderr=subprocess.DEVNULL)
+    until(begun.exists, 20, "the program")
+    process.send_signal(signal.SIGINT)
+    process.wait(30)
+    assert tidied.exists()

@@ -29,24 +29,29 @@ def run(
     Raises `UnsupportedError` when it is not installed, `BootseerError` for another exit code than ``accept`` has, and
     when it takes longer than ``deadline`` seconds.
     """
-    environ = {**os.environ, **(env or {})}
     try:
-        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=deadline, check=False)
+        process = subprocess.Popen(
+            argv,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
     except FileNotFoundError:
         raise UnsupportedError(f"{argv[0]} is not installed", hint="install it with the system's packages") from None
-    except subprocess.TimeoutExpired:
-        raise BootseerError(f"{argv[0]} did not end within {deadline:.0f} s") from None
-    if done.returncode not in accept:
-        line = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    out, err = (text.decode(errors="replace") for text in finish(process, deadline))
+    if process.returncode not in accept:
+        line = (err.strip().splitlines() or ["no message"])[-1]
         raise BootseerError(f"{' '.join(argv[:5])}... failed: {line}")
-    return done.stdout
+    return out
 
 
-def finish(process: subprocess.Popen[bytes], deadline: float) -> bytes:
-    """Wait for the end of a process that leads a session; what it printed into a pipe. On Ctrl-C, and past ``deadline``
+def finish(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
+    """Wait for the end of a process that leads a session; what it printed into pipes. On Ctrl-C, and past ``deadline``
     seconds (`BootseerError`), it may clean up after itself before it is killed."""
     try:
-        return process.communicate(timeout=deadline)[0] or b""
+        out, err = process.communicate(timeout=deadline)
+        return out or b"", err or b""
     except BaseException as exc:
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -55,5 +60,5 @@ def finish(process: subprocess.Popen[bytes], deadline: float) -> bytes:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if isinstance(exc, subprocess.TimeoutExpired):
-            raise BootseerError(f"a start did not end within {deadline:.0f} s") from None
+            raise BootseerError(f"a program did not end within {deadline:.0f} s") from None
         raise
