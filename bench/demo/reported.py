@@ -1,4 +1,8 @@
-"""The comparison of ``scripts/demo --full`` with a report: every start, the file trees, figures and their targets."""
+"""The comparison of ``scripts/demo --full`` with a report: every start, the file trees, figures and their targets.
+
+Start-up overhead is the time to the end of the first step minus that of ``local``: the same start where image,
+environment and checkpoint are on the node already.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from pathlib import Path
 
 from bench.common import report
 from bench.demo.full import Full, FullSite
-from bootseer.demo.comparison import Comparison, Say, Site
+from bootseer.demo.comparison import ORDER, Comparison, Say, Site
 from bootseer.demo.starts import Measured
 from bootseer.errors import DataError
 
@@ -76,3 +80,23 @@ class Reported(Comparison):
             self.report.figure(name, value, unit=unit, target=TARGETS[name], n=n, of="median" if n > 1 else "single")
         if not identical:
             raise DataError("the file trees differ: the starts did not see the same bytes", hint="see the lines above")
+
+    def bound(self, done: Measured) -> float:
+        """Seconds that no start with these bytes can be faster than: the local start's, or what the link needs."""
+        return max(self.median("local").seconds, done.bytes_ready * 8 / (self.recipe.rate_mbit * 1e6))
+
+    def overhead(self, variant: str) -> float:
+        """Seconds to the first step beyond those of the local start, of medians."""
+        return self.median(variant).seconds - self.median("local").seconds
+
+    def reduction(self, variant: str) -> float:
+        """Share of the ordinary start-up overhead that ``variant`` saves."""
+        return 1 - self.overhead(variant) / self.overhead("ordinary")
+
+    def rows(self) -> dict[str, list[str]]:
+        return {
+            **super().rows(),
+            "bound: local, or the link": [f"{self.bound(self.median(variant)):.1f} s" for variant in ORDER],
+            "start-up overhead": [f"{self.overhead(variant):.1f} s" for variant in ORDER],
+            "less overhead than ordinary": ["", *(f"{-self.reduction(variant):+.0%}" for variant in ORDER[1:])],
+        }

@@ -22,8 +22,8 @@ def demo(
     """Start a real training job ordinarily and with bootseer behind a slow link, and compare.
 
     Makes an image of this machine's Python with JAX, a package index and a checkpoint once, then starts the same job
-    five times: local (all there already; twice), ordinary, first and again with bootseer. Needs root, runc or crun,
-    and the first time PyPI and 4 GB of disk.
+    three times: ordinary, first and again with bootseer. Needs root, runc or crun, and the first time PyPI and 4 GB of
+    disk.
     """
     from bootseer import config
     from bootseer.demo import workplace
@@ -75,19 +75,12 @@ def _show(run: Comparison) -> None:
 
     console = Console()
     medians = {variant: run.median(variant) for variant in ORDER}
-    rows = {
-        "over the link until then": [f"{done.bytes_ready / 1e6:,.0f} MB" for done in medians.values()],
-        "bound: local, or the link": [f"{run.bound(done):.1f} s" for done in medians.values()],
-        "start-up overhead": [f"{run.overhead(v):.1f} s" for v in ORDER],
-        "less than ordinary": ["", *(f"{-run.reduction(v):+.0%}" for v in ORDER[1:])],
-    }
-    console.print(card.render_side_by_side([(variant, done.report) for variant, done in medians.items()], rows))
+    console.print(card.render_side_by_side([(variant, done.report) for variant, done in medians.items()], run.rows()))
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    say(f"everything already on the node: first step after {run.median('local').seconds:.1f} s; overhead counts from")
-    say(f"there. The image was converted once, in {run.recipe.conversion['seconds']:.0f} s. A node's link had")
+    say(f"The image was converted once, in {run.recipe.conversion['seconds']:.0f} s. A node's link had")
     say(f"{run.recipe.rate_mbit:g} Mbit/s for all. The losses were the same in all starts.")
     if os.getloadavg()[1] > 2 * len(os.sched_getaffinity(0)):
         say(f"This machine is busy with other work (load {os.getloadavg()[1]:.0f}): run it again when it is not.")

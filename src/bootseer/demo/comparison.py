@@ -1,7 +1,6 @@
 """The comparison of one job's starts: ordinary, the bootseer way for the first time, and again on a cold node.
 
-Beside them runs ``local``: the same start where image, environment and checkpoint are already on the node. Start-up
-overhead is the time to the end of the first step minus that. What is started, and from which servers, a `Recipe` says.
+What is started, and from which servers, a `Recipe` says.
 """
 
 from __future__ import annotations
@@ -99,14 +98,9 @@ class Comparison:
         found = sorted(self.starts[variant], key=lambda done: done.seconds)
         return found[(len(found) - 1) // 2]
 
-    def bound(self, done: Measured) -> float:
-        """Seconds that no start with these bytes can be faster than: the local start's, or what the link needs."""
-        return max(self.median("local").seconds, done.bytes_ready * 8 / (self.recipe.rate_mbit * 1e6))
-
-    def overhead(self, variant: str) -> float:
-        """Seconds to the first step beyond those of the local start, of medians."""
-        return self.median(variant).seconds - self.median("local").seconds
-
-    def reduction(self, variant: str) -> float:
-        """Share of the ordinary start-up overhead that ``variant`` saves."""
-        return 1 - self.overhead(variant) / self.overhead("ordinary")
+    def rows(self) -> dict[str, list[str]]:
+        """What stands below the stages, for each of `ORDER`."""
+        ordinary, *ours = (self.median(variant) for variant in ORDER)
+        less = [f"{done.seconds / ordinary.seconds - 1:+.0%}" for done in ours]
+        moved = [f"{done.bytes_ready / 1e6:,.0f} MB" for done in (ordinary, *ours)]
+        return {"over the link until then": moved, "less than ordinary": ["", *less]}

@@ -67,15 +67,10 @@ def compile_bytecode(python: str, folder: Path, seen_as: str) -> None:
     run([python, "-m", "compileall", "-q", "-j", "0", "-s", str(folder), "-p", seen_as, str(folder)], accept=(0, 1))
 
 
-def site_packages() -> str:
-    """Where packages lie in the image."""
-    return str(_python()[3])
+def build(layout: Path, work: Path, say: Say) -> Path:
+    """Write the image as an OCI layout to ``layout``; the folder of its packages, below ``work``.
 
-
-def build(layout: Path, empty: Path, work: Path, say: Say) -> None:
-    """Write the image as an OCI layout to ``layout``, and to ``empty`` one with nothing but its mount points.
-
-    ``work`` is a folder for what is in between. Raises `BootseerError` without a package registry.
+    ``work`` is for what is in between. Raises `BootseerError` without a package registry.
     """
     executable, *libraries, packages = _python()
     say("packages: JAX and what images of such jobs have beside it, 320 MB from the package index")
@@ -99,8 +94,8 @@ def build(layout: Path, empty: Path, work: Path, say: Say) -> None:
         python3.symlink_to(executable)
     shutil.copytree(JOB, job / "job", ignore=shutil.ignore_patterns("__pycache__"))
     say("layers: packed")
-    write_layout(empty, [LayerDir(frame)], _CONFIG, "demo")
     write_layout(layout, [LayerDir(f) for f in (frame, system, rest, job)], _CONFIG, "demo")
+    return rest / packages[1:]
 
 
 def _python() -> list[str]:

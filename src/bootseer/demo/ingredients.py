@@ -1,4 +1,4 @@
-"""What the demo needs before any start, made once and kept: the site's folder, the index, and all of it on the node.
+"""What the demo needs before any start, made once and kept: the folder of the site, and the index.
 
 Each part has a stamp with what it was made from, and is made again when that changes. The stamp goes before a part is
 touched and comes when it is whole, so an interrupted one is made again.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import bootseer
-from bootseer import oci, stripefs
+from bootseer import stripefs
 from bootseer.demo import image
 from bootseer.demo.image import Say
 from bootseer.demo.programs import BOOTSEER, run
@@ -57,14 +57,12 @@ class Ingredients:
     """Paths of the prepared parts below ``cache``.
 
     ``site`` is the site's shared folder: ``image`` (an OCI layout), ``store`` (the image, converted), ``checkpoint``
-    (plain) and ``striped``. ``rootfs``, ``job_env`` and ``site / checkpoint`` are what the local start uses.
+    (plain) and ``striped``.
     """
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
-        self.site, self.index, self.rootfs, self.empty, self.job_env = (
-            cache / name for name in ("site", "index", "rootfs", "empty", "job-env")
-        )
+        self.site, self.index = cache / "site", cache / "index"
         self.checkpoint = self.site / "checkpoint"
         self._reference = cache / "losses.json"
         self._conversion = cache / "conversion.json"
@@ -80,7 +78,7 @@ class Ingredients:
                 f"only {free / 1e9:.1f} GB free at {self.cache}, the demo needs {_DISK / 1e9:.0f}",
                 hint="free some, or choose another disk with --cache",
             )
-        parts = {"index": self._index, "image": self._image, "checkpoint": self._checkpoint, "store": self._store}
+        parts = {"index": self._index, "image": self._image, "store": self._store}
         for name, build in parts.items():
             make(name, self.cache / f"{name}.key", key.hexdigest(), lambda build=build: build(say), say)  # type: ignore[misc]
 
@@ -102,38 +100,29 @@ class Ingredients:
         return work
 
     def _index(self, say: Say) -> None:
-        work, wheels = self._fresh(self.index, self.job_env), self.index / "wheels"
+        work, wheels = self._fresh(self.index), self.index / "wheels"
         wheels.mkdir(parents=True)
-        requirements, pip = image.JOB / "requirements.txt", image.pip(work)
-        image.fetch(pip, "download", requirements, "--dest", str(wheels))
+        image.fetch(image.pip(work), "download", image.JOB / "requirements.txt", "--dest", str(wheels))
         link_projects(wheels, self.index / "simple")
-        image.install(pip, self.job_env, requirements, JOB_ENV, "--no-index", "--find-links", str(wheels))
 
     def _image(self, say: Say) -> None:
-        layout = self.site / "image"
-        work = self._fresh(layout, self.empty, self.rootfs)
-        self.site.mkdir(exist_ok=True)
-        image.build(layout, self.empty, work, lambda what: say(f"image: {what}"))
-        shutil.rmtree(work)
-        say("image: unpacked once, for the start with everything on the node")
-        with oci.open_image(f"oci:{layout}") as made:
-            oci.unpack(made, self.rootfs)
-
-    def _checkpoint(self, say: Say) -> None:
-        self._fresh(self.checkpoint, self.site / "striped")
-        self.checkpoint.mkdir()
-        state = str(self.checkpoint / STATE)
-        self._train("--save", state, "--steps", str(_STEPS_SAVED))
-        self._reference.write_text(json.dumps(self._train("--resume", state, "--steps", str(_STEPS_RESUMED))))
+        """And the checkpoint, by its packages."""
+        layout, wheels = self.site / "image", self.index / "wheels"
+        work = self._fresh(layout, self.checkpoint, self.site / "striped")
+        self.checkpoint.mkdir(parents=True)
+        packages = image.build(layout, work, lambda what: say(f"image: {what}"))
+        requirements, job_env = image.JOB / "requirements.txt", work / "job-env"
+        image.install(image.pip(work), job_env, requirements, JOB_ENV, "--no-index", "--find-links", str(wheels))
+        say("checkpoint: trained on this machine")
+        environ = {"PYTHONPATH": f"{packages}:{job_env}", "PYTHONDONTWRITEBYTECODE": "1", "BOOTSEER_EVENTS": ""}
+        train, state = [image.PYTHON, str(image.JOB / "train.py")], str(self.checkpoint / STATE)
+        run([*train, "--save", state, "--steps", str(_STEPS_SAVED)], env=environ)
+        found = losses(run([*train, "--resume", state, "--steps", str(_STEPS_RESUMED)], env=environ))
+        self._reference.write_text(json.dumps(found))
         fs = stripefs.open_fs(str(self.site / "striped"))
         fs.put(Path(state), f"checkpoint/{STATE}")
         fs.commit("checkpoint")
-
-    def _train(self, *args: str) -> dict[int, float]:
-        """Run the job's script on this machine, outside any container."""
-        packages = f"{self.rootfs}{image.site_packages()}:{self.job_env}"
-        environ = {"PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1", "BOOTSEER_EVENTS": ""}
-        return losses(run([image.PYTHON, str(image.JOB / "train.py"), *args], env=environ))
+        shutil.rmtree(work)
 
     def _store(self, say: Say) -> None:
         self._fresh(self.site / "store")

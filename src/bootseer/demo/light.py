@@ -12,11 +12,10 @@ from urllib.parse import urlsplit
 
 from bootseer.demo import starts, workplace
 from bootseer.demo.comparison import Recipe, Say
-from bootseer.demo.image import MOUNT_POINTS
 from bootseer.demo.ingredients import JOB_ENV, SETTINGS, STATE, Ingredients
 from bootseer.demo.programs import BOOTSEER
 from bootseer.demo.site import Link, SharedSite
-from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable, MountTable
+from bootseer.launch.job import CheckpointTable, EnvTable, ImageTable, Job, JobTable
 
 _PUBLICATION_SECONDS = 180.0
 _PIP = "python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-cache-dir --no-deps"
@@ -32,9 +31,8 @@ _TRAINING = JobTable(
 class Light(Recipe):
     """What it needs is made below ``cache``; ``rate_mbit`` limits the node's link."""
 
-    halves = (("local", "local", "ordinary"), ("first", "again"))
+    halves = (("ordinary",), ("first", "again"))
     what: ClassVar[Mapping[str, str]] = {
-        "local": "everything is on the node already (twice: overhead counts from the quicker one)",
         "ordinary": "image pulled whole and unpacked, pip install, checkpoint copied",
         "first": "lazy image without a profile, set-up command captured, striped checkpoint",
         "again": "cold node: hot blocks prefetched, environment mounted, striped checkpoint",
@@ -59,8 +57,7 @@ class Light(Recipe):
     def open(self, work: Path, say: Say) -> Iterator[LightSite]:
         parts = self.ingredients
         # servers are warm, nodes are cold: each start has a new cache and a new mount of the site's folder
-        for folder in (parts.site, parts.rootfs, parts.job_env):
-            starts.read_all(folder)
+        starts.read_all(parts.site)
         self.lay_out(work / "site")
         with SharedSite(work / "site", parts.index, work) as shared:
             yield LightSite(self, shared)
@@ -79,15 +76,14 @@ class LightSite:
     def start(self, variant: str, work: Path, *, program: Sequence[str] = BOOTSEER) -> starts.Measured:
         """``variant``: also any other name of a start with bootseer; ``program`` as of `starts.run`."""
         link = Link(self._recipe.rate_mbit)
-        local = variant == "local"
         with self._shared.reached(link):
             done = starts.run(
                 variant,
-                self._local_job() if local else self._job(plain=variant == "ordinary"),
+                self._job(plain=variant == "ordinary"),
                 work,
                 environ={**SETTINGS, "BOOTSEER_STORE": str(self._shared.store)},
                 received=lambda: link.bytes,
-                without="all" if local or variant == "ordinary" else "",
+                without="all" if variant == "ordinary" else "",
                 program=program,
             )
             workplace.await_end(work, _PUBLICATION_SECONDS)  # the next node is to find what this one recorded
@@ -96,16 +92,6 @@ class LightSite:
     @property
     def _ref(self) -> str:
         return f"oci:{self._shared.shared}/image"
-
-    def _local_job(self) -> Job:
-        """The job with an image of nothing but mount points: all that it needs is mounted from this disk."""
-        parts = self._recipe.ingredients
-        tops = [path for path in parts.rootfs.iterdir() if path.is_dir() and not path.is_symlink()]
-        tops = [path for path in tops if path.name not in {place.split("/")[0] for place in MOUNT_POINTS} - {"root"}]
-        mounts = [MountTable(source=str(path), target=f"/{path.name}") for path in tops]
-        mounts += [MountTable(source=str(parts.job_env), target=JOB_ENV)]
-        mounts += [MountTable(source=str(parts.checkpoint), target="/checkpoint")]
-        return Job(job=_TRAINING, image=ImageTable(ref=f"oci:{parts.empty}"), mounts=mounts)
 
     def _job(self, *, plain: bool) -> Job:
         """The job as a user writes it; ``plain``: its checkpoint lies in plain files."""
