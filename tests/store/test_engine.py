@@ -10,6 +10,7 @@ import uuid
 import pytest
 
 from bootseer.backends.engine.engine import Engine, shared
+from bootseer.backends.hdfs_native import NativeSource
 from bootseer.errors import DataError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
@@ -60,6 +61,18 @@ def test_every_datanode_serves(fs):
 
 def _served() -> dict[str, int]:
     return {node.address: node.served for node in shared().scheduler.nodes.values()}
+
+
+def test_what_is_erasure_coded_goes_through_hdfs_native(cluster, fs):
+    fs.backend.make_folder("")
+    cluster.web.make_erasure_coded(fs.backend.full(""), "XOR-2-1-1024k")
+    data = write(fs, "f", 5 << 20)
+    assert content(fs, "f") == data
+    (tail, source) = data[-100:], fs.backend.open(_stripe(fs, 0), pinned=True)
+    assert isinstance(source, NativeSource)
+    assert not source.unfinished
+    with fs.open("f") as file:
+        assert file.read(len(data) - 100, 100) == tail
 
 
 @pytest.mark.parametrize("size", [1 << 20, (5 << 20) + 3])
