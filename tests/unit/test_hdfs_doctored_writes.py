@@ -3,58 +3,47 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
-from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.backends.cluster import HdfsBackend
 from bootseer.errors import BootseerError
 from bootseer.hdfs import blockwriter, pipeline, placement, probe
 from bootseer.hdfs.framing import delimited
-from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.stripefs import layout
 from bootseer.stripefs.files import writer
-from support.fakenamenode import Call, Server
+from support import doctored
+from support.doctored import Doctored, defaults, info, raw, status
+from support.fakenamenode import Call
 from support.fakepipeline import FakeWriterNode, ack
 
 DATA = os.urandom(3000)
 SOON = 12.0
 IO, IPC, HDFS = "java.io.", "org.apache.hadoop.ipc.", "org.apache.hadoop.hdfs.server.namenode."
 TOKEN = wire.Token(identifier=b"", password=b"", kind="", service="")
-Answers = dict[str, Message | SimpleNamespace | str]
+block = partial(doctored.block, token=TOKEN)
 
 
-def raw(data: bytes) -> SimpleNamespace:
-    return SimpleNamespace(SerializeToString=lambda: data)
-
-
-class Doctored:
-    """A cluster in which the folder ``/`` is empty; ``answers``, by method: those of its NameNode. ``nodes``: its
-    DataNodes. ``asked``: methods in order."""
+class Cluster(Doctored):
+    """The folder ``/`` is empty."""
 
     def __init__(self) -> None:
-        self.server = Server(self.act)
-        self.url = f"hdfs://127.0.0.1:{self.server.port}"
-        self.backend = HdfsBackend(f"{self.url}/")
+        super().__init__()
         self.node = FakeWriterNode(replicas=1)
         self.mend()
 
     def mend(self) -> None:
         self.node.behave(replicas=1)
-        self.asked: list[str] = []
-        defaults = wire.ServerDefaults(
-            block_size=2048, bytes_per_checksum=512, write_packet_size=65536, replication=1, file_buffer_size=4096
-        )
-        done = wire.Result(result=True)
-        self.answers: Answers = {
+        self.asked.clear()
+        done, there = wire.Result(result=True), block(info(self.node.port))
+        self.answers = {
             "getFileInfo": wire.GetFileInfoResponse(),
-            "getServerDefaults": wire.GetServerDefaultsResponse(defaults=defaults),
-            "create": wire.CreateResponse(status=self.status()),
-            "addBlock": wire.AddBlockResponse(block=self.block(self.info(self.node.port))),
+            "getServerDefaults": defaults(2048),
+            "create": wire.CreateResponse(status=status(0, 2048)),
+            "addBlock": wire.AddBlockResponse(block=there),
             "complete": done,
             "delete": done,
             "mkdirs": done,
@@ -62,43 +51,9 @@ class Doctored:
             "abandonBlock": wire.Empty(),
             "renewLease": wire.Empty(),
             "updatePipeline": wire.Empty(),
-            "updateBlockForPipeline": wire.UpdateBlockForPipelineResponse(block=self.block()),
-            "getAdditionalDatanode": wire.AddBlockResponse(block=self.block(self.info(self.node.port))),
+            "updateBlockForPipeline": wire.UpdateBlockForPipelineResponse(block=block()),
+            "getAdditionalDatanode": wire.AddBlockResponse(block=there),
         }
-
-    def act(self, call: Call) -> None:
-        self.asked.append(call.method)
-        answer = self.answers.get(call.method, IPC + "RpcNoSuchMethodException")
-        call.fail(answer, "said so") if isinstance(answer, str) else call.answer(answer)  # type: ignore[arg-type]
-
-    @staticmethod
-    def info(port: int, uuid: str = "there", host: str = "127.0.0.1") -> wire.NodeInfo:
-        id = wire.NodeId(address=host, hostname="host", uuid=uuid, transfer_port=port, info_port=1, ipc_port=2)
-        return wire.NodeInfo(id=id, location="/rack")
-
-    @staticmethod
-    def block(*nodes: wire.NodeInfo, length: int = 0) -> wire.LocatedBlock:
-        block = wire.Block(pool="BP-1", id=1, generation=1, length=length)
-        found = wire.LocatedBlock(block=block, offset=0, nodes=nodes, corrupt=False, token=TOKEN)
-        found.storage_types.extend([1] * len(nodes))
-        found.storage_ids.extend(["disk"] * len(nodes))
-        return found
-
-    @staticmethod
-    def status(block_size: int = 2048, replication: int = 1) -> wire.FileStatus:
-        return wire.FileStatus(
-            kind=2,
-            path=b"a",
-            length=0,
-            permission=wire.Permission(mode=0o644),
-            owner="owner",
-            group="group",
-            mtime=1,
-            atime=1,
-            replication=replication,
-            block_size=block_size,
-            file_id=5,
-        )
 
     def write(self) -> None:
         """A file of two blocks, whose end is what a rename would publish."""
@@ -122,21 +77,15 @@ class Doctored:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Doctored]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_TOKEN_FILE_LOCATION"):
-            patch.delenv(name, raising=False)
-        made = Doctored()
-        try:
-            yield made
-        finally:
-            NameNode.connect(made.url).close()
-            made.server.close()
-            made.node.close()
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    with made.served():
+        yield made
+    made.node.close()
 
 
 @pytest.fixture(autouse=True)
-def right_again(cluster: Doctored, monkeypatch) -> Iterator[None]:
+def right_again(cluster: Cluster, monkeypatch) -> Iterator[None]:
     """No bad answer does harm to the writes after it."""
     for module, name, seconds in (
         (blockwriter, "PATIENCE", 1.5),
@@ -152,15 +101,15 @@ def right_again(cluster: Doctored, monkeypatch) -> Iterator[None]:
     assert cluster.asked.count("addBlock") == 2
 
 
-def dead(cluster: Doctored) -> wire.AddBlockResponse:
-    return wire.AddBlockResponse(block=cluster.block(cluster.info(1)))
+def dead(cluster: Cluster) -> wire.AddBlockResponse:
+    return wire.AddBlockResponse(block=block(info(1)))
 
 
-NAMENODE: dict[str, tuple[str, Callable[[Doctored], object], int]] = {
-    "no locations": ("addBlock", lambda c: wire.AddBlockResponse(block=c.block()), 69),
+NAMENODE: dict[str, tuple[str, Callable[[Cluster], object], int]] = {
+    "no locations": ("addBlock", lambda c: wire.AddBlockResponse(block=block()), 69),
     "dead": ("addBlock", dead, 69),
-    "unknown host": ("addBlock", lambda c: wire.AddBlockResponse(block=c.block(c.info(1, host="no.such.invalid"))), 69),
-    "port 0": ("addBlock", lambda c: wire.AddBlockResponse(block=c.block(c.info(0))), 69),
+    "unknown host": ("addBlock", lambda c: wire.AddBlockResponse(block=block(info(1, host="no.such.invalid"))), 69),
+    "port 0": ("addBlock", lambda c: wire.AddBlockResponse(block=block(info(0))), 69),
     "no block": ("addBlock", lambda c: raw(b""), 65),
     "garbage": ("addBlock", lambda c: raw(b"\xff" * 40), 65),
     "not replicated yet": ("addBlock", lambda c: HDFS + "NotReplicatedYetException", 69),
@@ -175,8 +124,8 @@ NAMENODE: dict[str, tuple[str, Callable[[Doctored], object], int]] = {
     "complete, garbage": ("complete", lambda c: raw(b"\xff\xff"), 65),
     "create in safe mode": ("create", lambda c: HDFS + "SafeModeException", 69),
     "create, no status": ("create", lambda c: raw(b""), 65),
-    "blocks of 0 bytes": ("create", lambda c: wire.CreateResponse(status=c.status(block_size=0)), 65),
-    "no replicas": ("create", lambda c: wire.CreateResponse(status=c.status(replication=0)), 65),
+    "blocks of 0 bytes": ("create", lambda c: wire.CreateResponse(status=status(0, 0)), 65),
+    "no replicas": ("create", lambda c: wire.CreateResponse(status=status(0, 2048, 0)), 65),
     "create, garbage": ("create", lambda c: raw(b"\x0a\x03abc"), 65),
 }
 
@@ -246,13 +195,7 @@ def test_a_doctored_set_up_is_one_line_in_time(cluster, setup):
 @given(st.data())
 def test_any_change_of_an_answer_is_a_whole_file_or_one_line(cluster, data):
     cluster.mend()
-    method = data.draw(st.sampled_from(["create", "addBlock", "complete", "getServerDefaults"]))
-    answer = bytearray(cluster.answers[method].SerializeToString())
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(answer)))
-        cut, put = data.draw(st.sampled_from([(1, 1), (0, 1), (1, 0), (len(answer), 0)]))
-        answer[place : place + cut] = data.draw(st.binary(min_size=put, max_size=put))
-    cluster.answers[method] = raw(bytes(answer))
+    cluster.alter(data, ["create", "addBlock", "complete", "getServerDefaults"])
     began = time.monotonic()
     said = ""
     try:

@@ -326,8 +326,10 @@ def test_what_one_datanode_has_alone_after_a_failure_is_copied_to_another_one(li
     assert names.begun == 1
 
 
-def test_a_block_for_which_too_few_datanodes_are_left_is_not_asked_for_and_given_up(lines, unshunned):
-    """Three DataNodes, all known, one of them shunned: a block of three replicas goes to the other two at once."""
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_block_for_which_too_few_datanodes_are_left_is_asked_for_once(lines, unshunned, heeds):
+    """Three DataNodes, all known, one shunned: a block of three replicas goes to the other two at once. A NameNode that
+    heeds no wish is not asked twice."""
 
     class Three(Names):
         nodes = tuple(DataNode(name, "127.0.0.1", port) for port, name in enumerate("abc", 1))
@@ -337,7 +339,7 @@ def test_a_block_for_which_too_few_datanodes_are_left_is_not_asked_for_and_given
             self, path: str, file_id: int, previous: object, exclude: Sequence[DataNode], *_: object, **__: object
         ) -> Located:
             token = wire.Token(identifier=b"", password=b"", kind="", service="")
-            nodes = tuple(node for node in self.nodes if node not in exclude)
+            nodes = tuple(node for node in self.nodes if node not in exclude) if heeds else self.nodes[:2]
             return Located(Block("pool", 1, 2, 0), 0, nodes, token)
 
         def abandon_block(self, *args: object, **options: object) -> None:
@@ -345,29 +347,10 @@ def test_a_block_for_which_too_few_datanodes_are_left_is_not_asked_for_and_given
 
     names, together = Three(block_size=32 << 20), Placement()
     placement.too_few(names.url, names.nodes, ())
-    placement.shun(names.nodes[:1])
+    if heeds:
+        placement.shun(names.nodes[:1])
     together.begin(1, names.url, names.nodes)
     with FileOutput(names, PATH, replication=3, placement=together) as out:  # type: ignore[arg-type]
         out.write(bytes(1 << 20))
-        assert out.nodes == names.nodes[1:]
-    assert names.given_up == 0
-
-
-def test_what_too_few_datanodes_took_of_those_wanted_is_not_asked_for_twice(lines, unshunned):
-    class Two(Names):
-        nodes = tuple(DataNode(name, "127.0.0.1", port) for port, name in enumerate("abc", 1))
-        given_up = 0
-
-        def add_block(self, *_: object, **__: object) -> Located:
-            token = wire.Token(identifier=b"", password=b"", kind="", service="")
-            return Located(Block("pool", 1, 2, 0), 0, self.nodes[:2], token)
-
-        def abandon_block(self, *args: object, **options: object) -> None:
-            self.given_up += 1
-
-    names, together = Two(block_size=32 << 20), Placement()
-    placement.too_few(names.url, names.nodes, ())
-    together.begin(1, names.url, names.nodes)
-    with FileOutput(names, PATH, replication=3, placement=together) as out:  # type: ignore[arg-type]
-        out.write(bytes(1 << 20))
-    assert names.given_up == 1
+        assert not heeds or out.nodes == names.nodes[1:]
+    assert names.given_up == (not heeds)

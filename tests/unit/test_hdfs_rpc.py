@@ -630,28 +630,14 @@ def test_calls_go_to_the_active_namenode(first, caplog):
         channel.close()
 
 
-def test_what_one_namenode_said_is_told_when_the_other_is_silent():
+@pytest.mark.parametrize("silent", [True, False])
+def test_without_an_active_namenode_the_deadline_ends_it_and_what_was_said_is_told(silent):
     def passive(call: Call) -> None:
         call.fail("org.apache.hadoop.ipc.StandbyException", "Operation category READ is not supported")
 
-    with serving(passive) as (one, _), serving(lambda call: None) as (two, _):
-        channel = RpcClient(
-            [("127.0.0.1", one.port), ("127.0.0.1", two.port)], "a.Protocol", name="hdfs://s", user="ann"
-        )
-        with pytest.raises(UnavailableError, match=r"Standby.*no active NameNode"):
-            ask(channel, deadline=0.5)
-        assert two.calls
-        channel.close()
-
-
-def test_without_an_active_namenode_the_deadline_ends_it():
-    def passive(call: Call) -> None:
-        call.fail("org.apache.hadoop.ipc.StandbyException", "Operation category READ is not supported")
-
-    with serving(passive) as (one, _), serving(passive) as (two, _):
-        channel = RpcClient(
-            [("127.0.0.1", one.port), ("127.0.0.1", two.port)], "a.Protocol", name="hdfs://s", user="ann"
-        )
+    with serving(passive) as (one, _), serving((lambda call: None) if silent else passive) as (two, _):
+        addresses = [("127.0.0.1", one.port), ("127.0.0.1", two.port)]
+        channel = RpcClient(addresses, "a.Protocol", name="hdfs://s", user="ann")
         with pytest.raises(UnavailableError, match=r"cannot delete /a on hdfs://s: Standby.*no active NameNode"):
             ask(channel, deadline=0.5)
         assert one.calls
@@ -659,33 +645,34 @@ def test_without_an_active_namenode_the_deadline_ends_it():
         channel.close()
 
 
-def test_a_listing_without_end_is_an_error():
-    def act(call: Call) -> None:
-        entry = wire.FileStatus(kind=2, path=b"a", length=0, owner="", group="", mtime=0, atime=0)
-        entry.permission.mode = 0
-        call.answer(wire.GetListingResponse(listing=wire.DirectoryListing(entries=[entry], remaining=1)))
+@contextlib.contextmanager
+def listing(remaining: int, **entry: object) -> Iterator[tuple[NameNode, Server]]:
+    """A NameNode whose folders have one entry, and so many more."""
 
-    with serving(act) as (server, _channel):
+    def act(call: Call) -> None:
+        mode = wire.Permission(mode=0)
+        found = wire.FileStatus(kind=2, owner="", group="", mtime=0, atime=0, permission=mode, **entry)  # type: ignore[arg-type]
+        call.answer(wire.GetListingResponse(listing=wire.DirectoryListing(entries=[found], remaining=remaining)))
+
+    with serving(act) as (server, _):
         node = NameNode([("127.0.0.1", server.port)], "ann")
+        yield node, server
+        node.close()
+
+
+def test_a_listing_without_end_is_an_error():
+    with listing(1, path=b"a", length=0) as (node, server):
         with pytest.raises(DataError, match="without end"):
             node.list("/f")
-        node.close()
         assert len(server.calls) == 2
 
 
 def test_names_that_are_not_utf8_are_listed_but_cannot_be_asked_for():
-    def act(call: Call) -> None:
-        entry = wire.FileStatus(kind=2, path=b"a\xff", length=3, owner="", group="", mtime=0, atime=0, file_id=9)
-        entry.permission.mode = 0
-        call.answer(wire.GetListingResponse(listing=wire.DirectoryListing(entries=[entry], remaining=0)))
-
-    with serving(act) as (server, _channel):
-        node = NameNode([("127.0.0.1", server.port)], "ann")
+    with listing(0, path=b"a\xff", length=3, file_id=9) as (node, _):
         (found,) = node.list("/f")
         assert (os.fsencode(found.path), found.size, found.file_id) == (b"/f/a\xff", 3, 9)
         with pytest.raises(ConfigError, match="not UTF-8"):
             node.info(found.path)
-        node.close()
 
 
 @pytest.mark.parametrize(
