@@ -81,8 +81,6 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """First touches are recorded for this long after a mount (the paper: about the first two minutes)."""
     demand_deadline: Seconds = 60.0
     """A read of a missing block fails with EIO when its bytes have not come after this long."""
-    fetch_streams: Annotated[int, msgspec.Meta(ge=1, le=64)] = 6
-    """Parallel range requests for one lazy file."""
     fill_quiet: Seconds = 120.0
     """Until the job is ready, background fill waits for this long without a miss: the start needs the cores."""
     background_fill: bool = True

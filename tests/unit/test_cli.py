@@ -216,16 +216,16 @@ def test_what_is_typed_first_is_answered_in_one_line(words, hint, monkeypatch, t
 
 def test_settings_are_shown_with_their_sources(tmp_path, monkeypatch):
     file = tmp_path / "site.toml"
-    file.write_text('store = "s3://name:word@bucket/x?token=abc"\nfetch_streams = 3\n')
-    monkeypatch.setenv("BOOTSEER_FETCH_STREAMS", "4")
+    file.write_text('store = "s3://name:word@bucket/x?token=abc"\nfill_quiet = 3\n')
+    monkeypatch.setenv("BOOTSEER_FILL_QUIET", "4")
     monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", "docker.io=name:word@mirror:5000")
     done = call("--config", str(file), "doctor", "--settings", "--json")
     found = {one["name"]: one for one in json.loads(done.stdout)}
-    assert found["fetch_streams"] == {"name": "fetch_streams", "value": 4, "source": "BOOTSEER_FETCH_STREAMS"}
+    assert found["fill_quiet"] == {"name": "fill_quiet", "value": 4, "source": "BOOTSEER_FILL_QUIET"}
     assert found["store"]["source"] == str(file)
     assert found["record_seconds"]["source"] == "default"
     table = call("--config", str(file), "doctor", "--settings").stdout
-    assert "BOOTSEER_FETCH_STREAMS" in table
+    assert "BOOTSEER_FILL_QUIET" in table
     for text in (done.stdout, table):
         assert "bucket/x" in text
         assert "mirror:5000" in text
@@ -256,10 +256,10 @@ def test_env_run_leaves_the_options_of_the_command_alone(tmp_path, monkeypatch):
 
 
 def test_settings_that_are_not_understood(monkeypatch):
-    monkeypatch.setenv("BOOTSEER_FETCH_STREAMS", "many")
+    monkeypatch.setenv("BOOTSEER_FILL_QUIET", "many")
     done = call("doctor")
     assert done.returncode == 78
-    assert "fetch_streams" in done.stderr
+    assert "fill_quiet" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

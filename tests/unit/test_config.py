@@ -11,9 +11,9 @@ from bootseer.errors import ConfigError
 
 def test_environment_wins_over_the_file(tmp_path):
     file = tmp_path / "bootseer.toml"
-    file.write_text('cache_dir = "/a"\nstore = "/s"\nfetch_streams = 3\n')
+    file.write_text('cache_dir = "/a"\nstore = "/s"\nfill_quiet = 3\n')
     found = config.load({"BOOTSEER_CONFIG": str(file), "BOOTSEER_CACHE_DIR": "/b", "BOOTSEER_BACKGROUND_FILL": "false"})
-    assert (found.cache_dir, found.store_url, found.fetch_streams) == ("/b", "/s", 3)
+    assert (found.cache_dir, found.store_url, found.fill_quiet) == ("/b", "/s", 3)
     assert found.background_fill is False
 
 
@@ -24,7 +24,7 @@ def test_without_a_store_it_lies_beside_the_cache():
 @pytest.mark.parametrize(
     "text",
     [
-        *('cach_dir = "/a"', "fetch_streams = []", "not toml", "cache_limit = inf", "cache_keep_free = nan"),
+        *('cach_dir = "/a"', "fill_quiet = []", "not toml", "cache_limit = inf", "cache_keep_free = nan"),
         pytest.param("cache_limit = " + 9999 * "[", id="deep"),
     ],
 )
@@ -136,8 +136,8 @@ def test_what_is_misspelt_is_named(tmp_path, caplog):
     with pytest.raises(ConfigError, match="no setting 'stroe'") as caught:
         config.load(_settings(tmp_path, 'stroe = "/x"'))
     assert caught.value.hint == "did you mean store?"
-    with pytest.raises(ConfigError, match=r"fetch_streams = 'many' .from BOOTSEER_FETCH_STREAMS"):
-        config.load({"BOOTSEER_FETCH_STREAMS": "many"})
+    with pytest.raises(ConfigError, match=r"fill_quiet = 'many' .from BOOTSEER_FILL_QUIET"):
+        config.load({"BOOTSEER_FILL_QUIET": "many"})
     config.load({"BOOTSEER_STROE": "/x", "BOOTSEER_CACHEDIR": "/y"})
     assert "did you mean BOOTSEER_STORE?" in caplog.text
     assert "did you mean BOOTSEER_CACHE_DIR?" in caplog.text

@@ -40,7 +40,6 @@ def prefetch(
     *,
     cache_dir: Path,
     profile: ProfileKey | None = None,
-    streams: int = 6,
 ) -> int:
     """Pull the hot blocks of a tree into the node cache (all blocks when there is no profile); returns how many are
     ready. Raises `UnavailableError` also when a block server owns the cache."""
@@ -50,7 +49,7 @@ def prefetch(
     wanted = merge(traces, tree.map) if traces else list(range(tree.map.count))
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
         here = NodeBlocks.find(tree.cache, tree.map, cache.ready)
-        if not fetch_all(store, cache, wanted, streams=streams, here=here):
+        if not fetch_all(store, cache, wanted, here=here):
             raise FullError(f"no space for tree {digest[:12]} in {cache.folder}", hint="free some space there")
         return sum(cache.ready[block] for block in wanted)
 

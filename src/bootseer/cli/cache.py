@@ -39,7 +39,6 @@ app = typer.Typer(
 )
 
 _PATIENCE = 30.0
-_STREAMS = 4
 _decimal = understood(partial(parse_size, kilo=1000))
 
 
@@ -121,7 +120,7 @@ def verify(
     found = [part for part in inventory.parts(cache) if not tree or any(one.startswith(tree) for one in part.trees)]
     if tree and not found:
         raise NotFoundError(f"no tree {tree} is in the cache {cache}", hint="bootseer cache ls lists them")
-    fetch = partial(fetch_all, open_shared(store), streams=_STREAMS) if store and repair else None
+    fetch = partial(fetch_all, open_shared(store)) if store and repair else None
     checks = []
     with Bars(quiet=as_json) as bars:
         for part in found:

@@ -123,7 +123,6 @@ def extract(
             record.tree,
             target,
             profile=ProfileKey(job or "default", owner_of(os.getuid())),
-            streams=config.fetch_streams,
             progress=lambda done, total: bars.update("extract", done, total),
         )
     typer.echo(f"extracted {ref} into {target} in {time.monotonic() - began:.1f} s")

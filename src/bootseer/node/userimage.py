@@ -62,7 +62,7 @@ class UserImage:
         self.rootfs, self.digest, self.config = folder, record.image, record.config
         try:
             profile = ProfileKey(job or "default", owner_of(os.getuid()))
-            extract(store, record.tree, folder, profile=profile, streams=config.fetch_streams)
+            extract(store, record.tree, folder, profile=profile)
         except BaseException:
             discard_tree(folder)
             raise

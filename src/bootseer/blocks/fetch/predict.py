@@ -58,7 +58,6 @@ def predict_profiles(
     kin: Iterable[str],
     *,
     work: Path,
-    streams: int = 6,
     subject: Descriptor | None = None,
 ) -> str:
     """Give the tree ``digest`` the profiles of the first tree of ``kin``, the nearest first, whose starts touched files
@@ -72,7 +71,7 @@ def predict_profiles(
     with _as_advice(digest), store.batch(subject=subject):
         found = _foretold(store, digest, kin, work, end)
         if found is not None:
-            _publish(store, found.tree, found.traces, work, streams, end)
+            _publish(store, found.tree, found.traces, work, end)
             return found.other
     return ""
 
@@ -148,14 +147,14 @@ def _predictions(store: Store, old: Side, new: Side) -> dict[str, Trace]:
     return found
 
 
-def _publish(store: Store, tree: LocalTree, found: dict[str, Trace], work: Path, streams: int, end: float) -> None:
+def _publish(store: Store, tree: LocalTree, found: dict[str, Trace], work: Path, end: float) -> None:
     """Hot packs first: a profile with a trace is predicted no more."""
     needed = list(wanted(found.values(), tree.map))
     if sum(map(tree.map.length_of, needed)) > FOLDER_BYTES:
         log.info("no hot pack is made of the prediction: it has %d blocks", len(needed))
     else:
         with logged(log.warning, "no hot pack is made of the prediction", kinds=(UnavailableError, FullError)):
-            _packs(store, tree, found, needed, work, streams, end)
+            _packs(store, tree, found, needed, work, end)
     for job, trace in found.items():
         raw = trace.encode()
         store.put(f"{ProfileKey(job).prefix(tree.digest)}/{hashing.hexdigest(raw)}.trace", raw)
@@ -167,12 +166,11 @@ def _packs(
     found: dict[str, Trace],
     needed: Sequence[int],
     work: Path,
-    streams: int,
     end: float,
 ) -> None:
     target = Target(tree.digest, tree.map_digest.hex(), tree.map)
     with CacheFile.open(tree.cache, tree.map, tree.map_digest) as cache:
-        if not fetch_all(store, cache, needed, streams=streams, until=end):
+        if not fetch_all(store, cache, needed, until=end):
             raise FullError(f"no space for the hot blocks of tree {tree.digest[:12]} in {work}")
         with contextlib.closing(cache.blocks_now()) as ready:
             for job, trace in found.items():

@@ -87,7 +87,7 @@ def fetch_all(
     cache: BlockCache,
     wanted: Sequence[int],
     *,
-    streams: int,
+    streams: int = 6,
     stalled: float = STALLED_SECONDS,
     until: float = math.inf,
     progress: Callable[[int, int], None] | None = None,

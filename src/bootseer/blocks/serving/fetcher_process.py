@@ -86,7 +86,6 @@ class FetcherProcess:
         self._fetcher = Fetcher(
             self._cache,
             StoreSource(store, tree.map, self._others),
-            streams=spec.config.fetch_streams,
             deadline=spec.config.demand_deadline,
             quiet=spec.config.fill_quiet,
             make_room=partial(keeping.make_room, tree.cache),
