@@ -250,6 +250,8 @@ MEMBER, EPOCH = (
 )
 ALL = "All distributed processes registered. Starting with 2 processes"
 FIRST = {(None, "first_step"): 5.0}
+MEMBERS = ranked(0, "[rank{r}]:" + MEMBER, 0, 1, 2)
+DIST_INIT: dict[tuple[int | None, str], float | None] = {(r, "dist_init"): 2 for r in range(3)}
 MIXED: dict[str, tuple[list[str], dict[tuple[int | None, str], float | None]]] = {
     "journald, short-precise": (two("Sep 01 10:00:0{n}.123456 n1 train[12]: {text}"), FIRST),
     "journald, short-full": (two("Tue 2026-09-01 10:00:0{n} UTC n1 train[12]: {text}"), FIRST),
@@ -294,7 +296,23 @@ MIXED: dict[str, tuple[list[str], dict[tuple[int | None, str], float | None]]] =
     "ranks, then all": (
         [*ranked(0, "[RANK:{r}] loading model and peft_config...", 0), *ranked(4, RUN, 0),
          *ranked(9, "{{'loss': 2.3}}", 0)],
-        {(0, "model_init"): 4, (0, "first_step"): 5},
+        {(0, "model_init"): 4, (None, "first_step"): 5},
+    ),
+    "all, then ranks": (
+        [*MEMBERS, *ranked(2, RUN, 0), *ranked(5, "[rank{r}]:{{'loss': 2.3}}", 0, 1, 2)],
+        {**DIST_INIT, (None, "first_step"): 3, (0, "first_step"): 3, (1, "first_step"): 3, (2, "first_step"): 3},
+    ),
+    "all, then a rank that was not seen": (
+        [*ranked(2, RUN, 0), *ranked(5, "[rank{r}]:{{'loss': 2.3}}", 0)],
+        {(None, "first_step"): 3, (0, "first_step"): 3},
+    ),
+    "all, then one for all": (
+        [*MEMBERS, *ranked(2, RUN, 0), *ranked(5, "{{'loss': 2.3}}", 0), *ranked(9, "[rank{r}]:{{'loss': 2.3}}", 0, 1)],
+        {**DIST_INIT, (None, "first_step"): 3},
+    ),
+    "all, then all but one that hangs": (
+        [*MEMBERS, *ranked(2, RUN, 0), *ranked(5, "[rank{r}]:{{'loss': 2.3}}", 0, 1)],
+        {**DIST_INIT, (None, "first_step"): None, (0, "first_step"): 3, (1, "first_step"): 3},
     ),
     "a rank that hangs where others step": (
         [*ranked(0, "[rank{r}]:" + RUN, 0, 1, 2), *ranked(5, "[rank{r}]:{{'loss': 2.3}}", 0, 1)],
@@ -311,3 +329,13 @@ def test_what_speaks_for_whom(shape: str) -> None:
     found = logs.extract([source], logs.patterns(), job="j", ranks_per_node=8, zone=datetime.UTC)
     log = events.parse(msgspec.json.encode(event) + b"\n" for event in found.events)
     assert {(s.rank, s.stage): s.duration.ns / 1e9 if s.duration else None for s in log.spans} == expected
+
+
+def test_a_line_without_a_rank_is_one_thing_of_all_ranks() -> None:
+    """However often nobody's lines change the stage of 2,000 ranks: two events a rank, and two a line."""
+    lines = ranked(0, "[rank{r}]:" + MEMBER, *range(2000))
+    for seconds in range(200):
+        stage = RUN if seconds % 2 else "Restoring states from the checkpoint path at /c"
+        lines += [f"{iso(seconds + 1)} {stage}", f"{iso(seconds + 1.5)} [rank7]:{ALL}"]
+    found = logs.extract([logs.Source(lines, "n1", written=WRITTEN)], logs.patterns(), job="j", zone=datetime.UTC)
+    assert 4000 <= len(found.events) <= 4000 + 2 * 400

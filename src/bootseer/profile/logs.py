@@ -134,11 +134,12 @@ def extract(
         nodes.append(_Node(found, (job, attempt, node, gpus)))
         for rank, process, mark in sorted(marked, key=lambda one: one[2].frame.when or 0):
             nodes[-1].take(rank, process, mark)
-    ready = [sum(lane.ready for lane in node.lanes.values()) for node in nodes]
-    if max(ready, default=0) == 1:  # one rank speaks for all: nobody makes a step alone
+    if max((one.ready() for one in nodes), default=0) == 1:  # one rank speaks for all: nobody makes a step alone
         ends = {cycle: _ends(found, cycle) for cycle in {one.cycle for one in nodes}}
         for one in nodes:
             one.settle(ends[one.cycle])
+    for one in nodes:
+        one.finish()
     return found
 
 
@@ -231,19 +232,30 @@ class _Lane:
 
     last: _Mark
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int | None, process: str) -> None:
+        self.rank, self.process = rank, process
         self.open: dict[bool, tuple[str, str, int]] = {}
         """Span, stage and begin of the stage (False), and of the one inside of it (True)."""
         self.before = ("", 0)
         """The last span inside of a stage, and when it ended."""
         self.began = self.ready = self.resumed = False
         """Whether a line was seen, its first step ended, and a checkpoint loaded."""
-        self.begun = 0
-        """When its first stage began."""
+        self.begun = self.ended = 0
+        """When its first stage began, or its first one after a line without a rank; when its last one ended."""
 
     @property
     def stage(self) -> str:
         return self.open[False][1] if False in self.open else ""
+
+    @property
+    def gathered(self) -> bool:
+        """Whether a line without a rank spoke for it, and it has not spoken since."""
+        return bool(self.ended and not self.begun)
+
+
+class _Lanes(dict[tuple[int | None, str], _Lane]):
+    def __missing__(self, key: tuple[int | None, str]) -> _Lane:
+        return self.setdefault(key, _Lane(*key))
 
 
 class _Node:
@@ -251,108 +263,159 @@ class _Node:
 
     def __init__(self, found: Found, identity: tuple[str, str, str, int]) -> None:
         self._found, self._identity = found, identity
-        self.lanes: defaultdict[tuple[int | None, str], _Lane] = defaultdict(_Lane)
+        self.lanes = _Lanes()
+        self._out: defaultdict[str, dict[int | None, _Lane]] = defaultdict(dict)
+        """Of each process the ranks that have a stage open."""
         self.cycle = -1
 
     def take(self, rank: int | None, process: str, mark: _Mark) -> None:
         """The next line in time."""
-        when, pattern, lane = mark.frame.when or 0, mark.pattern, self.lanes[rank, process]
+        when, pattern, lane, shared = (
+            mark.frame.when or 0,
+            mark.pattern,
+            self.lanes[rank, process],
+            self.lanes[None, process],
+        )
         again = mark.source.cycle > self.cycle
         if again or (pattern.cycle and lane.began and lane.stage != pattern.stage):  # of all of the node's processes
-            self._leave(self.lanes[None, process])
-            for (one, _), other in self.lanes.items():
-                self._enter(other, one, "", when, mark)
-                other.began = other.ready = other.resumed = False
-                other.begun = 0
+            self._leave(shared)
+            for other in self.lanes.values():
+                self._enter(other, "", when, mark)
+            self.lanes.clear()
             self.cycle = max(self.cycle + 1, mark.source.cycle)
-        if rank is None and not pattern.cycle:  # one process often speaks for all
-            others = [key for key, one in self.lanes.items() if key[0] is not None and key[1] == process and one.open]
-            for one, _ in others:
-                self.take(one, process, mark)
-            if others:
-                self._leave(lane)
-                return
-        if lane.ready:
+            lane, shared = self.lanes[rank, process], self.lanes[None, process]
+        if rank is None and not (pattern.cycle or pattern.inside) and self._gather(shared, mark):
+            return
+        if lane.ready or (lane.gathered and shared.ready):
             return
         self._found.matched += 1
         lane.began, lane.last = True, mark
         seconds, stage = int(float(mark.said.get("seconds") or 0) * 1e9), pattern.stage
         if pattern.inside:
-            self._inside(lane, rank, mark, when, seconds)
+            self._inside(lane, mark, when, seconds)
             return
         lane.resumed |= stage == "checkpoint_load"
         steps = 0 if lane.resumed else int((mark.said.get("steps") or "0")[:9])
         if stage == READY:
             if seconds and int((mark.said.get("step") or "0")[:9]) <= 1 and lane.stage != "first_step":
-                self._enter(lane, rank, "first_step", max(when - seconds, lane.open.get(False, ("", "", 0))[2]), mark)
-            elif lane.begun and lane.stage != "first_step":  # nothing said when it began
-                self._enter(lane, rank, "first_step", when, mark)
+                self._enter(lane, "first_step", max(when - seconds, lane.open.get(False, ("", "", 0))[2]), mark)
+            elif shared.stage == "first_step" and rank is not None and not lane.begun:
+                self._enter(lane, "first_step", max(shared.open[False][2], lane.ended), mark)
+                lane.begun = when
+            elif (lane.begun or lane.ended) and lane.stage != "first_step":  # nothing said when it began
+                self._enter(lane, "first_step", when, mark)
             lane.ready, stage = bool(lane.begun), ""
-        self._enter(lane, rank, stage, when, mark, steps=steps if steps > 1 else 0)
+        self._enter(lane, stage, when, mark, steps=steps if steps > 1 else 0)
+
+    def ready(self) -> int:
+        """How many ranks, or processes where none is named, have made their first step."""
+        ready = [
+            one.rank
+            for one in self.lanes.values()
+            if one.ready or (one.gathered and self.lanes[None, one.process].ready)
+        ]
+        return len(ready) - ready.count(None) or len(ready)
 
     def settle(self, ends: Mapping[str, int]) -> None:
         """End what ranks have left open that say nothing more, where others say when that stage ended (`_ends`)."""
         if "first_step" not in ends:
             return
-        for (rank, process), lane in self.lanes.items():
-            if False in lane.open and rank is None and not process:
+        for lane in self.lanes.values():
+            if False in lane.open and lane.rank is None and not lane.process:
                 self._leave(lane)
             elif False in lane.open:
                 _, stage, begun = lane.open[False]
-                self._enter(lane, rank, "", max(ends.get(stage, ends["first_step"]), begun), lane.last)
+                self._enter(lane, "", max(ends.get(stage, ends["first_step"]), begun), lane.last)
 
-    def _leave(self, lane: _Lane) -> None:
-        """End what a process without a rank has open, such as an agent, where the ranks begin that it made."""
-        begun = lane.open[False][2] if False in lane.open else 0
-        firsts = [one.begun for (rank, _), one in self.lanes.items() if rank is not None and one.begun >= begun > 0]
+    def finish(self) -> None:
+        """What a line without a rank began has ended where all ranks went on."""
+        for lane in self.lanes.values():
+            if lane.rank is None and lane.open and not any(one.gathered for one in self.lanes.values()):
+                self._leave(lane)
+
+    def _leave(self, shared: _Lane) -> None:
+        """End what a process without a rank has open, such as an agent, where the first of the ranks goes on that it
+        made, or spoke for."""
+        begun = shared.open[False][2] if False in shared.open else 0
+        firsts = [one.begun for one in self.lanes.values() if one.rank is not None and one.begun >= begun > 0]
         if firsts:
-            self._enter(lane, None, "", min(firsts), lane.last)
+            self._enter(shared, "", min(firsts), shared.last)
 
-    def _inside(self, lane: _Lane, rank: int | None, mark: _Mark, when: int, seconds: int) -> None:
+    def _gather(self, shared: _Lane, mark: _Mark) -> bool:
+        """A line without a rank is of all ranks that have a stage open: theirs ends, and the next one is one span of
+        all of them. Whether that is all that it says."""
+        out, stage = list(self._out[shared.process].values()), mark.pattern.stage
+        if not out:
+            return False
+        self._leave(shared)
+        others = [one for one in out if one.stage != stage]
+        for one in others:
+            if stage == READY:
+                self.take(one.rank, one.process, mark)
+            else:
+                self._enter(one, "", mark.frame.when or 0, mark)
+                one.begun, shared.ready = 0, False
+        if stage != READY:
+            return not others
+        shared.ready |= not shared.open and any(one.gathered for one in self.lanes.values())
+        return not shared.open
+
+    def _inside(self, lane: _Lane, mark: _Mark, when: int, seconds: int) -> None:
         """A stage inside of the one that is open: it begins, ends, or has ended and says how long it took."""
         stage, begun = mark.pattern.stage, when - seconds
         if not seconds:
             if not stage or stage != lane.stage:
-                self._enter(lane, rank, stage, when, mark, inside=True)
+                self._enter(lane, stage, when, mark, inside=True)
             return
-        self._enter(lane, rank, "", when, mark, inside=True)
+        self._enter(lane, "", when, mark, inside=True)
         around = lane.open[False][0] if lane.stage == stage else lane.before[0] if lane.before[1] >= begun else ""
         if not around:
-            around = self._span(lane, rank, stage, begun, when, mark)
+            around = self._span(lane, stage, begun, when, mark)
         for name, took in _PART.findall(mark.said.get("parts") or ""):
             ended = begun + int(float(took) * 1e9)
-            self._span(lane, rank, name, begun, ended, mark, parent=around)
+            self._span(lane, name, begun, ended, mark, parent=around)
             begun = ended
 
-    def _enter(
-        self, lane: _Lane, rank: int | None, stage: str, when: int, mark: _Mark, *, inside: bool = False, steps: int = 0
-    ) -> None:
+    def _enter(self, lane: _Lane, stage: str, when: int, mark: _Mark, *, inside: bool = False, steps: int = 0) -> None:
         """End the stage that is open and begin this one, if it is one."""
         if inside in lane.open:
             span, name, begun = lane.open[inside]
             if stage == name or when < begun:
                 return
             if not inside:
-                self._enter(lane, rank, "", when, mark, inside=True)
+                self._enter(lane, "", when, mark, inside=True)
             else:
                 lane.before = span, when
             del lane.open[inside]
             steps = steps if name == "first_step" else 0
             self._found.steps = max(self._found.steps, steps)
-            self._write("end", span, name, rank, when, attrs={"steps": steps} if steps else None)
+            if not inside:
+                lane.ended = when
+                self._out[lane.process].pop(lane.rank, None)
+            self._write("end", span, name, lane.rank, when, attrs={"steps": steps} if steps else None)
         if stage:
-            lane.begun = lane.begun or (0 if inside else when)
-            lane.open[inside] = self._span(lane, rank, stage, when, None, mark), stage, when
+            lane.open[inside] = self._span(lane, stage, when, None, mark), stage, when
+            if not inside:
+                lane.begun = lane.begun or when
+                if lane.rank is not None:
+                    self._out[lane.process][lane.rank] = lane
 
-    def _span(
-        self, lane: _Lane, rank: int | None, stage: str, begin: int, end: int | None, mark: _Mark, parent: str = ""
-    ) -> str:
+    def _span(self, lane: _Lane, stage: str, begin: int, end: int | None, mark: _Mark, parent: str = "") -> str:
         parent = parent or (lane.open[False][0] if False in lane.open else "")
-        about = (mark.origin.hex(), *self._identity[:3], self.cycle, rank, mark.frame.process, stage, begin, parent)
+        about = (
+            mark.origin.hex(),
+            *self._identity[:3],
+            self.cycle,
+            lane.rank,
+            mark.frame.process,
+            stage,
+            begin,
+            parent,
+        )
         span = hashlib.blake2b("\0".join(map(str, about)).encode("utf-8", "replace"), digest_size=8).hexdigest()
-        self._write("begin", span, stage, rank, begin, parent=parent, attrs={"source": "log"})
+        self._write("begin", span, stage, lane.rank, begin, parent=parent, attrs={"source": "log"})
         if end is not None:
-            self._write("end", span, stage, rank, end)
+            self._write("end", span, stage, lane.rank, end)
         return span
 
     def _write(
