@@ -7,6 +7,7 @@ several frames where a progress bar drew itself anew; each has the head of its l
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -29,37 +30,41 @@ _TIME = (
     r"|(?P<d4>\d\d)[-/](?P<m4>" + "|".join(_MONTHS) + r")[-/](?P<y4>\d{4})[ :]"
     r"|(?:[A-Z][a-z][a-z] )?(?P<m3>" + "|".join(_MONTHS) + r") +(?P<d3>\d\d?) )?"
     r"(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9})\d*)?(?: (?P<half>[AP]M)\b)?"
-    r"(?P<zone> ?(?:Z|UTC|GMT)\b| ?[+-]\d\d:?\d\d\b)?(?(m3)(?: (?P<y3>\d{4})\b)?)(?![\w:/])"
+    r"(?P<zone> ?(?:Z|UTC|GMT)\b| ?[+-]\d\d:?\d\d\b)?(?(m3)(?: (?P<y3>\d{4})\b)?)(?![\w/]|:\d)"
 )  # fmt: skip
 # Brackets, level and logger may stand before a line's time. Anything else is prose, and a time in it is not the line's.
 _TIMED = re.compile(
-    r"\s*(?:\[[^\[\]]{0,80}\]:?\s*"
-    r"|\(?(?i:trace|debug|info|notice|warn(?:ing)?|error|critical|fatal)\b\)?[ :|-]+(?:[\w.]+:)?)*?"
-    r"(?P<open>[\[(])?(?:NeMo [A-Z] |[A-Z]+[ |])?(?:" + _TIME + r"|(?P<epoch>\d{10}\.\d{1,9})\b)"
-    r"(?(open)(?:[^\[\]]{0,80}?[\])])?)[:,]?\s?"
+    r"\s*\"?(?:\[[^\[\]]{0,80}\]:?\s*"
+    r"|\(?(?i:trace|debug|info|notice|warn(?:ing)?|error|critical|fatal)\b\)?[ \t:|-]+(?:[\w.]+:)?)*?"
+    r"(?P<open>[\[(])?(?:NeMo [A-Z] |[A-Z]+[ |])?(?:" + _TIME + r"|(?P<epoch>\d{10}\.\d{1,9}"
+    r"|\d\.\d{1,16}e\+09|\d{13}(?=\t))\b)"
+    r"(?(open)(?:[^\[\]]{0,80}?[\])])?)\"?[:,]?\s?"
 )  # fmt: skip
 _OWN_TIME = re.compile(r"\bdatetime: " + _TIME)
 _DATED = re.compile(r"(?<![\w/.-])(?P<y>\d{4})([-/])(?P<m>\d\d)\2(?P<d>\d\d)[T ](?P<h>[01]\d|2[0-3]):\d\d:\d\d")
 _CARRIER = re.compile(
     r"\[pod/(?P<pod>[^/\]]+)/[^\]]*\] ?"
-    r"|(?P<stern>[a-z0-9][a-z0-9.]*-[a-z0-9.-]+) [a-z0-9][a-z0-9-]* (?=\d{4}-\d\d-\d\d[T ])"
-    r"|(?P<compose>[a-z][\w.-]*-\d+) +\| "
+    r"|(?P<stern>[a-z0-9][a-z0-9.]*-[a-z0-9.-]+) [a-z0-9][a-z0-9-]* (?=\d{4}-\d\d-\d\d[T ]|\{\")"
+    r"|(?P<compose>[a-z][\w.-]*-\d+(?:-[a-z0-9]{5})?) +\| "
     r"|(?P<pdsh>(?!rank)[a-z][\w.-]*): (?=\[?\d{4}-\d\d-\d\d[T ])"
     r"|(?P<torchx>[a-z][\w.-]*/\d+) (?=[\[\d])"
     r"|\[(?:[\w.@-]+@)?\d+,(?:mpirank:(?P<mpi>\d{1,9})(?:,(?P<algo>[\w.-]+))?|(?P<tag>\d{1,9}))\](?:<std\w+>)?:? ?"
     r"|\([\w.:<>-]+,? (?:rank=\d+, )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?"
     r"| *(?P<label>\d{1,9}): "
+    r"|<(?:trace|debug|info|warn(?:ing)?|error)> *|EVENTS\t"
     r"|<\d{1,3}>(?:1 (?P<stamp>\S+) (?P<syslog>\S+) \S+ \S+ \S+ (?:-|\[[^\]]*\]) )?"
     r"|\[(?:(?!node|host|step|epoch|iter)[a-z_]+(?P<short>\d{1,9})(?:/\d+)?\]:"
     r"|(?P<plain>\d{1,5})\](?:<std\w+>:|:?(?= ))) ?"
     r"|(?:[A-Z]+ *|- (?:[\w.]+ - )*|\| *)?(?:\[(?![^\]]*\d\d:\d\d:\d\d)[^\[\]]*\] ?)*?"
     r"[\[(](?:[^\[\]]*[, ])?(?P<word>rank|Rank|RANK)(?P<is>[:= ]{0,2})(?P<rank>\d{1,9})(?:/\d+)?[\])]:? ?"
-    r"|(?:[Gg]lobal[_ ])?(?:rank|Rank|RANK)[ :=_]?(?P<bare>\d{1,9})(?:/\d+)? ?[:|>] ?"
+    r"|(?:[Gg]lobal[_ ])?(?:rank|Rank|RANK)[ :=_]?(?P<bare>\d{1,9})(?:/\d+)?(?:\[\d+\]\[\w+\])? ?[:|>] ?"
 )
 # What stands behind the time of a carrier: streams of container runtimes, hosts of syslog, streams of CloudWatch.
 _BEHIND = re.compile(
     r"(?P<piece>(?:stdout|stderr) [FP]) "
     r"|(?P<host>[\w.-]+) [\w./-]+\[\d+\]: "
+    r"|(?P<task>workerpool\d+-\d+\t|[0-9a-f]{8} (?=\|\||\[))"
+    r"|[\w.-]+[:\t] ?(?=\{\")"
     r"|(?P<stream>[\w.$-]+(?:/[\w.\[\]$-]+)+) "
 )
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][0-9A-Z]|[ -~])")
@@ -75,9 +80,19 @@ _BAR = re.compile(
 _BAR_END = 400
 """Characters at the end of a frame in which its bar's figures are."""
 
-_TEXTS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "body", "event")
-_TIMES = ("time", "timestamp", "asctime", "ts", "@timestamp", "__REALTIME_TIMESTAMP")
-_NODES = ("_HOSTNAME", "pod_name", "pod", "hostname", "host", "logStreamName", "node_name")
+_TEXTS = (
+    "log", "message", "msg", "textpayload", "text", "line", "body", "event", "logmessage", "logentry", "raw", "m",
+    "stringvalue",
+)  # fmt: skip
+_TIMES = (
+    "time", "timestamp", "asctime", "ts", "realtime_timestamp", "timestamp_ns", "timeunixnano", "timestampseconds",
+    "timegenerated", "date", "datetime", "created", "t",
+)  # fmt: skip
+_NODES = ("pod_name", "podname", "pod", "hostname", "host", "logstreamname", "logstream", "node_name", "computer")
+_RANKS = ("rank", "world_rank", "global_rank")
+_LEVELS = 32
+"""Objects of one line of JSON that are looked into."""
+_PAIR = re.compile(r'([\w.@-]+)=("(?:[^"\\]|\\.)*"|[^\s"]*)(?:\s+|$)')
 
 
 class Frame(NamedTuple):
@@ -138,19 +153,15 @@ class Reader:
         """Those of a line, each with the head of the line. Raises nothing."""
         head = Frame("", None)
         text = line.rstrip("\r\n").lstrip("\0")
-        if text.startswith('{"'):
-            head, text = self._unwrapped(text, head)
-        if "#0" in text or "^" in text:
-            text = _SPELT.sub(lambda found: _MEANT[found[1] or found[2]], text)
-        if "\x1b" in text:
-            text = _ESCAPE.sub("", _REDRAWN.sub("\r", text))
-        if text[:1] in ("\r", "\x08"):
-            text = text.lstrip("\r\x08")
-        head, text, piece = self._head(text, head)
+        head, text = self._unwrapped(text, head)
+        head, text, piece = self._head(_plain(text), head)
         if piece:
             text = self._parts.pop((head.node, piece[:6]), "") + text
             if piece.endswith("P"):
                 text, self._parts[head.node, piece[:6]] = _cut(text[-_LONGEST:])
+        inner = self._unwrapped(text, head)
+        if inner[1] != text:  # one in the other, as of a container's runtime
+            head, text, _piece = self._head(_plain(inner[1]), inner[0])
         parts = [part for part in _FRAMES.split(text) if part.strip()] or [""]
         bars = [_BAR.search(part[-_BAR_END:]) for part in parts]
         last = next((_elapsed(bar) for bar in reversed(bars) if bar), 0)
@@ -176,33 +187,30 @@ class Reader:
         return when
 
     def _unwrapped(self, text: str, head: Frame) -> tuple[Frame, str]:
-        """What a line of JSON carries."""
-        try:
-            found: dict[str, Any] = json_as(text.encode("utf-8", "replace"), dict[str, Any])
-        except ValueError:
+        """What a line of JSON or of logfmt carries; a head that is known already counts before what is inside."""
+        levels = _levels(text)
+        said = next((one for level in levels for name in _TEXTS if (one := _text(level.get(name)))), None)
+        if said is None:
             return head, text
-        inner = found.get("jsonPayload")
-        fields = {**found, **(inner if isinstance(inner, dict) else {})}
-        for name in ("kubernetes", "resource", "labels"):
-            more = fields.get(name)
-            fields |= {key: value for key, value in more.items() if key not in fields} if isinstance(more, dict) else {}
-        said = next((value for name in _TEXTS if (value := fields.get(name))), None)
-        if isinstance(said, list) and all(isinstance(one, int) and 0 <= one < 256 for one in said):
-            said = bytes(said).decode("utf-8", "replace")  # journald, of a line with control characters
-        if not isinstance(said, str):
-            return head, text
-        time = next((value for name in _TIMES if (value := found.get(name))), None)
-        node = next((value for name in _NODES if isinstance(value := fields.get(name), str) and value), "")
-        rank = next((value for name in ("rank", "world_rank") if type(value := fields.get(name)) is int), None)
-        when = None
-        if isinstance(time, (int, float)) or (isinstance(time, str) and time.replace(".", "", 1).isdecimal()):
-            number = float(time)
-            while number >= 1e11:  # in ms, us or ns
-                number /= 1000
-            when = int(number * 10**6) * 1000
-        elif isinstance(time, str) and (stamp := _TIMED.match(time)):
-            when = self._when(stamp)
+        when = head.when
+        for value in (level[name] for level in levels for name in _TIMES if level.get(name)):
+            when = self._stamp(value) if when is None else when
+        nodes = (level.get(name) for name in _NODES for level in levels)
+        named = (one.get("name") if isinstance(one, dict) else one for one in nodes)
+        node = head.node or next((one for one in named if one and isinstance(one, str)), "")
+        ranks = (str(level.get(name)) for level in levels for name in _RANKS)
+        rank = next((int(one) for one in ranks if len(one) < 10 and one.isdecimal()), None)
+        rank = rank if head.rank is None else head.rank
         return head._replace(when=when, node=node, rank=rank), said.rstrip("\r\n")
+
+    def _stamp(self, value: object) -> int | None:
+        """A time as JSON has it: text, or a number of seconds, ms, us or ns."""
+        if isinstance(value, dict):
+            value = value.get("seconds")
+        if isinstance(value, (int, float)):
+            return _epoch(value)
+        stamp = _TIMED.match(value) if isinstance(value, str) else None
+        return self._when(stamp) if stamp else _epoch(str(value))
 
     def _head(self, text: str, head: Frame) -> tuple[Frame, str, str]:
         """What stands in front of a text: the frame without it, the rest, and which piece of a line that is."""
@@ -231,17 +239,21 @@ class Reader:
                     if behind["stream"] and not (found["zone"] or "").strip(" ZUTCGM"):
                         continue  # a path
                     at, piece = behind.end(), behind["piece"] or ""
-                    node = behind["host"] or behind["stream"] or node
+                    node = behind["host"] or behind["stream"] or (behind["task"] or "").strip() or node
         return Frame("", when, rank, node, label, process, soft), text[at:], piece
 
     def _when(self, found: re.Match[str]) -> int | None:
         said = found.groupdict()
-        if epoch := said.get("epoch"):
+        epoch = said.get("epoch") or ""
+        if "e" in epoch or len(epoch) == 13:
+            return _epoch(epoch)
+        if epoch:
             seconds, _, part = epoch.partition(".")
             return int(seconds) * 10**9 + int(part.ljust(9, "0"))
         year = said["y"] or said["y1"] or said["y3"] or said["y4"]
         month, name = said["m"] or said["m1"] or said["m2"], said["m3"] or said["m4"]
         month = month or (name and str(_MONTHS.index(name) + 1))
+        turned = bool(said["y1"]) and len(said["y1"]) == 2  # Spark's 26/09/01
         day = said["d"] or said["d1"] or said["d2"] or said["d3"] or said["d4"]
         hour, minute, second = map(int, said["clock"].split(":"))
         if said["half"]:
@@ -249,10 +261,12 @@ class Reader:
         zone = _zone(said["zone"]) or self._zone
         near = (self._near or self._latest).astimezone(zone)
         guesses: list[datetime] = []
-        for step in (0,) if year else (-1, 0, 1):
+        for step in (0, 1) if turned else (0,) if year else (-1, 0, 1):
             try:
-                if month:
+                if month and day:
                     of = int(year) + (2000 if len(year) == 2 else 0) if year else near.year + step
+                    if turned and step:
+                        of, month, day = 2000 + int(month), day, year or ""
                     guess = datetime(of, int(month), int(day), hour, minute, min(second, 59), tzinfo=zone)
                 else:
                     guess = near.replace(hour=hour, minute=minute, second=min(second, 59), microsecond=0)
@@ -260,7 +274,7 @@ class Reader:
                 guesses.append(guess if zone else guess.replace(tzinfo=None).astimezone())
             except (ValueError, OverflowError, OSError):
                 continue
-        if not year:
+        if not year or turned:
             limit = self._latest + timedelta(days=1 if month else 0)
             guesses = [one for one in guesses if one <= limit] or guesses[:1]
         if not guesses:
@@ -269,6 +283,66 @@ class Reader:
         self._near = best
         seconds_ = int(best.timestamp())
         return seconds_ * 10**9 + int((said["part"] or "").ljust(9, "0")) if seconds_ >= 0 else None
+
+
+def _plain(text: str) -> str:
+    """Without colours and cursor codes; what redraws a line is a carriage return."""
+    if "#0" in text or "^" in text:
+        text = _SPELT.sub(lambda found: _MEANT[found[1] or found[2]], text)
+    if "\x1b" in text:
+        text = _ESCAPE.sub("", _REDRAWN.sub("\r", text))
+    return text.lstrip("\r\x08")
+
+
+def _levels(text: str) -> list[dict[str, Any]]:
+    """The objects in a line of JSON, the outermost first, or the pairs of one of logfmt, with names as in `_TEXTS`."""
+    stripped = text.strip().removeprefix("[").rstrip(",]")
+    if stripped[:1] == "{" and '"' in stripped[:3]:
+        try:
+            found = [json_as(stripped.encode("utf-8", "replace"), dict[str, Any])]
+        except ValueError:
+            return []
+    elif _PAIR.match(text):
+        pairs = ((one[1], one[2]) for one in itertools.islice(_PAIR.finditer(text[:_LONGEST]), _LEVELS))
+        found = [{name: _unquoted(value) for name, value in pairs}]
+    else:
+        return []
+    levels = []
+    for one in found:
+        level: dict[str, Any] = {}
+        for name, value in one.items():
+            level.setdefault(name.lower().strip("@_"), value)
+            if isinstance(value, dict) and len(found) < _LEVELS:
+                found.append(value)
+        levels.append(level)
+    return levels
+
+
+def _epoch(value: str | float) -> int | None:
+    """Seconds, ms, us or ns since 1970, as ns."""
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    while 1e11 <= number < 1e30:
+        number /= 1000
+    return int(number * 10**6) * 1000 if 1e9 <= number < 1e11 else None
+
+
+def _unquoted(value: str) -> str:
+    if value[:1] != '"':
+        return value
+    try:
+        return json_as(value.encode("utf-8", "replace"), str)
+    except ValueError:
+        return value[1:-1]
+
+
+def _text(value: object) -> str:
+    """A line's text, as JSON has it: journald makes numbers of one with control characters."""
+    if isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 256 for one in value):
+        return bytes(value).decode("utf-8", "replace")
+    return value if isinstance(value, str) else ""
 
 
 def _zone(text: str | None) -> tzinfo | None:
