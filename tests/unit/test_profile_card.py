@@ -293,7 +293,7 @@ def test_the_card_and_the_report_say_what_the_checkpoint_moved():
     line = "checkpoint: 6.0 GB read, 1.0 GB came from the store; readers of a node waited 2.00 s at most"
     assert [(cause.stage, cause.node, cause.text) for cause in report.causes] == [("", "", line)]
     assert line in text(card.render(report), width=200)
-    assert line in card.words(report)
+    assert line in card.remarks(report)
 
 
 def hanging(**attrs):

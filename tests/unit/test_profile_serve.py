@@ -77,7 +77,7 @@ def test_every_page_and_its_other_forms(tmp_path: Path) -> None:
         assert [row["cycle"] for row in json.loads(server.page("/jobs.json?sort=lost"))] == [0, 1]
         longest = server.page("/?sort=longest")
         assert longest.index(f"/job/{one}") < longest.index(f"/job/{other}")
-        assert "lost in 2 of 2 start-ups" in longest
+        assert "<dd>2<small>of 2</small></dd>" in longest
         assert server.ask("/?sort=none")[0] == 400
         assert server.page("/jobs.csv").splitlines()[0].startswith("job,attempt,cycle,")
         job = server.page(f"/job/{one}")
@@ -95,7 +95,7 @@ def test_every_page_and_its_other_forms(tmp_path: Path) -> None:
         assert fleet["total"]["hours"] == pytest.approx(2 * 8 * 100 / 3600)
         assert "Jobs that lost most" in server.page("/fleet?period=day")
         assert server.page("/fleet.csv").startswith("name,starts,")
-        assert "Mean start-up by size" in server.page("/growth")
+        assert "Mean start-up by GPUs" in server.page("/growth")
         assert server.page("/growth.csv").startswith("size,unit,stage,")
         assert json.loads(server.page("/growth.json"))["starts"] == fleet["total"]["starts"]
         assert server.ask("/growth?at=1000000")[0] == 404
@@ -149,8 +149,9 @@ def test_an_empty_folder_and_what_cannot_be_read_are_shown_as_that(tmp_path: Pat
         start_up().write(tmp_path / "good.jsonl")
         wait_for(lambda: "llama" in server.page("/"))
         text = server.page("/")
-        assert "Left out: no events in" in text
-        assert "Left out: cannot read" in text
+        assert "2 files or start-ups left out" in text
+        assert "no events in" in text
+        assert "cannot read" in text
 
 
 def test_a_page_is_told_when_its_start_up_goes_on(tmp_path: Path) -> None:

@@ -29,16 +29,11 @@ def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
     """The card of one start-up; from two nodes on with a node x stage table (the ``max_nodes`` slowest)."""
     parts: list[RenderableType] = [_text(line) for line in _head(report)]
     parts.append(_stages(report))
-    parts.extend(_text(line) for line in _remarks(report))
+    parts.extend(_text(line) for line in remarks(report))
     if len(report.nodes) > 1:
         parts.extend(_nodes(report, max_nodes))
         parts.extend(_text(line) for line in _legend(report))
     return Group(*parts)
-
-
-def words(report: JobReport) -> list[str]:
-    """What the card says beside its tables, for other pages."""
-    return [*_head(report)[1:], *_remarks(report)]
 
 
 def render_side_by_side(
@@ -62,7 +57,7 @@ def render_side_by_side(
     add(table, "start-up", _compared([report.startup_seconds for _, report in reports]), style="bold")
     for unit in dict.fromkeys(report.cost.unit for _, report in reports):
         costs = [report.cost.total if report.cost.unit == unit else None for _, report in reports]
-        add(table, f"lost {unit}", [_hours(cost) if cost is not None else "-" for cost in costs])
+        add(table, f"lost {unit}", [hours_text(cost) if cost is not None else "-" for cost in costs])
     if extra_rows:
         table.add_section()
         for label, cells in extra_rows.items():
@@ -108,7 +103,7 @@ def _head(report: JobReport) -> list[str]:
     start = "hot restart" if report.hot else "start-up"
     lines = [f"{start} of {identity_text(report.job, report.attempt, report.cycle)}"]
     if report.startup_seconds is None:
-        lines.append(_unfinished(report))
+        lines.append(unfinished(report))
         until = "s so far" if report.goes_on and report.heard_seconds is not None else "s up to the last event"
         lines.append(f"  no end yet   {seconds_text(report.elapsed_seconds)} {until}; nobody knows the rest")
     else:
@@ -127,14 +122,12 @@ def _head(report: JobReport) -> list[str]:
     if report.ranks_expected and report.startup_seconds is None:
         lines.append(f"  first step   ended on {report.ranks_ready:,} of {report.ranks_expected:,} ranks")
     cost = report.cost
-    lines.append(
-        f"  lost         {_hours(cost.total)} {cost.unit} = {_hours(cost.own)} own work + {_hours(cost.wait)} waiting"
-        f" + {_hours(cost.gap)} gaps"
-    )
+    own, wait, gap = map(hours_text, (cost.own, cost.wait, cost.gap))
+    lines.append(f"  lost         {hours_text(cost.total)} {cost.unit} = {own} own work + {wait} waiting + {gap} gaps")
     return lines
 
 
-def _unfinished(report: JobReport) -> str:
+def unfinished(report: JobReport) -> str:
     """Which nodes hold up a start without an end, or how it ended."""
     ended = [f"{_some(one.nodes)}: {one.how}" for one in report.ended[:3]]
     after = "since" if report.goes_on else "after"
@@ -199,7 +192,8 @@ def _how(cell: Cell | None) -> str:
     return ", ".join(filter(None, (str(said), f"waited {seconds_text(cell.wait)} s" if cell.wait >= 0.05 else "")))
 
 
-def _remarks(report: JobReport) -> list[str]:
+def remarks(report: JobReport) -> list[str]:
+    """What there is to say beside the figures: causes, stragglers, what would have helped, doubts."""
     lines = [cause.text for cause in report.causes if not cause.stage]
     for stage in report.stages:
         for node in stage.stragglers[:3]:
@@ -215,7 +209,7 @@ def _remarks(report: JobReport) -> list[str]:
         if change.saved_seconds >= 0.05:
             lines.append(
                 f"what if: {change.name}: {seconds_text(change.startup_seconds)} s"
-                f" (-{seconds_text(change.saved_seconds)} s, -{_hours(change.saved_hours)} {report.cost.unit})"
+                f" (-{seconds_text(change.saved_seconds)} s, -{hours_text(change.saved_hours)} {report.cost.unit})"
             )
     return lines + _caches(report) + _unobserved(report) + _doubts(report)
 
@@ -348,7 +342,8 @@ def _tenths(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:,.1f}"
 
 
-def _hours(hours: float) -> str:
+def hours_text(hours: float) -> str:
+    """GPU-hours with the figures that count."""
     return f"{hours:.4f}" if hours < 0.1 else f"{hours:.2f}" if hours < 100 else f"{hours:,.0f}"
 
 

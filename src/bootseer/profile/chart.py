@@ -3,16 +3,24 @@ hatched, and gaps, which are empty."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from bootseer.profile.page import COLOURS, HATCHING, OTHER, STYLE
+from bootseer.profile.page import COLOURS, HATCHING, OTHER, STYLE, legend
 from bootseer.units import one_line
 
 _HIGH, _BAR, _STEP, _LEFT, _LETTER = 180, 34, 56, 60, 7
 _MOST, _LONGEST = 60, 20
 """Bars that are drawn, the last, and letters for which one makes room."""
+
+
+KINDS = (
+    '<ul class="legend"><li><b class="key own"></b>own work</li><li><b class="key wait"></b>waiting for others</li>'
+    '<li><b class="key gap"></b>between stages</li></ul>'
+)
+"""What `bars` are filled with."""
 
 
 class Bar(NamedTuple):
@@ -35,7 +43,7 @@ def picture(given: Sequence[Bar], unit: str) -> str:
 def bars(given: Sequence[Bar], unit: str) -> str:
     """The bars; nothing without one. ``unit``: of their parts, such as hours. The table beside it has the figures."""
     kinds = ("own", "wait", "gap")
-    return _drawn(
+    return (KINDS if given else "") + _drawn(
         [
             _Drawn(
                 one.name,
@@ -61,8 +69,7 @@ def stages(given: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
         drawn.append(
             _Drawn(name, f"{sum(of.values()):.2f} {unit}: {said}", [(of[s], f'fill="{c}"') for s, c in known.items()])
         )
-    keys = "".join(f'<li><b style="background: {colour}"></b> {stage}</li>' for stage, colour in known.items())
-    return f'<ul class="legend">{keys}</ul>{_drawn(drawn, unit)}' if given else ""
+    return legend(known) + _drawn(drawn, unit) if given else ""
 
 
 class _Drawn(NamedTuple):
@@ -77,14 +84,22 @@ class _Drawn(NamedTuple):
         return sum(part for part, _ in self.parts)
 
 
+def _round(least: float) -> float:
+    """The next of 1, 2, 2.5 and 5 by powers of ten."""
+    if not 0 < least < math.inf:
+        return 0.25
+    size = 10.0 ** math.floor(math.log10(least))
+    return float(f"{next(part * size for part in (1, 2, 2.5, 5, 10) if part * size >= least * (1 - 1e-9)):.6g}")
+
+
 def _drawn(given: Sequence[_Drawn], unit: str) -> str:
     shown = given[-_MOST:]
     if not shown:
         return ""
-    top = max(bar.high for bar in shown) or 1.0
+    top = _round(max(bar.high for bar in shown) / 4) * 4
     step = max(_STEP, *(_LETTER * (min(len(bar.name), _LONGEST) + 2) for bar in shown))
     out = [
-        f'<text x="{_LEFT - 6}" y="{10 + _HIGH - _HIGH * part // 4}" text-anchor="end">{top * part / 4:.3g}</text>'
+        f'<text x="{_LEFT - 6}" y="{10 + _HIGH - _HIGH * part // 4}" text-anchor="end">{top * part / 4:,.10g}</text>'
         f'<line x1="{_LEFT}" x2="{_LEFT + step * len(shown)}" y1="{10 + _HIGH - _HIGH * part // 4}"'
         f' y2="{10 + _HIGH - _HIGH * part // 4}"/>'
         for part in range(5)

@@ -86,8 +86,10 @@ class GrowthReport(msgspec.Struct, frozen=True):
     days: float
     sizes: list[SizeClass]
     doubling: Interval | None
+    chosen: SizeClass | None
+    """The largest class whose share is known, else the largest; or the one that was asked for."""
     said: str
-    """The sentence about the largest class whose share is known, or about the one that was asked for."""
+    """The sentence about it."""
 
 
 def size_of(start: Start) -> tuple[str, int]:
@@ -111,7 +113,8 @@ def analyse(starts: Sequence[Start], *, at: int = 0) -> GrowthReport:
     for start in starts:
         classes[size_of(start)].append(start)
     sizes = [_class(unit, most, classes[unit, most], days) for unit, most in sorted(classes)]
-    return GrowthReport(len(starts), days, sizes, _doubling(starts), _said(sizes, at))
+    chosen = _chosen(sizes, at)
+    return GrowthReport(len(starts), days, sizes, _doubling(starts), chosen, _said(chosen))
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -252,12 +255,15 @@ def _doubling(starts: Iterable[Start]) -> Interval | None:
     return Interval(2**slope, 2 ** (slope - error), 2 ** (slope + error))
 
 
-def _said(sizes: Sequence[SizeClass], at: int) -> str:
-    chosen = [one for one in sizes if one.least <= at <= one.most] if at else [one for one in sizes if one.share]
-    if at and not chosen:
+def _chosen(sizes: Sequence[SizeClass], at: int) -> SizeClass | None:
+    fit = [one for one in sizes if one.least <= at <= one.most] if at else sizes
+    if at and not fit:
         names = ", ".join(f"{one.name} {one.unit}" for one in sizes)
         raise NotFoundError(f"no start-up has about {at} GPUs or nodes", hint=f"there are: {names or 'none'}")
-    size = max(chosen, key=lambda one: (one.unit == "GPUs", one.most), default=None)
+    return max(fit, key=lambda one: (bool(one.share), one.unit == "GPUs", one.most), default=None)
+
+
+def _said(size: SizeClass | None) -> str:
     if size is None or not size.share:
         return "how much of the GPU time this is, is not known: no run's end is in the events (see sacct)"
     held = "GPU time" if size.unit == "GPUs" else "node time"

@@ -29,14 +29,28 @@ STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --back: #16181b; --text: #e7e9ec; --faint: #9aa1a8; --line: #3a3f45; --warn: #fdba74; --cell: 180, 83, 9 } }
 body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto;
-  max-width: 1100px; padding: 0 1rem }
-h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2rem } h1, td:first-child { overflow-wrap: anywhere }
-pre { font-size: .85rem; white-space: pre-wrap } .scroll { overflow-x: auto }
+  max-width: 1200px; padding: 0 1rem }
+h1 { font-size: 1.1rem; margin: 0 0 .5rem } h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem }
+h1, td:first-child, li { overflow-wrap: anywhere } .scroll { overflow-x: auto } .faint, dt { color: var(--faint) }
+dl { display: flex; flex-wrap: wrap; align-items: baseline; gap: .7rem 2.2rem; margin: .3rem 0 1.2rem }
+dl div { display: flex; flex-direction: column } dt { font-size: .85rem; max-width: 20rem }
+dd { order: -1; margin: 0; font-size: 1.4rem; line-height: 1.25 }
+dl div:first-child dd { font-size: 2.3rem; font-weight: 650 } dd small { margin-left: .3rem; font-size: 1rem }
+dd small { font-weight: 400 } ul { padding-left: 1.2rem } li li { font-size: .92rem }
+.legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1rem; padding: 0; font-size: .88rem }
+.key { display: inline-block; width: .8rem; height: .8rem; margin-right: .3rem; vertical-align: -.05rem }
+.key.own { background: #2563eb } .key.gap, .key.wait { border: 1px solid var(--faint); box-sizing: border-box }
+.key.wait { background: repeating-linear-gradient(135deg, var(--faint) 0 1px, transparent 1px 4px) }
+.strip { display: flex; height: 1.9rem; border-radius: 4px; overflow: hidden; background: var(--line) }
+.strip span { color: #fff; font: .8rem/1.9rem system-ui, sans-serif; text-indent: 5px; white-space: nowrap }
+.strip span { overflow: hidden }
 .warn { color: var(--warn); overflow-wrap: anywhere }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem }
 th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; min-width: 3.2rem }
-th:first-child, td:first-child { text-align: left; min-width: 6rem } th { font-weight: 600 }
-svg { width: 100%; min-width: 640px; height: auto } svg text { fill: var(--text); font: 11px system-ui, sans-serif }
+th:first-child, td:first-child { text-align: left; min-width: 6rem; position: sticky; left: 0;
+  background: var(--back) } td.stage { white-space: nowrap } th { font-weight: 600 }
+svg { width: 100%; min-width: 860px; height: auto } svg text { fill: var(--text); font: 11px system-ui, sans-serif }
+svg .own { fill: #2563eb } svg .gap { fill: none; stroke: var(--faint) }
 svg line { stroke: var(--line) } svg text.in { fill: #fff } svg .wait { fill: url(#wait); stroke: var(--faint) }
 """
 COLOURS = {
@@ -72,27 +86,100 @@ def html(log: EventLog, identity: Identity | None = None, *, now: int | None = N
 
 
 def body(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
-    """What the page says, as HTML: heading, card, stages, time line, node x stage table."""
+    """What the page says, as HTML: heading, figures, stages, remarks, time line, node x stage table."""
     name = identity_text(report.job, report.attempt, report.cycle)
-    words = card.words(report)
-    first = words.pop(0).strip() if report.startup_seconds is None else ""
     found = [
         f"<h1>{'Hot restart' if report.hot else 'Start-up'} of {_text(name)}</h1>",
-        *((f'<p class="warn"><strong>{_text(first)}</strong></p>',) if report.startup_seconds is None else ()),
-        "<pre>" + "\n".join(_text(line) for line in words) + "</pre>",
+        *((f'<p class="warn"><strong>{_text(card.unfinished(report))}</strong></p>',) if not report.complete else ()),
+        figures(_figures(report)),
+        _strip(report),
         _stages(report),
+        _remarks(report),
         "<h2>Who did what when</h2>",
-        "<p>One row a node, of a node its slowest rank; those with the most own work on top. Hatched: waiting for "
-        "others. Empty: no span. Beside a node stands where it still is. "
-        "Each bar has its stage, its begin and its length as a tooltip. "
-        f"Of more than {MAX_ROWS} nodes a row shows one, and (+9) nine with less own work.</p>",
+        legend([stage.stage for stage in report.stages], "waiting for others"),
         _gantt(report, line.begin, line.length, parts),
+        "<p class='faint'>A row is a node, of which its slowest rank is drawn; those with the most own work are on top"
+        f"{', each for itself and (+N) with less' if len(report.nodes) > MAX_ROWS else ''}. Empty: no span.</p>",
         "<h2>Node by stage</h2>",
-        "<p>Own work in seconds, of the slowest rank. The darker, the longer against the stage's median; "
+        "<p class='faint'>Own work in seconds, of the slowest rank. The darker, the longer against the stage's median; "
         "<b>!</b> marks a straggler.</p>",
         _table(report),
     ]
     return "\n".join(found)
+
+
+def figures(given: Iterable[tuple[str, str, str]]) -> str:
+    """Numbers in large type, the first one the largest: each with its unit and what it is of."""
+    rows = "".join(
+        f"<div><dt>{_text(of)}</dt><dd>{_text(number)}<small>{_text(unit)}</small></dd></div>"
+        for number, unit, of in given
+    )
+    return f"<dl>{rows}</dl>"
+
+
+def legend(stages: Iterable[str], waiting: str = "") -> str:
+    """Which colour is which stage; ``waiting``: what is hatched."""
+    colours = {stage if stage in COLOURS else "other": colour(stage) for stage in stages}
+    keys = [f'<li><b class="key" style="background: {one}"></b>{stage}</li>' for stage, one in colours.items()]
+    keys += [f'<li><b class="key wait"></b>{_text(waiting)}</li>'] if waiting else []
+    return f'<ul class="legend">{"".join(keys)}</ul>'
+
+
+def colour(stage: str) -> str:
+    """Of a stage; those that are not bootseer's own have one together."""
+    return COLOURS.get(stage, OTHER)
+
+
+def _figures(report: JobReport) -> Iterable[tuple[str, str, str]]:
+    cost, flagged = report.cost, {node for stage in report.stages for node in stage.stragglers}
+    last = max((node for node in report.nodes if node.ready is not None), key=lambda n: n.ready or 0.0, default=None)
+    on = f", last on {last.node}" if last and report.complete and len(report.nodes) > 1 else ""
+    so_far = "so far" if report.goes_on and report.heard_seconds is not None else "up to the last event"
+    yield (
+        f"{report.elapsed_seconds:,.1f}",
+        "s",
+        f"to the first step{on}" if report.complete else f"{so_far}; no first step",
+    )
+    yield card.hours_text(cost.total), cost.unit, "lost"
+    if cost.total:
+        yield f"{100 * cost.wait / cost.total:.0f}", "%", "of that waits for others"
+    if len(report.nodes) > 1:
+        yield str(len(flagged)), "", f"straggler{'' if len(flagged) == 1 else 's'}"
+    there = f"{len(report.nodes):,}" + (f" of {report.nodes_expected:,}" if report.nodes_missing else "")
+    yield (
+        there,
+        f"nodes, {report.gpus:,} GPUs" if report.gpus else "nodes",
+        f"with {report.ranks:,} ranks" if report.ranks else "in this start",
+    )
+    if report.ranks_expected and not report.complete:
+        yield f"{report.ranks_ready:,}", f"of {report.ranks_expected:,} ranks", "have ended their first step"
+    if report.queue_seconds is not None:
+        held = f"; {report.queue_held_seconds} s of it held" if report.queue_held_seconds else ""
+        yield f"{report.queue_seconds:,.1f}", "s", f"queued before that, at no GPU cost{held}"
+
+
+def _remarks(report: JobReport) -> str:
+    """As a list; what begins with spaces belongs to the one before."""
+    items: list[list[str]] = []
+    for line in card.remarks(report):
+        if line.startswith(" ") and items:
+            items[-1].append(f"<li>{_text(line.strip())}</li>")
+        else:
+            items.append([_text(line)])
+    lines = (one[0] + (f"<ul>{''.join(one[1:])}</ul>" if one[1:] else "") for one in items)
+    return "<h2>Findings</h2><ul>" + "".join(f"<li>{line}</li>\n" for line in lines) + "</ul>" if items else ""
+
+
+def _strip(report: JobReport) -> str:
+    """The stages of the start-up one beside the other, as long as they took of it."""
+    whole = sum(stage.seconds for stage in report.stages) + report.gap_seconds
+    drawn = [
+        f'<span style="width: {100 * stage.seconds / whole:.2f}%; background: {colour(stage.stage)}">'
+        f"{_text(stage.stage) if stage.seconds > whole * 0.09 else ''}</span>"
+        for stage in report.stages
+        if whole and stage.seconds > whole * 0.001
+    ]
+    return f'<div class="strip" aria-hidden="true">{"".join(drawn)}</div>'
 
 
 def _text(value: object) -> str:
@@ -120,7 +207,9 @@ def _stages(report: JobReport) -> str:
     unit = report.cost.unit
     rows = [
         (
-            _text(stage.stage), f"{stage.seconds:.1f}", f"{stage.own_hours:.2f}", f"{stage.wait_hours:.2f}",
+            f'<td class="stage"><b class="key" style="background: {colour(stage.stage)}"></b>'
+            f"{_text(short(stage.stage, 40))}</td>",
+            f"{stage.seconds:.1f}", f"{stage.own_hours:.2f}", f"{stage.wait_hours:.2f}",
             _seconds(stage.median), _seconds(stage.max), "-" if stage.ratio is None else f"{stage.ratio:.2f}",
             _text(stage.slowest or "-") + (" <b>!</b>" if stage.slowest in stage.stragglers else ""),
         )
@@ -188,7 +277,7 @@ def _bars(parts: Parts) -> list[_Bar]:
 def _bar(bar: _Bar, x: float, y: float, wide: float, begin: int) -> str:
     from_, long = (bar.at[0] - begin) / 1e9, (bar.at[1] - bar.at[0]) / 1e9
     said = f"{'waiting in ' if bar.wait else ''}{bar.stage}: {long:.2f} s from {from_:.2f} s on"
-    fill = 'class="wait"' if bar.wait else f'fill="{COLOURS.get(bar.stage, OTHER)}"'
+    fill = 'class="wait"' if bar.wait else f'fill="{colour(bar.stage)}"'
     drawn = f'<g><title>{_text(said)}</title><rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{_BAR}" {fill}/>'
     if not bar.wait and wide > 7 * len(bar.stage) + 4:
         drawn += f'<text class="in" x="{x + 3:.1f}" y="{y + 11}">{_text(bar.stage)}</text>'

@@ -33,7 +33,7 @@ from bootseer.profile import card, chart, compare, fleet, growth, page, promethe
 from bootseer.profile.events import identity_text
 from bootseer.profile.index import Index, State, goes_on, key
 from bootseer.profile.starts import Start
-from bootseer.profile.web import inbox
+from bootseer.profile.web import figures, inbox
 from bootseer.profile.web.access import Access
 from bootseer.units import one_line, parse_age
 
@@ -106,15 +106,23 @@ class _Pages:
             "number": _number,
             "percent": lambda value, digits=2: "-" if value is None else f"{100 * value:.{digits}f} %",
         }
-        self._templates.globals |= {"style": Markup(page.STYLE), "key": _key, "identity_text": identity_text}
+        self._templates.globals |= {
+            "style": Markup(page.STYLE),
+            "key": _key,
+            "figures": lambda given: Markup(page.figures(given)),
+            "identity_text": identity_text,
+        }
 
     def jobs(self, request: Request) -> Response:
-        """All start-ups: ``q`` is part of a job's or team's name, ``sort`` one of `_SORTS`, ``page`` counts from 1."""
+        """All start-ups: ``q`` is part of a job's or team's name, ``show`` one of `_SHOWS`, ``sort`` one of `_SORTS`,
+        ``page`` counts from 1."""
         state, query = self._index.state, request.query_params.get("q", "")
-        found = [row for row in state.rows.values() if query in row.job or query in row.team]
-        sort = request.query_params.get("sort", "latest")
-        if sort not in _SORTS:
-            raise ConfigError(f"sort {one_line(sort)!r} is not known", hint=f"use {', '.join(_SORTS)}")
+        show, sort = request.query_params.get("show", "all"), request.query_params.get("sort", "latest")
+        for name, one, known in (("show", show, _SHOWS), ("sort", sort, _SORTS)):
+            if one not in known:
+                raise ConfigError(f"{name} {one_line(one)!r} is not known", hint=f"use {', '.join(known)}")
+        shown_as = _SHOWS[show]
+        found = [row for row in state.rows.values() if (query in row.job or query in row.team) and shown_as(row)]
         if sort != "latest":
             found.sort(key=_SORTS[sort], reverse=True)
         form = request.path_params.get("form")
@@ -128,10 +136,7 @@ class _Pages:
         shown = found[(number - 1) * _ROWS : number * _ROWS]
         return self._page(
             "jobs.html", request, title="Start-ups", rows=shown, query=query, count=len(found), page=number,
-            sort=sort, sorts=tuple(_SORTS), lost=sum(row.hours for row in found if row.startup_seconds is not None),
-            going=sum(map(goes_on, found)),
-            done=sum(row.startup_seconds is not None for row in found),
-            unit="GPU-hours" if all(row.gpus for row in found) else "GPU- or node-hours",
+            sort=sort, show=show, shows=tuple(_SHOWS), stats=figures.of_starts(found),
             pages=-(-len(found) // _ROWS), problems=state.problems, whole=state.whole, mark=state.version,
         )  # fmt: skip
 
@@ -189,12 +194,13 @@ class _Pages:
         lost = growth.lost_by(rows, fleet.NAMES[period])
         trend = chart.stages([(one.name, {s: 100 * part for s, part in one.stages.items()}) for one in lost], "%")
         return self._page(
-            "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems, lost=lost,
+            "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems,
+            lost={one.name: one for one in lost}, stats=figures.of_fleet(report, lost),
             trend=Markup(trend), bars=Markup(_bars(report.periods)), whole=state.whole, mark=state.version,
         )  # fmt: skip
 
     def growth(self, request: Request) -> Response:
-        """``at``: GPUs; ``since``; ``team``."""
+        """``at``: GPUs; ``since``; ``team``; ``figure``: one of `figures.OF_STAGES`, of each stage."""
         query, state, since = request.query_params, self._index.state, _since(request)
         form = request.path_params.get("form")
         _only_whole(form, state)
@@ -215,13 +221,21 @@ class _Pages:
                 ),
             )
         _only_html(form)
-        bars = [
-            chart.Bar(f"{one.name} {one.unit}", one.own_seconds, one.wait_seconds, one.gap_seconds)
-            for one in report.sizes
+        unit, sizes = figures.main(report.sizes)
+        bars = [chart.Bar(one.name, one.own_seconds, one.wait_seconds, one.gap_seconds) for one in sizes]
+        shares = [
+            (one.name, {s.stage: 100 * ((s.own_share or 0) + (s.wait_share or 0)) for s in one.stages})
+            for one in sizes
+            if one.share
         ]
+        figure = query.get("figure", "") if query.get("figure") in figures.OF_STAGES else next(iter(figures.OF_STAGES))
+        matrix = figures.matrix(sizes, figures.OF_STAGES[figure])
         return self._page(
             "growth.html", request, title="Growth", report=report, query=query, problems=state.problems,
             bars=Markup(chart.bars(bars, "seconds")), whole=state.whole, mark=state.version,  # `chart` escapes
+            lost=Markup(chart.stages(shares, "%")), figure=figure, known=tuple(figures.OF_STAGES), matrix=matrix,
+            most=max((cell or 0.0 for _, cells in matrix for cell in cells), default=0.0),
+            chosen=report.chosen, unit=unit, main=sizes, stats=figures.of_growth(report),
         )  # fmt: skip
 
     def metrics(self, _: Request) -> Response:
@@ -286,6 +300,13 @@ class _Pages:
 
 
 _STATUS: dict[type[BootseerError], int] = {NotFoundError: 404, ConfigError: 400, UnavailableError: 503}
+_SHOWS: dict[str, Callable[[Start], bool]] = {
+    "all": lambda row: True,
+    "going on": goes_on,
+    "no first step": lambda row: row.startup_seconds is None and not goes_on(row),
+    "with stragglers": lambda row: any(stage.stragglers for stage in row.stages),
+}
+"""Which rows of Jobs are shown."""
 _SORTS: dict[str, Callable[[Start], float]] = {
     "latest": lambda row: row.began_us,
     "longest": lambda row: row.elapsed_seconds if row.startup_seconds is None else row.startup_seconds,
@@ -386,4 +407,4 @@ def _when(us: int) -> str:
 
 
 def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    return "-" if value is None else f"{value:,.{digits}f}"
