@@ -32,7 +32,8 @@ from bootseer.hdfs.errors import RemoteError, SaslRequired, remote, translate
 from bootseer.hdfs.framing import frame
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.rpc import RpcClient, parse_answer
+from bootseer.hdfs.rpc import RpcClient
+from bootseer.hdfs.shared import parse_answer
 from support.fakenamenode import Call, Server, whole
 from support.waits import together
 
@@ -54,9 +55,9 @@ def ask(channel: RpcClient, *, deadline: float = 10.0) -> wire.Result:
     )
 
 
-def kept(server: Server, channel: RpcClient) -> int:
-    """Idle connections."""
-    return channel._idle.count(("127.0.0.1", server.port))
+def usable(channel: RpcClient) -> bool:
+    """Whether the next call goes over a connection that there is."""
+    return any(shared.usable() for shared in channel._shared.values())
 
 
 def yes(call: Call) -> None:
@@ -162,7 +163,6 @@ def test_a_server_that_never_answers_is_given_up_at_the_deadline():
             ask(channel, deadline=0.3)
         assert time.monotonic() - began < 5
         assert len(server.calls) == 1
-        assert kept(server, channel) == 0  # an answer that comes late must not be taken for that of the next call
 
 
 def test_an_answer_in_drops_has_the_deadline_too():
@@ -232,7 +232,7 @@ def test_what_is_no_answer_is_an_error_at_once(data):
         with pytest.raises(DataError, match="is this the RPC port of a NameNode"):
             ask(channel)
         assert len(server.calls) == 1
-        assert kept(server, channel) == 0
+        assert not usable(channel)
 
 
 def test_a_fatal_error_ends_the_connection_and_is_not_tried_again():
@@ -244,7 +244,7 @@ def test_a_fatal_error_ends_the_connection_and_is_not_tried_again():
             ask(channel)
         assert isinstance(caught.value.__cause__, RemoteError)
         assert len(server.calls) == 1
-        assert kept(server, channel) == 0
+        assert not usable(channel)
 
 
 @pytest.mark.parametrize("way", ["refused", "negotiate"])
@@ -323,17 +323,15 @@ def test_a_login_waits_for_none_at_another_namenode(monkeypatch):
         first, second = (("127.0.0.1", server.port) for server in (one, other))
         channel = RpcClient([first, second], "a.Protocol", user="ann")
         channel._secured = True
-        made: list[rpc.Connection] = []
-        thread = threading.Thread(target=lambda: made.append(channel._connected(first, time.monotonic() + 10)[0]))
+        thread = threading.Thread(target=channel._connected, args=(first, time.monotonic() + 10))
         thread.start()
         reached.wait(10)
         try:
-            made.append(channel._connected(second, time.monotonic() + 1)[0])
+            assert channel._connected(second, time.monotonic() + 1).usable()
         finally:
             frozen.set()
             thread.join()
-            for connection in made:
-                connection.close()
+            channel.close()
 
 
 def test_the_key_of_transfers_is_waited_for_as_long_as_its_reader_waits(monkeypatch):
@@ -367,43 +365,113 @@ def test_a_refusal_before_the_request_was_read_is_seen():
         thread.join(10)
 
 
-def test_many_threads_share_few_connections():
+def test_many_threads_share_one_connection():
+    """Red before: up to eight, each with a login."""
+
     def act(call: Call) -> None:
-        time.sleep(0.002)
         number = int(wire.DeleteRequest.FromString(call.body).src)
-        call.answer(wire.RecoverLeaseRequest(src=str(number), client=""))
+        later = threading.Timer(number % 3 * 0.002, answer, (call, number))  # in another order
+        later.start()
+        laters.append(later)
+
+    def answer(call: Call, number: int) -> None:
+        with sending:
+            call.answer(wire.RecoverLeaseRequest(src=str(number), client=""))
 
     def work(start: int) -> None:
         for number in range(start, start + 20):
             request = wire.DeleteRequest(src=str(number), recursive=False)
-            answer = channel.call("delete", request, wire.RecoverLeaseRequest, "try", deadline=30.0)
-            assert answer.src == str(number)
+            found = channel.call("delete", request, wire.RecoverLeaseRequest, "try", deadline=30.0)
+            assert found.src == str(number)
 
+    sending, laters = threading.Lock(), list[threading.Timer]()
     with serving(act) as (server, channel):
         together(work, range(0, 2000, 100))
-        assert len(server.connections) <= rpc.CONNECTIONS
-        assert len({call.header.call_id for call in server.calls}) == 400
+        assert len(server.connections) == 1
+        assert len({call.header.call_id for call in server.calls}) == len(server.calls) == 400
+        for later in laters:
+            later.join()
 
 
-def test_calls_wait_for_a_connection_no_longer_than_their_deadline(monkeypatch):
-    monkeypatch.setattr(rpc, "CONNECTIONS", 1)
-    go = threading.Event()
+def answered(number: int) -> bytes:
+    return frame(wire.RpcResponseHeader(call_id=number, status=0), wire.Result(result=True))
 
-    def act(call: Call) -> None:
+
+@pytest.mark.parametrize("came", [0, 2, 9, -1], ids=["nothing", "a-length", "a-part", "all-but-a-byte"])
+@pytest.mark.parametrize("whose", ["its own", "another's"])
+def test_a_call_that_is_late_leaves_the_connection_as_it_is(came, whose):
+    """Whoever reads for all may have received a part of any answer by the end of its time."""
+
+    def act(call: Call) -> object:
         if len(server.calls) == 1:
-            go.wait(20)
-        yes(call)
+            first.append(call)
+            return None
+        send = call.connection.sendall
+        if len(server.calls) == 2:
+            mine, other = answered(first[0].header.call_id), answered(call.header.call_id)
+            begun, rest = (mine, other) if whose == "its own" else (other, mine)
+            send(begun[:came])
+            late.wait(10)
+            return send(begun[came:] + rest)
+        return yes(call)
+
+    first, late = list[Call](), threading.Event()
+    with serving(act) as (server, channel):
+        results: list[object] = []
+
+        def second() -> None:
+            while not first:
+                time.sleep(0.001)
+            results.append(ask(channel).result)
+
+        thread = threading.Thread(target=second)
+        thread.start()
+        with pytest.raises(UnavailableError, match="in time"):
+            ask(channel, deadline=0.3)
+        late.set()
+        thread.join(10)
+        assert results == [True]
+        assert ask(channel).result
+        assert [len(server.connections), len(server.calls)] == [1, 3]
+
+
+@pytest.mark.parametrize("how", ["closed", "nonsense", "torn"])
+def test_calls_of_a_connection_that_ends_are_made_again_under_their_ids(how):
+    def act(call: Call) -> object:
+        if len(server.calls) > 3:
+            return yes(call)
+        if len(server.calls) < 3:
+            return None
+        if how == "nonsense":
+            return call.connection.sendall(answered(4711))
+        if how == "torn":
+            call.connection.sendall(answered(call.header.call_id)[:7])
+        return False
 
     with serving(act) as (server, channel):
-        thread = threading.Thread(target=ask, args=(channel,))
-        thread.start()
-        while not server.calls:
-            time.sleep(0.01)
-        with pytest.raises(UnavailableError, match="1 other calls are under way"):
-            ask(channel, deadline=0.2)
-        go.set()
-        thread.join(10)
-        assert ask(channel).result
+        results: list[object] = []
+
+        def one(_: int) -> None:
+            with contextlib.suppress(DataError):  # of who has read the nonsense
+                results.append(ask(channel).result)
+
+        together(one, range(3))
+        read = how != "nonsense"
+        assert results == [True] * (2 + read)
+        assert len(server.connections) == 2
+        ids = [call.header.call_id for call in server.calls]
+        assert set(ids[3:]) <= set(ids[:3])
+        assert len(ids) == 5 + read
+
+
+def test_a_call_that_cannot_be_sent_has_its_deadline_and_ends_the_connection():
+    """The other side does not read: half of a call must not be taken for the beginning of the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        channel = RpcClient([listening.getsockname()[:2]], "a.Protocol", user="ann")
+        request = wire.DeleteRequest(src="a" * (16 << 20), recursive=False)
+        with pytest.raises(UnavailableError, match="in time"):
+            channel.call("delete", request, wire.Result, "try", deadline=0.3)
+        assert not usable(channel)
 
 
 def test_a_forked_child_is_another_client():

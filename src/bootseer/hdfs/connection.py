@@ -14,19 +14,21 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Sequence
 
-from bootseer.hdfs.dial import Address, dial
+from bootseer.hdfs.dial import Address, dial, remaining
 from bootseer.hdfs.replica_errors import Cancelled
 from bootseer.hdfs.sasl.streams import Stream
 
 _TIMEVAL = struct.Struct("@ll")
 _LATE = 0.02  # a wait may end so much after the deadline; saves a system call per wait
 _PEEK = int(socket.MSG_PEEK | socket.MSG_DONTWAIT)
+_SOME = 64 << 10  # bytes of one `Connection.pull`
 _MUCH = 256 << 10  # bytes asked for where messages must be whole before they are of use
 _VECTORS = 512  # buffers of one call; Linux takes 1024
 
@@ -175,6 +177,43 @@ class Connection:
             if data := self._stream.plain(data):
                 self._unread = data[size:]
                 return data[:size]
+
+    # -- outside of turns: one thread sends and one receives at the same time -----------------------------------------
+
+    def push(self, data: bytes, until: float) -> None:
+        """Send all of ``data``."""
+        view = memoryview(data if self._stream is None else b"".join(self._stream.out([data])))
+        while view:
+            try:
+                view = view[self._socket.send(view, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                self._await(select.POLLOUT, until)
+
+    def pull(self, until: float) -> bytes:
+        """What comes next, at least one byte."""
+        while True:
+            self._await(select.POLLIN, until)
+            try:
+                data = self._socket.recv(_SOME, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                continue
+            if not data:
+                raise self._closed()
+            if data := data if self._stream is None else self._stream.plain(data):
+                return data
+
+    def _await(self, events: int, until: float) -> None:
+        poll = select.poll()
+        poll.register(self._socket, events)
+        if not poll.poll(remaining(until) * 1000):
+            raise TimeoutError("no answer in time")
+
+    def shut(self) -> None:
+        """Nothing comes or goes any more: who waits is woken."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    # -- in a turn ----------------------------------------------------------------------------------------------------
 
     def unread(self, data: bytes) -> None:
         """Give back what was received before its turn."""

@@ -16,13 +16,13 @@ standby, makes them go to the next.
 A NameNode that wants a login is logged in at (`bootseer.hdfs.sasl.negotiation`), at once where the site's settings want
 Kerberos, else when it says so: from then on every connection of this client is.
 
-Concurrency: any thread may call; a call has a connection for itself, and its own thread reads the answer. More calls
-than `CONNECTIONS` wait for one another. A forked child begins with no connections and a client id of its own.
+Concurrency: any thread may call. Calls at one address share a connection (`bootseer.hdfs.shared`): a process logs in
+once. A forked child begins with no connections and a client id of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import logging
 import os
 import random
@@ -33,87 +33,30 @@ from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
-from bootseer import faults
 from bootseer.errors import DataError, UnavailableError, UnsupportedError
 from bootseer.hdfs import nameservice
-from bootseer.hdfs.connection import Connection, Pool, Transfer, connect
+from bootseer.hdfs.connection import Connection, Transfer, connect
 from bootseer.hdfs.dial import Address, host_port, remaining
 from bootseer.hdfs.errors import REACH, RemoteError, SaslRequired, remote
-from bootseer.hdfs.framing import M, frame, parse, take, text
+from bootseer.hdfs.framing import M, frame, parse
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl import negotiation
 from bootseer.hdfs.sasl.login import Identity, LoginFailed
-
-CONNECTIONS = 8
-"""Calls that one process has under way at one NameNode."""
+from bootseer.hdfs.shared import SharedConnection
 
 FIRST_CONTACT = 2.0
 """Seconds for which a server that never answered this process may refuse: a wrong name or port should fail soon. One
 attempt may take longer: a server may be slow to answer, and an address where nobody is does not even refuse."""
 
-LIMIT = 128 << 20
-"""The longest answer in bytes; Hadoop's own client has the same limit (``ipc.maximum.response.length``)."""
-
 _HELLO = b"hrpc\x09\x00\x00"
 """Magic, version, service class, and 0 for "no SASL"."""
 
-_CONTEXT_CALL, _SASL_CALL = -3, -33
-_IDLE = 60.0  # s: firewalls forget connections that were silent for minutes
+_CONTEXT_CALL = -3
 _SHARE = 3  # of several addresses, one may keep a call waiting for this part of its time, before the next is asked
 _SHORTEST = 2.0  # s, but for this long
 _SILENT = 5_000  # ms until bytes that a dead network swallows end a connection
 
 _log = logging.getLogger(__name__)
-
-
-# -- answers ----------------------------------------------------------------------------------------------------------
-
-
-def parse_answer(data: bytes | bytearray, call_id: int) -> memoryview:
-    """The answer to call ``call_id`` in ``data``, a frame without its length.
-
-    Raises `RemoteError` for an exception of the server, `SaslRequired` when it wants authentication, `DataError` for
-    anything that is not an answer to this call.
-    """
-    view = memoryview(data)
-    head, end = take(view, 0)
-    header = parse(wire.RpcResponseHeader, head)
-    answered = header.call_id - (1 << 32) if header.call_id >> 31 else header.call_id
-    if answered == _SASL_CALL:
-        raise SaslRequired
-    if header.status:
-        java, said = text(header.exception), text(header.message)
-        if "SIMPLE authentication is not enabled" in said:
-            raise SaslRequired
-        if header.status == 2 or answered == call_id:
-            raise RemoteError(java, said, fatal=header.status == 2)
-    if answered != call_id:
-        raise DataError(f"an RPC answer is for call {answered}, not {call_id}")
-    body, end = take(view, end)
-    if end != len(view):
-        raise DataError(f"an RPC answer has {len(view) - end} bytes too many")
-    return body
-
-
-def _exchange(connection: Connection, request: bytes, call_id: int) -> memoryview:
-    """Send a frame, receive the answer. As `parse_answer`; `OSError` or `EOFError` when connection or time end."""
-    connection.send(request)
-    faults.point("hdfs.rpc.sent")
-    length = int.from_bytes(_receive(connection, 4), "big")
-    if length > LIMIT:
-        raise DataError(f"not Hadoop RPC: an answer that claims {length} bytes")
-    data = _receive(connection, length)
-    faults.point("hdfs.rpc.answered")
-    return parse_answer(data, call_id)
-
-
-def _receive(connection: Connection, length: int) -> bytearray:
-    data = bytearray(length)
-    connection.fill([memoryview(data)], length)
-    return data
-
-
-# -- calls ------------------------------------------------------------------------------------------------------------
 
 
 class RpcClient:
@@ -141,21 +84,22 @@ class RpcClient:
         self._secured = nameservice.setting("hadoop.security.authentication").lower() == "kerberos"
         self._identity = Identity.now(self.name.removeprefix("hdfs://") if name else "", user if real_user else "")
         self._reached = self._down = False
-        self._idle = Pool(_IDLE, CONNECTIONS)
         self.forget()
         os.register_at_fork(after_in_child=self.forget)
+        atexit.register(self.close)
 
     def forget(self) -> None:
         """Begin anew, as another client: a NameNode would take a forked child's calls for its parent's, made again."""
-        self._slots = threading.BoundedSemaphore(CONNECTIONS)
-        self._login_turns = {address: threading.Lock() for address in self._addresses}
+        self._shared: dict[Address, SharedConnection] = {}
+        self._turns = {address: threading.Lock() for address in self._addresses}
         self._lock = threading.Lock()
         self.client_id = uuid.uuid4().bytes
         self._last_call = 0
 
     def close(self) -> None:
         """Close the connections that no call uses; calls go on working."""
-        self._idle.clear()
+        for shared in list(self._shared.values()):
+            shared.close()
 
     def call(self, method: str, request: Message, answer: type[M], doing: str, *, deadline: float) -> M:
         """Call ``method``; ``doing`` is a phrase such as ``"create /a"``.
@@ -251,54 +195,28 @@ class RpcClient:
         )
 
     def _attempt(self, turn: int, packed: bytes, call_id: int, until: float, deadline: float) -> memoryview:
-        slots = self._slots
-        if not slots.acquire(timeout=remaining(until)):
-            raise TimeoutError(f"{CONNECTIONS} other calls are under way")
+        if len(self._addresses) > 1:  # a frozen one must leave time for the others
+            until = min(until, time.monotonic() + max(deadline / _SHARE, _SHORTEST))
+        return self._connected(self._addresses[turn], until).call(packed, call_id, until)
+
+    def _connected(self, address: Address, until: float) -> SharedConnection:
+        """The connection to ``address``: one thread makes it, and others wait for that one."""
+        if not self._turns[address].acquire(timeout=remaining(until)):
+            raise TimeoutError("no connection in time")
         try:
-            if len(self._addresses) > 1:  # a frozen one must leave time for the others
-                until = min(until, time.monotonic() + max(deadline / _SHARE, _SHORTEST))
-            address = self._addresses[turn]
-            connection, greeting = self._connected(address, until)
-            keep = False
-            try:
-                connection.begin(until, Transfer())
-                answer = _exchange(connection, greeting + packed, call_id)
-                keep = True
-                return answer
-            except RemoteError as exc:
-                keep = not exc.fatal
-                raise
-            finally:
-                if keep:
-                    self._idle.give_back(connection)
-                else:
-                    connection.close()
-        finally:
-            slots.release()
-
-    def _connected(self, address: Address, until: float) -> tuple[Connection, bytes]:
-        """A connection, and what goes before the first call over it.
-
-        One at a time is logged in at an address: meanwhile others end their calls, and theirs serve those who wait
-        sooner.
-        """
-        if kept := self._idle.take(address):
-            return kept, b""
-        with contextlib.ExitStack() as stack:
-            if self._secured:
-                turn = self._login_turns[address]
-                if not turn.acquire(timeout=remaining(until)):
-                    raise TimeoutError("others are still logging in")
-                stack.callback(turn.release)
-                if kept := self._idle.take(address):
-                    return kept, b""
+            if (found := self._shared.get(address)) and found.usable():
+                return found
             connection = connect(address, until, Transfer(), silent_ms=_SILENT)
             try:
                 connection.begin(until, Transfer())
-                return connection, self._greeting(connection)
+                found = self._shared[address] = SharedConnection(connection, self._greeting(connection))
+                connection.end()
             except BaseException:
                 connection.close()
                 raise
+            return found
+        finally:
+            self._turns[address].release()
 
     def _greeting(self, connection: Connection) -> bytes:
         """What goes before the first call of a connection: `_HELLO` or a login, and who calls whom."""
