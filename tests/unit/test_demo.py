@@ -184,14 +184,18 @@ def test_every_kind_of_difference_is_seen(tmp_path):
         assert differences(tmp_path / "a", other)[1], name
 
 
-def test_a_program_that_is_interrupted_may_tidy_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_that_is_interrupted_may_tidy_up(tmp_path: Path, number: int) -> None:
     """Red before: it was killed a quarter of a second later, and what it had started and mounted stayed."""
-    child = "import sys, time\ntry:\n print(1, file=open(sys.argv[1], 'w'), flush=True)\n time.sleep(60)\n"
+    ends = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+    child = f"{ends}try:\n open(sys.argv[1], 'w').close()\n time.sleep(60)\n"
     child += "except KeyboardInterrupt:\n time.sleep(1)\n open(sys.argv[2], 'w')"
-    here = f"import sys; from bootseer.demo.programs import run; run([sys.executable, '-c', {child!r}, *sys.argv[1:]])"
+    here = f"{ends}from bootseer.demo.programs import run; run([sys.executable, '-c', {child!r}, *sys.argv[1:]])"
     begun, tidied = tmp_path / "begun", tmp_path / "tidied"
-    process = subprocess.Popen([sys.executable, "-c", here, str(begun), str(tidied)], stderr=subprocess.DEVNULL)
+    quiet = "trap '' INT; " if number == signal.SIGTERM else ""  # as in the background of a script
+    argv = ["sh", "-c", f'{quiet}exec "$@"', "sh", sys.executable, "-c", here, str(begun), str(tidied)]
+    process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     until(begun.exists, 20, "the program")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.wait(30)
     assert tidied.exists()

@@ -53,7 +53,8 @@ def finish(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, by
         out, err = process.communicate(timeout=deadline)
         return out or b"", err or b""
     except BaseException as exc:
-        process.send_signal(signal.SIGINT)
+        ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # also by what we start, as in a shell's background
+        process.send_signal(signal.SIGTERM if ignored else signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_STOP_SECONDS)
         if process.poll() is None:
