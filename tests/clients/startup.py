@@ -136,4 +136,30 @@ def jax() -> None:
         say(f"completed step: {number}, seconds: {time.time() - begun:.3f}, TFLOP/s/device: 1.0")
 
 
-{"trainer": trainer, "lightning": lightning, "titan": titan, "jax": jax}[sys.argv[1]]()
+def deepspeed() -> None:
+    """Two micro-batches a step, and an optimizer that ZeRO steps once to make its state."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[3], RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+    import torch
+    from deepspeed.utils.logging import set_log_level_from_string
+
+    set_log_level_from_string("info")
+    model = torch.nn.Linear(8, 1)
+    options = {
+        "train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "steps_per_print": 1, "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 1},
+    }  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters())
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=options)[0]
+    data = torch.utils.data.DataLoader(torch.randn(32, 8, dtype=torch.bfloat16), batch_size=4)
+    for number, batch in enumerate(data, 1):
+        time.sleep(0.3)
+        engine.backward(engine(batch).square().mean())
+        engine.step()
+        if number == 2:
+            told()
+
+
+PROGRAMS = {"trainer": trainer, "lightning": lightning, "titan": titan, "jax": jax, "deepspeed": deepspeed}
+PROGRAMS[sys.argv[1]]()

@@ -26,11 +26,13 @@ CLIENTS = [
     for name in ("lightning", "jax")
     for version in ("newest", "oldest")
 ]
+CLIENTS += [pytest.param("deepspeed", PLACES / "newest/bin/python", id="deepspeed-newest", marks=pytest.mark.clients)]
 TORCH = [pytest.param(name, Path(sys.executable), id=name, marks=pytest.mark.torch) for name in ("trainer", "titan")]
 STAGES = {
     "trainer": {"import", "data_loader_init", "first_step"},
     "lightning": {"import", "dist_init", "data_loader_init", "first_step"},
     "titan": {"import", "dist_init", "first_step"},
+    "deepspeed": {"import", "dist_init", "data_loader_init", "first_step"},
     "jax": {"import", "dist_init", "checkpoint_load", "compile", "first_step"},
 }
 

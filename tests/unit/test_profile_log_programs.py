@@ -126,6 +126,15 @@ PROGRAMS: dict[str, tuple[str, Stages]] = {
         *9 [{t}] [INFO] [logging.py:107:log_dist] [Rank 0] step=1, skipped=0, lr=[1e-05], mom=[(0.9, 0.95)]""",
         {"dist_init": 2, "model_init": 2, "checkpoint_load": 1, "first_step": 0},
     ),
+    "deepspeed 0.19": (
+        """*0 [{t}] [INFO] [logging.py:123:log_dist] [Rank -1] DeepSpeed info: version=0.19.8, git-hash=unknown
+        *1 [{t}] [INFO] [comm.py:908:init_distributed] Initializing TorchBackend in DeepSpeed with backend gloo
+        *2 [{t}] [INFO] [engine.py:2192:_configure_distributed_model] ********** distributed groups summary **********
+        *3 [{t}] [INFO] [logging.py:123:log_dist] [Rank 0] DeepSpeed Basic Optimizer = AdamW
+        *5 [{t}] [INFO] [logging.py:123:log_dist] [Rank 0] step=0, skipped=0, lr=[0.001], mom=[(0.9, 0.999)]
+        *9 [{t}] [INFO] [logging.py:123:log_dist] [Rank 0] step=1, skipped=0, lr=[0.001], mom=[(0.9, 0.999)]""",
+        {"dist_init": 1, "model_init": 2, "optimizer_init": 2, "first_step": 4},
+    ),
     "olmo-core": (
         """3 [{d}] INFO     [olmo_core.train.trainer:1303, rank={r}] Loading checkpoint from '/c/step10'...
         5 [{d}] INFO     [olmo_core.train.trainer:1304, rank={r}] Checkpoint successfully loaded
