@@ -111,6 +111,20 @@ def test_without_enough_nothing_is_made_up() -> None:
     assert same.doubling is None  # one size has no slope
 
 
+def test_runs_of_which_the_scheduler_alone_knows_are_in_no_share() -> None:
+    """What their start-ups took is not known: the accounts of all jobs beside the events of a few thinned it."""
+    seen = start("a", gpus=64, run=10_000)
+    alloc = StageRow("alloc", 1, 0.1, 0, 1, 1, "n1", [])
+    known = [
+        msgspec.structs.replace(start(job, gpus=64, run=90_000, seconds=None), stages=found)
+        for job, found in (("b", [alloc]), ("c", []))
+    ]
+    (size,) = growth.analyse([seen, *known]).sizes
+    assert (size.starts, size.attempts_held, size.share) == (3, 1, growth.Interval(pytest.approx(0.01)))
+    (week,) = growth.lost_by([seen, *known], "%G-W%V")
+    assert (week.attempts, week.share) == (1, pytest.approx(0.01))
+
+
 def test_a_run_that_held_less_than_its_start_lost_all() -> None:
     (size,) = growth.analyse([start(run=1.0)]).sizes
     assert size.share == growth.Interval(1.0)

@@ -291,6 +291,34 @@ def test_jobs_of_many_kinds_and_their_queues() -> None:
     assert read(odd).spans[-1].gpus == 1008
 
 
+def test_lists_as_the_server_and_a_watch_give_them() -> None:
+    items = [one(), *PULLED]
+    expected = read(*items).spans
+    bare = [{name: value for name, value in item.items() if name != "kind"} for item in items]
+    pods: Json = {"kind": "PodList", "apiVersion": "v1", "items": bare[:1]}
+    happened: Json = {"kind": "EventList", "apiVersion": "v1", "items": bare[1:]}
+    for text in (
+        "\n".join(json.dumps(item, indent=4) for item in items),  # one after the other: kubectl get -w
+        "\n".join(map(json.dumps, items)),
+        "\n".join(json.dumps({"type": "ADDED", "object": item}) for item in items),
+        json.dumps(pods) + json.dumps(happened, indent=2),  # without a kind of their own: kubectl get --raw
+        json.dumps({"kind": "List", "items": [pods, happened]}),
+    ):
+        assert list(events.parse(kubernetes.events(text.encode())).spans) == list(expected), text
+
+
+def test_a_group_of_pods_is_let_in_by_its_workload() -> None:
+    made = {"name": "llm", "namespace": "d", "creationTimestamp": at(0)}
+    owners = [{"kind": "Pod", "name": name} for name in ("p", "q")]
+    admitted = {"type": "Admitted", "status": "True", "lastTransitionTime": at(300)}
+    workload: Json = {"kind": "Workload", "metadata": made | {"ownerReferences": owners},
+                      "status": {"conditions": [admitted]}}  # fmt: skip
+    gated = one(started=400, labels={"kueue.x-k8s.io/pod-group-name": "llm"})
+    gated["status"]["conditions"][0]["lastTransitionTime"] = at(305)
+    report = analysis.analyse(read(workload, gated, named("q", gated | {"metadata": gated["metadata"] | {"uid": "v"}})))
+    assert (report.queue_seconds, report.queue_held_seconds) == (305, 300)
+
+
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"[]", b"3", b'{"items": 3}', b'{"items": []}', b'{"items": [3]}', b'{"kind": "Pod"}',
              b'{"kind": "Pod", "metadata": {"name": "p", "creationTimestamp": "yesterday"}}'],

@@ -120,6 +120,23 @@ def test_records_as_they_are(text, expected):
     assert told(text) == expected
 
 
+@pytest.mark.parametrize(("gpus", "nodes", "expected"), [
+    (9, "n[1-2]", {"n1": 5, "n2": 4}), (1, "n[1-2]", {"n1": 1, "n2": 0}), (16, "n[1-2]", {"n1": 8, "n2": 8}),
+    (0, "n[1-2]", {"n1": 0, "n2": 0}), (7, "n[1-3]", {"n1": 3, "n2": 2, "n3": 2}),
+])  # fmt: skip
+def test_all_gpus_of_a_job_are_counted(gpus, nodes, expected):
+    row = f"7|100|100|110|900|COMPLETED|{nodes}|j|gres/gpu={gpus}"
+    found = log(table(row, columns="JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|AllocTRES"))
+    assert {span.node: span.gpus for span in found.spans if span.stage == "alloc"} == expected
+    assert analyse(found).gpus == gpus
+
+
+def test_how_long_a_job_held_nodes_that_changed_is_not_known():
+    rows = "7|100|100|110|120|RESIZING|n[1-2]|j", "7|100|100|120|900|COMPLETED|n1|j"
+    assert all("run_seconds" not in span.attrs for span in log(table(*rows)).spans)
+    assert log(table("7|100|100|110|900|COMPLETED|n1|j")).spans[-1].attrs["run_seconds"] == 790
+
+
 def test_a_state_that_is_null_is_none():
     text = json.dumps({"jobs": [{**job(7), "state": None}]}).encode()
     assert log(text).spans[0].attrs["state"] == ""

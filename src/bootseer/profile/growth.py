@@ -181,14 +181,16 @@ def _class(unit: str, most: int, starts: Sequence[Start], days: float) -> SizeCl
 
 
 def _attempts(starts: Iterable[Start]) -> tuple[list[float], list[float]]:
-    """Hours before first steps, and hours held, of each attempt whose end is known."""
+    """Hours before first steps, and hours held, of each attempt whose end is known. Not of those of which the scheduler
+    alone knows: what their start-ups took nobody says."""
     found = defaultdict[tuple[str, str], list[Start]](list)
     for one in starts:
         found[one.job, one.attempt].append(one)
     lost, held = list[float](), list[float]()
     for every in found.values():
         ends = [one.began_us / 1e6 + one.run_seconds for one in every if one.run_seconds is not None]
-        if not ends:
+        stages = {stage.stage for one in every for stage in one.stages}
+        if not ends or (stages <= {"alloc"} and all(one.startup_seconds is None for one in every)):
             continue
         hours = sum(one.hours for one in every if one.startup_seconds is not None)
         ran = max(ends) - min(one.began_us for one in every) / 1e6

@@ -8,6 +8,7 @@ mostly.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import defaultdict
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 from bootseer.errors import DataError
 from bootseer.profile import imported, intervals
 from bootseer.profile.events import AttrValue
-from bootseer.wiretypes import json_as
+from bootseer.wiretypes import json_as, loaded
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ _GPUS = re.compile(
     r"|aws\.amazon\.com/neuron(?:device)?|huawei\.com/Ascend.+"
 )
 _SCALE = {"": 1, "k": 1000, "M": 10**6, "Ki": 1024, "Mi": 1 << 20}
+_SPACE, _DEEP = re.compile(r"\s+"), 4
+"""Lists in lists that are looked into."""
 _HINT = "give what kubectl get pods,events -o json prints"
 _BAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
@@ -144,12 +147,9 @@ def _starts(pods: Iterable[_Pod]) -> dict[tuple[str, str, str], list[_Pod]]:
 
 def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
     try:
-        document = json_as(text, object)
+        items = [item for document in _documents(text) for item in _items(document)]
     except ValueError as exc:
         raise DataError(f"this is no JSON: {exc}", hint=_HINT) from None
-    items = document.get("items", [document]) if isinstance(document, dict) else None
-    if not isinstance(items, list):
-        raise DataError("this is no list of Kubernetes objects", hint=_HINT)
     happened: defaultdict[str, list[_Happened]] = defaultdict(list)
     pods: dict[str, _Pod] = {}
     let: dict[tuple[str, str], _Let] = {}
@@ -168,9 +168,10 @@ def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
                     if about.get("kind") == "Pod":
                         happened[about.get("uid", "")].append(_happened(item, about))
                 elif "metadata" in item:
-                    key, one = _let(item)
-                    before = let.get(key, one)
-                    let[key] = _Let(min(one.created, before.created), max(one.admitted, before.admitted))
+                    keys, one = _let(item)
+                    for key in keys:
+                        before = let.get(key, one)
+                        let[key] = _Let(min(one.created, before.created), max(one.admitted, before.admitted))
             except _BAD as exc:
                 if wanted or not isinstance(item, dict):
                     bad.append(f"object {number}: {exc!r}")
@@ -179,6 +180,38 @@ def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
     if bad:
         log.warning("%d objects are not as Kubernetes writes them and were left out; the first: %s", len(bad), bad[0])
     return list(pods.values()), let
+
+
+def _documents(text: bytes) -> Iterator[object]:
+    """One, or as a watch prints them one after the other. Raises `ValueError`."""
+    try:
+        yield json_as(text, object)
+        return
+    except ValueError:
+        if text.lstrip()[:1] != b"{":
+            raise
+    whole, read = text.decode(), json.JSONDecoder().raw_decode
+    at = whole.index("{")
+    while at < len(whole):
+        found, at = loaded(lambda begin: read(whole, begin), at)
+        yield found
+        at = space.end() if (space := _SPACE.match(whole, at)) else at
+
+
+def _items(document: object, kind: str = "", deep: int = 0) -> Iterator[Any]:
+    """The objects of a list, which the server gives no kind of their own, or of a line of a watch."""
+    if not isinstance(document, dict):
+        raise ValueError("it is no list of Kubernetes objects")
+    named = str(document.get("kind") or kind)
+    if isinstance(document.get("object"), dict) and deep < _DEEP:
+        yield from _items(document["object"], "", deep + 1)
+    elif isinstance(items := document.get("items"), list) and deep < _DEEP:
+        for item in items:
+            yield from _items(item, named.removesuffix("List"), deep + 1) if isinstance(item, dict) else [item]
+    elif "items" in document:
+        raise ValueError("it is no list of Kubernetes objects")
+    else:
+        yield document | {"kind": named} if named else document
 
 
 def _happened(item: dict[str, Any], about: dict[str, Any]) -> _Happened:
@@ -196,15 +229,16 @@ def _happened(item: dict[str, Any], about: dict[str, Any]) -> _Happened:
     )  # fmt: skip
 
 
-def _let(item: dict[str, Any]) -> tuple[tuple[str, str], _Let]:
-    """Of a job, or of Kueue's workload of one."""
+def _let(item: dict[str, Any]) -> tuple[set[tuple[str, str]], _Let]:
+    """Of a job, or of Kueue's workload of one, or of a group of pods, which has the workload's name."""
     meta = item["metadata"]
-    owners = meta.get("ownerReferences") or ()
-    name = owners[0]["name"] if item["kind"] == "Workload" and owners else meta["name"]
+    owners = meta.get("ownerReferences") or () if item["kind"] == "Workload" else ()
+    names = {str(meta["name"]), *(str(owner["name"]) for owner in owners)}
     let_in = {("Suspended", "False"), ("Admitted", "True")}
     conditions = (item.get("status") or {}).get("conditions") or ()
     times = [_ns(one.get("lastTransitionTime")) for one in conditions if (one.get("type"), one.get("status")) in let_in]
-    return (str(meta.get("namespace", "")), str(name)), _Let(_ns(meta.get("creationTimestamp")), max(times, default=0))
+    let = _Let(_ns(meta.get("creationTimestamp")), max(times, default=0))
+    return {(str(meta.get("namespace", "")), name) for name in names}, let
 
 
 def _pod(item: dict[str, Any], happened: list[_Happened]) -> _Pod:

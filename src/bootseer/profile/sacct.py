@@ -37,6 +37,7 @@ class Attempt(msgspec.Struct):
     nodes: int
     """How many ``nodelist`` names: a short one may name many."""
     gpus: int
+    """Of all nodes."""
     restart: int = 0
     step: str = ""
     step_started: int = 0
@@ -45,6 +46,7 @@ class Attempt(msgspec.Struct):
     """When nothing but resources was missing: no job that it depends on, and no hold."""
     cluster: str = ""
     team: str = ""
+    resized: bool = False
 
 
 class Accounts(NamedTuple):
@@ -87,9 +89,12 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
         if started:
             attrs |= {"nodes": one.nodes, "nodelist": one.nodelist[:_TEXT_LIMIT]}
             end = one.step_started * 10**9 or ended
-            attrs |= {"run_seconds": one.ended - one.started} if one.ended > one.started else {}
-            for node in hostlist.expand(one.nodelist):
-                yield from imported.lines("sacct", identity, "alloc", node, started, end, gpus=one.gpus, attrs=attrs)
+            ran = one.ended - one.started if not one.resized else 0  # else not with these nodes alone
+            attrs |= {"run_seconds": ran} if ran > 0 else {}
+            each, more = divmod(one.gpus, max(one.nodes, 1))  # Slurm says no more of them
+            for number, node in enumerate(hostlist.expand(one.nodelist)):
+                gpus = each + (number < more)
+                yield from imported.lines("sacct", identity, "alloc", node, started, end, gpus=gpus, attrs=attrs)
 
 
 def _take(record: dict[str, str], latest: dict[tuple[str, str], Attempt], found: list[Attempt]) -> None:
@@ -113,7 +118,7 @@ def _take(record: dict[str, str], latest: dict[tuple[str, str], Attempt], found:
     started = _seconds(record["Start"], submitted) if nodes or "NodeList" not in record else 0
     ended = _seconds(record.get("End", ""), started or submitted)
     if before is not None and before.state.startswith("RESIZING"):  # it goes on, with other nodes
-        before.state, before.ended = record.get("State", ""), ended
+        before.state, before.ended, before.resized = record.get("State", ""), ended, True
         return
     restarts = record.get("Restarts", "")
     attempt = Attempt(
@@ -125,7 +130,7 @@ def _take(record: dict[str, str], latest: dict[tuple[str, str], Attempt], found:
         state=record.get("State", ""),
         nodelist=nodelist,
         nodes=nodes,
-        gpus=_gpus(record.get("AllocTRES", "")) // max(nodes, 1),
+        gpus=_gpus(record.get("AllocTRES", "")),
         restart=max(before.restart + 1 if before else 0, int(restarts) if restarts.isdecimal() else 0),
         eligible=_seconds(record.get("Eligible", ""), submitted),
         cluster=key[0],
