@@ -702,6 +702,103 @@ def test_a_new_tag_of_a_repository_counts(node: Node) -> None:
         assert result.reason == f"missed because {node.work}/.git/refs/tags/{name.split('/')[0]} is new"
 
 
+LED = {
+    "a folder that is copied": ("cp -r {out}/c/. env", "echo 2 >{out}/c/two", "{out}/c/two is new"),
+    "a folder in it": ("tar c -C {out} c | tar x -C env", "mkdir {out}/c/d", "{out}/c/d is new"),
+    "a pattern": ("cat {out}/c/*.conf >env/made", "echo 2 >{out}/c/b.conf", "{out}/c/b.conf is new"),
+    "a package": ("ls {out}/w; cat {out}/w/p-1.whl >env/made", ">{out}/w/p-2.whl", "{out}/w/p-2.whl is new"),
+    "a branch": (
+        "git clone -q {out}/r env/r",
+        "{git} commit -q --allow-empty -m 2",
+        "{out}/r/.git/refs/heads/b is new",
+    ),
+    "a link to a folder": (
+        "cat {out}/v/f >env/made",
+        "ln -sfn v2 {out}/v",
+        "{out}/v/f leads to {out}/v2/f here, not to {out}/v1/f",
+    ),
+    "a link": ("cat v >env/made", "ln -sfn {out}/v2/f v", "{work}/v leads to {out}/v2/f here, not to {out}/v1/f"),
+    "a file that was looked for": ("[ -f {out}/opt ] && cat {out}/opt; :", ">{out}/opt", "{out}/opt is new"),
+    "one of several": (
+        "[ -d {out} -a ! -f {out}/no ] && [[ -n x && -f {out}/opt ]]; :",
+        ">{out}/opt",
+        "{out}/opt is new",
+    ),
+    "a file that Python looked for": ("python3 {out}/look.py", ">opt", "{work}/opt is new"),
+    "a program": ("tool >env/made", "PATH={out}/v2:$PATH", "tool leads to {out}/v2/tool here, not to {out}/v1/tool"),
+    "a path of a program": ("python3 -c 'import mod; print(mod.V)'", "PYTHONPATH={out}/v2", "PYTHONPATH"),
+    "the home": ("cat ~/f >env/made", "HOME={out}/v2", "HOME"),
+    "what a shell reads first": ("bash -c 'echo $X' >env/made", "BASH_ENV={out}/v2/f", "BASH_ENV"),
+}
+
+
+@pytest.mark.parametrize("kind", LED)
+def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The kernel tells only of true paths, and of nothing that is not there."""
+    out, command, (script, change, reason) = (
+        tmp_path / "out",
+        "git -C {out}/r -c user.name=a -c user.email=a@b",
+        LED[kind],
+    )
+    for version in ("1", "2"):
+        made = out / f"v{version}"
+        made.mkdir(parents=True)
+        (made / "f").write_text(f"X={version}\n")
+        (made / "mod.py").write_text(f"V = {version}\n")
+        (made / "tool").write_text(f"#!/bin/sh\necho {version}\n")
+        (made / "tool").chmod(0o755)
+    (out / "v").symlink_to("v1")
+    (node.work / "v").symlink_to(out / "v1/f")
+    for path in ("c/a.conf", "w/p-1.whl", "w/other.whl"):
+        (out / path).parent.mkdir(exist_ok=True)
+        (out / path).write_text("1\n")
+    (out / "look.py").write_text("import pathlib\nif pathlib.Path('opt').exists(): print('is there')\n")
+    told = {"out": out, "work": node.work, "git": command.format(out=out)}
+    made = ["git init -q -b b {out}/r", "{git} commit -q --allow-empty -m 1", "{git} pack-refs --all"]
+    subprocess.run(" && ".join(made).format(**told), shell=True, check=True)
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "safe.directory")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "*")
+    for name, value in {"HOME": f"{out}/v1", "PYTHONPATH": f"{out}/v1", "BASH_ENV": f"{out}/v1/f"}.items():
+        monkeypatch.setenv(name, value)
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{out}/v1:{path}")
+
+    node.write("s.sh", f"mkdir -p env; {{ {script.format(**told)}; }} >env/more\n")
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    node.release()
+    node.write("notes.txt", "")  # beside the script
+    monkeypatch.setenv("PATH", f"{out}/v1:/nowhere:{path}")
+    assert node.run().reason == "hit"
+    node.release()
+    change = change.format(**told)
+    if set_to := re.match(r"(\w+)=(.*)", change):
+        monkeypatch.setenv(set_to[1], set_to[2].replace("$PATH", path))
+    else:
+        subprocess.run(change, shell=True, cwd=node.work, check=True)
+    reason = (
+        reason.format(**told)
+        if "/" in reason
+        else f"the variable {reason}, which decides what the command reads, has another value"
+    )
+    result = node.run()
+    assert (result.outcome, result.reason) == (Outcome.RAN_AND_PUBLISHED, f"missed because {reason}")
+    node.release()
+    assert node.run().reason == "hit"
+
+
+def test_a_folder_that_others_fill_is_not_one_that_is_copied(node: Node, tmp_path: Path) -> None:
+    """A script beside what it writes, a folder of which not all was read, and a home of which nothing was."""
+    node.write("s.sh", "rm -f log; mkdir -p env; cat r.txt sub/a > env/made; ls . sub\n")
+    node.write("sub/a", "1")
+    node.write("sub/other", "1")
+    node.run()
+    for name in ("slurm-1.out", "sub/new", "log"):
+        node.write(name, "")
+        node.release()
+        assert node.run().reason == "hit"
+
+
 def test_a_device_is_not_opened(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A descriptor that only holds the name is no opening."""
     spec = EnvSpec(targets=(Target(str(node.target)),), command=("x",))

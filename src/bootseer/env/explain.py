@@ -95,6 +95,8 @@ def input_changes(old: Observed, new: Observed) -> list[str]:
     out = [f"{path}, which the command reads, changed" for path in both if old.files[path] != new.files[path]]
     names = sorted(old.variables.keys() | new.variables.keys())
     out += [f"the variable {name} changed" for name in names if old.variables.get(name) != new.variables.get(name)]
+    names = sorted(old.names.keys() & new.names.keys())
+    out += [f"{name} leads elsewhere" for name in names if old.names[name] != new.names[name]]
     out += [f"{path} is read now" for path in sorted(new.files.keys() - old.files.keys())]
     return out + [f"{path} is no longer read" for path in sorted(old.files.keys() - new.files.keys())]
 

@@ -16,7 +16,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from blake3 import blake3
 
 import bootseer
 from bootseer.config import Config
-from bootseer.env import caches, remembered, variables
+from bootseer.env import caches, names, remembered, variables
 from bootseer.env.credentials import (
     holds_credentials,
     holds_password,
@@ -79,11 +79,17 @@ _MOVES = pattern(
 )
 _COMMENT = pattern(rb"(?m)(?:^|(?<=\s))#.*$")
 MAX_VARIABLES = 10_000
+_SEARCHED = 4 << 20
+"""Bytes of scripts in which names are looked for."""
 _LOOKED_AT, _LOOK_SECONDS = 64 << 20, 5.0
 """Bytes of files that the command read, and seconds, that are spent to look for variables: the job waits."""
 _PROJECT = {"pyproject.toml", "setup.py", "setup.cfg"}
-_SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs")
-_TAGS = "/.git/refs/tags"
+_PACKAGES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".zip", ".conda", ".crate", ".deb", ".rpm")
+"""In a folder that the command listed and took some from, another one may be a newer version."""
+_SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", *_PACKAGES)
+_REFS = pattern(r"/refs/(?:heads|tags)(?:/|$)")
+_ALL = "."
+"""Among the names in a folder: no other one of any kind is there."""
 _KEPT = "inputs.json"
 _NEVER = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL}
 """A kernel or a container that lets nobody observe; other errors pass."""
@@ -100,7 +106,9 @@ class Observed(msgspec.Struct, frozen=True):
     leads: dict[str, tuple[str, str]] = {}
     """Path -> what must be there (a digest, or a kind), and which file of the result leads to it (`leads`)."""
     variables: dict[str, str | None] = {}
-    """Those that occur in the text of the files: name -> `remove_from_variable` of the value."""
+    """Those that occur in the text of the files, or name what was read: name -> `remove_from_variable` of the value."""
+    names: dict[str, str] = {}
+    """Where programs, links and files that were looked for in vain lead (`names.looked_up`)."""
 
     @property
     def name(self) -> str:
@@ -108,6 +116,7 @@ class Observed(msgspec.Struct, frozen=True):
         known = [sorted(self.files.items()), sorted(self.folders.items()), bool(self.unobserved)]
         known += [sorted((path, wanted) for path, (wanted, _) in self.leads.items())] if self.leads else []
         known += [{"variables": sorted(self.variables.items())}] if self.variables else []
+        known += [{"names": sorted(self.names.items())}] if self.names else []
         return hashlib.sha256(msgspec.json.encode(known)).hexdigest()
 
 
@@ -227,32 +236,36 @@ class Digests:
         tools = tuple(f"{os.path.dirname(path)}/" for path in inputs.files if os.path.basename(path) == "pyvenv.cfg")
         for name, value in sorted(inputs.variables.items()):
             if self.variable(name) != value:
-                return f"the variable {name}, which a file that the command reads names, has another value"
+                return f"the variable {name}, which decides what the command reads, has another value"
         for path, digest in sorted(inputs.files.items()):
             if (found := self.of(path)) not in ("", digest):
                 return f"{path}, which the command reads, changed"
             if not found and work and path.startswith(work) and not path.startswith(tools):
                 return f"{path}, which the command reads, is not here"
         for folder, known in sorted(inputs.folders.items()):
-            if new := set(_sources(self._spec, folder)) - set(known):
+            if new := set(_sources(self._spec, folder, everything=_ALL in known)) - set(known):
                 return f"{folder}/{min(new)} is new"
-        return ""
+        is_same = lambda here, there: there in inputs.files and self.of(here) == inputs.files[there]  # noqa: E731
+        return names.difference(inputs.names, self._spec.env, is_same)
 
 
 def check_names(inputs: Observed) -> None:
     """Raise `DataError` for more names than are ever published, or such as are never."""
-    names = [*inputs.files, *inputs.folders]
+    paths = [*inputs.files, *inputs.folders]
     sources = [name for listed in inputs.folders.values() for name in listed]
     plain = all(
         path.startswith("/") and os.path.normpath(path) == path and not _elsewhere(path) and is_text(path)
-        for path in names
+        for path in paths
     )
+    plain = plain and names.are_plain(inputs.names) and all(map(is_text, itertools.chain(*inputs.names.items())))
     if not plain or any("/" in name or not name or not is_text(name) for name in sources):
         raise DataError("its observed inputs have bad names")
     if not all(name.isidentifier() and name.isascii() for name in inputs.variables):
         raise DataError("its variables have bad names")
     if max(len(inputs.files), len(inputs.folders), len(sources), len(inputs.variables)) > MAX_FILES:
         raise DataError(f"its observed inputs are more than {MAX_FILES} names")
+    if len(inputs.names) > names.MOST:
+        raise DataError(f"its observed inputs are more than {names.MOST} names that lead elsewhere")
 
 
 def _elsewhere(path: str) -> bool:
@@ -273,9 +286,9 @@ def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tu
     ]
 
 
-def _sources(spec: EnvSpec, folder: str) -> list[str]:
-    """The source files and packages in ``folder``, or its tags, as the job sees it, by name; none when there is no such
-    folder. Below what a container is shown no link is followed."""
+def _sources(spec: EnvSpec, folder: str, *, everything: bool = False) -> list[str]:
+    """The source files and packages in ``folder``, or its branches and tags, or ``everything`` in it, as the job sees
+    it, by name; none when there is no such folder. Below what a container is shown no link is followed."""
     host = spec.on_host(folder)
     source = spec.root_of(host) if spec.contained and host else ""
     try:
@@ -285,7 +298,7 @@ def _sources(spec: EnvSpec, folder: str) -> list[str]:
             items = stack.enter_context(os.scandir(fd))
             found = []
             for item in items:
-                if _TAGS in folder:
+                if _REFS.search(folder) or (everything and item.name != "__pycache__"):
                     found.append(item.name)
                 elif item.is_dir(follow_symlinks=False):
                     with contextlib.suppress(OSError), beneath.folder(item.name, root=fd) as inner:
@@ -431,8 +444,8 @@ class Observer:
                 log.warning("what the command read is not known: %s; only its stated inputs count", self.unobserved)
             return Opened(Observed(unobserved=self.unobserved))
         folders = self._folders(self._opens, self._found)
-        names = itertools.chain(self._found, folders, *folders.values())
-        if any("\udc80" <= char <= "\udcff" for char in "".join(names)):
+        texts = itertools.chain(self._found, folders, *folders.values())
+        if any("\udc80" <= char <= "\udcff" for char in "".join(texts)):
             return Opened(Observed(unobserved="it read a file whose name is not UTF-8"))
         if max(len(self._found), sum(map(len, folders.values()))) > MAX_FILES:
             raise DataError(f"the command read more than {MAX_FILES} files that count")
@@ -446,7 +459,8 @@ class Observer:
                 raise DataError(f"{path} changed while the command ran")
             if files.get(path) == "?":
                 raise DataError(f"{path}, which the command read, cannot be read")
-        return Opened(Observed(files, folders, variables=used), {path: was for path, was in fixed.items() if was})
+        known = Observed(files, folders, variables=used, names=self._names(self._opens))
+        return Opened(known, {path: was for path, was in fixed.items() if was})
 
     def moves(self) -> bool:
         """Whether the command's text, or one that it read, may rename or link something, as far as is known: into an
@@ -466,7 +480,7 @@ class Observer:
     def _used(self, opens: Opens, digests: Digests) -> dict[str, str | None]:
         """The variables that occur in what was read. Of a project's sources, which an installer only copies, those
         that were imported are looked at, and those beside its settings."""
-        names = set[str]()
+        used = set[str]()
         imported = {_BYTE_CODE.sub(r"\1.py", path) for path in opens.seen if ".pyc" in path}
         projects = {os.path.dirname(path) for path in self._found if os.path.basename(path) in _PROJECT}
         copied = tuple(f"{folder}/" for folder in projects)
@@ -481,11 +495,23 @@ class Observer:
                 if left < 0 or time.monotonic() > until:
                     raise DataError("the command read too many files to look for variables in them")
                 if _is_script(data):
-                    names |= variables.mentioned(data.decode("utf-8", "replace"), self._spec.env)
-        found = {name: digests.variable(name) for name in sorted(names)}
+                    used |= variables.mentioned(data.decode("utf-8", "replace"), self._spec.env)
+        if not self._spec.contained:
+            used |= names.holding(self._spec.env, self._found, self._work)
+        found = {name: digests.variable(name) for name in sorted(used)}
         if len(found) > MAX_VARIABLES or "?" in found.values():
             raise DataError("the files that the command read name too many variables")
         return found
+
+    def _names(self, opens: Opens) -> dict[str, str]:
+        if self._spec.contained:
+            return {}
+        left, texts = _SEARCHED, list[str]()
+        for data in self._scripts():
+            texts.append(data[:left].decode("utf-8", "replace"))
+            left -= len(data[:left])
+        found = names.looked_up(texts, opens.started, self._spec.env, self._work, self._found, self._counts)
+        return {name: real for name, real in found.items() if is_text(name + real)}
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:
         out: dict[str, FileState] = {}
@@ -516,11 +542,32 @@ class Observer:
                 out[path] = state
         return out
 
-    def _folders(self, opens: Opens, found: Iterable[str]) -> dict[str, list[str]]:
+    def _folders(self, opens: Opens, found: Mapping[str, FileState]) -> dict[str, list[str]]:
         roots = tuple(os.path.dirname(path) + "/" for path in found if os.path.basename(path) in _PROJECT)
-        listed = [folder for folder in opens.folders if (folder + "/").startswith(roots) or _TAGS in folder]
-        names = {folder: _sources(self._spec, folder) for folder in listed if self._counts(folder + "/.")}
-        return {folder: found for folder, found in names.items() if found or _TAGS in folder}
+        indexes = {os.path.dirname(path) for path in found if path.endswith(_PACKAGES)}
+        listed = {folder for folder in opens.folders if (folder + "/").startswith(roots) or folder in indexes}
+        refs = {folder for folder in opens.folders if _REFS.search(folder)}
+        packed = [path for path in found if os.path.basename(path) == "packed-refs" and not self._spec.contained]
+        for folder in (Path(path).parent / "refs" / kind for path in packed for kind in ("heads", "tags")):
+            refs |= {str(folder), *(one for one, _, _ in os.walk(folder))}  # what is there counts before what is packed
+        out = {folder: _sources(self._spec, folder) for folder in listed if self._counts(folder + "/.")}
+        out = {folder: inside for folder, inside in out.items() if inside}
+        scripts = (os.path.dirname(os.path.join(self._work, word)) for word in self._spec.command)
+        own = [f"{os.path.realpath(path)}/" for path in (self._work, *scripts)]  # Python lists them when it imports
+        others = (one for one in opens.folders if not any(path.startswith(f"{one}/") for path in own))
+        out |= {folder: inside for folder in others if (inside := self._copied(folder, opens))}
+        return out | {folder: _sources(self._spec, folder) for folder in refs if self._counts(folder + "/.")}
+
+    def _copied(self, folder: str, opens: Opens) -> list[str]:
+        """The names in a folder all of which the command has read, as with ``cp -r``; nothing where it did not."""
+        if self._spec.contained or not self._counts(folder + "/.") or self._of_package(folder + "/"):
+            return []
+        inside = _sources(self._spec, folder, everything=True)
+        paths = [os.path.join(folder, name) for name in inside]
+        files = [path for path in paths if os.path.isfile(path)]
+        read = files and all(path in opens.seen or os.path.islink(path) for path in files)
+        listed = all(path in opens.folders or path in files or os.path.islink(path) for path in paths)
+        return [_ALL, *inside] if read and listed else []
 
     def _of_package(self, path: str) -> bool:
         """Whether it is of a program; where the job's own folder lies says nothing of it."""

@@ -66,8 +66,9 @@ class SnapshotManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         fields = msgspec.to_builtins(self)
         if not self.signature:
             del fields["signature"]
-        if not self.inputs.variables:
-            del fields["inputs"]["variables"]
+        for absent in ("variables", "names"):
+            if not fields["inputs"][absent]:
+                del fields["inputs"][absent]
         return fields  # type: ignore[no-any-return]
 
     @property

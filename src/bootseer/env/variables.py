@@ -104,7 +104,7 @@ def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
     """The names of variables that may decide what a program does with the text of a file that it reads: set ones, and
     those in capitals that neither ``env`` nor the text sets."""
     first, kinds = _uses(text)
-    names = {name for name in first if not _OF_ONE_START.fullmatch(name) and not _OF_RUNS.fullmatch(name)}
+    names = set(filter(decides, first))
     unset = {name for name in names if name.isupper() and name not in env and kinds[name]}
     if any(kinds[name] == 1 for name in unset):
         own = {name for found in _ASSIGNED.findall(text) for name in found}
@@ -155,9 +155,19 @@ def files_named(text: str, by: str, env: Mapping[str, str]) -> Iterator[tuple[st
     for found in _READ.finditer(text):
         written = re.sub(r"[\"']", "", found[1])
         path = _OWN_FOLDER.sub(lambda _: posixpath.dirname(by) or ".", written)
-        path = _VARIABLE.sub(lambda one: env.get(one[1] or one[2], one[0]), path)
+        path = expanded(path, env)
         if not re.search(r"[$`*?\0]", path) and "://" not in path:
             yield written, path
+
+
+def expanded(text: str, env: Mapping[str, str]) -> str:
+    """``text`` with the values of the variables that are set."""
+    return _VARIABLE.sub(lambda one: env.get(one[1] or one[2], one[0]), text)
+
+
+def decides(name: str) -> bool:
+    """Whether the variable ``name`` may decide what a program reads, and is not of one start, nor of one run."""
+    return not _OF_ONE_START.fullmatch(name) and not _OF_RUNS.fullmatch(name)
 
 
 def settings_of(texts: Iterable[str], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
