@@ -25,6 +25,7 @@ from bootseer.hdfs.sasl.login import LoginFailed
 from bootseer.hdfs.sasl.streams import Aes, Framed
 from bootseer.hdfs.sasl.transfer import Guard, KeyRefused, TokenRefused
 from support.fakenamenode import Call, Server
+from support.waits import together
 
 UNTIL = 1e9
 RECORDED = json.loads((Path(__file__).parents[1] / "golden/hdfs/transfers-1.json").read_text())
@@ -230,6 +231,23 @@ def test_a_message_that_comes_twice_or_out_of_order_is_refused(status, monkeypat
         made.unwrap(b"x")
     assert caught.value.passing
     assert library.released == 2
+
+
+def test_the_library_has_one_user_of_a_login_at_a_time(monkeypatch):
+    """Over the connection to a NameNode one thread sends while another one receives. Red before."""
+    Library(monkeypatch)
+    made, using, most = Kerberos("hdfs@localhost", login.QOPS), list[str](), list[int]()
+
+    def use(name: str, *arguments: object) -> int:
+        using.append(name)
+        most.append(len(using))
+        time.sleep(0.02)
+        using.remove(name)
+        return 0
+
+    monkeypatch.setattr(gssapi, "_call", use)
+    together(lambda use: use(b"x"), [made.wrap, made.unwrap, made.wrap])
+    assert most == [1, 1, 1]
 
 
 def test_a_forked_child_does_not_call_the_library_for_what_its_parent_had(monkeypatch):

@@ -52,6 +52,7 @@ _HELLO = b"hrpc\x09\x00\x00"
 """Magic, version, service class, and 0 for "no SASL"."""
 
 _CONTEXT_CALL = -3
+_CONNECT = 10.0  # s for one connection and its login: others wait for it, who have less time than this call
 _SHARE = 3  # of several addresses, one may keep a call waiting for this part of its time, before the next is asked
 _SHORTEST = 2.0  # s, but for this long
 _SILENT = 5_000  # ms until bytes that a dead network swallows end a connection
@@ -206,6 +207,7 @@ class RpcClient:
         try:
             if (found := self._shared.get(address)) and found.usable():
                 return found
+            until = min(until, time.monotonic() + _CONNECT)
             connection = connect(address, until, Transfer(), silent_ms=_SILENT)
             try:
                 connection.begin(until, Transfer())

@@ -2,7 +2,8 @@
 login costs both sides more than a call.
 
 There is no thread for it. Of those who wait one reads, and gives each its answer; who has its own leaves the reading to
-another one. What has been received of a frame when a reader's time is over stays here for the next one.
+another one. What has been received of a frame when a reader's time is over stays here for the next one. No new call is
+made over a connection that was silent for all the time of a call: what is between here and there may have lost it.
 
 Concurrency: any thread may call. Only the reader receives, and only who holds ``_sending`` sends.
 """
@@ -69,37 +70,39 @@ class SharedConnection:
         self._connection, self._greeting = connection, greeting
         self._sending, self._lock = threading.Lock(), threading.Lock()
         self._calls: dict[int, _Inbox] = {}
-        self._late = set[int]()  # whose time was over before their answer came
+        self._late = set[int]()  # whose time was over; one that was made again here may be answered more than once
         self._reader: int | None = None  # whose turn it is
-        self._came, self._ended, self._used = bytearray(), False, time.monotonic()
+        self._open, self._ended = True, False  # whether calls may be made over it; whether no answer comes any more
+        self._came, self._used = bytearray(), time.monotonic()
+        self._heard = self._used
 
     def usable(self) -> bool:
         """Whether a call may be made over it; one that may not, and that no call uses, is closed."""
         with self._lock:
-            if not self._calls and not self._ended:
-                self._ended = time.monotonic() - self._used >= _IDLE or not self._connection.alive()
+            if not self._calls and self._open:
+                self._open = time.monotonic() - self._used < _IDLE and self._connection.alive()
                 self._close_unused()
-            return not self._ended
+            return self._open
 
     def close(self) -> None:
         """Close it, unless a call uses it."""
         with self._lock:
-            self._ended = self._ended or not self._calls
+            self._open = self._open and bool(self._calls)
             self._close_unused()
 
     def _close_unused(self) -> None:
-        if self._ended and not self._calls:
+        if not (self._open or self._calls):
             self._connection.close()
 
     def call(self, request: bytes, call_id: int, until: float) -> memoryview:
         """Send a frame, wait for its answer. As `parse_answer`; `OSError` or `EOFError` when connection or time end."""
         inbox: _Inbox = queue.SimpleQueue()
         with self._lock:
-            if self._ended:
+            if not self._open:
                 raise ConnectionResetError("the connection has ended")
             self._calls[call_id] = inbox
             self._pass_on()
-        data = None
+        data, began = None, time.monotonic()
         try:
             self._send(request, until)
             faults.point("hdfs.rpc.sent")
@@ -120,6 +123,7 @@ class SharedConnection:
                 del self._calls[call_id]
                 if data is None:
                     self._late.add(call_id)
+                    self._open = self._open and self._heard >= began
                 if self._reader == call_id:
                     self._reader = None
                 self._pass_on()
@@ -134,7 +138,7 @@ class SharedConnection:
 
     def _end(self) -> None:
         """No call is made over it any more, and those under way get no answer: each finds so when it reads."""
-        self._ended = True
+        self._open, self._ended = False, True
         self._connection.shut()  # wakes the reader
 
     def _send(self, request: bytes, until: float) -> None:
@@ -160,9 +164,7 @@ class SharedConnection:
                 with self._lock:
                     if inbox := self._calls.get(answered):
                         inbox.put(data)
-                    elif answered in self._late:
-                        self._late.discard(answered)
-                    else:
+                    elif answered not in self._late:
                         parse_answer(data, call_id)  # an error of the connection, or nonsense: raises
             raise ConnectionResetError("the connection has ended")
         except TimeoutError:
@@ -183,3 +185,4 @@ class SharedConnection:
                     del came[:end]
                     return found
             came += self._connection.pull(until)
+            self._heard = time.monotonic()

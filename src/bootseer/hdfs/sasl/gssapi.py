@@ -4,7 +4,7 @@ The library finds the tickets (``KRB5CCNAME``), gets those for services from the
 where ``KRB5_CLIENT_KTNAME`` names one. It reads the tickets anew at each login, so one that was renewed or replaced is
 used at once. It asks a KDC with timeouts of its own, so that its caller waits for a thread, as for a name's address.
 
-Concurrency: a `Kerberos` has one user at a time.
+Concurrency: one thread logs in; then one may `wrap` while another one may `unwrap`. The library allows one at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import ctypes
 import functools
 import os
 import re
+import threading
 from collections.abc import Sequence
 from ctypes import POINTER, byref, c_int, c_size_t, c_uint32, c_void_p
 
@@ -147,7 +148,7 @@ class Kerberos:
     """
 
     def __init__(self, name: str, qops: Sequence[str], tickets: str = "", seconds: float = KDC) -> None:
-        self._process = os.getpid()
+        self._process, self._turn = os.getpid(), threading.Lock()
         self._tickets, self._seconds = tickets, min(seconds, KDC)
         self.qop = self.user = ""
         self._qops, self._ready = qops, False
@@ -215,7 +216,8 @@ class Kerberos:
 
     def _wrap(self, data: bytes, *, secret: bool) -> bytes:
         out = _Buffer()
-        _call("wrap", self._context, secret, 0, byref(_Given(data)), byref(c_int()), byref(out))
+        with self._turn:
+            _call("wrap", self._context, secret, 0, byref(_Given(data)), byref(c_int()), byref(out))
         return _taken(out)
 
     def wrap(self, data: bytes) -> bytes:
@@ -223,7 +225,8 @@ class Kerberos:
 
     def unwrap(self, data: bytes) -> bytes:
         out, secret = _Buffer(), c_int()
-        status = _call("unwrap", self._context, byref(_Given(data)), byref(out), byref(secret), byref(c_uint32()))
+        with self._turn:
+            status = _call("unwrap", self._context, byref(_Given(data)), byref(out), byref(secret), byref(c_uint32()))
         found = _taken(out)
         if status & _OUT_OF_ORDER:
             why = "a message came twice or out of order"
