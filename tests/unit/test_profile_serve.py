@@ -119,6 +119,24 @@ def test_what_is_not_there_is_said_in_one_line(path: str, tmp_path: Path) -> Non
         assert server.ask("/fleet?since=soon")[0] == 400
 
 
+def test_start_ups_are_narrowed(tmp_path: Path) -> None:
+    start_up("whole").write(tmp_path / "a.jsonl")
+    start_up("crashed", complete=False).write(tmp_path / "b.jsonl")
+    going = start_up("going", zero=time.time() - 1_750_000_060, complete=False)
+    going.write(tmp_path / "c.jsonl")
+    with serving(tmp_path) as server:
+        for show, jobs in (
+            ("all", {"whole", "crashed", "going"}), ("going+on", {"going"}), ("no+first+step", {"crashed"}),
+            ("with+stragglers", set()),
+        ):  # fmt: skip
+            assert {row["job"] for row in json.loads(server.page(f"/jobs.json?show={show}"))} == jobs
+        page = server.page("/?show=no+first+step&q=crash")
+        assert "crashed" in page
+        assert "whole" not in page
+        assert 'href="/?q=crash&amp;show=no+first+step&amp;sort=lost"' in page
+        assert server.ask("/?show=none")[0] == 400
+
+
 def test_names_are_only_names(tmp_path: Path) -> None:
     made = StartUp(HOSTILE, "=1+1", 0)
     made.span(HOSTILE, HOSTILE, 0, 10, team="<b>team")

@@ -48,7 +48,8 @@ dd small { font-weight: 400 } ul { padding-left: 1.2rem } li li { font-size: .92
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem }
 th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; min-width: 3.2rem }
 th:first-child, td:first-child { text-align: left; min-width: 6rem; position: sticky; left: 0;
-  background: var(--back) } td.stage { white-space: nowrap } th { font-weight: 600 }
+  background: var(--back) } td:not(:first-child, .wide) { white-space: nowrap }
+td.stage { white-space: nowrap } th { font-weight: 600 }
 svg { width: 100%; min-width: 860px; height: auto } svg text { fill: var(--text); font: 11px system-ui, sans-serif }
 svg .own { fill: #2563eb } svg .gap { fill: none; stroke: var(--faint) }
 svg line { stroke: var(--line) } svg text.in { fill: #fff } svg .wait { fill: url(#wait); stroke: var(--faint) }
@@ -89,7 +90,7 @@ def body(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
     """What the page says, as HTML: heading, figures, stages, remarks, time line, node x stage table."""
     name = identity_text(report.job, report.attempt, report.cycle)
     found = [
-        f"<h1>{'Hot restart' if report.hot else 'Start-up'} of {_text(name)}</h1>",
+        f"<h1>{'Hot restart' if report.hot else 'Start-up'} of {_text(short(name, 160))}</h1>",
         *((f'<p class="warn"><strong>{_text(card.unfinished(report))}</strong></p>',) if not report.complete else ()),
         figures(_figures(report)),
         _strip(report),
@@ -146,11 +147,8 @@ def _figures(report: JobReport) -> Iterable[tuple[str, str, str]]:
     if len(report.nodes) > 1:
         yield str(len(flagged)), "", f"straggler{'' if len(flagged) == 1 else 's'}"
     there = f"{len(report.nodes):,}" + (f" of {report.nodes_expected:,}" if report.nodes_missing else "")
-    yield (
-        there,
-        f"nodes, {report.gpus:,} GPUs" if report.gpus else "nodes",
-        f"with {report.ranks:,} ranks" if report.ranks else "in this start",
-    )
+    held = f"node{'s' * (there != '1')}" + (f", {report.gpus:,} GPUs" if report.gpus else "")
+    yield there, held, f"with {report.ranks:,} ranks" if report.ranks else "in this start"
     if report.ranks_expected and not report.complete:
         yield f"{report.ranks_ready:,}", f"of {report.ranks_expected:,} ranks", "have ended their first step"
     if report.queue_seconds is not None:

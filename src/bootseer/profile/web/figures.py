@@ -18,7 +18,7 @@ def of_starts(rows: Sequence[Start]) -> Iterable[Figure]:
     done = [row for row in rows if row.startup_seconds is not None]
     lost, going = sum(row.hours for row in done), sum(map(goes_on, rows))
     if going:
-        yield f"{going:,}", "", "go on now"
+        yield f"{going:,}", "", f"{'goes' if going == 1 else 'go'} on now"
     unit = "GPU-hours" if all(row.gpus for row in rows) else "GPU- or node-hours"
     yield f"{lost:,.1f}", unit, "lost before first steps"
     if lost:
