@@ -224,6 +224,78 @@ def test_what_is_wrong_with_a_login_is_one_line_at_once(cluster, token, tmp_path
         round_trip(cluster, "without-settings")
 
 
+def test_other_bad_setups_have_their_cause_and_remedy(cluster, token, tmp_path):
+    """Red before: a cache below a folder "realm" was a wrong realm, a missing keytab or krb5.conf was not named, a
+    folder without settings was one of another site, a token with a wrong password was a matter of the clock."""
+    realm, krb5, none = cluster.realm, (cluster.realm.folder / "krb5.conf").read_text(), "FILE:/nonexistent"
+
+    def file(name: str, content: str | bytes) -> str:
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(tmp_path / name)
+
+    def fresh(name: str) -> str:
+        """Tickets with none for the NameNode yet, in a folder whose name says nothing."""
+        return f"FILE:{realm.ticket('alice', cache=name)}"
+
+    keytab, given = realm.keytab("alice").read_bytes(), token.read_bytes()
+    at = given.rindex(b"\x15HDFS_DELEGATION_TOKEN") - 5  # in the password, which goes before the kind
+    changed = given[:at] + bytes([given[at] ^ 1]) + given[at + 1 :]
+    odd = file("odd", krb5.replace("[realms]", " permitted_enctypes = camellia128-cts-cmac\n[realms]"))
+    old = file("old.keytab", keytab[:-36] + os.urandom(36))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "torn-settings").mkdir()
+    file("torn-settings/core-site.xml", "<configuration>")
+    rows: list[tuple[dict[str, str], type[BootseerError], str, str]] = [
+        ({"KRB5CCNAME": f"FILE:{file('empty-cache', '')}"}, PrivilegeError, "Bad format in cred", "kinit"),
+        ({"KRB5CCNAME": "DIR:/nonexistent/x"}, PrivilegeError, "/nonexistent/x does not exist", "kinit"),
+        ({"KRB5CCNAME": fresh("a"), "KRB5_CONFIG": odd}, ConfigError, "encryption type", "permitted_enctypes"),
+        (
+            {"KRB5CCNAME": fresh("b"), "KRB5_CONFIG": "/nonexistent"},
+            ConfigError,
+            "there is no /nonexistent",
+            "krb5.conf",
+        ),
+        ({"KRB5_CONFIG": file("nonsense", "[libdefaults\n = {")}, ConfigError, "configuration file", "krb5.conf"),
+        ({"KRB5CCNAME": none, "KRB5_CLIENT_KTNAME": "/no.keytab"}, PrivilegeError, "keytab /no.keytab", "kinit"),
+        (
+            {"KRB5CCNAME": f"FILE:{tmp_path}/made", "KRB5_CLIENT_KTNAME": old},
+            PrivilegeError,
+            "integrity check.*old.keytab",
+            "keytab anew",
+        ),
+        ({"HADOOP_CONF_DIR": str(tmp_path / "empty")}, ConfigError, "no .*/empty/hdfs-site.xml", "right site"),
+        ({"HADOOP_CONF_DIR": odd}, ConfigError, "cannot read .*: Not a directory", "HADOOP_CONF_DIR"),
+        ({"HADOOP_CONF_DIR": str(tmp_path / "torn-settings")}, ConfigError, "no element found", "HADOOP_CONF_DIR"),
+        ({"HADOOP_TOKEN_FILE_LOCATION": file("changed", changed)}, PrivilegeError, "Mismatched", "fetchdt"),
+        (
+            {"HADOOP_TOKEN_FILE_LOCATION": str(token), "HADOOP_PROXY_USER": "bob", "KRB5CCNAME": none},
+            PrivilegeError,
+            "HADOOP_PROXY_USER is bob, and the token is of alice",
+            "kinit",
+        ),
+    ]
+    for environment, kind, cause, remedy in rows:
+        with realm.login("alice", **environment):
+            assert remedy in failing(cluster, kind, cause), environment
+
+
+@pytest.mark.parametrize("said", ["privacy", ""], ids=["another", "none"])
+def test_datanodes_that_want_another_protection_are_told_of_in_few_lines(cluster, tmp_path, said, caplog):
+    """Red before: 17 lines, and the last one spoke of DataNodes that may not run."""
+    conf = tmp_path / "conf"
+    shutil.copytree(cluster.realm.conf, conf)
+    site, name = conf / "hdfs-site.xml", "<name>dfs.data.transfer.protection</name><value>"
+    site.write_text(site.read_text().replace(f"{name}authentication", f"{name}{said}"))
+    with cluster.realm.login("alice", HADOOP_CONF_DIR=str(conf)):
+        fs = open_fs(home(cluster))
+        with (
+            pytest.raises(UnavailableError, match=r"no pipeline .*compare .*dfs\.data\.transfer\.protection"),
+            fs.create(f"never{said}") as out,
+        ):
+            out.write(b"a plain file")
+        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 3
+
+
 @pytest.mark.parametrize("minutes", [-10, 10])
 @pytest.mark.parametrize("asks", ["KDC", "NameNode"])
 def test_a_wrong_clock_is_one_line_at_once(cluster, tmp_path, minutes, asks):

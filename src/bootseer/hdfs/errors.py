@@ -21,7 +21,7 @@ from bootseer.errors import (
 )
 
 REACH = "check that the NameNode and the DataNodes run and are reachable from here"
-_ANOTHER_TOKEN = "fetch another token (hdfs fetchdt), or unset HADOOP_TOKEN_FILE_LOCATION and kinit"
+ANOTHER_TOKEN = "fetch another token (hdfs fetchdt), or unset HADOOP_TOKEN_FILE_LOCATION and kinit"
 _RPC = re.compile(r'^(?:Fatal)?RPCError\("(?P<java>[\w.$]+)", "(?P<text>.*)', re.DOTALL)
 
 # First match wins. (pattern, class, hint); searched in the names of the exception's classes, and where these say
@@ -50,7 +50,7 @@ _KINDS: tuple[tuple[str, type[BootseerError], str], ...] = (
     (
         r"InvalidToken",
         PrivilegeError,
-        _ANOTHER_TOKEN,
+        ANOTHER_TOKEN,
     ),
     (r"SaslException", PrivilegeError, "see klist; is the clock of this machine right?"),
     (r"FileNotFound", NotFoundError, ""),

@@ -104,7 +104,8 @@ def _read(file: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, xml.ParseError) as exc:
-        raise ConfigError(f"cannot read {file}: {exc}") from None
+        why = getattr(exc, "strerror", None) or exc
+        raise ConfigError(f"cannot read {file}: {why}", hint="HADOOP_CONF_DIR is the folder of such files") from None
     pairs = ((each.findtext("name"), each.findtext("value")) for each in tree.iter("property"))
     return {name.strip(): (value or "").strip() for name, value in pairs if name}
 

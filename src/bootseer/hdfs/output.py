@@ -169,6 +169,7 @@ class FileOutput(NewFile):
         """A new block with a pipeline; DataNodes that fail to set it up are left out of the next one."""
         until = time.monotonic() + blockwriter.PATIENCE
         bad: dict[str, DataNode] = {}
+        reasons = set[str]()
         for attempt in range(1, _SETUPS + 1):
             located = self._allocate(list(bad.values()), until)
             try:
@@ -179,7 +180,9 @@ class FileOutput(NewFile):
                 return block
             placement.shun(failed)
             bad |= {node.uuid: node for node in failed}
-            _log.warning("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
+            told = _log.debug if reason in reasons else _log.warning
+            told("a block of %s goes elsewhere (attempt %d): %s", self.path, attempt, reason)
+            reasons.add(reason)
             faults.point("hdfs.output.abandon-block")
             self.namenode.abandon_block(located.block, self.path, self.file_id, deadline=blockwriter.PATIENCE)
             if time.monotonic() >= until:

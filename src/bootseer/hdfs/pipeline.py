@@ -34,7 +34,7 @@ from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import DataNode, Located, storage_ids
 from bootseer.hdfs.sasl.login import LoginFailed
 from bootseer.hdfs.sasl.streams import Stream
-from bootseer.hdfs.sasl.transfer import KeyRefused
+from bootseer.hdfs.sasl.transfer import COMPARE, KeyRefused
 
 CONNECT = 5.0
 """Seconds for a connection to the first DataNode, and for the key of its login."""
@@ -197,7 +197,7 @@ class Pipeline:
                 said = handshake.answer(self._next())
         except LoginFailed as exc:
             if not isinstance(exc, KeyRefused) or not again:
-                raise Broken(f"no login at {self.nodes[0].address}: {exc}", (0,)) from None
+                raise Broken(f"no login at {self.nodes[0].address}: {exc}; {exc.hint}", (0,)) from None
             self._sock.close()
             self._connect()
             return self._log_in(again=False)
@@ -325,6 +325,8 @@ class Pipeline:
         """The first DataNode closed the connection: because of itself, unless another one does not answer."""
         first = self.nodes[0].address
         silent = probe.silent(self.nodes, self.located.block.pool, self._sure)
+        if not self._ready and self._stream is None and self.located.guard.secured():
+            reason += f"; {COMPARE}"
         return Broken(f"the connection to {first} ended: {reason}", silent or (0,))
 
     def _receive(self) -> None:

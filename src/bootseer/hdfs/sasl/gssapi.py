@@ -33,7 +33,8 @@ _MOST = b"\xff\xff\xff"  # bytes that a message to us may have
 
 _AWAY = "check that a KDC of krb5.conf (KRB5_CONFIG) runs and is reachable from here"
 
-# what the library says, the first match wins: (pattern, what to do, error, whether a later try may work)
+# what the library says, but for names of files; the first match wins: (pattern, what to do, error, whether a later try
+# may work)
 _CAUSES: tuple[tuple[str, str, type[BootseerError], bool], ...] = (
     (r"expired", "kinit again, or kinit -R before a renewable ticket ends", PrivilegeError, True),
     (r"[Cc]lock skew", "set the clock of this machine, as NTP does", UnavailableError, True),
@@ -44,6 +45,14 @@ _CAUSES: tuple[tuple[str, str, type[BootseerError], bool], ...] = (
         ConfigError,
         False,
     ),
+    (
+        r"encryption type",
+        "compare permitted_enctypes of krb5.conf (KRB5_CONFIG) with klist -e",
+        ConfigError,
+        False,
+    ),
+    (r"integrity check|Preauth|Client .*not found", "fetch the keytab anew (klist -k), or kinit", PrivilegeError, True),
+    (r"configuration file", "see krb5.conf (KRB5_CONFIG)", ConfigError, False),
     (r"credential|ticket|[Cc]ache|keytab|Keytab", "kinit, or set KRB5CCNAME to your tickets", PrivilegeError, True),
 )
 
@@ -113,7 +122,8 @@ def _call(name: str, *arguments: object) -> int:
     status: int = getattr(_lib(), f"gss_{name}")(byref(minor), *arguments)
     if status & 0xFFFF0000:
         why = (minor.value and _text(minor.value, 2)) or _text(status, 1)
-        known = next((cause for cause in _CAUSES if re.search(cause[0], why)), None)
+        said = re.sub(r"\(filename: .*\)", "", why)
+        known = next((cause for cause in _CAUSES if re.search(cause[0], said)), None)
         _, hint, kind, passing = known or ("", "see klist and krb5.conf (KRB5_CONFIG)", PrivilegeError, True)
         raise LoginFailed(f"Kerberos: {why}", hint, kind, passing=passing)
     return status
@@ -170,9 +180,13 @@ class Kerberos:
             try:
                 return _kdcs.call(lambda: self._step(challenge), self._seconds)
             except LoginFailed as exc:
-                if self._tickets in exc.why or exc.kind is not PrivilegeError:
-                    raise
-                raise LoginFailed(f"{exc.why} ({self._tickets})", exc.hint, passing=exc.passing) from None
+                keytab, config = (os.environ.get(name, "") for name in ("KRB5_CLIENT_KTNAME", "KRB5_CONFIG"))
+                known = [self._tickets, f"keytab {keytab}" if keytab else ""] if exc.kind is PrivilegeError else []
+                if exc.kind is ConfigError and config and not any(map(os.path.exists, config.split(":"))):
+                    known = [f"there is no {config}"]
+                if more := ", ".join(each for each in known if each and each not in exc.why):
+                    raise LoginFailed(f"{exc.why} ({more})", exc.hint, exc.kind, passing=exc.passing) from None
+                raise
             except TimeoutError:
                 why = f"Kerberos: no KDC answered within {self._seconds:.0f} s"
                 raise LoginFailed(why, _AWAY, UnavailableError, passing=True) from None

@@ -22,7 +22,7 @@ from bootseer.hdfs import nameservice
 from bootseer.hdfs.connection import Connection
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import host_port
-from bootseer.hdfs.errors import RemoteError, remote
+from bootseer.hdfs.errors import ANOTHER_TOKEN, RemoteError, remote
 from bootseer.hdfs.framing import frame, line, parse, take, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl import tokens
@@ -113,7 +113,10 @@ def _fit(connection: Connection, who: Identity) -> list[tokens.Token]:
 def _unfit(connection: Connection, who: Identity) -> str:
     """What tokens there are, where they are for others; "" else."""
     with contextlib.suppress(LoginFailed):
-        if who.token_file and not _fit(connection, who):
+        fit = _fit(connection, who)
+        if others := [token.owner for token in fit if who.proxied not in ("", token.owner)]:
+            return f" (HADOOP_PROXY_USER is {who.proxied}, and the token is of {others[0]})"
+        if who.token_file and not fit:
             known = ", ".join(sorted({token.service for token in tokens.read(who.token_file)})) or "none of HDFS"
             return f" ({who.token_file} has no token for {who.service or host_port(connection.address)}: {known})"
     return ""
@@ -121,7 +124,7 @@ def _unfit(connection: Connection, who: Identity) -> str:
 
 def _principal(auth: wire.RpcSasl.Auth, connection: Connection) -> str:
     """The service that the NameNode says it is, where the site says so, too."""
-    if nameservice.folder() is None:
+    if (folder := nameservice.folder()) is None:
         hint = "set HADOOP_CONF_DIR to the folder of the site's core-site.xml and hdfs-site.xml"
         raise LoginFailed("the NameNode wants Kerberos, and HADOOP_CONF_DIR is not set", hint, ConfigError)
     key = "dfs.namenode.kerberos.principal"
@@ -130,7 +133,8 @@ def _principal(auth: wire.RpcSasl.Auth, connection: Connection) -> str:
     told = f"{auth.protocol}/{auth.server_id}"
     right = fnmatchcase(told, wanted) if pattern else wanted.replace("_HOST", auth.server_id) == told
     if not right or ("_HOST" in exact and not pattern and auth.server_id.lower() not in _names(connection)):
-        known = f"{key} in hdfs-site.xml is {wanted or 'not set'}"
+        site = folder / "hdfs-site.xml"
+        known = f"{key} in {site} is {wanted or 'not set'}" if site.exists() else f"there is no {site}"
         raise LoginFailed(f"the NameNode says that it is {told}", f"{known}; is it the right site?", ConfigError)
     # without its realm the library looks for it in krb5.conf
     return f"{told}@{realm}" if realm and "*" not in realm else f"{auth.protocol}@{auth.server_id}"
@@ -170,7 +174,7 @@ def _ask(connection: Connection, message: wire.RpcSasl) -> wire.RpcSasl:
             raise RemoteError(exc.java, "", fatal=True) from None
         known, why = remote(exc, "log in"), f"it refused the login ({exc})".replace(": ", ", ")
         if isinstance(known, PrivilegeError | NotWritableError):
-            raise LoginFailed(why, known.hint, type(known)) from None
+            raise LoginFailed(why, ANOTHER_TOKEN if "DIGEST-MD5" in why else known.hint, type(known)) from None
         raise LoginFailed(why, "is it a NameNode of this site?", UnavailableError) from None
 
 

@@ -35,6 +35,8 @@ _PRIVILEGED = 1024  # ports below can be taken by root only, which is proof enou
 
 AES_SETTING = "dfs.encrypt.data.transfer.cipher.suites = AES/CTR/NoPadding"
 """What a site sets at its DataNodes so that privacy is quick."""
+COMPARE = "compare dfs.data.transfer.protection here and there"
+"""What to do where a login at DataNodes fails, or ends without a word because they want one."""
 _said: set[str] = set()
 
 
@@ -61,7 +63,7 @@ class Guard:
     """
 
     def __init__(self, secured: Callable[[], bool], ask: Callable[[float], wire.DataKey | None]) -> None:
-        self._secured, self._ask = secured, ask
+        self.secured, self._ask = secured, ask
         self._key: wire.DataKey | None = None
 
     def handshake(self, port: int, token: wire.Token, until: float) -> Handshake | None:
@@ -75,7 +77,7 @@ class Guard:
             return Handshake(digest, functools.partial(self._refused, key))
         wanted = nameservice.setting(_PROTECTION)
         # a site that does not say it means: none; of one that is not known a DataNode says it
-        if not self._secured() or port < _PRIVILEGED or (not wanted and nameservice.folder()):
+        if not self.secured() or port < _PRIVILEGED or (not wanted and nameservice.folder()):
             return None
         name, password = base64.b64encode(token.identifier), base64.b64encode(token.password)
         return Handshake(Digest(name, password, _SERVICE, qops(wanted, _PROTECTION)), lambda: None)
@@ -133,7 +135,7 @@ class Handshake:
             self._refused()
             return KeyRefused(why, "try again", UnavailableError, passing=True)
         kind = TokenRefused if told.token_error or "token" in why.lower() else LoginFailed
-        return kind(why, "compare dfs.data.transfer.protection here and there", UnavailableError)
+        return kind(why, COMPARE, UnavailableError)
 
     def _tell_slow(self) -> None:
         if (cipher := self._digest.cipher) and cipher not in _said:
