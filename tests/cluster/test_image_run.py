@@ -190,6 +190,25 @@ def test_what_jobs_need_of_the_kernel_works_and_what_reaches_beyond_does_not(
     assert inside["user namespace"] == (-1, errno.EPERM)
 
 
+@pytest.mark.parametrize(
+    ("then", "code"),
+    [
+        ("os.execv('/bin/sh', ['sh', '-c', 'exit 5'])", 5),
+        ("signal.signal(signal.SIGUSR1, lambda *_: os._exit(6)); os.kill(os.getpid(), signal.SIGUSR1)", 6),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143),
+        ("os.abort()", 134),
+    ],
+)
+def test_a_command_that_has_itself_traced_goes_on(place: Path, environ: dict[str, str], then: str, code: int) -> None:
+    """As programs do that look for a debugger: process 1 is who traces it."""
+    write_image(place / "root", [programs("sh")], config=oci.ContainerConfig())
+    image.ensure(f"oci:{place}/root:v1", str(place / "store"), work_dir=place / "work")
+    shown = [word for folder in ("/usr", "/lib", "/lib64") for word in ("-v", f"{folder}:{folder}:ro")]
+    script = f"import ctypes, os, signal; assert not ctypes.CDLL(None).ptrace(0, 0, 0, 0); {then}; print('on')"
+    done = cli(environ, "image", "run", *shown, f"oci:{place}/root:v1", "/usr/bin/python3", "-S", "-c", script)
+    assert (done.returncode, done.stdout) == (code, ""), done.stderr
+
+
 def test_a_runtime_without_seccomp_runs_containers_without_a_profile_and_says_so(
     place: Path, environ: dict[str, str]
 ) -> None:
@@ -457,6 +476,19 @@ def test_what_is_mounted_in_its_place_is_no_process_1(place: Path, environ: dict
     done = cli(environ, "image", "run", "-v", f"/dev:{at}", f"oci:{place}/layout:v1", "--", "sh", "-c", "echo $$")
     assert (done.returncode, done.stdout) == (0, "1\n")
     assert "the command is process 1" in done.stderr
+
+
+def test_a_command_that_is_often_process_1_is_told_how_it_gets_that(place: Path, environ: dict[str, str]) -> None:
+    write_image(place / "root", [[*programs("sh"), Member("init", "symlink", link="bin/sh")]])
+    image.ensure(f"oci:{place}/root:v1", str(place / "store"), work_dir=place / "work")
+    words = (f"oci:{place}/root:v1", "--", "/init", "-c", "echo $$")
+    done = cli(environ, "image", "run", *words)
+    (line,) = done.stderr.splitlines()
+    assert "/init may insist on being process 1" in line
+    assert int(done.stdout) > 1
+    how = line.rpartition(": ")[2].split()[:2]
+    done = cli(environ, "image", "run", *how, *words)
+    assert done.stdout == "1\n", done.stderr
 
 
 @pytest.mark.parametrize("kind", ["x86_64", "aarch64"])

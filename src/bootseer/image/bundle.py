@@ -33,6 +33,8 @@ from bootseer.wiretypes import loaded
 log = logging.getLogger(__name__)
 
 INIT = "/dev/init"
+_FIRST = ("init", "systemd")
+"""Commands so called are often those of s6-overlay or a whole system."""
 _STATE_SECONDS = 30.0
 _GUARD_SECONDS = 5.0
 
@@ -212,6 +214,9 @@ def _give_init(document: dict[str, Any], place: Path) -> bool:
     if not program.exists() or not {"/", "/dev", INIT}.isdisjoint(hiding):
         log.warning("the command is process 1 of its container: there is no init for this machine, or no place for it")
         return False
+    if os.path.basename(command := document["process"]["args"][0]) in _FIRST:
+        how = f"-v /dev/null:{INIT} makes it that"
+        log.warning("%s may insist on being process 1 of the container, which it is not: %s", command, how)
     place.write_bytes(program.read_bytes())
     place.chmod(0o555)
     options = ["bind", "ro", "nosuid", "nodev"]

@@ -4,7 +4,7 @@
  * It needs nothing of the image: no C library, no file. build.sh makes the programs beside this file. */
 
 #if defined __x86_64__
-enum { WRITE = 1, SIGACTION = 13, SIGPROCMASK = 14, CLONE = 56, EXECVE = 59, WAIT4 = 61, KILL = 62, SIGTIMEDWAIT = 128, EXIT_GROUP = 231 };
+enum { WRITE = 1, SIGACTION = 13, SIGPROCMASK = 14, CLONE = 56, EXECVE = 59, WAIT4 = 61, KILL = 62, PTRACE = 101, SIGTIMEDWAIT = 128, EXIT_GROUP = 231 };
 
 static long call(long number, long a, long b, long c, long d)
 {
@@ -17,7 +17,7 @@ static long call(long number, long a, long b, long c, long d)
 __asm__(".globl _start\n_start: mov %rsp, %rdi\n and $-16, %rsp\n call first\n");
 
 #elif defined __aarch64__
-enum { WRITE = 64, EXIT_GROUP = 94, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, CLONE = 220, EXECVE = 221, WAIT4 = 260 };
+enum { WRITE = 64, EXIT_GROUP = 94, PTRACE = 117, KILL = 129, SIGACTION = 134, SIGPROCMASK = 135, SIGTIMEDWAIT = 137, CLONE = 220, EXECVE = 221, WAIT4 = 260 };
 
 static long call(long number, long a, long b, long c, long d)
 {
@@ -33,7 +33,7 @@ static long call(long number, long a, long b, long c, long d)
 __asm__(".globl _start\n_start: mov x0, sp\n b first\n");
 #endif
 
-enum { SIGHUP = 1, SIGCHLD = 17, SET_MASK = 2, NO_HANG = 1, NO_ENTRY = 2, NO_ACCESS = 13, PATH_MAX = 4096 };
+enum { SIGHUP = 1, SIGTRAP = 5, SIGCHLD = 17, SET_MASK = 2, NO_HANG = 1, DETACH = 17, NO_ENTRY = 2, NO_ACCESS = 13, PATH_MAX = 4096 };
 
 static void say(const char *text)
 {
@@ -116,7 +116,9 @@ __attribute__((noreturn, used)) void first(unsigned long *stack)
             int status;
             long ended;
             while ((ended = call(WAIT4, -1, (long)&status, NO_HANG, 0)) > 0)
-                if (ended == child)
+                if ((status & 127) == 127) /* it has itself traced by us (PTRACE_TRACEME), and stopped: let it go on */
+                    call(PTRACE, DETACH, ended, 0, status >> 8 == SIGTRAP ? 0 : status >> 8);
+                else if (ended == child)
                     leave(status & 127 ? 128 + (status & 127) : status >> 8 & 255);
         } else if (number > 0 && ((info[2] == 0 && info[4] == 0) || (number == SIGHUP && info[2] > 0))) {
             /* From outside. What a process in here or the terminal sends to the group comes to the command itself;
