@@ -20,6 +20,7 @@ from bootseer.errors import ConfigError, DataError, NotFoundError, UnavailableEr
 from bootseer.fsmount import FsMount, FsStatus, client
 from bootseer.fsmount.record import MountRecord, ServerSpec
 from bootseer.kernel import mount as mounts
+from bootseer.served.client import records
 from bootseer.stripefs import StripeFS, open_fs
 from support.waits import together, until
 
@@ -409,3 +410,30 @@ def test_what_was_read_is_all_that_the_next_mount_prefetches(fs, tmp_path, confi
     finally:
         made.unmount()
     assert [path.name for path in (Path(config.state_dir) / "fs").iterdir()] == []
+
+
+def test_the_figures_of_a_node_do_not_wait_for_a_folder_above_a_mount_that_hangs(tmp_path: Path) -> None:
+    """As below an NFS whose server is gone. One is mounted there by that name, of another nobody knows."""
+    names = {name: tmp_path / "hung" / name for name in ("mounted", "unknown")}
+    for name, place in names.items():
+        place.mkdir(parents=True)
+        (tmp_path / "state/fs" / name).mkdir(parents=True, mode=0o700)
+        record = MountRecord(id=name, url="/x", mountpoint=str(place), began=1)
+        records(tmp_path / "state/fs", MountRecord).save(record)
+    mounts.mount("x", names["mounted"], "tmpfs")
+    device = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0,default_permissions"
+    mounts.mount("hung", tmp_path / "hung", "fuse", data=options)
+    try:
+        environ = {f"BOOTSEER_{one.upper()}_DIR": str(tmp_path / one) for one in ("state", "cache", "node")}
+        argv = [sys.executable, "-m", "bootseer.cli.main", "node", "status", "--metrics"]
+        done = subprocess.run(argv, env={**os.environ, **environ}, capture_output=True, text=True, timeout=30)
+    finally:
+        os.close(device)
+        mounts.unmount(tmp_path / "hung", lazy=True)
+        mounts.unmount(names["mounted"])
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"whether {names['unknown']} is still mounted" in line
+    assert 'bootseer_node_servers{kind="fs",state="dead"} 1\n' in done.stdout
+    assert 'bootseer_node_servers{kind="fs",state="silent"} 1\n' in done.stdout

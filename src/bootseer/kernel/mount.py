@@ -211,9 +211,9 @@ def _named(target: str | Path) -> str:
 
 def find(target: str | Path) -> MountEntry | None:
     """The topmost mount on exactly ``target``, or on what that links to, or None. Never touches the mount itself, which
-    may be dead or slow."""
-    path = real(target)
-    return next((entry for entry in reversed(list(entries())) if entry.target == path), None)
+    may be dead or slow; nor the folders above it, where something is mounted by that very name."""
+    found = {entry.target: entry for entry in entries()}
+    return found.get(os.path.abspath(target)) or found.get(real(target))
 
 
 def fstype(path: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,13 +17,16 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.folders import trusted
 from bootseer.fsmount.record import FsStatus, MountRecord
+from bootseer.hdfs.deadline import Workers
 from bootseer.kernel.mount import is_mounted
 from bootseer.prometheus import labels, metric
 from bootseer.served.client import ask, records
 from bootseer.served.protocol import GoneError, Request
 
+log = logging.getLogger(__name__)
 _SECONDS = 5.0
 _AT_ONCE = 16
+_looks = Workers("mount points")
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,11 +98,15 @@ def look(config: Config) -> Figures:
 
 def _ask(kind: type[TreeStatus] | type[FsStatus], place: tuple[Path, Path]) -> TreeStatus | FsStatus | str:
     """What the server says whose state is in the first folder of ``place``, or its state: ``gone`` where nothing is
-    mounted any more in the second one either."""
+    mounted any more in the second one either. That may lie below a file system that does not answer."""
     folder, mounted = place
     try:
         return ask(folder, Request("status"), kind, timeout=_SECONDS)
     except GoneError:
-        return "dead" if is_mounted(mounted) else "gone"
+        try:
+            return "dead" if _looks.call(partial(is_mounted, mounted), _SECONDS) else "gone"
+        except (BootseerError, OSError):
+            log.warning("nobody knows whether %s is still mounted: a folder above it does not answer", mounted)
     except (BootseerError, OSError):
-        return "silent"
+        pass
+    return "silent"
