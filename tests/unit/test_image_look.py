@@ -19,7 +19,7 @@ from bootseer.blocks.profiles.library import ProfileKey
 from bootseer.blocks.without_mount import look
 from bootseer.cli import store
 from bootseer.cli.image import app
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, UnavailableError
 from bootseer.image import record as records
 from bootseer.objects.folder import FolderStore
 from support.images import Member, folder, write_image
@@ -161,6 +161,23 @@ def test_images_are_named_by_digest_digits_and_platform(tmp_path: Path) -> None:
         site.text("inspect", digest, "--platform", "linux/s390x")
     assert "linux/arm64" in site.text("rm", digest, "--platform", "linux/arm64", "--json")
     assert {row["platform"] for row in site.images()} == {host}
+
+
+def test_a_name_goes_before_the_digits_of_another_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object, **__: object) -> str:
+        raise UnavailableError("no such registry")
+
+    monkeypatch.setattr("bootseer.oci.resolve_digest", gone)
+    site = Site(tmp_path)
+    for digits in (site.record.image[7:13], site.record.image[7:18]):
+        named = msgspec.structs.replace(
+            site.record, reference=f"docker.io/library/{digits}:latest", image=f"sha256:{'5' * 64}"
+        )
+        assert records.save(site.store, named)
+        said = site.text("rm", digits)
+        assert said.startswith(f"removed docker.io/library/{digits}:latest (5555"), said
+        assert len(site.images()) == 2
+        assert site.text("inspect", digits)
 
 
 def test_only_another_platform_is_found_by_digits(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from bootseer.oci.spec import Platform
 _SHOWN = 12
 """Digits of an image that are printed."""
 _ID = re.compile(r"(?:sha256:)?([0-9a-f]{6,64})")
-"""Fewer than `_SHOWN` may be a name, too: it is that of an image where they begin none in the store."""
+"""Fewer than `_SHOWN` may be a name, too: they are where an image was converted by it, or none begins with them."""
 
 
 def resolve(
@@ -72,6 +72,8 @@ def named(
     platform = str(Platform.parse(platform)) if platform else ""
     if digits := _ID.fullmatch(text):
         images = records.platforms(store, digits[1])
+        if images and len(text) < _SHOWN and _is_name(text, store):
+            images = {}
         if len(images) > 1:
             raise ConfigError(f"several images begin with {digits[1]}", hint="give more digits")
         for image, found in images.items():
@@ -82,6 +84,12 @@ def named(
         if text.startswith("sha256:") or len(digits[1]) >= _SHOWN:
             raise NotFoundError(f"no image {text} in store {store.shown}", hint="bootseer store ls prints them")
     return [resolve(text, store, platform=platform, plain_http=plain_http, config=config)]
+
+
+def _is_name(text: str, store: Store) -> bool:
+    """Whether an image was converted by the name ``text``."""
+    name = str(oci.Reference.parse(text))
+    return any(one.reference == name for one in records.listing(store))
 
 
 def only(
