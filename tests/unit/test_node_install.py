@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from bootseer.cli.node import app
-from bootseer.errors import ConfigError, UnavailableError
+from bootseer.errors import BootseerError, ConfigError, UnavailableError
 from bootseer.kernel import flock
 
 
@@ -67,6 +67,18 @@ def test_the_unit_of_something_else_stays(unit: Path) -> None:
         with pytest.raises(ConfigError, match="something else than bootseer node serve"):
             node(verb, unit, "--csi")
     assert unit.read_text() == text
+
+
+def test_a_slurm_that_does_not_answer_keeps_no_unit_where_it_has_no_scripts(
+    unit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent() -> dict[str, str]:
+        raise BootseerError("scontrol failed")
+
+    monkeypatch.setattr("bootseer.slurm.site.settings", silent)
+    node("install", unit)
+    node("uninstall", unit, f"--slurm-dir={unit.parent}/none", f"--containerd-root={unit.parent}/none")
+    assert not unit.exists()
 
 
 @pytest.mark.root

@@ -88,7 +88,7 @@ def uninstall(prefix: Path) -> list[Path]:
     """
     found = [path for name in _NAMES if _is_ours(path := prefix / name)]
     try:
-        config = settings()
+        config = settings() if found else {}
     except NotFoundError:  # no Slurm
         config = {}
     except BootseerError as exc:
