@@ -54,6 +54,10 @@ def age_text(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
+def count_text(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
 def one_line(text: str) -> str:
     """``text`` without what would move the cursor."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import Bars, count_text, understood
+from bootseer.cli._shared import Bars, understood
 from bootseer.errors import NotFoundError
-from bootseer.units import parse_size, size_text
+from bootseer.units import count_text, parse_size, size_text
 
 if TYPE_CHECKING:
     from bootseer.stripefs import FileStat, StripeFS

@@ -22,6 +22,7 @@ from bootseer.errors import ConfigError, doing
 from bootseer.units import MOST, MOST_SECONDS, one_line, parse_age
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.progress import TaskID
 
     from bootseer.config import Config
@@ -228,7 +229,6 @@ class Bars:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> None:
     """A plain table on stdout; columns are set right except those in ``left``. Long texts are never cut."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -238,12 +238,19 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=name not in left)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
-    # Piped, a line is as long as it needs to be: whoever greps wants whole paths.
-    Console(width=None if sys.stdout.isatty() else 1000, markup=False, highlight=False).print(table)
+    print_whole(table)
 
 
-def count_text(count: int, one: str, many: str) -> str:
-    return f"{count} {one if count == 1 else many}"
+def print_whole(*shown: RenderableType) -> None:
+    """On stdout. Piped, a line is as long as it needs to be, as whoever greps wants whole paths; on a terminal it is at
+    least as wide as its table, which would cut figures."""
+    from rich.console import Console, Group
+    from rich.measure import Measurement
+
+    console, lines = Console(), Group(*shown)
+    least = Measurement.get(console, console.options.update(max_width=1000), lines).minimum
+    width = max(least, console.width if sys.stdout.isatty() else 1000)
+    Console(width=width, markup=False, highlight=False).print(lines)
 
 
 def print_json(value: object) -> None:

@@ -16,7 +16,6 @@ from bootseer.cli._shared import (
     StoreUrl,
     add_verbs,
     answer,
-    count_text,
     open_shared,
     print_json,
     print_table,
@@ -25,7 +24,7 @@ from bootseer.cli._shared import (
     understood,
 )
 from bootseer.errors import ConfigError, DataError, NotFoundError
-from bootseer.units import one_line, parse_size, size_text
+from bootseer.units import count_text, one_line, parse_size, size_text
 
 if TYPE_CHECKING:
     from bootseer.chunks.check import Check

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bootseer.cli._shared import AsJson, DryRun, answer, count_text, settings
+from bootseer.cli._shared import AsJson, DryRun, answer, settings
 from bootseer.errors import BootseerError
+from bootseer.units import count_text
 
 _SECONDS = 120.0
 

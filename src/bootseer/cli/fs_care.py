@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from bootseer.cli._fs import Url, files_text, place, progress
-from bootseer.cli._shared import AsJson, DryRun, age_value, answer, count_text, print_json, print_table
-from bootseer.units import age_text, one_line, size_text
+from bootseer.cli._shared import AsJson, DryRun, age_value, answer, print_json, print_table
+from bootseer.units import age_text, count_text, one_line, size_text
 
 
 def fsck(

@@ -27,7 +27,6 @@ from bootseer.cli._shared import (
     Volumes,
     add_verbs,
     answer,
-    count_text,
     notice,
     open_shared,
     settings,
@@ -39,7 +38,7 @@ from bootseer.cli.image_touched import touched
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.folders import private_folder
 from bootseer.oci.spec import ContainerConfig, ImageConfig
-from bootseer.units import one_line, size_text
+from bootseer.units import count_text, one_line, size_text
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from bootseer.cli._shared import (
     PlainHttp,
     Ref,
     StoreUrl,
-    count_text,
     open_shared,
     print_json,
     print_table,
@@ -21,7 +20,7 @@ from bootseer.cli._shared import (
 )
 from bootseer.cli.image_look import opened
 from bootseer.errors import NotFoundError
-from bootseer.units import size_text
+from bootseer.units import count_text, size_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, answer, count_text, settings
+from bootseer.cli._shared import AsJson, answer, settings
 from bootseer.errors import (
     BootseerError,
     ConfigError,
@@ -30,6 +30,7 @@ from bootseer.kernel import flock
 from bootseer.kernel import mount as mounts
 from bootseer.node import unit as units
 from bootseer.slurm import jobfolder, site
+from bootseer.units import count_text
 
 Containerd = Annotated[bool, typer.Option("--containerd", help="The snapshotter for containerd")]
 Csi = Annotated[bool, typer.Option("--csi", help="The CSI driver: volumes of pods")]

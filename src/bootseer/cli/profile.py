@@ -17,7 +17,7 @@ from bootseer.cli.profile_fleet import check, fleet, given_paths, growth
 from bootseer.cli.profile_import import import_
 from bootseer.cli.profile_serve import serve, side_by_side, token_in
 from bootseer.errors import ConfigError
-from bootseer.units import one_line, size_text
+from bootseer.units import count_text, one_line, size_text
 
 if TYPE_CHECKING:
     from bootseer.profile.events import EventLog, Identity
@@ -176,7 +176,8 @@ def export(
     if form == "parquet":
         if str(output) == "-" or any(part is not None for part in (job, attempt, cycle)):
             raise typer.BadParameter("parquet is for every start-up, in a file: name it with -o")
-        typer.echo(f"{output}: {starts.compact(given_paths(events), output)} start-ups", err=True)
+        count = starts.compact(given_paths(events), output)
+        typer.echo(f"{output}: {count_text(count, 'start-up', 'start-ups')}", err=True)
         return
     if form not in ("chrome", "html", "otlp", "prometheus"):
         raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html, otlp, prometheus or parquet")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from bootseer.cli._shared import AsJson, Limit, age_value, print_json, print_table
+from bootseer.cli._shared import AsJson, Limit, age_value, print_json, print_table, print_whole
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.units import one_line
 
@@ -46,8 +46,6 @@ def fleet(
 
     Example: bootseer profile fleet /shared/starts --period day --since 14d
     """
-    from rich.console import Console
-
     from bootseer.profile import fleet as analysis
     from bootseer.profile import fleet_text
 
@@ -56,7 +54,7 @@ def fleet(
     if as_json:
         print_json(report)
     else:
-        Console().print(fleet_text.render(report, limit=limit))
+        print_whole(fleet_text.render(report, limit=limit))
 
 
 def growth(
@@ -90,8 +88,6 @@ def growth(
 
     Example: bootseer profile growth --sim 8,512,10000 --site datanodes=100
     """
-    from rich.console import Console
-
     from bootseer.profile import fleet_text, starts
 
     if sim:
@@ -107,12 +103,10 @@ def growth(
     if as_json:
         print_json(report)
     else:
-        Console().print(fleet_text.growth(report, limit=limit))
+        print_whole(fleet_text.growth(report, limit=limit))
 
 
 def _simulate(paths: list[Path] | None, sizes: str, sites: list[str], svg: Path | None, as_json: bool) -> None:
-    from rich.console import Console
-
     from bootseer.cli._shared import write_out
     from bootseer.profile.sim import sweep
 
@@ -122,7 +116,7 @@ def _simulate(paths: list[Path] | None, sizes: str, sites: list[str], svg: Path 
     if as_json:
         print_json(found)
     else:
-        Console().print(sweep.render(found))
+        print_whole(sweep.render(found))
 
 
 def _counts(text: str, most: int) -> list[int]:

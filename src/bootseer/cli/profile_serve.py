@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bootseer.cli._shared import print_json
+from bootseer.cli._shared import print_json, print_whole
 from bootseer.cli.profile_fleet import Paths, given_paths
 from bootseer.errors import ConfigError, NotFoundError, doing, extra
 
@@ -91,8 +91,6 @@ def _connections() -> int:
 
 def side_by_side(before: list[Path], after: list[Path], as_json: bool) -> None:
     """The last start-up of ``after`` beside that of ``before``; where these are the same, beside the one before it."""
-    from rich.console import Console
-
     from bootseer.profile import analysis, card, events, starts
     from bootseer.profile import compare as comparison
     from bootseer.profile.events import identity_text
@@ -107,7 +105,7 @@ def side_by_side(before: list[Path], after: list[Path], as_json: bool) -> None:
         return
     reports = [analysis.analyse(log.by_identity()[one], one) for log, one in zip(logs, chosen, strict=True)]
     titles = [identity_text(*one) for one in chosen]
-    Console().print(card.render_side_by_side(list(zip(titles, reports, strict=True))))
+    print_whole(card.render_side_by_side(list(zip(titles, reports, strict=True))))
 
 
 def _earlier(log: EventLog) -> tuple[str, str, int]:

@@ -12,7 +12,7 @@ from rich.text import Text
 from bootseer.profile.card import add, new_table
 from bootseer.profile.fleet import FleetReport, Group
 from bootseer.profile.growth import GrowthReport, SizeClass
-from bootseer.units import one_line
+from bootseer.units import count_text, one_line
 
 _BAR = 12
 
@@ -20,7 +20,8 @@ _BAR = 12
 def render(report: FleetReport, *, limit: int = 20) -> RenderableType:
     """All tables; the last ``limit`` periods (0: all)."""
     total = report.total
-    head = f"{total.starts} start-ups of {report.jobs} jobs: {_hours(total.hours)} GPU-hours before the first step"
+    counts = count_text(total.starts, "start-up", "start-ups"), count_text(report.jobs, "job", "jobs")
+    head = f"{' of '.join(counts)}: {_hours(total.hours)} GPU-hours before the first step"
     parts: list[RenderableType] = [Text(head)]
     parts.append(Text(f"p50 {_seconds(total.p50)}, p90 {_seconds(total.p90)}, p99 {_seconds(total.p99)}"))
     if report.starts_per_job:

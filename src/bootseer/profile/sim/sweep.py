@@ -18,6 +18,7 @@ from bootseer.profile.card import add, new_table
 from bootseer.profile.sim.measured import from_registry, jobs, spread_of, ways
 from bootseer.profile.sim.model import Outcome, Site, Way, simulate
 from bootseer.profile.sim.recorded import recorded
+from bootseer.units import count_text
 from bootseer.wiretypes import known
 
 MOST = 100_000
@@ -115,7 +116,8 @@ def of(paths: Sequence[Path] | None, sizes: Sequence[int], given: Sequence[str])
     found = recorded(report, Site(**named))
     if found.link_mbit:
         named = {"node_mbit": found.link_mbit} | named
-    about = f"{events.identity_text(report.job, report.attempt, report.cycle)}, as recorded on {found.nodes} nodes"
+    nodes = count_text(found.nodes, "node", "nodes")
+    about = f"{events.identity_text(report.job, report.attempt, report.cycle)}, as recorded on {nodes}"
     return sweep([found.way], Site(**named), sizes, about=about, spread=found.spread)
 
 
