@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -150,11 +152,28 @@ def test_a_mistake_is_told_in_a_line(argv: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def shown() -> list[str]:
+    """The table of 10,000 nodes in the page."""
+    text = (Path(pages.__file__).parents[2] / pages.PAGE).read_text()
+    return re.findall("^10,000  .*|^ nodes  way .*", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("way", ["local", "bootseer"])
+def test_the_table_of_the_page_is_what_the_model_says(way: str) -> None:
+    """Two lines of it: all take half a minute, see below."""
+    (line,) = [line for line in shown() if line.startswith(f"10,000  {way}  ")]
+    made = simulate(WAYS[way], Site(), 10_000, spread=measured.spread_of(JOBS["torch"]))
+    assert line.split()[2:6:2] == [f"{one:,.1f}" for one in (max(made.ready), statistics.median(made.ready))]
+
+
 @pytest.mark.soak
 @pytest.mark.serial
 def test_ten_thousand_nodes_in_a_minute_and_a_gigabyte() -> None:
     began = time.monotonic()
-    done = command("--sim", "10000", "--json")
+    done = command("--sim", "10000")
     assert not done.returncode, done.stderr
     assert time.monotonic() - began < 60
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1 << 20  # KiB, of the largest process until now
+    table = shown()
+    assert len(table) == 9
+    assert set(table) <= {line.rstrip() for line in done.stdout.splitlines()}
