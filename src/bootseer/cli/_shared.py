@@ -250,7 +250,7 @@ def print_whole(*shown: RenderableType) -> None:
     console, lines = Console(), Group(*shown)
     least = Measurement.get(console, console.options.update(max_width=1000), lines).minimum
     width = max(least, console.width if sys.stdout.isatty() else 1000)
-    Console(width=width, markup=False, highlight=False).print(lines)
+    Console(width=width, height=console.height, markup=False, highlight=False).print(lines)
 
 
 def print_json(value: object) -> None:
