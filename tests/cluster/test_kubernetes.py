@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import random
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +42,7 @@ pytestmark = [
 pytest.importorskip("grpc")
 
 from support import kubernetes  # noqa: E402
-from support.kubernetes import Kubernetes  # noqa: E402
+from support.kubernetes import Kubernetes, Machine  # noqa: E402
 
 if reason := kubernetes.missing():
     pytest.skip(reason, allow_module_level=True)
@@ -244,6 +251,180 @@ def test_an_indexed_job_on_two_nodes(site: Site) -> None:
     assert sorted((words[0], words[-1]) for words in said) == [(SUM, "0"), (SUM, "1")]
     for node, count in zip(cluster.nodes, before, strict=True):
         assert node.node.bytes_received() - count < site.layer_bytes / 2
+
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >{asked}/$$.new && mv {asked}/$$.new {asked}/$$.ask
+while [ ! -e {asked}/$$.done ]; do sleep 0.1; done
+"""
+"""Has somebody outside of the pod do what systemd would, which these nodes do not have."""
+
+
+class Host:
+    """What the pods of the DaemonSet find on ``node``, whose containerd is an ordinary one meanwhile: folders of its
+    own for units and programs, and a ``systemctl``."""
+
+    def __init__(self, node: Machine, here: Path) -> None:
+        self.node, self._asked, self._over = node, here / "asked", threading.Event()
+        self.unit, self.programs = here / "units/bootseer-node.service", here / "programs"
+        self.serves = False
+        self._here = here
+
+    def __enter__(self) -> Host:
+        here, node = self._here, self.node
+        for place in (self._asked, self.unit.parent, self.programs):
+            place.mkdir(parents=True)
+        (here / "systemctl").write_text(SYSTEMCTL.format(asked=self._asked))
+        (here / "systemctl").chmod(0o755)
+        places = {"units": "/etc/systemd/system", "programs": "/opt/bootseer", "systemctl": "/usr/bin/systemctl"}
+        steps = [f"mount --bind {here}/{name} {at}" for name, at in places.items()]
+        with contextlib.ExitStack() as undo:
+            with contextlib.suppress(FileExistsError):
+                Path("/opt/bootseer").mkdir()
+                undo.callback(Path("/opt/bootseer").rmdir)
+            subprocess.run(node.inside("sh", "-ec", "\n".join(steps)), check=True)
+            undo.callback(subprocess.run, node.inside("umount", *places.values()), check=True)
+            node.stop("containerd")
+            node.stop("service")
+            undo.callback(node.start, "service", "containerd")
+            undo.callback((node.here / "containerd.toml").write_text, (node.here / "containerd.toml").read_text())
+            (node.here / "containerd.toml").write_text(node.plain)
+            node.start("containerd")
+            undo.callback(node.stop, "containerd")
+            undo.callback(lambda: self.serves and node.stop("service"))
+            thread = threading.Thread(target=self._serve)
+            thread.start()
+            undo.callback(thread.join)
+            undo.callback(self._over.set)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def _serve(self) -> None:
+        while not self._over.wait(0.1):
+            for ask in self._asked.glob("*.ask"):
+                verb = ask.read_text().split()[0]
+                if verb in ("stop", "restart") and self.serves:
+                    self.node.stop("service")
+                    self.serves = False
+                if verb == "restart":
+                    self.node.start("service", argv=self.words())
+                    until(lambda: self.status() == 0, 60.0, "the service of the unit")
+                    self.serves = True
+                ask.rename(ask.with_suffix(".done"))
+
+    def words(self) -> list[str]:
+        (line,) = [line for line in self.unit.read_text().splitlines() if line.startswith("ExecStart=")]
+        return shlex.split(line.partition("=")[2])
+
+    def status(self) -> int:
+        argv = self.node.command([self.words()[0], "node", "status"])
+        return subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode
+
+
+def test_a_daemonset_installs_updates_and_removes_the_service_under_a_pod(site: Site, tmp_path: Path) -> None:
+    """By ``deploy/kubernetes``. The service is none of its pods' processes."""
+    cluster, node = site.cluster, site.cluster.nodes[1]
+    registry, name = site.plain.partition("/")[0], "kube-system"
+    program = """#!/bin/sh
+        code="import sys; sys.argv[0] = '/opt/bootseer/{version}/bin/bootseer'"
+        exec env {environ} {python} -c "$code; from bootseer.cli.main import main; main()" "$@"
+    """
+    environ = shlex.join(f"{key}={value}" for key, value in node.environ.items())
+    for version in ("v1", "v2"):
+        text = program.format(version=version, environ=environ, python=sys.executable)
+        bin = f"opt/bootseer/{version}/bin"
+        layer = [
+            *BUSYBOX,
+            *(
+                Member(f"bin/{one}", "symlink", link="busybox")
+                for one in ("cp", "mv", "rm", "grep", "nsenter", "mount")
+            ),
+            *map(folder, ("opt", "opt/bootseer", f"opt/bootseer/{version}", bin)),
+            Member(f"{bin}/bootseer", data=text.encode(), mode=0o755),
+            Member(f"{bin}/busybox", data=Path("/bin/busybox").read_bytes(), mode=0o755),
+        ]
+        write_image(tmp_path / "layout", [layer], tag=version)
+        push(f"oci:{tmp_path}/layout:{version}", f"{registry}/kubernetes/node:{version}")
+    shutil.copytree(DEPLOY, tmp_path / "kubernetes")
+
+    def apply(base: str, version: str, *changes: dict[str, object]) -> None:
+        there = "/spec/template/spec"
+        patch = [
+            {"op": "add", "path": f"{there}/hostNetwork", "value": True},
+            {"op": "replace", "path": f"{there}/nodeSelector", "value": {"kubernetes.io/hostname": node.name}},
+            *changes,
+        ]
+        kind = {
+            "resources": [f"../kubernetes/{base}"],
+            "images": [{"name": "registry.example.org/bootseer-node", "newName": f"{registry}/kubernetes/node",
+                        "newTag": version}],
+            "patches": [{"target": {"kind": "DaemonSet"}, "patch": json.dumps(patch)}],
+        }  # fmt: skip
+        (tmp_path / "site").mkdir(exist_ok=True)
+        (tmp_path / "site/kustomization.yaml").write_text(json.dumps(kind))
+        cluster.kubectl("apply", "-k", str(tmp_path / "site"))
+
+    def rolled_out() -> None:
+        cluster.kubectl("rollout", "status", "-n", name, "daemonset/bootseer-node", "--timeout=110s")
+
+    args = ["install", "--csi", f"--kubelet-dir={node.here}/kubelet"]
+    change = {"op": "replace", "path": "/spec/template/spec/initContainers/0/args", "value": args}
+    with Host(node, tmp_path / "host") as host:
+        try:
+            apply("node-service", "v1", change)
+            rolled_out()
+            assert host.words()[0] == "/opt/bootseer/v1/bin/bootseer"
+            assert "--csi" in host.words()
+
+            volume = {"name": "v", "csi": {"driver": "bootseer.io", "volumeAttributes": {"image": site.converted}}}
+            loop = "while true; do sha256sum < /v/data/noise || exit 1; sleep 0.2; done"
+            mounted = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+            cluster.pod("reader", site.plain, "sh", "-c", loop, container=mounted, volumes=[volume], nodeName=node.name)
+            cluster.await_phase("reader", "Running")
+
+            def turns() -> int:
+                lines = cluster.kubectl("logs", "reader").splitlines()
+                assert {line.split()[0] for line in lines} <= {SUM}
+                return len(lines)
+
+            until(turns, 60.0, "the first turn of the reader")
+            command = node.inside("/opt/bootseer/v1/bin/busybox", "sleep", "1000")
+            with subprocess.Popen(command, start_new_session=True) as lasting:
+                apply("node-service", "v2", change)
+                rolled_out()
+                assert host.words()[0] == "/opt/bootseer/v2/bin/bootseer"
+                assert sorted(os.listdir(host.programs)) == ["v1", "v2"]  # somebody runs what is in it
+                before = turns()
+                until(lambda: turns() > before, 60.0, "another turn of the reader")
+                pod = cluster.await_phase("reader", "Running")
+                assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
+                os.killpg(lasting.pid, signal.SIGKILL)
+
+            apply("node-removal", "v2")
+            said = "1 volume of a pod is mounted"
+            every = ("-n", name, "-l", "app=bootseer-node")
+
+            def refused() -> bool:
+                with contextlib.suppress(AssertionError):  # it is about to be tried again
+                    return said in cluster.kubectl("logs", *every, "-c", "node")
+                return False
+
+            until(refused, 60.0, said, step=0.5)
+            assert host.unit.exists()
+            before = turns()
+            until(lambda: turns() > before, 60.0, "another turn of the reader")
+            cluster.kubectl("delete", "pod", "reader", "--grace-period=1")
+            cluster.kubectl("delete", "pod", *every)  # its next one begins at once
+            rolled_out()
+            assert not host.unit.exists()
+            assert not host.serves
+            assert os.listdir(host.programs) == []
+            cluster.kubectl("delete", "-k", str(tmp_path / "site"))
+        finally:
+            cluster.kubectl("delete", "daemonset", "-n", name, "--all", "--wait")
 
 
 def test_uninstalling_says_what_is_left_to_do(site: Site) -> None:

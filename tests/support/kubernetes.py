@@ -111,7 +111,7 @@ class Machine:
         self._address, self._config = node.address, f"--kubeconfig={config}"
         self.root, self.socket = here / "snapshotter", here / "socket/snapshotter.sock"
         self.containerd = str(here / "containerd.sock")
-        self._environ = {
+        self.environ = {
             "BOOTSEER_STORE": site.store,
             "BOOTSEER_CACHE_DIR": str(here / "cache"),
             "BOOTSEER_STATE_DIR": str(here / "state"),
@@ -128,7 +128,9 @@ class Machine:
             (here / folder).mkdir(parents=True)
         ours = settings.text("2", self.root, self.socket, host_platform())
         version, _, rest = ours.partition("\n\n")
-        (here / "containerd.toml").write_text(f"{version}\n{_CONTAINERD.format(here=here, pause=site.pause)}\n{rest}")
+        self.plain = f"{version}\n{_CONTAINERD.format(here=here, pause=site.pause)}\n"
+        """The settings of containerd without the snapshotter."""
+        (here / "containerd.toml").write_text(self.plain + rest)
         (here / "hosts" / site.registry / "hosts.toml").write_text(f'server = "http://{site.registry}"\n')
         (here / "cni/10-none.conflist").write_text(json.dumps(_CNI))
         runtime = {"containerRuntimeEndpoint": f"unix://{self.containerd}", "cgroupRoot": f"/{self.cgroup}"}
@@ -185,11 +187,11 @@ class Machine:
                 keeper.wait(30)
 
     def start(self, *names: str, argv: Sequence[str] = ()) -> None:
-        """Start these programs; one that is none of a node's with ``argv``."""
+        """Start these programs; ``argv``: another command for it."""
         for name in names:
-            words = [str(KUBE / name), *argv] if argv else self._argv(name)
+            words = argv or self._argv(name)
             self._running[name] = self._services.enter_context(service(self.command(words), self.here / f"{name}.log"))
-            if name == "service":
+            if name == "service" and not argv:
                 until(lambda: self.socket.exists(), 60.0, "the service", step=0.05)
 
     def kill(self, name: str) -> None:
@@ -204,7 +206,7 @@ class Machine:
     def stop(self, name: str) -> None:
         """As its service manager does."""
         process = self._running.pop(name)
-        for pid in _children(process.pid):
+        for pid in _children(process.pid) if process.poll() is None else ():
             os.kill(pid, signal.SIGTERM)
         process.wait(30)
 
@@ -226,7 +228,7 @@ class Machine:
     def command(self, argv: Sequence[str]) -> list[str]:
         """``argv`` as run on the node with its settings."""
         path = f"PATH={CONTAINERD}:{os.environ['PATH']}:/usr/sbin"  # containerd starts its shim, that runc
-        return self.inside("env", path, *(f"{key}={value}" for key, value in self._environ.items()), *argv)
+        return self.inside("env", path, *(f"{key}={value}" for key, value in self.environ.items()), *argv)
 
     def bootseer(self, *args: str) -> subprocess.CompletedProcess[str]:
         """The verb ``bootseer node`` for the snapshotter, on the node."""
@@ -289,12 +291,12 @@ class Kubernetes:
                 stack.enter_context(machine)
             programs = self._programs()
             for name in ("etcd", "kube-apiserver"):
-                self.nodes[0].start(name, argv=programs[name])
+                self.nodes[0].start(name, argv=[str(KUBE / name), *programs[name]])
             for machine in self.nodes:
                 machine.start("service", "containerd")
             until(lambda: self._kubectl("get", "--raw", "/readyz").stdout == b"ok", _SECONDS, "the API server")
             for name in ("kube-scheduler", "kube-controller-manager"):
-                self.nodes[0].start(name, argv=programs[name])
+                self.nodes[0].start(name, argv=[str(KUBE / name), *programs[name]])
             for machine in self.nodes:
                 machine.start("kubelet")
             until(self._is_ready, _SECONDS, f"the nodes; see the logs in {self.here}")
