@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from rich.text import Text
 
 from bootseer.cli import main
-from bootseer.cli._shared import print_whole
 from bootseer.errors import DataError
-from bootseer.profile import card
 from support import clireference
 
 CLI = [sys.executable, "-m", "bootseer.cli.main"]
@@ -307,21 +304,3 @@ def test_an_interrupt_where_python_takes_no_exception_is_one_all_the_same() -> N
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "undone\n", "")
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_no_figure_of_a_wide_table_is_cut(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("TERM", "dumb")  # no escape sequences
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    table = card.new_table()
-    for number in range(12):
-        table.add_column(f"figure{number}", justify="right")
-    card.add(table, "label", [f"{number},123.4" for number in range(1, 12)])
-    print_whole(Text("words " * 20), table)
-    shown = capsys.readouterr().out
-    assert "…" not in shown
-    assert all(f" {number},123.4" in shown for number in range(1, 12))
-    assert max(map(len, shown.splitlines())) < 130

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import resource
+import shlex
 import statistics
 import subprocess
 import sys
@@ -138,6 +140,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert "llama" in told
     assert "as recorded" in told
     assert "node_mbit=1000" in told
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_figure_is_cut(terminal: bool) -> None:
+    words = shlex.join([sys.executable, "-m", "bootseer.cli.main", "profile", "growth", "--sim", "4"])
+    argv = ["script", "-qec", words, "/dev/null"] if terminal else shlex.split(words)
+    environ = {**os.environ, "COLUMNS": "60", "TERM": "dumb"}
+    shown = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "…" not in shown
+    assert "max/median" in shown
 
 
 @pytest.mark.parametrize(
