@@ -196,6 +196,7 @@ def test_a_program_that_is_interrupted_may_tidy_up(tmp_path: Path, number: int) 
     argv = ["sh", "-c", f'{quiet}exec "$@"', "sh", sys.executable, "-c", here, str(begun), str(tidied)]
     process = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     until(begun.exists, 20, "the program")
+    time.sleep(0.5)  # on a busy machine the program is there before its caller waits for it
     process.send_signal(number)
     process.wait(30)
     assert tidied.exists()
