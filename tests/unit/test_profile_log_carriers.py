@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import time
 from collections.abc import Callable
 
 import msgspec
 import pytest
 
-from bootseer.profile import events, logs
+from bootseer.profile import events, loglines, logs
 
 RUN, LOSS = "***** Running training *****", "{'loss': 2.3, 'epoch': 0.1}"
 BASE = 1788256800
@@ -196,3 +197,10 @@ def test_the_time_and_the_rank_of_a_line(form: Form, rank: int | None, program: 
 def test_no_line_is_an_error(line: str) -> None:
     found = logs.extract([logs.Source([line, line], "n1")], logs.patterns(), job="j", zone=datetime.UTC)
     assert not found.events
+
+
+@pytest.mark.parametrize("line", ["a=b " + "x" * 60_000, "a=" * 30_000, "INFO\t" * 12_000, 'a="' + "\\" * 60_000])
+def test_no_line_takes_long(line: str) -> None:
+    begun = time.process_time()
+    list(loglines.Reader(datetime.UTC, datetime.datetime.now(datetime.UTC)).frames(line))
+    assert time.process_time() - begun < 1

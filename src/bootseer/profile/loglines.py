@@ -7,7 +7,6 @@ several frames where a progress bar drew itself anew; each has the head of its l
 from __future__ import annotations
 
 import io
-import itertools
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
@@ -302,9 +301,12 @@ def _levels(text: str) -> list[dict[str, Any]]:
             found = [json_as(stripped.encode("utf-8", "replace"), dict[str, Any])]
         except ValueError:
             return []
-    elif _PAIR.match(text):
-        pairs = ((one[1], one[2]) for one in itertools.islice(_PAIR.finditer(text[:_LONGEST]), _LEVELS))
-        found = [{name: _unquoted(value) for name, value in pairs}]
+    elif one := _PAIR.match(text):
+        pairs: dict[str, Any] = {}
+        while one and len(pairs) < _LEVELS:
+            pairs.setdefault(one[1], _unquoted(one[2]))
+            one = _PAIR.match(text, one.end())
+        found = [pairs]
     else:
         return []
     levels = []
