@@ -301,11 +301,11 @@ def _levels(text: str) -> list[dict[str, Any]]:
             found = [json_as(stripped.encode("utf-8", "replace"), dict[str, Any])]
         except ValueError:
             return []
-    elif one := _PAIR.match(text):
+    elif pair := _PAIR.match(text):
         pairs: dict[str, Any] = {}
-        while one and len(pairs) < _LEVELS:
-            pairs.setdefault(one[1], _unquoted(one[2]))
-            one = _PAIR.match(text, one.end())
+        while pair and len(pairs) < _LEVELS:
+            pairs.setdefault(pair[1], _unquoted(pair[2]))
+            pair = _PAIR.match(text, pair.end())
         found = [pairs]
     else:
         return []
