@@ -14,6 +14,7 @@ import pytest
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.hdfs import client as hdfs
+from bootseer.hdfs import nameservice
 from bootseer.hdfs.namenode import NameNode, login_user
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.rpc import RpcClient
@@ -48,6 +49,7 @@ class Pair:
                 "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
             ),
             "dfs.ha.fencing.methods": "shell(/bin/true)",
+            "dfs.namenode.state.context.enabled": "true",  # as a site with observers sets it
             **{f"dfs.namenode.rpc-address.pair.{name}": f"127.0.0.1:{port}" for name, port in ports.items()},
             **{f"dfs.namenode.http-address.pair.{name}": f"127.0.0.1:{port}" for name, port in http.items()},
         }
@@ -236,3 +238,16 @@ def test_bytes_are_right_over_failovers(pair, node):
             if i > 1 and not thread.is_alive():
                 break
         thread.join()
+
+
+def test_an_observer_is_passed_over(pair, node):
+    """It may be behind: what is read is what the active NameNode has, whichever is asked first."""
+    pair.daemons["a"].start()
+    for name, state in (("a", "Standby"), ("b", "Active"), ("a", "Observer")):
+        pair.change(name, state)
+    for i in range(3):
+        node.mkdirs(f"/observed/{i}", deadline=60.0)
+        fresh = NameNode(nameservice.addresses("pair"), login_user()[0], name="hdfs://pair")  # begins with the first
+        assert len(fresh.list("/observed")) == i + 1
+        assert fresh.info(f"/observed/{i}").is_dir
+        fresh.close()
