@@ -229,6 +229,7 @@ class Bars:
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, left: Sequence[str] = ()) -> None:
     """A plain table on stdout; columns are set right except those in ``left``. Long texts are never cut."""
     from rich import box
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -238,19 +239,26 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
         table.add_column(name, justify="left" if name in left else "right", overflow="fold", no_wrap=name not in left)
     for row in rows:
         table.add_row(*(Text(one_line(cell)) for cell in row))
-    print_whole(table)
+    # Piped, a line is as long as it needs to be: whoever greps wants whole paths.
+    Console(width=None if sys.stdout.isatty() else 1000, markup=False, highlight=False).print(table)
 
 
 def print_whole(*shown: RenderableType) -> None:
-    """On stdout. Piped, a line is as long as it needs to be, as whoever greps wants whole paths; on a terminal it is at
-    least as wide as its table, which would cut figures."""
+    """On stdout. Piped, a line is as long as it needs to be; on a terminal as long as a table does, which would cut
+    figures."""
     from rich.console import Console, Group
     from rich.measure import Measurement
+    from rich.table import Table
 
-    console, lines = Console(), Group(*shown)
-    least = Measurement.get(console, console.options.update(max_width=1000), lines).minimum
-    width = max(least, console.width if sys.stdout.isatty() else 1000)
-    Console(width=width, height=console.height, markup=False, highlight=False).print(lines)
+    def needed(parts: Sequence[RenderableType]) -> int:
+        found = [needed(one.renderables) for one in parts if isinstance(one, Group)]
+        found += [Measurement.get(console, free, one).maximum for one in parts if isinstance(one, Table)]
+        return max(found, default=0)
+
+    console = Console()
+    free = console.options.update(max_width=1000)
+    width = max(needed(shown), console.width) if sys.stdout.isatty() else 1000
+    Console(width=width, height=console.height, markup=False, highlight=False).print(*shown, sep="\n")
 
 
 def print_json(value: object) -> None:
