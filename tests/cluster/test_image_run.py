@@ -376,6 +376,9 @@ def test_unmount_all_ends_what_nobody_uses_and_no_container(
         child = stack.enter_context(started([*CLI, "image", "run", ref, "--", "sh", "-c", LOOP], environ))
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
+        rows = json.loads(cli(environ, "image", "status", "--json").stdout)
+        striped = {(row["state"], row["what"], row["folder"]) for row in rows if row["kind"] == "striped"}
+        assert striped == {("mounted", made.url, f"{tmp_path}/striped-{name}") for name in ("used", "unused")}
         done = cli(environ, "unmount", "--all")
         assert done.returncode == 73
         assert f"{tmp_path}/image-used" in done.stderr
