@@ -706,6 +706,13 @@ LED = {
     "a folder that is copied": ("cp -r {out}/c/. env", "echo 2 >{out}/c/two", "{out}/c/two is new"),
     "a folder in it": ("tar c -C {out} c | tar x -C env", "mkdir {out}/c/d", "{out}/c/d is new"),
     "a pattern": ("cat {out}/c/*.conf >env/made", "echo 2 >{out}/c/b.conf", "{out}/c/b.conf is new"),
+    "a pattern beside others": (
+        "cat {out}/w/p*.whl {out}/w/*.conf >env/made",
+        ">{out}/w/b.conf",
+        "{out}/w/b.conf is new",
+    ),
+    "what find finds": ("find {out}/g -type f -exec cat {{}} +", "mkdir {out}/g/y", "{out}/g/y is new"),
+    "a file that is gone": ("cp -r {out}/g/x/. env", "rm {out}/g/x/b", "{out}/g/x/b is not here"),
     "a package": ("ls {out}/w; cat {out}/w/p-1.whl >env/made", ">{out}/w/p-2.whl", "{out}/w/p-2.whl is new"),
     "a branch": (
         "git clone -q {out}/r env/r",
@@ -749,8 +756,8 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
         (made / "tool").chmod(0o755)
     (out / "v").symlink_to("v1")
     (node.work / "v").symlink_to(out / "v1/f")
-    for path in ("c/a.conf", "w/p-1.whl", "w/other.whl"):
-        (out / path).parent.mkdir(exist_ok=True)
+    for path in ("c/a.conf", "w/p-1.whl", "w/other.whl", "w/a.conf", "g/x/a", "g/x/b"):
+        (out / path).parent.mkdir(exist_ok=True, parents=True)
         (out / path).write_text("1\n")
     (out / "look.py").write_text("import pathlib\nif pathlib.Path('opt').exists(): print('is there')\n")
     told = {"out": out, "work": node.work, "git": command.format(out=out)}
@@ -789,11 +796,13 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
 
 def test_a_folder_that_others_fill_is_not_one_that_is_copied(node: Node, tmp_path: Path) -> None:
     """A script beside what it writes, a folder of which not all was read, and a home of which nothing was."""
-    node.write("s.sh", "rm -f log; mkdir -p env; cat r.txt sub/a > env/made; ls . sub\n")
+    node.write(
+        "s.sh", "rm -f log; mkdir -p env logs; date > logs/$$.log; cat r.txt sub/a logs/*.log > env/made; ls . sub\n"
+    )
     node.write("sub/a", "1")
     node.write("sub/other", "1")
     node.run()
-    for name in ("slurm-1.out", "sub/new", "log"):
+    for name in ("slurm-1.out", "sub/new", "log", "logs/other.log"):
         node.write(name, "")
         node.release()
         assert node.run().reason == "hit"

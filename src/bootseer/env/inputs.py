@@ -16,7 +16,7 @@ import os
 import select
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
@@ -89,7 +89,7 @@ _PACKAGES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".zip", ".conda", ".crate", 
 _SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", *_PACKAGES)
 _REFS = pattern(r"/refs/(?:heads|tags)(?:/|$)")
 _ALL = "."
-"""Among the names in a folder: no other one of any kind is there."""
+"""Among the names in a folder: no other one of any kind is there. ``*.conf``: no other one of this kind."""
 _KEPT = "inputs.json"
 _NEVER = {errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL}
 """A kernel or a container that lets nobody observe; other errors pass."""
@@ -243,8 +243,12 @@ class Digests:
             if not found and work and path.startswith(work) and not path.startswith(tools):
                 return f"{path}, which the command reads, is not here"
         for folder, known in sorted(inputs.folders.items()):
-            if new := set(_sources(self._spec, folder, everything=_ALL in known)) - set(known):
+            kinds = _kinds(known)
+            here = set(_sources(self._spec, folder, kinds))
+            if new := here - set(known):
                 return f"{folder}/{min(new)} is new"
+            if kinds and (gone := set(known) - here - kinds) and os.path.isdir(self._spec.on_host(folder)):
+                return f"{folder}/{min(gone)} is not here"
         is_same = lambda here, there: there in inputs.files and self.of(here) == inputs.files[there]  # noqa: E731
         return names.difference(inputs.names, self._spec.env, is_same)
 
@@ -286,9 +290,13 @@ def compared(spec: EnvSpec, config: Config, files: Mapping[str, str]) -> list[tu
     ]
 
 
-def _sources(spec: EnvSpec, folder: str, *, everything: bool = False) -> list[str]:
-    """The source files and packages in ``folder``, or its branches and tags, or ``everything`` in it, as the job sees
-    it, by name; none when there is no such folder. Below what a container is shown no link is followed."""
+def _kinds(names: Collection[str]) -> set[str]:
+    return {name for name in names if name == _ALL or name.startswith("*.")}
+
+
+def _sources(spec: EnvSpec, folder: str, kinds: Collection[str] = ()) -> list[str]:
+    """The source files and packages in ``folder``, and what is of these ``kinds``, or its branches and tags, as the job
+    sees it, by name; none when there is no such folder. Below what a container is shown no link is followed."""
     host = spec.on_host(folder)
     source = spec.root_of(host) if spec.contained and host else ""
     try:
@@ -296,9 +304,10 @@ def _sources(spec: EnvSpec, folder: str, *, everything: bool = False) -> list[st
             base = stack.enter_context(beneath.folder(source)) if source else None
             fd = stack.enter_context(beneath.folder(os.path.relpath(host, source) if source else host, root=base))
             items = stack.enter_context(os.scandir(fd))
-            found = []
+            found, kinds = [], tuple(kind.lstrip("*") for kind in kinds)
             for item in items:
-                if _REFS.search(folder) or (everything and item.name != "__pycache__"):
+                of_kind = _ALL in kinds or (item.name.endswith(kinds) and not item.is_dir())
+                if _REFS.search(folder) or (of_kind and item.name != "__pycache__"):
                     found.append(item.name)
                 elif item.is_dir(follow_symlinks=False):
                     with contextlib.suppress(OSError), beneath.folder(item.name, root=fd) as inner:
@@ -559,15 +568,22 @@ class Observer:
         return out | {folder: _sources(self._spec, folder) for folder in refs if self._counts(folder + "/.")}
 
     def _copied(self, folder: str, opens: Opens) -> list[str]:
-        """The names in a folder all of which the command has read, as with ``cp -r``; nothing where it did not."""
+        """The names in a folder all of which the command has read, as with ``cp -r``, or all of a kind, as with ``cat
+        *.conf``; nothing where it did not."""
         if self._spec.contained or not self._counts(folder + "/.") or self._of_package(folder + "/"):
             return []
-        inside = _sources(self._spec, folder, everything=True)
-        paths = [os.path.join(folder, name) for name in inside]
-        files = [path for path in paths if os.path.isfile(path)]
-        read = files and all(path in opens.seen or os.path.islink(path) for path in files)
-        listed = all(path in opens.folders or path in files or os.path.islink(path) for path in paths)
-        return [_ALL, *inside] if read and listed else []
+        kinds, unread, listed = set[str](), set[str](), True
+        for name in _sources(self._spec, folder, [_ALL]):
+            path = os.path.join(folder, name)
+            if os.path.isfile(path):
+                known = path in self._found or os.path.islink(path)
+                (kinds if known else unread).add(f"*{os.path.splitext(name)[1]}")
+            elif not os.path.islink(path):
+                listed = listed and path in opens.folders
+        if listed and not unread and (kinds or any(path.startswith(f"{folder}/") for path in self._found)):
+            return [_ALL, *_sources(self._spec, folder, [_ALL])]
+        kinds -= {*unread, "*"}
+        return [*kinds, *_sources(self._spec, folder, kinds)] if kinds else []
 
     def _of_package(self, path: str) -> bool:
         """Whether it is of a program; where the job's own folder lies says nothing of it."""
