@@ -276,12 +276,12 @@ class Host:
             place.mkdir(parents=True)
         (here / "systemctl").write_text(SYSTEMCTL.format(asked=self._asked))
         (here / "systemctl").chmod(0o755)
-        places = {"units": "/etc/systemd/system", "programs": "/opt/bootseer", "systemctl": "/usr/bin/systemctl"}
+        places = {"units": "/etc/systemd/system", "programs": "/opt/bootseer-node", "systemctl": "/usr/bin/systemctl"}
         steps = [f"mount --bind {here}/{name} {at}" for name, at in places.items()]
         with contextlib.ExitStack() as undo:
             with contextlib.suppress(FileExistsError):
-                Path("/opt/bootseer").mkdir()
-                undo.callback(Path("/opt/bootseer").rmdir)
+                Path("/opt/bootseer-node").mkdir()
+                undo.callback(Path("/opt/bootseer-node").rmdir)
             subprocess.run(node.inside("sh", "-ec", "\n".join(steps)), check=True)
             undo.callback(subprocess.run, node.inside("umount", *places.values()), check=True)
             node.stop("containerd")
@@ -329,20 +329,20 @@ def test_a_daemonset_installs_updates_and_removes_the_service_under_a_pod(site: 
     cluster, node = site.cluster, site.cluster.nodes[1]
     registry, name = site.plain.partition("/")[0], "kube-system"
     program = """#!/bin/sh
-        code="import sys; sys.argv[0] = '/opt/bootseer/{version}/bin/bootseer'"
+        code="import sys; sys.argv[0] = '/opt/bootseer-node/{version}/bin/bootseer'"
         exec env {environ} {python} -c "$code; from bootseer.cli.main import main; main()" "$@"
     """
     environ = shlex.join(f"{key}={value}" for key, value in node.environ.items())
     for version in ("v1", "v2"):
         text = program.format(version=version, environ=environ, python=sys.executable)
-        bin = f"opt/bootseer/{version}/bin"
+        bin = f"opt/bootseer-node/{version}/bin"
         layer = [
             *BUSYBOX,
             *(
                 Member(f"bin/{one}", "symlink", link="busybox")
                 for one in ("cp", "mv", "rm", "grep", "nsenter", "mount")
             ),
-            *map(folder, ("opt", "opt/bootseer", f"opt/bootseer/{version}", bin)),
+            *map(folder, ("opt", "opt/bootseer-node", f"opt/bootseer-node/{version}", bin)),
             Member(f"{bin}/bootseer", data=text.encode(), mode=0o755),
             Member(f"{bin}/busybox", data=Path("/bin/busybox").read_bytes(), mode=0o755),
         ]
@@ -376,7 +376,7 @@ def test_a_daemonset_installs_updates_and_removes_the_service_under_a_pod(site: 
         try:
             apply("node-service", "v1", change)
             rolled_out()
-            assert host.words()[0] == "/opt/bootseer/v1/bin/bootseer"
+            assert host.words()[0] == "/opt/bootseer-node/v1/bin/bootseer"
             assert "--csi" in host.words()
 
             volume = {"name": "v", "csi": {"driver": "bootseer.io", "volumeAttributes": {"image": site.converted}}}
@@ -391,11 +391,11 @@ def test_a_daemonset_installs_updates_and_removes_the_service_under_a_pod(site: 
                 return len(lines)
 
             until(turns, 60.0, "the first turn of the reader")
-            command = node.inside("/opt/bootseer/v1/bin/busybox", "sleep", "1000")
+            command = node.inside("/opt/bootseer-node/v1/bin/busybox", "sleep", "1000")
             with subprocess.Popen(command, start_new_session=True) as lasting:
                 apply("node-service", "v2", change)
                 rolled_out()
-                assert host.words()[0] == "/opt/bootseer/v2/bin/bootseer"
+                assert host.words()[0] == "/opt/bootseer-node/v2/bin/bootseer"
                 assert sorted(os.listdir(host.programs)) == ["v1", "v2"]  # somebody runs what is in it
                 before = turns()
                 until(lambda: turns() > before, 60.0, "another turn of the reader")

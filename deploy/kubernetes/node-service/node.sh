@@ -2,7 +2,7 @@
 # install [OPTIONS of `bootseer node install`] | status | remove: the node service, of the host's systemd, from a pod that
 # is privileged and sees the host's processes. It is no process of the pod: what it mounts and serves outlives that.
 set -eu
-programs=/opt/bootseer # of the image, and of the host
+programs=/opt/bootseer-node # of the image, and of the host
 unit=/etc/systemd/system/bootseer-node.service
 shown=/host$programs   # the host's, here
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -17,11 +17,11 @@ forget() { # forget [VERSION]: removes all others, but those that processes stil
     for old in "$shown"/*; do
         name=${old##*/}
         if [ ! -d "$old" ] || [ "$name" = "${1:-}" ]; then continue; fi
-        if host sh -c 'ls -l /proc/[0-9]*/exe' 2>/dev/null | grep -qF -- "-> $programs/$name/"; then
-            echo "$programs/$name stays: processes run it"
-        else
-            rm -rf "$old"
-        fi
+        case $(host sh -c 'ls -l /proc/[0-9]*/exe' 2>/dev/null) in
+            *"-> $programs/$name/"*) echo "$programs/$name stays: processes run it" ;;
+            *"-> "*) rm -rf "$old" ;;
+            *) echo "$programs/$name stays: what processes run cannot be told" ;;
+        esac
     done
 }
 
