@@ -794,6 +794,18 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
     assert node.run().reason == "hit"
 
 
+def test_a_secret_that_is_taken_for_a_name_is_not_stored(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a CI gives a key in a variable, or in a file that one names. Red before."""
+    monkeypatch.setenv("DEPLOY_TOKEN", "hunter2")
+    monkeypatch.setenv("GIVEN", "ghp_" + "a1B2" * 9)
+    monkeypatch.setenv("WHICH", "opt")
+    node.write(
+        "s.sh", 'mkdir -p env; for one in 1; do [ -f "$DEPLOY_TOKEN" ] || [ -s "$GIVEN" ] || [ -f $WHICH ]; done; :\n'
+    )
+    assert node.run().outcome is Outcome.RAN_AND_PUBLISHED
+    assert node.observed().names == {f"{node.work}/opt": ""}
+
+
 def test_a_folder_that_others_fill_is_not_one_that_is_copied(node: Node, tmp_path: Path) -> None:
     """A script beside what it writes, a folder of which not all was read, and a home of which nothing was."""
     node.write(

@@ -178,6 +178,11 @@ def remove_from_variable(name: str, value: str) -> str:
     return f"<digest {slow_digest(f'{name}={remove_credentials(value)}')[:32]}>"
 
 
+def may_be_secret(name: str, value: str) -> bool:
+    """Whether the ``value`` of the variable ``name`` is nothing to be shown."""
+    return bool(_NAMED.search(name)) or redact(value) != value
+
+
 def only_credentials(name: str) -> bool:
     """Whether a file called ``name`` holds nothing but credentials."""
     return name in _BY_NAME and name != "config.json"

@@ -13,6 +13,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+from bootseer.env.credentials import may_be_secret
 from bootseer.env.variables import decides, expanded
 from bootseer.patterns import pattern
 
@@ -21,7 +22,7 @@ MOST, _WORDS = 1000, 20_000
 _WORD = pattern(r"[^\s\"'`;&|<>()=,\[\]]+")
 _LOOKED_FOR = pattern(
     r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[efrs][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
-    r"|\b(?:exists|isfile|open|existsSync|Path(?=[^)]*\)\.(?:exists|is_file|read)))\(\s*[\"']([^\"'\n]+)[\"']"
+    r"|\b(?:exists|isfile|open|existsSync|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_file|read)))\(\s*[\"']([^\"'\n]+)[\"']"
 )
 _NO_PATH = re.compile(r"[$`*?{}\0]|://")
 
@@ -37,14 +38,15 @@ def looked_up(
     """Name -> where it leads, for a program that was ``started`` or a link in a path to what was ``read``; empty for a
     file that ``texts`` ask for and that is not there. ``counts``: whether a path may be an input."""
     found, above = dict[str, str](), _folders(read)
+    shown = {name: value for name, value in env.items() if not may_be_secret(name, value)}
     for name in started:
         if (program := _program(name, env)) in read:
             found[name] = program
-    for path in _paths(texts, _WORD, env, work):
+    for path in _paths(texts, _WORD, shown, work):
         real = os.path.realpath(path)
         if real != path and (real in read or real in above):
             found[path] = real
-    for path in _paths(texts, _LOOKED_FOR, env, work):
+    for path in _paths(texts, _LOOKED_FOR, shown, work):
         if counts(path) and not os.path.lexists(path):
             found[path] = ""
     return dict(sorted(found.items())[:MOST])
