@@ -794,6 +794,17 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
     assert node.run().reason == "hit"
 
 
+def test_words_of_a_script_that_name_nothing_are_not_asked_for(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Red before: each word was, in the job's folder, which others share, while the job waited."""
+    asked, realpath = list[str](), os.path.realpath
+    monkeypatch.setattr(
+        os.path, "realpath", lambda path, **named: asked.append(os.fspath(path)) or realpath(path, **named)
+    )
+    node.write("s.sh", "mkdir -p env; : " + " ".join(f"zz{number}" for number in range(1000)))
+    node.run()
+    assert [path for path in asked if "/zz" in path] == []
+
+
 def test_a_secret_that_is_taken_for_a_name_is_not_stored(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a CI gives a key in a variable, or in a file that one names. Red before."""
     monkeypatch.setenv("DEPLOY_TOKEN", "hunter2")

@@ -7,6 +7,7 @@ looked at.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -42,7 +43,12 @@ def looked_up(
     for name in started:
         if (program := _program(name, env)) in read:
             found[name] = program
+    here = set[str]()  # most words are no names in it, and to ask a shared folder for each would take long
+    with contextlib.suppress(OSError):
+        here.update(os.listdir(work))
     for path in _paths(texts, _WORD, shown, work):
+        if os.path.dirname(path) == work and os.path.basename(path) not in here:
+            continue
         real = os.path.realpath(path)
         if real != path and (real in read or real in above):
             found[path] = real
