@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -332,14 +332,14 @@ def test_an_outage_shorter_than_the_deadline_is_only_a_wait(rig: Rig) -> None:
 def test_a_block_that_does_not_come_holds_up_no_other(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = rig.fetcher()
     first, *others = rig.real[::3]
-    read = StoreSource.read
+    pieces = StoreSource.pieces
 
-    def picky(self: StoreSource, pack: int, offset: int, length: int) -> bytes:
+    def picky(self: StoreSource, pack: int, offset: int, lengths: Sequence[int]) -> Iterator[bytes]:
         if offset == rig.offset(first):
             raise UnavailableError("not today")
-        return read(self, pack, offset, length)
+        return pieces(self, pack, offset, lengths)
 
-    monkeypatch.setattr(StoreSource, "read", picky)
+    monkeypatch.setattr(StoreSource, "pieces", picky)
     answer = Answers()
     fetcher.submit(first, first, answer)
     until(lambda: fetcher.stats[Fetched.RETRIES] > 1)
@@ -561,10 +561,13 @@ class Says:
         self._inner = StoreSource(rig.blob.store, rig.blob.key)
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
+        return b"".join(self.pieces(pack, offset, [length]))
+
+    def pieces(self, pack: int, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
         self.asked += 1
         if self.trouble is not None:
             raise self.trouble
-        return self._inner.read(pack, offset, length)
+        yield from self._inner.pieces(pack, offset, lengths)
 
     def original(self, pack: int, offset: int, length: int) -> bytes | None:
         return None
@@ -624,6 +627,57 @@ def test_who_is_refused_does_not_march_on(rig: Rig, kind: str) -> None:
     assert all(rig.right(block) for block in rig.real[::3])
 
 
+class Halting(Says):
+    """A source that gives nothing behind ``end`` of its pack until ``gate`` is open."""
+
+    def __init__(self, rig: Rig, end: int) -> None:
+        super().__init__(rig, None)
+        self.gate, self.end = threading.Event(), end
+
+    def pieces(self, pack: int, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
+        for piece in super().pieces(pack, offset, lengths):
+            offset += len(piece)
+            assert offset <= self.end or self.gate.wait(5)
+            yield piece
+
+
+def test_no_reader_waits_for_what_is_behind_his_blocks_in_a_range(rig: Rig) -> None:
+    block = next(one for one in range(8, COUNT) if not {one, one + 1, one + 2} & set(rig.blob.map.zeros))
+    source = Halting(rig, rig.offset(block + 2))
+    fetcher = rig.fetcher(source, window=1 << 20)
+    fetcher.demand(block, block + 1)
+    assert rig.right(block)
+    assert rig.right(block + 1)
+    later = Answers()
+    fetcher.submit(block + 2, block + 2, later)
+    assert not later.all, "it comes with the range"
+    source.gate.set()
+    assert later.one() is None
+    assert fetcher.wait(5)
+    assert source.asked == 1
+
+
+@pytest.mark.parametrize("trouble", [UnavailableError("cut"), DataError("short")])
+def test_what_a_cut_range_has_brought_stays_and_only_its_rest_is_asked_for(rig: Rig, trouble: BootseerError) -> None:
+    asked: list[int] = []
+
+    class Cut(Says):
+        def pieces(self, pack: int, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
+            asked.append(offset)
+            for number, piece in enumerate(super().pieces(pack, offset, lengths)):
+                if number and len(asked) == 1:
+                    raise trouble
+                yield piece
+
+    fetcher = rig.fetcher(Cut(rig, None), streams=1, window=1 << 20)
+    block, behind, answers = rig.raw[0], rig.raw[5], Answers()
+    fetcher.submit(block, block, lambda error, memory: fetcher.submit(behind, behind, answers))
+    assert answers.one() is None
+    assert rig.right(block)
+    assert rig.right(behind)
+    assert asked[0] <= rig.offset(block) < min(asked[1:])
+
+
 class Mirror(Says):
     """A source that has every block wrong; its origin does not answer while there is ``trouble``. All reads but
     the first wait for ``gate``."""
@@ -634,10 +688,10 @@ class Mirror(Says):
         self.gate.set()
         self.origin_asked = 0
 
-    def read(self, pack: int, offset: int, length: int) -> bytes:
+    def pieces(self, pack: int, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
         self.asked += 1
         assert self.asked == 1 or self.gate.wait(20)
-        return bytes(length)
+        yield from map(bytes, lengths)
 
     def original(self, pack: int, offset: int, length: int) -> bytes:
         self.origin_asked += 1

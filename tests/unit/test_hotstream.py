@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bootseer.blocks.fetch import stream
+from bootseer.blocks.fetch import stream, workers
 from bootseer.blocks.fetch.fetcher import Fetcher
 from bootseer.blocks.fetch.figures import Fetched
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
@@ -165,12 +166,17 @@ def test_parts_have_every_frame_and_block_once(data: st.DataObject) -> None:
     batch = stream.take(wanted.__contains__)
     if batch is None:
         return
-    parts = list(batch.parts(size))
+    first = data.draw(st.sets(st.sampled_from(batch.blocks)))
+    parts = list(batch.parts(size, first))
     assert [block for part in parts for block in part.blocks] == batch.blocks
     moved = [Frame(part.offset + start, length, blocks) for part in parts for start, length, blocks in part.frames]
     assert moved == [Frame(batch.offset + start, length, blocks) for start, length, blocks in batch.frames]
-    assert all(part.length >= size for part in parts[:-1])
+    for part, after in itertools.pairwise(parts):
+        assert part.length >= size or not first.isdisjoint(part.frames[-1].blocks)
+        assert part.length >= size or first.isdisjoint(after.frames[0].blocks)
     for part in parts:
+        hurried = [not first.isdisjoint(frame.blocks) for frame in part.frames]
+        assert (True, False) not in itertools.pairwise(hurried), "who waits has his as soon as they came"
         assert set(part.blocks) <= {block for frame in part.frames for block in frame.blocks}
         assert part.frames[0].start == 0
         assert part.frames[-1].start + part.frames[-1].length == part.length
@@ -500,7 +506,7 @@ class Dripping(FlakyStore):
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_PART", 1)
+    monkeypatch.setattr(workers, "_PART", 1)
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -106,7 +106,7 @@ def test_a_store_that_cannot_stream_reads_pieces_together(lengths: list[int], of
 def test_pieces_that_are_left_in_the_middle_keep_nothing_open(store: Counting) -> None:
     store.put("object", bytes(range(100)))
     source = StoreSource(store, "object")
-    pieces = source.pieces(10, [5, 5])
+    pieces = source.pieces(0, 10, [5, 5])
     assert next(pieces) == bytes(range(10, 15))
     source.close()
     assert store.closed == 0
@@ -118,7 +118,7 @@ def test_pieces_of_another_length_are_none(store: Counting) -> None:
     store.put("object", bytes(100))
     source = StoreSource(store, "object")
     with pytest.raises(DataError):
-        list(source.pieces(90, [5, 6]))
+        list(source.pieces(0, 90, [5, 6]))
     assert store.closed == 1, "opened again next time"
     source.close()
 

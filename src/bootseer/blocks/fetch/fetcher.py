@@ -26,14 +26,14 @@ from bootseer.blocks.fetch.source import StoreSource, read_block
 from bootseer.blocks.fetch.stream import HotStream
 from bootseer.blocks.fetch.threads import Threads
 from bootseer.blocks.fetch.watch import Flight, Watch
-from bootseer.blocks.fetch.workers import BlockCache, CacheWriter, Came
+from bootseer.blocks.fetch.workers import BlockCache, CacheWriter, Came, read_parts
 from bootseer.chunks.nodeblocks import NodeBlocks
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 
 log = logging.getLogger(__name__)
 
 DEMAND_WINDOW = 1 << 20
-"""Without a profile a miss fetches this aligned window: more would make readers wait, less would be more requests."""
+"""Bytes that the first misses fetch where there is no profile; those behind them fetch what `Reach` says."""
 
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
@@ -44,7 +44,7 @@ _TICK = 0.1
 class Fetcher:
     """Fills ``cache`` from ``source``, which it closes at the end, with up to ``streams`` range requests at once.
 
-    ``window``: bytes fetched around a demanded block. ``deadline``: seconds a reader waits before `UnavailableError`.
+    ``window``: bytes that a miss fetches at first. ``deadline``: seconds a reader waits before `UnavailableError`.
     ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that. ``make_room``
     is called when the disk is full; it may take its time, and says whether there is space now. ``allow``
     says whether so many bytes may be written. ``stats``: the cells of
@@ -318,9 +318,7 @@ class Fetcher:
     def _fly(self, flight: Flight) -> None:
         """Fetch the batch of ``flight``. Never raises: what fails is told to its readers, or goes back in the queue."""
         try:
-            if flight.stream is not None:
-                self._read_range(flight, flight.stream)
-            elif flight.batch.pack == HERE:
+            if flight.batch.pack == HERE:
                 self._copy(flight)
             else:
                 self._read(flight)
@@ -354,39 +352,49 @@ class Fetcher:
             self._give_back(flight)
 
     def _read(self, flight: Flight) -> None:
-        batch = flight.batch
+        """A range: its frames are written while the rest of it arrives, and no reader waits for what is behind his."""
+        stream = flight.stream
+        with self._lock:
+            first = {block for block in flight.batch.blocks if block in self._waiting}
+        source = self._source if stream is None else stream.source
+        batch, came = flight.batch, [time.monotonic()]
         try:
-            raw = self._source.read(batch.pack, batch.offset, batch.length)
-            self._count(flight, batch.length)
+            with contextlib.closing(read_parts(source, batch, first)) as parts:
+                for part, raw in parts:
+                    came.append(time.monotonic())
+                    self._count(flight, part.length)
+                    self._write(flight, part, raw)
+                    if not self._goes_on(flight, part):
+                        break
         except DataError as exc:
+            if stream is not None:
+                raise
             log.warning("%s", exc)
             # Perhaps only a part of the range is damaged or cut off: look at each block on its own.
-            raw = b""
-        self._write(flight, batch, raw)
-
-    def _read_range(self, flight: Flight, stream: HotStream) -> None:
-        """A range of the hot stream: its frames are written while the rest of it arrives."""
-        with contextlib.closing(stream.parts(flight.batch)) as parts:
-            for part, raw in parts:
-                self._count(flight, part.length)
-                self._write(flight, part, raw)
-                with self._lock:
-                    if flight.abandoned:
-                        return
-                    flight.heard(time.monotonic(), self._watch.brought)
-                    rest = flight.batch.blocks[len(part.blocks) :]
-                    flight.batch = msgspec.structs.replace(flight.batch, blocks=rest)
-                    stream.came(flight.batch, part)
-                    if stream.free:
-                        self._work_came.notify()
-                if self.full or self._closing.is_set():
-                    break
+            self._write(flight, flight.batch, b"")
+            return
         with self._lock:
             if flight.batch.blocks:
                 self._give_back(flight)
-            elif not flight.abandoned:
+            elif stream is not None and not flight.abandoned:
                 stream.ended(flight.batch)
                 self._work_came.notify()
+            elif batch.priority is Priority.DEMAND and len(came) > 2:  # what comes in one part says nothing of the link
+                self._queue.answered(came[1] - came[0], len(batch.blocks), time.monotonic() - came[1])
+
+    def _goes_on(self, flight: Flight, part: Batch) -> bool:
+        """``part`` of ``flight`` is written: whether the rest is worth it."""
+        with self._lock:
+            if flight.abandoned:
+                return False
+            flight.heard(time.monotonic(), self._watch.brought)
+            rest = flight.batch.blocks[len(part.blocks) :]
+            flight.batch = msgspec.structs.replace(flight.batch, blocks=rest)
+            if (stream := flight.stream) is not None:
+                stream.came(flight.batch, part)
+                if stream.free:
+                    self._work_came.notify()
+        return not self._closing.is_set() and (stream is None or not self.full)
 
     def _write(self, flight: Flight, batch: Batch, raw: bytes) -> None:
         """Write the blocks of ``batch``, which came with ``flight``; what is damaged is fetched again, alone."""

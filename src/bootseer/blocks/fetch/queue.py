@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import NamedTuple
 
 import msgspec
 
+from bootseer.blocks.fetch.reach import Reach
 from bootseer.blocks.fetch.source import adjoin
 from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import BlockMap
@@ -24,6 +25,10 @@ _FILL_BYTES = 4 << 20
 """Of one request, of a hot list and of the background fill."""
 _LONGEST_GAP = 64
 """Blocks stored elsewhere (known from another tree, or earlier in this one) that a range may reach over."""
+
+
+_BEFORE = 4
+"""Part of a window that is before the block that a reader waits for: he waits for that part, too."""
 
 
 class Priority(enum.IntEnum):
@@ -55,32 +60,38 @@ class Batch(msgspec.Struct):
     pack: int
     frames: list[Frame]
 
-    def parts(self, size: int) -> Iterator[Batch]:
-        """The range cut between frames, in parts of ``size`` bytes at least but for the last; gaps between two parts
-        belong to neither."""
+    def parts(self, size: int, first: Set[int] = frozenset()) -> Iterator[Batch]:
+        """The range cut between frames, in parts of ``size`` bytes at least, or that end with blocks of ``first``, but
+        for the last; gaps between two parts belong to neither."""
         at, taken = 0, 0
         while at < len(self.frames):
-            begin, first = self.frames[at].start, at
+            begin, begun = self.frames[at].start, at
             inside: set[int] = set()
             end = begin
             while at < len(self.frames) and end - begin < size:
                 end = self.frames[at].start + self.frames[at].length
+                hurried = not first.isdisjoint(self.frames[at].blocks)
                 inside.update(self.frames[at].blocks)
                 at += 1
+                if hurried and at < len(self.frames) and first.isdisjoint(self.frames[at].blocks):
+                    break
             start = taken
             while taken < len(self.blocks) and self.blocks[taken] in inside:
                 taken += 1
-            frames = [Frame(frame.start - begin, frame.length, frame.blocks) for frame in self.frames[first:at]]
+            frames = [Frame(frame.start - begin, frame.length, frame.blocks) for frame in self.frames[begun:at]]
             yield Batch(self.priority, self.blocks[start:taken], self.offset + begin, end - begin, self.pack, frames)
 
 
 class FetchQueue:
-    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it."""
+    """The blocks of ``map`` that are wanted. A demanded one is fetched with those around it, ``window`` blocks at
+    first, then as many as `Reach` says."""
 
     def __init__(self, blocks: BlockMap, ready: Ready, *, window: int = 1) -> None:
         self._map = blocks
         self._ready = ready
         self.window = window
+        """1: there is a profile, or no space."""
+        self._reach = Reach(blocks.block_size)
         self._in_flight: set[int] = set()
         self._demand: dict[int, float] = {}
         """Block -> time from which on it may be asked for."""
@@ -188,11 +199,11 @@ class FetchQueue:
             del self._demand[block]
             if not self.missing(block):
                 continue
-            low = block - block % self.window
-            high = low + self.window
 
-            def fits(at: int, size: int, low: int = low, high: int = high) -> bool:
-                return low <= at < high or (at in self._demand and size <= _FILL_BYTES)
+            low = block - self.window // _BEFORE
+
+            def fits(at: int, size: int, low: int = low) -> bool:
+                return low <= at < low + self.window or (at in self._demand and size <= _FILL_BYTES)
 
             run = [*reversed(self._grow(block, -1, fits)), block, *self._grow(block, 1, fits)]
             for other in run:
@@ -233,6 +244,12 @@ class FetchQueue:
             # The cursor stays: what the run reaches over is next.
             return self._batch(Priority.BACKGROUND, [block, *self._grow(block, 1, fits)])
         return None
+
+    def answered(self, begin: float, blocks: int, seconds: float) -> None:
+        """As `Reach.answered`, of what was demanded."""
+        reach = self._reach.answered(begin, blocks, seconds)
+        if self.window > 1:
+            self.window = reach
 
     # -- results -----------------------------------------------------------------------------------------------
 

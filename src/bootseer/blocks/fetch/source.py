@@ -49,19 +49,15 @@ class StoreSource:
 
     def read(self, pack: int, offset: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``offset`` of the tree's pack number ``pack``."""
-        with self._reader(pack) as reader:
-            data = reader.read(offset, length)
-            if len(data) != length:
-                raise DataError(f"{self._shown(pack)} gave {len(data)} bytes for {length} at {offset}")
-            return data
+        return b"".join(self.pieces(pack, offset, [length]))
 
-    def pieces(self, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
-        """What pack 0 has from ``offset`` on, in pieces of these lengths, each as soon as it is there; may raise after
-        some of them."""
-        with self._reader(0) as reader:
+    def pieces(self, pack: int, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
+        """What ``pack`` has from ``offset`` on, in pieces of these lengths, each as soon as it is there; may raise
+        after some of them."""
+        with self._reader(pack) as reader:
             for length, piece in zip(lengths, reader.pieces(offset, lengths), strict=True):
                 if len(piece) != length:
-                    raise DataError(f"{self.name} gave {len(piece)} bytes for {length}")
+                    raise DataError(f"{self._shown(pack)} gave {len(piece)} bytes for {length} at {offset}")
                 yield piece
 
     def original(self, pack: int, offset: int, length: int) -> bytes | None:

@@ -1,16 +1,14 @@
 """The hot pack as a stream: which of its ranges is read next, and how far each has come.
 
-Bookkeeping without threads or locks: the fetcher calls it under its lock, and `HotStream.parts` without it.
+Bookkeeping without threads or locks: the fetcher calls it under its lock.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
-from bootseer import faults
 from bootseer.blocks.fetch.queue import STREAM, Batch, Frame, Priority
 from bootseer.blocks.fetch.source import StoreSource
 from bootseer.chunks.bitmap import Ready
@@ -20,8 +18,6 @@ _LEAD = 2 << 20
 """Bytes of a range; and what is left of one when the next is asked for, so that the link is busy while its answer
 begins. Two ranges at once all the time bring the blocks that a job needs first at half the speed: 8 % of the readiness
 over 1 Gbit/s."""
-_PART = 256 << 10
-"""Bytes that are written at once, at least: no reader waits for more than the frames that came with its own."""
 _WIDEST_GAP = 128 << 10
 """Bytes of frames not wanted any more that are read anyway rather than begin another range."""
 _PATIENCE = 30.0
@@ -106,24 +102,6 @@ class HotStream:
         if frame in self._left:
             return ()
         return self.order[frame * self._per_frame : (frame + 1) * self._per_frame]
-
-    def parts(self, batch: Batch) -> Generator[tuple[Batch, bytes], None, None]:
-        """Read the range: its parts with their bytes, as they come. Raises as `StoreSource.read`. Not under a lock."""
-        parts: list[Batch | None] = []
-        lengths: list[int] = []
-        at = batch.offset
-        for part in batch.parts(_PART):
-            if part.offset > at:
-                parts.append(None)
-                lengths.append(part.offset - at)
-            parts.append(part)
-            lengths.append(part.length)
-            at = part.offset + part.length
-        with contextlib.closing(self.source.pieces(batch.offset, lengths)) as pieces:
-            for this, raw in zip(parts, pieces, strict=True):
-                if this is not None:
-                    faults.point("blocks.hot.part")
-                    yield this, raw
 
     def came(self, batch: Batch, part: Batch) -> None:
         """``part`` of the range ``batch`` came."""

@@ -5,11 +5,14 @@ Nothing here takes the lock of the fetcher or is called under it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
-from bootseer.blocks.fetch.queue import Batch
+from bootseer import faults
+from bootseer.blocks.fetch.queue import STREAM, Batch
+from bootseer.blocks.fetch.source import StoreSource
 from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.frames import opened
@@ -23,6 +26,31 @@ Came = tuple[int, bytes | None, BootseerError | None]
 
 _CHUNK = 1 << 20
 """Uncompressed bytes verified and written before the readers of these blocks are told."""
+
+
+_PART = 256 << 10
+"""Bytes that are written at once, at least, where no reader waits: he has his as soon as they came."""
+
+
+def read_parts(source: StoreSource, batch: Batch, first: Set[int]) -> Generator[tuple[Batch, bytes], None, None]:
+    """Read the range ``batch``: its parts with their bytes, as they come; a part ends with blocks of ``first``. Raises
+    as `StoreSource.read`."""
+    parts: list[Batch | None] = []
+    lengths: list[int] = []
+    at = batch.offset
+    for part in batch.parts(_PART, first):
+        if part.offset > at:
+            parts.append(None)
+            lengths.append(part.offset - at)
+        parts.append(part)
+        lengths.append(part.length)
+        at = part.offset + part.length
+    with contextlib.closing(source.pieces(max(batch.pack, 0), batch.offset, lengths)) as pieces:
+        for this, raw in zip(parts, pieces, strict=True):
+            if this is not None:
+                if batch.pack == STREAM:
+                    faults.point("blocks.hot.part")
+                yield this, raw
 
 
 class BlockCache(Protocol):
