@@ -16,6 +16,8 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("readiness_vs_full_pull", "<= 0.0667", "hot", "containerd")
     found.ratio("readiness_vs_nydus", "<= 0.4", "hot", "nydus")
     found.ratio("readiness_vs_nydus_10ms", "<= 0.4", "hot-10ms", "nydus-10ms")
+    found.ratio("on_demand_vs_nydus", "<= 1", "on-demand", "nydus")
+    found.ratio("on_demand_vs_nydus_10ms", "<= 1", "on-demand-10ms", "nydus-10ms")
     found.ratio("rebuilt_vs_hot", "<= 1.15", "rebuilt", "hot")
     found.median("rebuilt_warm_bytes_vs_changed", "<= 2", "rebuilt-warm", "bytes_vs_changed")
     found.ratio("rebased_vs_hot", "<= 1.5", "rebased", "hot")

@@ -41,7 +41,7 @@ NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}
 NO_READAHEAD = {"BOOTSEER_READAHEAD": "false"}
 FAR = "-10ms"
-OURS = ["hot", f"hot{FAR}", "on-demand", "warm", "warm-norecord"]
+OURS = ["hot", f"hot{FAR}", "on-demand", f"on-demand{FAR}", "warm", "warm-norecord"]
 REBUILT, REBUILT_WARM, REBASED = "rebuilt", "rebuilt-warm", "rebased"
 BUILDS = {REBUILT: 2, REBUILT_WARM: 2, REBASED: 3}
 """Starts of our own, in the order of a round."""
@@ -239,7 +239,7 @@ class Bench:
                 # with readahead there would be little to record, and little to compare
                 order.environ = {**(NO_RECORD if name.endswith("-norecord") else NO_FILL), **NO_READAHEAD}
             else:
-                job = None if name == "on-demand" else "bench"
+                job = None if name.startswith("on-demand") else "bench"
                 order = self.ours(place, job, far=far, checkout=checkout)
             return self.outcome(f"{name}{checkout.suffix}", number, order, checkout)
 
