@@ -333,7 +333,7 @@ def test_a_start_that_crashed_says_how_it_ended(node: Place, given: dict[str, st
     report = analysis.analyse(events.read((node.here / "events").rglob("*.jsonl")), now=time.time_ns())
     assert (report.goes_on, report.still) == (False, [])
     assert [(one.how, one.nodes) for one in report.ended] == [(how, ["n0"])]
-    assert card.words(report)[0].strip() == f"has ended    before the first step: 1 node (n0): {how}"
+    assert card.unfinished(report).strip() == f"has ended    before the first step: 1 node (n0): {how}"
 
 
 def test_two_starts_are_two_attempts(node: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
@@ -209,3 +210,61 @@ def test_private_names_stay_in_their_package() -> None:
 )
 def test_private_names_are_seen(source: str, names: set[str]) -> None:
     assert set(private_names(source)) == names
+
+
+@functools.cache
+def defines(module: str) -> set[str]:
+    """The names at the top of the module ``bootseer...``, of its modules, too; empty where they are made as it runs."""
+    path = ROOT.parent.joinpath(*module.split("."))
+    found = {one.stem for one in path.glob("*") if one.suffix == ".py" or one.is_dir()}
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if module.endswith("_pb2") or not path.exists():
+        return set()
+    made = [*ast.parse(path.read_text()).body]
+    while made:
+        node = made.pop()
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.Import() | ast.ImportFrom():
+                found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            case _:
+                found |= {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+                made += [one for one in ast.walk(node) if isinstance(one, (ast.stmt, ast.alias)) and one is not node]
+    return set() if "__getattr__" in found else found | {"__file__", "__name__", "__doc__", "__path__"}
+
+
+def missing(source: str) -> Iterator[str]:
+    """What the source names of modules of bootseer that they have not."""
+    nodes = list(ast.walk(ast.parse(source)))
+    named, bound = dict[str, str](), set[str]()
+    for node in nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                bound.add(name)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] == "bootseer":
+                for alias in node.names:
+                    if (names := defines(module)) and alias.name not in names:
+                        yield f"{module}.{alias.name}"
+                    named[alias.asname or alias.name] = f"{module}.{alias.name}"
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in named and name not in bound:
+                if (names := defines(named[name])) and attribute not in names:
+                    yield f"{named[name]}.{attribute}"
+
+
+@pytest.mark.parametrize("folder", ["tests", "bench"])
+def test_what_tests_name_is_there(folder: str) -> None:
+    """Many tests run late, and types are checked of the product alone."""
+    found = {str(path): list(missing(path.read_text())) for path in (ROOT.parents[1] / folder).rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    source = "from bootseer.profile import card, nothing\nfrom bootseer.units import no_size\ncard.no_words"
+    assert list(missing(source)) == [
+        "bootseer.profile.nothing",
+        "bootseer.units.no_size",
+        "bootseer.profile.card.no_words",
+    ]
