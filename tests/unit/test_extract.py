@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -178,7 +178,7 @@ FAILURES: dict[str, tuple[Callable[[Site, pytest.MonkeyPatch], object], type[Exc
         lambda _, to: to.setattr(f"{EXTRACTION}.Extraction._take", failing(RuntimeError("no"))), RuntimeError, "no",
     ),
     "a refusal": (
-        lambda _, to: to.setattr(StoreSource, "read", failing(PrivilegeError("not for you"))), PrivilegeError, "not f",
+        lambda _, to: to.setattr(StoreSource, "pieces", failing(PrivilegeError("not for you"))), PrivilegeError, "not f",
     ),
     "a file that is not whole": (
         lambda _, to: to.setattr(f"{EXTRACTION}.fetch_all", lambda *args, **settings: True), DataError, "not whole",
@@ -198,12 +198,17 @@ def test_what_fails_is_said_soon_and_leaves_nothing(site: Site, monkeypatch: pyt
 
 
 def test_a_store_that_falls_silent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreSource, "read", failing(UnavailableError("the store is away")))
+    monkeypatch.setattr(StoreSource, "pieces", failing(UnavailableError("the store is away")))
     with pytest.raises(UnavailableError, match="is away"):
         extract(site.store, site.digest, site.folder / "plain", stalled=0.5)
     assert os.listdir(site.folder / "plain") == []
     hanging = threading.Event()
-    monkeypatch.setattr(StoreSource, "read", lambda *args: hanging.wait(30))
+
+    def hang(*args: object) -> Generator[bytes, None, None]:
+        hanging.wait(30)
+        yield b""
+
+    monkeypatch.setattr(StoreSource, "pieces", hang)
     with pytest.raises(UnavailableError, match="nothing came"):
         extract(site.store, site.digest, site.folder / "plain", stalled=0.5)
     hanging.set()
@@ -211,15 +216,16 @@ def test_a_store_that_falls_silent(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_short_trouble_is_sat_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, troubles = StoreSource.read, [UnavailableError("away"), DataError("short"), UnavailableError("away")]
+    pieces, troubles = StoreSource.pieces, [UnavailableError("away"), DataError("short"), UnavailableError("away")]
 
-    def flaky(self: StoreSource, pack: int, offset: int, length: int) -> bytes:
+    def flaky(*args: Any) -> Generator[bytes, None, None]:
         if troubles:
             raise troubles.pop()
-        return read(self, pack, offset, length)
+        return pieces(*args)
 
-    monkeypatch.setattr(StoreSource, "read", flaky)
+    monkeypatch.setattr(StoreSource, "pieces", flaky)
     extract(site.store, site.digest, site.folder / "plain", streams=1)
+    assert not troubles
     assert fingerprint(site.folder / "plain") == site.want
 
 
@@ -230,13 +236,13 @@ def test_hot_files_come_first_and_files_are_never_half_there(site: Site, monkeyp
     touch = Touch(1, 1, extent.data_offset // UNIT, extent.length // UNIT)
     trace = Trace(site.digest, local.map.size, 0, True, (touch,))
     assert library.publish(site.store, library.ProfileKey("me"), trace, local.map) == "published"
-    read, plain, seen = StoreSource.read, site.folder / "plain", []
+    pieces, plain, seen = StoreSource.pieces, site.folder / "plain", []
 
-    def watched(self: StoreSource, pack: int, offset: int, length: int) -> bytes:
+    def watched(*args: Any) -> Generator[bytes, None, None]:
         seen.append({name: (plain / name).stat().st_size for name in ("middle", "a-big") if (plain / name).exists()})
-        return read(self, pack, offset, length)
+        return pieces(*args)
 
-    monkeypatch.setattr(StoreSource, "read", watched)
+    monkeypatch.setattr(StoreSource, "pieces", watched)
     extract(site.store, site.digest, plain, profile=library.ProfileKey("me"), streams=1)
     assert {"middle": 70_000} in seen
     assert {"a-big": 700_000} not in seen
