@@ -178,7 +178,9 @@ FAILURES: dict[str, tuple[Callable[[Site, pytest.MonkeyPatch], object], type[Exc
         lambda _, to: to.setattr(f"{EXTRACTION}.Extraction._take", failing(RuntimeError("no"))), RuntimeError, "no",
     ),
     "a refusal": (
-        lambda _, to: to.setattr(StoreSource, "pieces", failing(PrivilegeError("not for you"))), PrivilegeError, "not f",
+        lambda _, to: to.setattr(StoreSource, "pieces", failing(PrivilegeError("not for you"))),
+        PrivilegeError,
+        "not f",
     ),
     "a file that is not whole": (
         lambda _, to: to.setattr(f"{EXTRACTION}.fetch_all", lambda *args, **settings: True), DataError, "not whole",

@@ -71,48 +71,23 @@ def take(queue: FetchQueue) -> Batch | None:
     return queue.take_demand(0.0) or queue.take_hot() or queue.take_background()
 
 
-def test_demand_takes_its_window() -> None:
+def test_demand_takes_its_aligned_window() -> None:
     rig = Rig(window=4)
     rig.queue.demand(6)
     batch = rig.queue.take_demand(0.0)
-    assert blocks(batch) == [5, 6, 7, 8]
+    assert blocks(batch) == [4, 5, 6, 7]
     assert batch is not None
-    assert (batch.priority, batch.offset, batch.length) == (Priority.DEMAND, 500, 400)
+    assert (batch.priority, batch.offset, batch.length) == (Priority.DEMAND, 400, 400)
     assert rig.queue.take_demand(0.0) is None
 
 
 def test_the_window_stops_at_ready_and_flying_blocks() -> None:
     rig = Rig(window=8)
-    rig.ready[12] = 1
+    rig.ready[2] = 1
     rig.queue.demand(7)
-    assert blocks(rig.queue.take_demand(0.0)) == [5, 6, 7, 8, 9, 10, 11]
-    rig.queue.demand(3)
-    assert blocks(rig.queue.take_demand(0.0)) == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize(
-    ("begin", "seconds", "window"),
-    [(0.01, 0.02, 16), (0.01, 0.04, 8), (0.03, 0.02, 32), (1e-9, 1.0, 1), (1.0, 0.0, 32)],
-)
-def test_a_window_is_what_comes_in_twice_the_time_until_an_answer_begins(
-    monkeypatch: pytest.MonkeyPatch, begin: float, seconds: float, window: int
-) -> None:
-    monkeypatch.setattr("bootseer.blocks.fetch.reach.LEAST", BLOCK)
-    monkeypatch.setattr("bootseer.blocks.fetch.reach.MOST", 32 * BLOCK)
-    rig, known = Rig(window=4), Rig(window=1)
-    for one in (rig, known):
-        one.queue.answered(begin, 16, seconds)
-        one.queue.demand(window // 4)
-    assert blocks(rig.queue.take_demand(0.0)) == list(range(window))
-    assert blocks(known.queue.take_demand(0.0)) == [window // 4], "with a profile a miss brings its block alone"
-
-
-def test_what_an_answer_took_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(window=4)
-    for begin, limit in ((2.0, 2048), (0.0, 64)):
-        for _ in range(40):
-            rig.queue.answered(begin, 16, 0.02)
-        assert rig.queue.window == limit, "between 256 KiB and 8 MiB"
+    assert blocks(rig.queue.take_demand(0.0)) == [3, 4, 5, 6, 7]
+    rig.queue.demand(0)
+    assert blocks(rig.queue.take_demand(0.0)) == [0, 1]
 
 
 def test_single_flight() -> None:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from bootseer.blocks.fetch.reach import Reach
 from bootseer.blocks.fetch.source import adjoin
 from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import BlockMap
@@ -25,10 +24,6 @@ _FILL_BYTES = 4 << 20
 """Of one request, of a hot list and of the background fill."""
 _LONGEST_GAP = 64
 """Blocks stored elsewhere (known from another tree, or earlier in this one) that a range may reach over."""
-
-
-_BEFORE = 4
-"""Part of a window that is before the block that a reader waits for: he waits for that part, too."""
 
 
 class Priority(enum.IntEnum):
@@ -83,15 +78,12 @@ class Batch(msgspec.Struct):
 
 
 class FetchQueue:
-    """The blocks of ``map`` that are wanted. A demanded one is fetched with those around it, ``window`` blocks at
-    first, then as many as `Reach` says."""
+    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it."""
 
     def __init__(self, blocks: BlockMap, ready: Ready, *, window: int = 1) -> None:
         self._map = blocks
         self._ready = ready
         self.window = window
-        """1: there is a profile, or no space."""
-        self._reach = Reach(blocks.block_size)
         self._in_flight: set[int] = set()
         self._demand: dict[int, float] = {}
         """Block -> time from which on it may be asked for."""
@@ -199,11 +191,11 @@ class FetchQueue:
             del self._demand[block]
             if not self.missing(block):
                 continue
+            low = block - block % self.window
+            high = low + self.window
 
-            low = block - self.window // _BEFORE
-
-            def fits(at: int, size: int, low: int = low) -> bool:
-                return low <= at < low + self.window or (at in self._demand and size <= _FILL_BYTES)
+            def fits(at: int, size: int, low: int = low, high: int = high) -> bool:
+                return low <= at < high or (at in self._demand and size <= _FILL_BYTES)
 
             run = [*reversed(self._grow(block, -1, fits)), block, *self._grow(block, 1, fits)]
             for other in run:
@@ -244,12 +236,6 @@ class FetchQueue:
             # The cursor stays: what the run reaches over is next.
             return self._batch(Priority.BACKGROUND, [block, *self._grow(block, 1, fits)])
         return None
-
-    def answered(self, begin: float, blocks: int, seconds: float) -> None:
-        """As `Reach.answered`, of what was demanded."""
-        reach = self._reach.answered(begin, blocks, seconds)
-        if self.window > 1:
-            self.window = reach
 
     # -- results -----------------------------------------------------------------------------------------------
 
