@@ -90,6 +90,9 @@ class ContainerdNode:
         assert self._processes[name].poll() is None, (self.here / f"{name}.log").read_text()[-2000:]
         if name == "containerd":
             return self._ctr("version").returncode == 0 and b"cri" in self._ctr("plugins", "ls").stdout
+        return self._served()
+
+    def _served(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.connect(str(self.socket))
             return True
@@ -101,11 +104,14 @@ class ContainerdNode:
         return "part containerd has ended (killed by signal 9)" in self.log.read_text()[self._began :]
 
     def kill(self, *names: str) -> None:
-        """As ``kill -9`` does."""
+        """As ``kill -9`` does. What serves snapshots is a child of the service, which dies after it: a containerd that
+        starts meanwhile, and does not reach it a moment later, forgets its images."""
         for name in names or ("snapshotter", "containerd"):
             self._processes[name].kill()
             self._processes[name].wait(30)
             self._running.pop(name).close()
+            if name == "snapshotter":
+                until(lambda: not self._served(), 30.0, "the end of what serves snapshots")
 
     def stop(self, *names: str) -> None:
         for name in names or ("containerd", "snapshotter"):
