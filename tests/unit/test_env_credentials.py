@@ -12,7 +12,7 @@ import pytest
 
 from bootseer import patterns
 from bootseer.config import Config
-from bootseer.env import EnvSpec, Target, inputs
+from bootseer.env import EnvSpec, Target, credentials, inputs
 from bootseer.env.credentials import (
     SecretScan,
     holds_password,
@@ -63,6 +63,20 @@ def test_values_of_variables_are_digests_unless_they_are_harmless() -> None:
     assert remove_from_variable("TOKENIZERS_VERSION", "1") != remove_from_variable("TOKENIZERS_VERSION", "2")
 
 
+@pytest.mark.parametrize(
+    ("value", "slow"),
+    [("/root", 0), ("/opt/a-b_1.2:/usr/bin", 0), ("1", 0), ("True", 0), ("hunter2", 1), ("/a b", 1), ("12345", 1)],
+)
+def test_only_what_may_be_guessed_costs_a_slow_digest(monkeypatch: pytest.MonkeyPatch, value: str, slow: int) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(credentials, "slow_digest", lambda data: asked.append(data) or "0" * 64)
+    shown = remove_from_variable("SOME", value)
+    assert shown.startswith("<digest ")
+    assert value not in shown
+    assert len(asked) == slow
+    assert shown != remove_from_variable("OTHER", value) or slow
+
+
 SCRIPT = f"""#!/bin/sh
 export HF_TOKEN=hf_{WORD.decode()} DB_PASSWORD=hunter2
 WANDB_THING={WORD.decode()[::-1]}
@@ -101,10 +115,12 @@ def test_short_names_and_plain_numbers_are_hidden(text: str) -> None:
 )
 def test_digests_of_what_may_hold_a_weak_password_are_slow(tmp_path: Path, name: str, data: bytes, slow: bool) -> None:
     assert holds_password(name, data) is slow
-    (tmp_path / name).write_bytes(data)
-    spec = EnvSpec(targets=(Target("/opt/env"),), command=("x",))
-    found = inputs.Digests(spec, Config(cache_dir=str(tmp_path / "cache"))).of(str(tmp_path / name))
-    assert (found != hashlib.sha256(data).hexdigest()) is slow
+    digests = inputs.Digests(EnvSpec(targets=(Target("/opt/env"),), command=("x",)), Config(cache_dir=str(tmp_path)))
+    for folder in (tmp_path, tmp_path / "site-packages"):
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+        is_slow = digests.of(str(folder / name)) != hashlib.sha256(data).hexdigest()
+        assert is_slow is (slow and (folder == tmp_path or not name.endswith(".py")))
 
 
 def test_a_text_for_people_shows_no_secret() -> None:

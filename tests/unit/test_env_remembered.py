@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import sys
@@ -82,6 +84,24 @@ def test_a_file_that_may_change_in_the_same_tick_is_not_remembered(config: Confi
     (tmp_path / "f").write_text("x")
     assert digest(config, tmp_path / "f") == hashlib.sha256(b"x").hexdigest()
     assert notes(config) == []
+
+
+@pytest.mark.parametrize("writer", ["none", "open", "mapped", "of a server"])
+def test_a_file_that_changed_just_now_is_remembered_when_nobody_can_write_to_it(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    monkeypatch.setattr(remembered, "_TICKS", -1.0, raising=False)
+    (tmp_path / "f").write_text("x")
+    with contextlib.ExitStack() as stack:
+        if writer in ("open", "mapped"):
+            file = (tmp_path / "f").open("r+b")
+            stack.enter_context(file if writer == "open" else mmap.mmap(file.fileno(), 1))
+            if writer == "mapped":
+                file.close()
+        if writer == "of a server":  # NFS
+            monkeypatch.setattr("bootseer.kernel.libc.file_system", lambda fd: (0x6969, 1))
+        digest(config, tmp_path / "f")
+    assert len(notes(config)) == (writer == "none")
 
 
 @pytest.mark.usefixtures("old")

@@ -11,7 +11,6 @@ one that follows from its content, as does that byte code: equal sources give eq
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import os
 import stat
@@ -32,7 +31,7 @@ from bootseer.env.inventory import Entry
 from bootseer.env.layer import Item
 from bootseer.erofs import Attrs, Node
 from bootseer.errors import DataError
-from bootseer.kernel import beneath
+from bootseer.kernel import beneath, flock
 from bootseer.patterns import pattern
 
 ALIGN = 64 << 10
@@ -186,8 +185,8 @@ class Contents:
             return  # another name of it; or byte code before its source
         with descriptor(beneath.open_regular(file.path, root=file.root)) as fd:
             _check(fd, file)
-            if early:
-                _check_done_with(fd)
+            if early and not flock.nobody_writes(fd):
+                return
             hasher = blake3()
             data = os.read(fd, size) if size <= _AT_ONCE else b""
             binary = b"\0" in (data[:_PROBED] or os.pread(fd, _PROBED, 0))
@@ -218,13 +217,6 @@ class Contents:
 def _check(fd: int, file: File) -> None:
     if state_of(os.fstat(fd)) != state_of(file.status):
         raise DataError(f"{_below_target(file.path)} changed while it was captured")
-
-
-def _check_done_with(fd: int) -> None:
-    """Raise `OSError` when somebody has the file open for writing, or mapped so, or nobody can tell: there is no lease
-    on it then. It is given back at once."""
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
 
 def _source_of(path: str) -> str:

@@ -47,6 +47,8 @@ _SHOWN_SECRETS = (
     pattern(r"(?m)((?:^|\s)(?:-u|--user|--proxy-user)[ =]?)(\S+:\S+)"),
 )
 """What is hidden in texts, though the digest covers it: the name of a secret, then its value."""
+_GUESSED = pattern(r"(?:/[\w.+-]+)+/?(?::(?:/[\w.+-]+)+/?)*|(?i:[01]|true|false|yes|no|on|off)")
+"""Values of variables that may be guessed: paths and switches."""
 _LONG_WORD = pattern(r"[A-Za-z0-9_+=-]{20,}")
 _HEX = pattern(r"(?i)[0-9a-f]{32,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -175,7 +177,9 @@ def remove_from_variable(name: str, value: str) -> str:
         return remove_credentials(value)
     if _NAMED.search(name):
         return REMOVED
-    return f"<digest {slow_digest(f'{name}={remove_credentials(value)}')[:32]}>"
+    text = f"{name}={remove_credentials(value)}".encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(text).hexdigest() if _GUESSED.fullmatch(value) else slow_digest(text)
+    return f"<digest {digest[:32]}>"
 
 
 def may_be_secret(name: str, value: str) -> bool:

@@ -20,7 +20,6 @@ from collections.abc import Collection, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 import msgspec
 from blake3 import blake3
@@ -60,6 +59,8 @@ _SYSTEM = ["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/boot",
 _SYSTEM += ["/var/lib", "/var/cache"]
 _SHARED_MEMORY = "/dev/shm/"
 _STANDARD_LIBRARY = pattern(r"/lib/python3\.\d+/(?!(?:site|dist)-packages/)")
+_INSTALLED = pattern(r"/(?:site|dist)-packages/.*\.pyi?$")
+"""Code that an index shows to all: no secret of this node's is in it."""
 _BYTE_CODE = pattern(r"__pycache__/([^/.]+)\.[^/]*\.pyc(?:\.\d+)?$")
 _OF_TOOLS = pattern(r"/\.git/(?:index|.*\.lock)$|/[^/]+\.egg-info/")
 """What git and builds keep in a source tree for themselves, and change when they only look."""
@@ -206,17 +207,17 @@ class Digests:
         """The digest of ``path`` when it holds ``data``, of at most 1 MiB."""
         name = os.path.basename(path)
         data = _shown(name, data)
-        if not holds_password(name, data):
+        if _INSTALLED.search(path) or not holds_password(name, data):
             return hashlib.sha256(data).hexdigest()
         self._slow_left -= 1
         return slow_digest(data) if self._slow_left >= 0 else "?"
 
-    def _of_large(self, file: BinaryIO) -> str:
-        hasher = blake3()
-        while block := file.read(_TEXT):
+    def _of_large(self, file: BufferedReader) -> str:
+        hasher, block = blake3(), memoryview(bytearray(_TEXT))
+        while length := file.readinto(block):
             if time.monotonic() > self._until:
                 raise TimeoutError
-            hasher.update(block)
+            hasher.update(block[:length])
         return str(hasher.hexdigest())
 
     def variable(self, name: str) -> str | None:

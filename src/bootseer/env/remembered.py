@@ -22,7 +22,7 @@ from bootseer.closing import whole
 from bootseer.config import Config
 from bootseer.errors import BootseerError
 from bootseer.folders import private_folder
-from bootseer.kernel import libc
+from bootseer.kernel import flock, libc
 from bootseer.wiretypes import json_as
 
 _FOLDER, _FILE = "env-facts", "facts.json"
@@ -32,7 +32,10 @@ _SETTLED = 600.0
 """Seconds after its last change from which on the state of a file tells its content: times are kept in ticks, and by
 the clock of the file's server, from which this node's may be off by minutes; what a mapping changes has the time at
 which its page was last written to the disk."""
-_OWN_TIMES = {0xEF53, 0x58465342, 0x9123683E, 0x6969}  # ext, xfs, btrfs, NFS; a mapping in tmpfs changes none
+_TICKS = 2.0
+"""The same of a file on a disk of this node that nobody has open for writing: each new mapping sets the times anew."""
+_LOCAL = {0xEF53, 0x58465342, 0x9123683E}  # ext, xfs, btrfs
+_OWN_TIMES = {*_LOCAL, 0x6969}  # and NFS; a mapping in tmpfs changes none
 
 
 class Facts:
@@ -42,8 +45,8 @@ class Facts:
         self._config = config
         self._known: dict[str, str] = {}
         self._new: dict[str, str] = {}
-        self._systems: dict[int, int | None] = {}
-        """Device -> the number of its file system; None where that does not keep the times itself."""
+        self._systems: dict[int, tuple[int, int]] = {}
+        """Device -> kind and number of its file system, where that keeps the times itself."""
         if config and os.path.lexists(Path(config.cache_dir, _FOLDER)):
             with contextlib.suppress(BootseerError):
                 self._known = _read(private_folder(Path(config.cache_dir), sub=_FOLDER))
@@ -58,21 +61,28 @@ class Facts:
         found = os.fstat(fd)
         if self._config and found.st_dev not in self._systems:
             with contextlib.suppress(OSError):
-                self._systems[found.st_dev] = libc.file_system(fd)[1] if has_times(fd) else None
+                if has_times(fd):
+                    self._systems[found.st_dev] = libc.file_system(fd)
         name = self._name(found, kind)
         if (text := self._known.get(name)) is None:
+            keep = name and self._is_settled(fd, found)  # before it is read
             text = find()
-            if name:
+            if keep:
                 self._known[name] = self._new[name] = text
         return text
 
     def _name(self, found: os.stat_result, kind: str) -> str:
         """Names the fact; empty for one that is not to be remembered."""
-        number = self._systems.get(found.st_dev)
-        if number is None or time.time() - max(found.st_mtime, found.st_ctime) <= _SETTLED:
+        if (system := self._systems.get(found.st_dev)) is None:
             return ""
-        state = (number, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        state = (system[1], found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         return hashlib.sha256(repr((__version__, kind, *state)).encode()).hexdigest()[:32]
+
+    def _is_settled(self, fd: int, found: os.stat_result) -> bool:
+        age = time.time() - max(found.st_mtime, found.st_ctime)
+        if age > _SETTLED or age <= _TICKS or self._systems[found.st_dev][0] not in _LOCAL:
+            return age > _SETTLED
+        return flock.nobody_writes(fd)
 
     def save(self) -> None:
         """Write what is new; what another process has written meanwhile stays."""

@@ -11,15 +11,17 @@ import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-_USED = re.compile(
+from bootseer.patterns import pattern
+
+_USED = pattern(
     r"\$(?!ENV\{)\{?[!#]?([A-Za-z_]\w*)|\$\(([A-Za-z_]\w*)\)|[\"']([A-Za-z_]\w+)[\"']"
     r"|(?:\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|env!)\s*\(|process\.env[.\[]|ENV(?:IRON)?[\[{])"
     r"|\bprintenv[ \t]+|(?:\[|\btest)[ \t]+(?:![ \t]+)?-v[ \t]+|(?m:^)[ \t]*ifn?def[ \t]+)\s*[\"']?([A-Za-z_]\w*)"
 )
 """In the files of any language: a shell's ``$NAME``, a Makefile's ``$(NAME)``, a name in quotes, one that is asked of
 the environment."""
-_SEVERAL = re.compile(r"\{([\w\s,:=\"'-]{1,500})\}\s*=\s*process\.env\b")
-_ASSIGNED = re.compile(
+_SEVERAL = pattern(r"\{([\w\s,:=\"'-]{1,500})\}\s*=\s*process\.env\b")
+_ASSIGNED = pattern(
     r"(?<![\w{])(\w+)[ \t]*:{0,2}=(?![^\n]{0,200}\b\1\b)|\bfor[ \t]+(\w+)[ \t]+in\b"
     r"|(?<![\w-])read[ \t]+(?:-\w+[ \t]+){0,8}(\w+)"
 )
@@ -28,22 +30,22 @@ _SET = (
     r"(?m)(?:^|;[ \t]*)(?:export[ \t]+|readonly[ \t]+)?{name}=" + _VALUE + r"(?=[ \t]*(?:[\n;]|&&|[ \t]#))"
     r"|\bfor[ \t]+{name}[ \t]+in\b"
 )
-_GOES_ON = re.compile(r"(?:\\|&&|\|)\s*\Z")
+_GOES_ON = pattern(r"(?:\\|&&|\|)\s*\Z")
 _SETS = 100
 _BLOCKS = (("if", "fi"), ("case", "esac"), ("do", "done"))
-_OF_ONE_START = re.compile(
+_OF_ONE_START = pattern(
     r"HOME|PWD|OLDPWD|USER|LOGNAME|E?UID|GROUPS|HOST(?:NAME)?|PATH|SHELL|TERM|IFS|PS\d|REPLY|_|TE?MP(?:DIR)?|TMPDIR|S?RANDOM"
     r"|SECONDS|LINENO|PPID|SHLVL|EPOCH\w+|OPTARG|OPTIND|FUNCNAME|PIPESTATUS|BASH\w*|DISPLAY|XDG_(?:RUNTIME|SESSION)\w*"
     r"|(?:SLURM|SBATCH|SRUN|PMIX?|OMPI|PBS|LSB|SSH|DBUS|KUBERNETES|TORCHELASTIC|BOOTSEER|RAY)_\w+|SLURMD?\w*|POD_\w+|JOB_ID"
     r"|(?:\w+_)?(?:RANK|WORLD_SIZE)|MASTER_(?:ADDR|PORT)|NODE_NAME|CUDA_VISIBLE_DEVICES|JOB_COMPLETION_INDEX|\w*_PID"
 )
-_OF_RUNS = re.compile(
+_OF_RUNS = pattern(
     r"(?:\w+_)?(?:RUN|JOB|TASK|TRIAL|ATTEMPT|SESSION|INVOCATION)_(?:UU)?ID|COLUMNS|LINES|MAKELEVEL|JOURNAL_STREAM"
     r"|\w+_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|(?:\w+_)?(?:HOST|NODE)_(?:IP|ID|NAME)|\w+_SOCKET_IFNAME"
     r"|(?:\w+_)?(?:RUN|BUILD)_NUMBER|CI_PIPELINE_I?ID|(?:\w+_)?(?:TASK|ARRAY)_INDEX"
 )
 """Beside these: in a file that the command reads they are more likely for the job than for it."""
-_OF_COMPILERS = re.compile(
+_OF_COMPILERS = pattern(
     r"(?:C|CXX|CPP|F|FC|LD|ARCH|GO|NVCC_(?:APPEND|PREPEND)_)FLAGS|CC|CXX|CPP|LD|AR|FC|NVCC|CUDA_(?:HOME|PATH)|CUDACXX|CUDAARCHS"
     r"|TORCH_CUDA_ARCH_LIST|FORCE_CUDA|CMAKE_(?!BUILD_PARALLEL)\w+|SKBUILD_\w+|SETUPTOOLS_\w+|PKG_CONFIG_\w*PATH|CPATH"
     r"|LIBRARY_PATH|C(?:PLUS)?_INCLUDE_PATH"
@@ -60,7 +62,7 @@ _TOOLS = {
     "pixi": ("PIXI_",),
 }
 _SAME_AS = {"uvx": "uv", "npx": "npm", "mamba": "conda", "micromamba": "conda", "pip3": "pip"}
-_NO_MATTER = re.compile(
+_NO_MATTER = pattern(
     r"(?i)(?:CACHE|TIMEOUT|RETRIES|PROGRESS|QUIET|VERBOSE|COLOR|CONCURREN|VERSION_CHECK|_INPUT$|_LOG(?:_|$|LEVEL)|_CERT$|CAFILE|PROXY"
     r"|SHLVL|PROMPT|_EXE$|CARGO_HOME|NPM_CONFIG_(?:PREFIX|USERCONFIG|UPDATE_NOTIFIER|FUND|AUDIT)|_AUTH|AUTHTOKEN|USERNAME|HTTP_BASIC|PYPI_TOKEN)"
 )
@@ -79,11 +81,9 @@ _BEGINS = r"(?:(?:^|[;&|({`])[ \t]*|\b(?:then|do|else|exec)[ \t]+)"
 _READS = r"(?:\.|source|(?:ba|da|z)?sh|python[\d.]*)[ \t]+(?:-[a-z]+[ \t]+)*"
 _OPTION = r"(?:[ \t](?:-r|-c)[ \t]*|--(?:requirements?|constraints?)[ =])"
 _NAME = r"((?:\"[^\"\n]+\"|'[^'\n]+'|\$\([^)\n]*\)|[^\s\"';&|<>()])+)"
-_READ = re.compile(f"(?m)(?:{_BEGINS}{_READS}|{_OPTION})(?!-){_NAME}")
-_OWN_FOLDER = re.compile(
-    r"\$\(cd (\$\(dirname [^)]*\))[^)]*\)|\$\(dirname [^)]*\)|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}"
-)
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_READ = pattern(f"(?m)(?:{_BEGINS}{_READS}|{_OPTION})(?!-){_NAME}")
+_OWN_FOLDER = pattern(r"\$\(cd (\$\(dirname [^)]*\))[^)]*\)|\$\(dirname [^)]*\)|\$\{(?:0|BASH_SOURCE(?:\[0\])?)%/\*\}")
+_VARIABLE = pattern(r"\$(?:\{(\w+)\}|(\w+))")
 
 
 def counted(texts: Iterable[str], env: Mapping[str, str], *, all_tools: bool) -> set[str]:

@@ -1,10 +1,11 @@
-"""flock(2) with a deadline, on files that others may remove."""
+"""flock(2) with a deadline, on files that others may remove; and who has a file open for writing."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,3 +45,16 @@ def is_at(fd: int, path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), os.stat(path))
     return False
+
+
+def nobody_writes(fd: int) -> bool:
+    """Whether nobody has the file open for writing, or mapped so; False, too, where the kernel tells this user nothing
+    of it. A read lease is asked for, which there is none of else, and given back at once."""
+    try:
+        # Who opens the file meanwhile has the kernel signal us: by one that is ignored by default, not SIGIO.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return False
+    return True
