@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import every
+
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".venv/bin/python"
 
@@ -61,8 +63,9 @@ BENCHMARKS = {
 def listing() -> str:
     """A line for each benchmark."""
     rows = [f"  {name:11} {one.measures}; {one.takes}; needs {one.needs}" for name, one in BENCHMARKS.items()]
+    last = f"  {'all':11} every report of bench/results, going on where it was interrupted; 5 hours"
     return "\n".join(
-        ["usage: scripts/bench NAME [--quick] [--out FILE] ...    options: scripts/bench NAME --help", *rows]
+        ["usage: scripts/bench NAME [--quick] [--out FILE] ...    options: scripts/bench NAME --help", *rows, last]
     )
 
 
@@ -81,6 +84,11 @@ def main() -> int:
     if name in ("-h", "--help"):
         print(listing())
         return 0
+    if name == "all":
+        try:
+            return every.main(rest)
+        except KeyboardInterrupt:
+            return 130
     if name not in BENCHMARKS:
         print(f"error: no benchmark named {name}; there are: {' '.join(BENCHMARKS)}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ import tarfile
 
 import pytest
 
+from bench import every
 from bench.__main__ import BENCHMARKS, ROOT, listing
 from bench.checkpoint import checkpoint, once
 from bench.checkpoint import figures as checkpoint_figures
@@ -172,6 +173,28 @@ def test_the_first_screen_says_what_was_not_measured_and_where_others_are_quicke
     assert [overview.two_digits(one) for one in (206.8, 8.67, 0.153, 99.6, 1, 0, 1234)] == [
         "210", "8.7", "0.15", "100", "1.0", "0", "1200",
     ]  # fmt: skip
+
+
+def test_all_reports_are_made_once_and_one_that_fails_keeps_none_from_being_made(tmp_path, monkeypatch, capfd):
+    program = tmp_path / "scripts/bench"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\n[ "$1" != bad ] && echo "$@" >>ran && echo {} >"$3"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(every, "ROOT", tmp_path)
+    monkeypatch.setattr(every, "_git", lambda *_: "")
+    monkeypatch.setattr(every, "COMMANDS", {"one": "bench one", "bad": "bench bad", "two": "bench two"})
+    reports = tmp_path / "reports"
+    for _ in range(2):
+        assert every.main(["--folder", str(reports)]) == 1
+        assert "2 of 3 reports" in (said := capfd.readouterr().err)
+        assert "not made: bad" in said
+    assert [line.split()[0] for line in (tmp_path / "ran").read_text().splitlines()] == ["one", "two"]
+    assert sorted(path.name for path in reports.iterdir()) == ["one.json", "two.json"]
+    assert every.main(["--folder", str(reports), "--list"]) == 0
+    assert [line.split()[1:] for line in capfd.readouterr().out.splitlines()][:2] == [
+        ["is", "there"],
+        ["scripts/bench", "bad"],
+    ]
 
 
 def test_the_list_names_every_benchmark_and_a_result_of_it():
