@@ -8,8 +8,9 @@ whose link to the store has 100 Mbit/s, where ``published`` are the seconds from
 node may mount. ``uv``: uv with a full cache on the same file system. ``mount`` and ``unpack``: `bootseer env run` on a
 node that has none of it; ``again`` and ``served``: a mount on a node that had it before, without and with the node
 daemon. ``changed``: the command with one of ten packages in another version, ``moved`` the bytes that it stores.
+``renewed``: another command on a node whose environment of the one before is removed first.
 ``linked-without``: nothing is stored before the command has ended; ``mount-without``: the process that loads servers is
-no copy of the caller, but begins anew.
+no copy of the caller, but begins anew; ``renewed-without``: all environments lie in one place of the disk.
 Processor seconds are those of the whole command, and of what the daemon does for it, without what goes on behind it.
 """
 
@@ -34,9 +35,10 @@ from bench.common import invocation
 from bench.common.figures import Figures, Say
 from bench.common.invocation import Options, say
 from bench.common.report import Report, Run
-from bench.env.without import EARLY, LENT, WITHOUT
+from bench.env.without import EARLY, LENT, SPREAD, WITHOUT
 from bootseer.demo.programs import BOOTSEER, run
 from bootseer.errors import BootseerError
+from bootseer.folders import spread
 from support.netns import Node, ShapedNetwork
 from support.objectserver import BUCKET, ObjectServer
 from support.waits import until
@@ -74,6 +76,7 @@ class Bench:
         self.report, self.work, self.count = report, options.work, 0
         self.target, self.wheels = self.work / "venv", self.work / "wheels"
         self.old = self.work / "old"
+        spread(self.work)  # as a new node has it: see `away`
         self.wheels.mkdir()
         self.old.mkdir()
         packages(self.wheels, options.files)
@@ -128,6 +131,13 @@ class Bench:
     def hit(self, n: int, how: str, variant: str = "", without: str = "") -> None:
         with self.noted(variant or how, n) as details, self.node(str(self.work / f"store{n}")) as environ:
             self.start(details, environ, self.command(), f"restored-{how}", "--restore", how, without=without)
+
+    def renewed(self, n: int, variant: str = "renewed", without: str = "") -> None:
+        store = self.work / f"{variant}{n}"
+        with self.node(str(store)) as environ, self.noted(variant, n) as details:
+            for salt in "12":
+                self.start(details, environ, self.command(), "ran-and-publishing", "--salt", salt, without=without)
+        self.away(store)
 
     def again(self, n: int) -> None:
         with self.node(str(self.work / f"store{n}")) as environ:
@@ -261,6 +271,7 @@ def compute(made: Report, say: Say) -> Figures:
     )
     found.add("env_gain_early", ">= 5", [100 * one for one in saved], "%")
     found.gain("env_gain_lent", "mount", "mount-without")
+    found.gain("env_gain_spread", "renewed", "renewed-without")
     share = _pairs(made, "changed", "first", lambda ours, other: ours.details["moved"] / other.details["stored"])
     found.add("env_moved_vs_whole", "<= 0.1", share)
     return found
@@ -295,6 +306,9 @@ def _run(options: Options, made: Report) -> None:
                 one(n)
             bench.again(n)
             bench.hit(n, how="unpack")
+            crowded = functools.partial(bench.renewed, variant="renewed-without", without=SPREAD)
+            for renewed in (bench.renewed, crowded)[:: 1 if n % 2 else -1]:
+                renewed(n)
             bench.changed(n)
 
 

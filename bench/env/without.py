@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 
-EARLY, LENT = "early", "lent"
-"""What is stored while the command runs; a process that is a copy of the caller and loads servers."""
+EARLY, LENT, SPREAD = "early", "lent", "spread"
+"""What is stored while the command runs; a process that is a copy of the caller and loads servers; another place of the
+disk for each environment."""
 WITHOUT = (sys.executable, "-m", "bench.env.without")
 _PUBLISHER = """
 import sys
@@ -24,6 +25,10 @@ def main() -> None:
     if part == EARLY:
         late = (sys.executable, "-P", "-c", _PUBLISHER)
         background.program = lambda module: late if module == "bootseer.env.publisher" else program(module)
+    elif part == SPREAD:
+        from bootseer import folders
+
+        folders.spread = lambda folder: None
     else:
         background.lend = lambda: None
     cli()

@@ -17,7 +17,7 @@ import pytest
 from bootseer import image
 from bootseer.env import overlay
 from bootseer.errors import ConfigError
-from bootseer.folders import enterable, private_folder, trusted
+from bootseer.folders import enterable, private_folder, spread, trusted
 
 
 def mode(path: Path) -> int:
@@ -190,3 +190,12 @@ def test_root_of_a_user_namespace_with_one_id_has_folders_of_its_users(named: bo
         shutil.rmtree("/tmp/bootseer-12345.0", ignore_errors=True)
     wanted = [f"{home}/c", f"{home}/s"] if named else [f"{home}/.cache/bootseer", "/tmp/bootseer-12345.0/bootseer"]
     assert done.stdout.splitlines() == wanted, done.stderr
+
+
+def test_folders_are_spread_over_the_disk_where_the_file_system_can(tmp_path: Path) -> None:
+    """Of ext4: where thousands of files were just deleted in one of them, others are not made more slowly."""
+    for folder in (tmp_path, tmp_path, Path("/proc"), tmp_path / "none"):
+        spread(folder)
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(["lsattr", "-d", tmp_path], capture_output=True, text=True, check=False).stdout
+    assert "T" in shown.split()[0] or not kind.startswith("ext")

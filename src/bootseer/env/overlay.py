@@ -27,7 +27,7 @@ from bootseer.env.inputs import Opened
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.spec import Target
 from bootseer.errors import BootseerError, NotWritableError, doing, logged
-from bootseer.folders import private_folder, trusted
+from bootseer.folders import private_folder, spread, trusted
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.copies import withdraw
 from bootseer.kernel.removal import discard_tree
@@ -427,6 +427,7 @@ def new_group(
     group.save()
     try:
         with doing(f"make {area}"):
+            spread(private_folder(area.parent.parent, sub="env"))  # the one before may have been deleted just now
             private_folder(area.parent.parent, sub=f"env/{ident}")
             (area / "boot").write_text(record.boot)
     except BootseerError:
