@@ -137,27 +137,32 @@ def test_pods_of_images_that_are_not_converted(site: Site) -> None:
         assert cluster.kubectl("logs", name) == said
 
 
+def reads_on(cluster: Kubernetes, pod: str) -> None:
+    """It reads from now on once more at least, and has never read anything else than what it should."""
+
+    def turns() -> int:
+        lines = cluster.kubectl("logs", pod).splitlines()
+        assert {line.split()[0] for line in lines} <= {SUM}
+        return len(lines)
+
+    before = turns()
+    until(lambda: turns() > before, 60.0, f"another turn of {pod}")
+
+
 def test_a_pod_outlives_snapshotter_and_containerd(site: Site) -> None:
     """Both are killed under a container that reads, and a pod that comes later starts."""
     cluster = site.cluster
     loop = "while true; do sha256sum /data/noise || exit 1; sleep 0.2; done"
     cluster.pod("reader", site.converted, "sh", "-c", loop)
     cluster.await_phase("reader", "Running")
-
-    def turns() -> int:
-        lines = cluster.kubectl("logs", "reader").splitlines()
-        assert {line.split()[0] for line in lines} <= {SUM}
-        return len(lines)
-
-    until(turns, 60.0, "the first turn of the reader")
+    reads_on(cluster, "reader")
     node = cluster.nodes[0]
     node.kill("service")
     node.kill("containerd")
     node.start("service", "containerd")
     cluster.pod("later", site.converted, "sha256sum", "/data/noise")
     cluster.await_phase("later", "Succeeded")
-    before = turns()
-    until(lambda: turns() > before, 60.0, "another turn of the reader")
+    reads_on(cluster, "reader")
     assert cluster.await_phase("reader", "Running")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
@@ -196,19 +201,12 @@ def test_a_pod_has_volumes(site: Site, kind: str) -> None:
     user = {"securityContext": {"runAsUser": 4711}, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     cluster.pod("volume", site.plain, "sh", "-c", loop, container=user, volumes=[volume])
     cluster.await_phase("volume", "Running")
-
-    def turns() -> int:
-        lines = cluster.kubectl("logs", "volume").splitlines()
-        assert {line.split()[0] for line in lines} <= {SUM}
-        return len(lines)
-
-    until(turns, 60.0, "the first turn of the reader")
+    reads_on(cluster, "volume")
     if kind != "checkpoint":
         assert cluster.nodes[0].node.bytes_received() - before < site.layer_bytes / 2
     cluster.nodes[0].kill("service")
     cluster.nodes[0].start("service")
-    before = turns()
-    until(lambda: turns() > before, 60.0, "another turn of the reader")
+    reads_on(cluster, "volume")
 
 
 def test_a_volume_that_a_pod_may_not_have(site: Site) -> None:
@@ -384,21 +382,14 @@ def test_a_daemonset_installs_updates_and_removes_the_service_under_a_pod(site: 
             mounted = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
             cluster.pod("reader", site.plain, "sh", "-c", loop, container=mounted, volumes=[volume], nodeName=node.name)
             cluster.await_phase("reader", "Running")
-
-            def turns() -> int:
-                lines = cluster.kubectl("logs", "reader").splitlines()
-                assert {line.split()[0] for line in lines} <= {SUM}
-                return len(lines)
-
-            until(turns, 60.0, "the first turn of the reader")
+            reads_on(cluster, "reader")
             command = node.inside("/opt/bootseer-node/v1/bin/busybox", "sleep", "1000")
             with subprocess.Popen(command, start_new_session=True) as lasting:
                 apply("node-service", "v2", change)
                 rolled_out()
                 assert host.words()[0] == "/opt/bootseer-node/v2/bin/bootseer"
                 assert sorted(os.listdir(host.programs)) == ["v1", "v2"]  # somebody runs what is in it
-                before = turns()
-                until(lambda: turns() > before, 60.0, "another turn of the reader")
+                reads_on(cluster, "reader")
                 pod = cluster.await_phase("reader", "Running")
                 assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
                 os.killpg(lasting.pid, signal.SIGKILL)
@@ -414,8 +405,7 @@ def test_a_daemonset_installs_updates_and_removes_the_service_under_a_pod(site: 
 
             until(refused, 60.0, said, step=0.5)
             assert host.unit.exists()
-            before = turns()
-            until(lambda: turns() > before, 60.0, "another turn of the reader")
+            reads_on(cluster, "reader")
             cluster.kubectl("delete", "pod", "reader", "--grace-period=1")
             cluster.kubectl("delete", "pod", *every)  # its next one begins at once
             rolled_out()

@@ -10,6 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -44,7 +45,7 @@ IMPORTS = "import six, pygments, importlib.metadata as m; assert m.version('six'
 
 class Case(msgspec.Struct):
     """In the folder of a project with ``files``, ``command`` fills ``target``; then each of ``checks`` ends well.
-    ``{T}`` is the target, ``{W}`` the folder. ``first`` makes lock files."""
+    ``{T}`` is the target, ``{W}`` the folder, ``{P}`` an environment with pip. ``first`` makes lock files."""
 
     target: str
     command: str
@@ -58,7 +59,7 @@ class Case(msgspec.Struct):
 VENV = ['{T}/bin/python -c "' + IMPORTS + '"', "{T}/bin/pygmentize -V"]
 CASES = {
     "pip target": Case(
-        "t", "python3 -m venv v && v/bin/python -m pip install -q --target {T} six==1.16.0 pygments==2.18.0",
+        "t", "{P}/bin/pip install -q --target {T} six==1.16.0 pygments==2.18.0",
         ['PYTHONPATH={T} python3 -c "' + IMPORTS + '"', "PYTHONPATH={T} {T}/bin/pygmentize -V"],
     ),
     "pip venv": Case("v", "python3 -m venv {T} && {T}/bin/pip install -q six==1.16.0 pygments==2.18.0", VENV),
@@ -81,12 +82,12 @@ CASES = {
         first="{C}/pdm lock -q && rm -rf .venv", needs=["{C}/pdm"], environ={"PDM_CHECK_UPDATE": "false"},
     ),
     "editable": Case(
-        "v", "python3 -m venv {T} && {T}/bin/pip install -q -e .",
+        "v", "python3 -m venv --without-pip {T} && {P}/bin/pip --python {T} install -q -e .",
         [*VENV, "{T}/bin/demo", '{T}/bin/python -c "import spaced.inner.x; assert spaced.inner.x.X"'],
         {"pyproject.toml": SETUPTOOLS, **SOURCE},
     ),
     "extension": Case(
-        "t", "python3 -m venv v && v/bin/pip install -q --target {T} ./c",
+        "t", "{P}/bin/pip install -q --target {T} ./c",
         ['PYTHONPATH={T} python3 -c "import made; assert made.f() == 7"'],
         {
             "c/pyproject.toml": '[build-system]\nrequires = ["setuptools==75.8.0"]\n',
@@ -138,8 +139,8 @@ CASES = {
 
 
 class Place:
-    def __init__(self, root: Path, case: Case) -> None:
-        self.root, self.case, self.work, self.nodes = root, case, root / "work", 0
+    def __init__(self, root: Path, case: Case, pip: Path) -> None:
+        self.root, self.case, self.work, self.nodes, self.pip = root, case, root / "work", 0, pip
         self.target = self.work / case.target
         self.environ = {
             name: value
@@ -153,8 +154,9 @@ class Place:
         self.work.mkdir(exist_ok=True)
 
     def words(self, text: str) -> str:
-        programs = CACHE / "installers/bin"
-        return text.replace("{T}", str(self.target)).replace("{W}", str(self.work)).replace("{C}", str(programs))
+        for short, path in zip("TWPC", (self.target, self.work, self.pip, CACHE / "installers/bin"), strict=True):
+            text = text.replace(f"{{{short}}}", str(path))
+        return text
 
     def sh(self, text: str) -> subprocess.CompletedProcess[str]:
         words = ["sh", "-ec", self.words(text)]
@@ -200,9 +202,19 @@ def _is_fresh(compiled: Path) -> bool:
     return flags != 0 or (mtime, size) == (int(source.stat().st_mtime), source.stat().st_size)
 
 
+@pytest.fixture(scope="module")
+def pip() -> Iterator[Path]:
+    """An environment with pip that everybody may run."""
+    folder = Path(tempfile.mkdtemp(prefix="bootseer-pytest-pip-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    subprocess.run(["/usr/bin/python3", "-m", "venv", folder], check=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(params=CASES)
-def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
-    made = Place(tmp_path, CASES[request.param])
+def place(tmp_path: Path, request: pytest.FixtureRequest, pip: Path) -> Iterator[Place]:
+    made = Place(tmp_path, CASES[request.param], pip)
     for program in map(made.words, made.case.needs):
         if not shutil.which(program) and not os.path.exists(program):
             pytest.skip(f"needs {program}")
@@ -223,7 +235,7 @@ def test_what_an_installer_makes_works_after_a_restore(place: Place) -> None:
 
 
 @pytest.mark.parametrize("home", ["", "/proc", "/root"], ids=["none", "read-only", "of another"])
-def test_a_user_whom_nobody_knows_installs_and_restores(home: str) -> None:
+def test_a_user_whom_nobody_knows_installs_and_restores(home: str, pip: Path) -> None:
     """A random number without an account, as containers of some platforms have it, and a home that is no use."""
     uid = 54321
     folder = Path(
@@ -236,7 +248,6 @@ def test_a_user_whom_nobody_knows_installs_and_restores(home: str) -> None:
         for name in ("cache", "state", "store", "work"):
             (folder / name).mkdir()
             os.chown(folder / name, uid, uid)
-        subprocess.run(["/usr/bin/python3", "-m", "venv", folder / "v"], check=True)
         environ = {"PATH": "/usr/bin:/bin", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "BOOTSEER_STORE": f"{folder}/store"}
         environ |= {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
         if home:
@@ -246,7 +257,7 @@ def test_a_user_whom_nobody_knows_installs_and_restores(home: str) -> None:
             environ |= {"BOOTSEER_CACHE_DIR": f"{folder}/cache/{node}", "BOOTSEER_STATE_DIR": f"{folder}/state/{node}"}
             words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--", sys.executable, "-m",
                      "bootseer.cli.main", "env", "run", "--no-background", "--target", str(target), "--",
-                     f"{folder}/v/bin/pip", "install", "-q", "--target", str(target), "six==1.16.0"]  # fmt: skip
+                     f"{pip}/bin/pip", "install", "-q", "--target", str(target), "six==1.16.0"]  # fmt: skip
             done = subprocess.run(words, cwd=folder / "work", env=environ, capture_output=True, text=True, check=False)
             assert (done.returncode, says in done.stderr) == (0, True), done.stderr
             subprocess.run(

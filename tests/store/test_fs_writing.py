@@ -706,8 +706,8 @@ def test_an_open_finds_the_old_or_the_new_version_of_what_is_replaced(
                 if found.count(found[:1]) != len(found) or len(found) % size:
                     trouble.append(f"{len(found)} bytes of {set(found)}")
 
-    readers = [later(read) for _ in range(4)]
-    for number in range(60 if size < 10_000 else 10):
+    readers = [later(read) for _ in range(2)]
+    for number in range(15 if size < 10_000 else 5):
         data = b"%d" % (number % 10) * size * (number % 3 + 1)
         if replaces == "fsspec":
             with site.fs.create(f"{site.name}/f") as out:
@@ -732,7 +732,7 @@ def test_an_open_for_adding_finds_what_is_there_now(site: Site) -> None:
             trouble.append(number_of(lambda: os.close(os.open(site.dir / "f", os.O_WRONLY | os.O_APPEND))))
 
     adders = [later(add) for _ in range(2)]
-    for number in range(100):
+    for number in range(25):
         with site.fs.create(f"{site.name}/f") as out:
             out.write(b"%d" % number)
     ended.set()
