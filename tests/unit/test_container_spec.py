@@ -117,7 +117,10 @@ def test_users(rootfs: Path, user: str, wanted: dict[str, Any]) -> None:
     assert container.user_of(rootfs, user) == wanted
 
 
-@pytest.mark.parametrize("user", ["eve", "bob:nobody", "\u00b2", "bob:\u00b2", "x", "9" * 5000, "bob:" + "9" * 5000])
+@pytest.mark.parametrize(
+    "user",
+    ["eve", "bob:nobody", "\u00b2", "bob:\u00b2", "x", "2147483648", "bob:4294967295", "9" * 5000, "bob:" + "9" * 5000],
+)
 def test_unknown_users(rootfs: Path, user: str) -> None:
     with pytest.raises(ConfigError, match="of the image is not in its /etc/"):
         container.user_of(rootfs, user)
@@ -183,6 +186,14 @@ def test_no_image_leads_a_runtime_out_of_it(tmp_path: Path, folder: str) -> None
     (tmp_path / folder).symlink_to("/etc")
     with pytest.raises(UnsupportedError, match=f"its /{folder} is a link"):
         make(tmp_path, config(), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "wanted"), [("", "", "/"), ("a/b", "", "/a/b"), ("/a", "", "/a"), ("/a", "b", "/b")]
+)
+def test_the_folder_of_a_command(tmp_path: Path, own: str, asked: str, wanted: str) -> None:
+    made = make(tmp_path, config(working_dir=own), ["x"], cwd=asked)
+    assert made["process"]["cwd"] == wanted
 
 
 def test_entries_without_a_name_are_no_variables(tmp_path: Path) -> None:

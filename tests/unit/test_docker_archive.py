@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import gzip
 import io
 import json
+import lzma
 import os
 import shutil
 import subprocess
@@ -239,8 +241,14 @@ def test_an_oci_archive_of_skopeo(saved: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_oci_archive(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match=r"one\.tar is not an OCI layout"):
+    with pytest.raises(NotFoundError, match=r"one\.tar is not an OCI layout") as found:
         oci.open_image(f"oci-archive:{saved}/one.tar")
+    assert found.value.hint == f"docker-archive:{saved}/one.tar"
+    for pack, kind in ((lzma.compress, "xz"), (bz2.compress, "bzip2")):
+        (tmp_path / kind).write_bytes(pack((saved / "one.tar").read_bytes()))
+        for scheme in ("oci-archive", "docker-archive"):
+            with pytest.raises(DataError, match=f"archive .* is compressed by {kind}"):
+                oci.open_image(f"{scheme}:{tmp_path}/{kind}")
     with pytest.raises(BootseerError, match="No such file"):
         oci.open_image(f"oci-archive:{saved}/none.tar")
     path = oci_archive(saved, tmp_path)

@@ -113,6 +113,12 @@ def test_plain_http_is_for_loopback_and_what_is_named(registry: str, plain: bool
     assert Reference.parse(f"{registry}/x").plain_http(named) is plain
 
 
+@pytest.mark.parametrize("text", ["x.tar", "x.tgz", "x.tar.gz", "x.tar.xz", "x.tar.zst", "./x", "/x"])
+def test_paths_are_no_images_of_docker_io(text: str) -> None:
+    with pytest.raises(ConfigError, match="is a path"):
+        Reference.parse(text)
+
+
 @pytest.mark.parametrize("text", ["docker-daemon:x:v1", "dir:/a/b", "containers-storage:x:v1"])
 def test_names_of_other_tools_are_no_images_of_docker_io(text: str) -> None:
     with pytest.raises(ConfigError, match="is not known"):

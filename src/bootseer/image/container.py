@@ -62,6 +62,11 @@ def command_of(config: oci.ImageConfig, argv: Sequence[str]) -> list[str]:
     return args
 
 
+def folder_of(inner: oci.ContainerConfig, cwd: str) -> str:
+    """Where the command begins: in ``cwd``, or in the image's folder, both as seen from the root."""
+    return posixpath.join("/", cwd or inner.working_dir)
+
+
 def spec(
     rootfs: Path,
     config: oci.ImageConfig,
@@ -105,7 +110,7 @@ def spec(
             "user": user_of(rootfs, inner.user),
             "args": list(args),
             "env": [f"{key}={value}" for key, value in environ.items()],
-            "cwd": cwd or inner.working_dir or "/",
+            "cwd": folder_of(inner, cwd),
             "capabilities": {kind: held for kind in ("bounding", "effective", "permitted")},
             "noNewPrivileges": False,  # sudo of an image goes on working; what it gives is bounded by the capabilities
         },
@@ -262,8 +267,8 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
 
 
 def _is_number(text: str) -> bool:
-    """Whether it may be one of a user or a group: Python refuses to read very long ones."""
-    return text.isdecimal() and len(text) <= 10
+    """Whether it may be one of a user or a group: Python refuses to read very long ones, runtimes take 31 bits."""
+    return text.isdecimal() and len(text) <= 10 and int(text) < 1 << 31
 
 
 def _lines(rootfs: Path, path: str, numbers_from: int) -> list[list[str]]:

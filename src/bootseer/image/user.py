@@ -41,7 +41,7 @@ def run(
             *(Shown(os.path.abspath(bind.source), bind.target, bind.readonly) for bind in mounts),
         ],
         made=[path for path, there in container.volumes(rootfs, config).items() if not there],
-        folders=[cwd or inner.working_dir or "/"],
+        folders=[container.folder_of(inner, cwd)],
         must=bool(cwd),
     )
     return rootless.run(command, stop_grace=stop_grace, stdin=stdin)

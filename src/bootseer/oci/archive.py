@@ -101,7 +101,7 @@ class Archive:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(0)
                 digest = ""
-                if file.read(4).startswith(COMPRESSED):
+                if file.read(5).startswith(COMPRESSED):
                     named = _NAMED_BY_DIGEST.match(name)
                     file.seek(0)
                     digest = f"sha256:{named[1]}" if named else _sha256(iter(functools.partial(file.read, _CHUNK), b""))

@@ -16,9 +16,9 @@ from bootseer.errors import DataError
 _GZIP = b"\x1f\x8b"
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + kind]) + b"\x2a\x4d\x18" for kind in range(16)))
 """Frames with data, and those that are skipped, which pzstd and others put first."""
-COMPRESSED = (_GZIP, *_ZSTD)
-"""How gzip and zstd begin."""
 _OTHERS = {b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4"}
+COMPRESSED = (_GZIP, *_ZSTD, *_OTHERS)
+"""How what is compressed begins, also by what `inflate` refuses by its name."""
 FREE, TIMES = 32 << 30, 200
 """What is compressed may have so many bytes, and beyond them so many times its compressed size: layers have 2 to 10
 times, and some a large file of zeros; gzip can have 1,030 times, zstd more than 10,000."""

@@ -33,10 +33,12 @@ class Layout(Closing):
         self.root = root
         self._members = members
         if not ("oci-layout" in members if members else (root / "oci-layout").is_file()):
-            raise NotFoundError(
-                f"{root} is not an OCI layout",
-                hint=f"oci-archive:{root}" if root.is_file() else "it has no file oci-layout",
-            )
+            hint = "it has no file oci-layout"
+            if members and "manifest.json" in members:
+                hint = f"docker-archive:{root}"
+            elif not members and root.is_file():
+                hint = f"oci-archive:{root}"
+            raise NotFoundError(f"{root} is not an OCI layout", hint=hint)
 
     def index(self) -> Index:
         with doing(f"read the index of layout {self.root}"), self._open("index.json") as file:

@@ -83,7 +83,7 @@ class Members(Closing):
         with contextlib.ExitStack() as undo:
             try:
                 file: IO[bytes] = undo.enter_context(os.fdopen(_open(path), "rb"))
-                if file.read(4).startswith(COMPRESSED):
+                if file.read(5).startswith(COMPRESSED):
                     file = undo.enter_context(self._decompressed(file))
                 file.seek(0)
                 self._tar = undo.enter_context(tarfile.open(fileobj=file, mode="r:", tarinfo=_headers()))

@@ -21,6 +21,7 @@ _HUB = "docker.io"
 _FILES = ("oci:", "docker-archive:", "oci-archive:")
 _SCHEME = re.compile(r"\w+://|(?:docker-daemon|containers-storage):|dir:/", re.ASCII)
 """What other tools put before the name of an image; without this it would be a name at docker.io."""
+_TAR = re.compile(r"\.(?:tar(?:\.(?:gz|zst|xz|bz2))?|tgz)\Z")
 _FORM = (
     "write HOST[:PORT]/NAME[:TAG|@sha256:...], oci:DIR[:NAME], docker-archive:FILE[:NAME] or oci-archive:FILE[:NAME];"
     " DIR and FILE have no colon"
@@ -65,7 +66,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         body = body.removeprefix("docker://")
         if (scheme := _SCHEME.match(body)) is not None:
             raise ConfigError(f"bad image reference {text!r}: {scheme[0]} is not known", hint=_FORM)
-        if body.startswith(("/", "./", "../")) or (body.endswith((".tar", ".tar.gz", ".tgz")) and "/" not in body):
+        if body.startswith(("/", "./", "../")) or (_TAR.search(body) and "/" not in body):
             raise ConfigError(
                 f"{text!r} is a path, not an image's name",
                 hint=f"docker-archive:{body} for what docker save wrote, oci-archive:{body}, oci:{body} for a folder",
