@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import email.utils
 import hashlib
@@ -611,6 +612,23 @@ def test_preflight(proxy: RegistryProxy, caplog: pytest.LogCaptureFixture) -> No
     proxy.down = True
     oci.preflight(ref)
     assert "is not checked" in caplog.text
+
+
+def test_a_tag_that_the_registry_itself_has_resolved_is_not_asked_for_again(
+    proxy: RegistryProxy, plain: DockerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tag = f"{proxy.address}/x:v1"
+    digest = oci.resolve_digest(tag)
+    assert len(proxy.requests("/manifests/")) == 1
+    for mirrored, ref, asked in ((False, tag, 0), (False, f"{proxy.address}/x@{digest}", 1), (True, tag, 1)):
+        monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", f"{proxy.address}=http://{plain.address}" if mirrored else "")
+        before = len(proxy.requests("^HEAD .*/manifests/"))
+        oci.preflight(ref, resolved=True)
+        assert len(proxy.requests("^HEAD .*/manifests/")) - before == asked, (mirrored, ref)
+        proxy.add(Fault(status=403))
+        with pytest.raises(PrivilegeError) if asked else contextlib.nullcontext():
+            oci.preflight(ref, resolved=True)
+        proxy.clear()
 
 
 def test_faults_are_seen_by_these_tests(proxy: RegistryProxy) -> None:

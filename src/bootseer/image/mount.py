@@ -132,7 +132,7 @@ def mount(
         store, began = open_store(store_url), time.monotonic()
         if record is None:
             record = resolve(ref, store, plain_http=plain_http, config=config)
-            oci.preflight(ref, plain_http=plain_http)
+            oci.preflight(ref, plain_http=plain_http, resolved=True)
         lookup_seconds = round(time.monotonic() - began, 3)
         target = settled(target)  # where nobody else leads the name to another folder of the machine
         state_dir, cache_dir = private_folder(Path(config.state_dir)), private_folder(Path(config.cache_dir))

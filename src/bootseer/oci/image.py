@@ -142,18 +142,20 @@ def digest_for(ref: Reference, logins: Logins | None) -> str:
         return _manifest(ref, registry, spec.Platform.parse(spec.host_platform()))[1].digest
 
 
-def preflight(ref: Reference | str, *, plain_http: bool | None = None) -> None:
+def preflight(ref: Reference | str, *, plain_http: bool | None = None, resolved: bool = False) -> None:
     """Make sure, before anything is mounted, that this job's login may read ``ref`` at its registry.
 
     Raises `PrivilegeError` and `NotFoundError`. A registry that does not answer is a warning only: it may be down while
-    everything needed is in the store and on this node. One small request; images in layouts and archives pass.
+    everything needed is in the store and on this node. One small request; none for images in layouts and archives, and
+    for a tag that is ``resolved`` already, where only the registry itself can have told its digest.
     """
     ref = Reference.parse(ref) if isinstance(ref, str) else ref
     if not ref.registry:
         return
     unchecked = logged(log.warning, "access to %s is not checked", ref, kinds=UnavailableError)
     with Registry(ref, plain_http=plain_http) as registry, unchecked:
-        registry.head_manifest(ref.selector, retries=0)
+        if ref.digest or registry.mirrored or not resolved:
+            registry.head_manifest(ref.selector, retries=0)
 
 
 def _source(ref: Reference, plain_http: bool | None, spool: Path | None = None) -> Source:
