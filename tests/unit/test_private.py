@@ -198,4 +198,4 @@ def test_folders_are_spread_over_the_disk_where_the_file_system_can(tmp_path: Pa
         spread(folder)
     kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout
     shown = subprocess.run(["lsattr", "-d", tmp_path], capture_output=True, text=True, check=False).stdout
-    assert "T" in shown.split()[0] or not kind.startswith("ext")
+    assert "T" in shown.split(" ")[0] or not kind.startswith("ext")
