@@ -251,6 +251,98 @@ def test_what_happens_twice_or_is_not_known(case: str) -> None:
     assert not [span for span in read(*items).spans if span.state is events.State.OPEN]
 
 
+def init(count: int, state: Json, last: Json | None = None) -> Json:
+    return {"initContainerStatuses": [{"name": "i", "restartCount": count, "state": state, "lastState": last or {}}]}
+
+
+def made(kind: str, when: int = 0, **status: Any) -> Json:
+    about = {"name": "llm", "namespace": "d", "creationTimestamp": at(when)}
+    return {"kind": kind, "metadata": about, "status": status}
+
+
+def about(pod: Json, **more: Any) -> Json:
+    return pod | {"metadata": pod["metadata"] | more}
+
+
+WAITS = {"containerStatuses": [{"name": "c", "state": {"waiting": {"reason": "PodInitializing"}}}]}
+LLM = {"job-name": "llm"}
+LATER = named("q", one(uid="v", made=900, started=930, labels=LLM))
+SUBMITTER = named("s", one(uid="v", made=130, started=140, labels={"batch.kubernetes.io/job-name": "llm"}))
+SUBMITTER["spec"] = {"nodeName": "n2", "containers": [{"name": "c"}]}
+FIRST: list[tuple[str, str, float, float | None]] = [("0", "queue", 0, 5), ("0", "image", 5, 120)]
+SECOND: list[tuple[str, str, float, float | None]] = [("1", "queue", 900, 905), ("1", "image", 905, 930)]
+STARTS: dict[str, tuple[list[Json], list[tuple[str, str, float, float | None]]]] = {
+    "what submits to a cluster": (
+        [one(labels=RAY | {"ray.io/cluster": "z"}), SUBMITTER], [*FIRST, ("0", "image", 135, 140)],
+    ),
+    "a version that is an annotation": (
+        [about(one(labels=VOLCANO), annotations={"volcano.sh/job-version": "2"})],
+        [("2", "queue", 0, 5), ("2", "image", 5, 120)],
+    ),
+    **{
+        f"an older {kind} of the job's name": (
+            [made(kind), LATER], [("0", "queue", 900, 905), ("0", "image", 905, 930)],
+        ) for kind in ("Service", "StatefulSet", "CronJob", "ConfigMap")
+    },
+    "init fails beside a pod made later": (
+        [one(labels=LLM, phase="Failed", **WAITS, **init(0, ran(30, 60))),
+         named("q", one(uid="v", made=7, started=90, labels=LLM))],
+        [("0", "queue", 0, 12), ("0", "image", 5, 30), ("0", "env", 30, 60), ("0", "image", 12, 90)],
+    ),
+    "init again": (
+        [one(started=101, **init(1, ran(70, 100), ran(30, 60)))],
+        [("0", "queue", 0, 5), ("0", "image", 5, 30), ("0", "env", 30, 100)],
+    ),
+    "init often": ([one(started=901, **init(4, ran(870, 900), ran(730, 760)))], FIRST[:1]),
+    "init often, with events": (
+        [one(started=901, **init(4, ran(870, 900), ran(730, 760))), *PULLED], [FIRST[0], ("0", "image", 10, 115)],
+    ),
+    "init fails once and waits": (
+        [one(started=None, **init(0, {"waiting": {}}, ran(30, 60)))],
+        [FIRST[0], ("0", "image", 5, 30), ("0", "env", 30, None)],
+    ),
+    "a lost node": (
+        [about(one(labels=LLM), deletionTimestamp=at(929), deletionGracePeriodSeconds=30), LATER], FIRST + SECOND,
+    ),
+    "running since nobody knows": ([one(containerStatuses=[{"name": "c", "state": {"running": {}}}])], FIRST[:1]),
+    "the label of MPIJob's first version": ([one(labels={"mpi-job-name": "llm", "job-name": "llm-launcher"})], FIRST),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_starts_and_their_queues(case: str) -> None:
+    items, expected = STARTS[case]
+    zero = events.parse(kubernetes.events(json.dumps(one()).encode())).spans[0].begin
+    assert zero
+    got = [
+        (span.attempt, span.stage, (span.begin.wall - zero.wall) / 1e9,
+         (span.end.wall - zero.wall) / 1e9 if span.end else None)
+        for span in read(*items).spans if span.begin and span.stage != "alloc"
+    ]  # fmt: skip
+    assert sorted(got, key=str) == sorted(expected, key=str)
+    assert {job for job, _, _ in read(*items).identities()} <= {"llm", "p"}
+
+
+def test_an_event_that_a_watch_prints_anew_counts_once() -> None:
+    failed = [pull("Failed", 20, last, message="failed to pull", count=n, metadata={"uid": "e"}) for n, last in
+              ((1, 20), (2, 40))]  # fmt: skip
+    assert [s.attrs.get("retries") for s in read(one(), *PULLED, *failed).spans if s.stage == "image"] == [2]
+
+
+def test_gpus_that_a_pod_holds_by_claims(caplog: pytest.LogCaptureFixture) -> None:
+    claims = {"resourceClaims": [{"name": "g", "resourceClaimTemplateName": "t"}]}
+    pod = one(resourceClaimStatuses=[{"name": "g", "resourceClaimName": "p-g"}])
+    pod["spec"] |= claims | {"containers": [{"name": "c", "resources": {"claims": [{"name": "g"}]}}]}
+    assert {span.gpus for span in read(pod).spans} == {0}
+    assert "their GPUs are not counted" in caplog.text
+    drivers = ["gpu.nvidia.com"] * 8 + ["compute-domain.nvidia.com"]
+    held = made("ResourceClaim", allocation={"devices": {"results": [{"driver": one} for one in drivers]}})
+    caplog.clear()
+    log = read(about(held, name="p-g"), pod)
+    assert [span.gpus for span in log.spans if span.stage == "image"] == [8]
+    assert not caplog.text
+
+
 def test_pods_made_again_under_one_name_are_starts_of_their_own(tmp_path: Path) -> None:
     """Each dump has the pods of one start alone, and the second one cannot know of the first."""
     label = {"job-name": "llm"}

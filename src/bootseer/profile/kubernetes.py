@@ -1,6 +1,7 @@
 """What Kubernetes says of start-ups, as events: ``queue``, and of each pod ``alloc``, ``image`` and ``env``.
 
-Reads what ``kubectl get pods,events -o json`` prints, and of jobs in it when they were let in. The cluster keeps events
+Reads what ``kubectl get pods,events -o json`` prints, of jobs in it when they were let in, and of resource claims how
+many GPUs they hold. The cluster keeps events
 for an hour only: without them the image is taken to have come when the pod's first container started. Of a container
 that has started again Kubernetes keeps the last two starts; what it does not know is left out. Times are whole seconds
 mostly.
@@ -26,19 +27,24 @@ log = logging.getLogger(__name__)
 JOB_LABELS = (
     "jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "volcano.sh/job-name",
     "leaderworkerset.sigs.k8s.io/name", "kueue.x-k8s.io/pod-group-name", "ray.io/originated-from-cr-name",
-    "ray.io/cluster", "batch.kubernetes.io/job-name", "job-name",
+    "ray.io/cluster", "mpi-job-name", "batch.kubernetes.io/job-name", "job-name",
 )  # fmt: skip
 """Labels that name the job of a pod; the first one that it has."""
 _ATTEMPT_LABELS = ("jobset.sigs.k8s.io/restart-attempt", "volcano.sh/job-version", "ray.io/cluster")
+"""Volcano writes its own as an annotation."""
+_QUEUED = re.compile(r"(?!CronJob).*Job|JobSet|Workload|RayCluster|AppWrapper")
+"""Kinds that are made when a job is submitted; others of its name may be older."""
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _GPUS = re.compile(
-    r"(?:nvidia|amd)\.com/gpu|nvidia\.com/mig-.+|habana\.ai/gaudi|gpu\.intel\.com/(?:i915|xe)|google\.com/tpu"
+    r"[\w.-]+/(?:gpu|mlu\w*|xpu|dcu)|nvidia\.com/mig-.+|habana\.ai/gaudi|gpu\.intel\.com/(?:i915|xe)|google\.com/tpu"
     r"|aws\.amazon\.com/neuron(?:device)?|huawei\.com/Ascend.+"
 )
 _SCALE = {"": 1, "k": 1000, "M": 10**6, "Ki": 1024, "Mi": 1 << 20}
 _SPACE, _DEEP = re.compile(r"\s+"), 4
 """Lists in lists that are looked into."""
 _HINT = "give what kubectl get pods,events -o json prints"
+_DRIVERS = ("gpu.", "tpu.")
+"""What the names of drivers begin with whose devices count."""
 _BAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
@@ -96,7 +102,10 @@ def events(text: bytes, job: str = "") -> Iterator[bytes]:
 
 def _start(identity: tuple[str, str, int], mine: list[_Pod], let: _Let | None) -> Iterator[bytes]:
     begin = min(pod.created for pod in mine)
-    known = [pod.scheduled for pod in mine if pod.scheduled]
+    known = [
+        pod.scheduled for pod in mine if pod.scheduled and pod.gpus
+    ]  # a launcher is made once the others are there
+    known = known or [pod.scheduled for pod in mine if pod.scheduled]
     about: dict[str, AttrValue] = {"pods": len(mine)}
     if let is not None and 0 < let.created <= begin:
         begin = let.created
@@ -131,8 +140,12 @@ def _starts(pods: Iterable[_Pod]) -> dict[tuple[str, str, str], list[_Pod]]:
     found: dict[tuple[str, str, str], list[_Pod]] = {}
     labels: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     state: dict[tuple[str, str, str], tuple[int, set[str], int]] = {}
-    for pod in sorted(pods, key=lambda pod: (pod.created, pod.uid)):
+    ordered = sorted(pods, key=lambda pod: (pod.created, pod.uid))
+    firsts = {(pod.space, pod.job): pod.label for pod in reversed(ordered) if pod.label}
+    for pod in ordered:
         seen = labels[pod.space, pod.job]
+        if not pod.label:  # one that submits to the others
+            pod = pod._replace(label=next(reversed(seen), firsts.get((pod.space, pod.job), "")))
         seen.setdefault(pod.label)
         label = pod.label if pod.label.isdecimal() else str(list(seen).index(pod.label))
         number, slots, failed = state.get((pod.space, pod.job, pod.label), (0, set(), 0))
@@ -150,7 +163,9 @@ def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
         items = [item for document in _documents(text) for item in _items(document)]
     except ValueError as exc:
         raise DataError(f"this is no JSON: {exc}", hint=_HINT) from None
-    happened: defaultdict[str, list[_Happened]] = defaultdict(list)
+    happened: defaultdict[str, dict[str | int, _Happened]] = defaultdict(dict)
+    """Of a pod its events, by their uid: a watch prints one anew when it has changed."""
+    devices: dict[tuple[str, str], int] = {}
     pods: dict[str, _Pod] = {}
     let: dict[tuple[str, str], _Let] = {}
     bad: list[str] = []
@@ -161,13 +176,16 @@ def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
                 if (kind == "Pod") != wanted:
                     continue
                 if kind == "Pod":
-                    pod = _pod(item, happened[item["metadata"].get("uid", "")])
+                    pod = _pod(item, list(happened[item["metadata"].get("uid", "")].values()), devices)
                     pods[pod.uid] = pod
                 elif kind == "Event":
                     about = item.get("involvedObject") or item.get("regarding") or {}
                     if about.get("kind") == "Pod":
-                        happened[about.get("uid", "")].append(_happened(item, about))
-                elif "metadata" in item:
+                        uid = (item.get("metadata") or {}).get("uid") or number
+                        happened[about.get("uid", "")][uid] = _happened(item, about)
+                elif kind == "ResourceClaim":
+                    devices[_key(item)] = _devices(item)
+                elif _QUEUED.fullmatch(kind):
                     keys, one = _let(item)
                     for key in keys:
                         before = let.get(key, one)
@@ -179,7 +197,10 @@ def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
         raise DataError("there is no pod in it" + (f": {bad[0]}" if bad else ""), hint=_HINT)
     if bad:
         log.warning("%d objects are not as Kubernetes writes them and were left out; the first: %s", len(bad), bad[0])
-    return list(pods.values()), let
+    if unknown := sum(pod.gpus < 0 for pod in pods.values()):
+        log.warning("%d pods hold devices by claims that are not in it: their GPUs are not counted; "
+                    "give what kubectl get pods,events,resourceclaims -o json prints", unknown)  # fmt: skip
+    return [pod._replace(gpus=max(pod.gpus, 0)) for pod in pods.values()], let
 
 
 def _documents(text: bytes) -> Iterator[object]:
@@ -241,9 +262,32 @@ def _let(item: dict[str, Any]) -> tuple[set[tuple[str, str]], _Let]:
     return {(str(meta.get("namespace", "")), name) for name in names}, let
 
 
-def _pod(item: dict[str, Any], happened: list[_Happened]) -> _Pod:
+def _key(item: dict[str, Any]) -> tuple[str, str]:
+    return str(item["metadata"].get("namespace", "")), str(item["metadata"]["name"])
+
+
+def _devices(claim: dict[str, Any]) -> int:
+    """How many GPUs a claim holds."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    found = (allocation.get("devices") or {}).get("results") or ()
+    return sum(str(one.get("driver")).startswith(_DRIVERS) and not one.get("adminAccess") for one in found)
+
+
+def _claimed(item: dict[str, Any], devices: dict[tuple[str, str], int]) -> int:
+    """How many GPUs a pod holds by its claims, one of several pods in the first of them; -1: not known."""
+    space, of = str(item["metadata"].get("namespace", "")), item.get("status") or {}
+    names = {one["name"]: one.get("resourceClaimName") for one in item["spec"].get("resourceClaims") or ()}
+    names |= {one["name"]: one.get("resourceClaimName") for one in of.get("resourceClaimStatuses") or ()}
+    keys = {(space, str(name)) for name in names.values() if name}
+    found = sum(devices[key] for key in keys & devices.keys())
+    devices |= dict.fromkeys(keys & devices.keys(), 0)
+    return found if len(names) == len(keys & devices.keys()) else found or -1
+
+
+def _pod(item: dict[str, Any], happened: list[_Happened], devices: dict[tuple[str, str], int]) -> _Pod:
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     labels, phase = meta.get("labels") or {}, status.get("phase")
+    marks = (meta.get("annotations") or {}) | labels
     owners = [owner["name"] for owner in meta.get("ownerReferences") or ()]
     conditions = {
         one["type"]: _ns(one.get("lastTransitionTime"))
@@ -253,8 +297,11 @@ def _pod(item: dict[str, Any], happened: list[_Happened]) -> _Pod:
     at = min((one.first for one in happened if one.reason == "Scheduled"), default=0)
     scheduled = conditions.get("PodScheduled", 0) or at
     held = {one.get("name"): _gpus(one) for one in spec.get("containers") or ()}
+    claiming = {one.get("name") for one in spec.get("containers") or () if (one.get("resources") or {}).get("claims")}
+    gpus = sum(held.values())
+    gpus += _claimed(item, devices) if claiming and not (gpus and not devices) else 0
     statuses = status.get("containerStatuses") or ()
-    mains = [one for one in statuses if held.get(one.get("name"))] or statuses
+    mains = [one for one in statuses if held.get(one.get("name")) or one.get("name") in claiming] or statuses
     node, created = str(spec.get("nodeName") or ""), _ns(meta["creationTimestamp"])
     if not created:
         raise ValueError("it has no time of creation")
@@ -262,14 +309,14 @@ def _pod(item: dict[str, Any], happened: list[_Happened]) -> _Pod:
         uid=str(meta.get("uid") or meta["name"]),
         space=str(meta.get("namespace", "")),
         job=str(next((labels[name] for name in JOB_LABELS if labels.get(name)), (owners or [meta["name"]])[0])),
-        label=str(next((labels[name] for name in _ATTEMPT_LABELS if labels.get(name)), "")),
+        label=str(next((marks[name] for name in _ATTEMPT_LABELS if marks.get(name)), "")),
         slot=f"{list(map(labels.get, JOB_LABELS[-2:]))} {labels[_INDEX]}" if _INDEX in labels else str(meta["name"]),
         node=node,
-        gpus=sum(held.values()),
+        gpus=gpus,
         created=created,
         scheduled=max(scheduled, created) if scheduled else 0,
         waits=not scheduled and not node and phase not in ("Failed", "Succeeded"),
-        failed=_failed(status, created) if phase == "Failed" else 0,
+        failed=_failed(meta, status, created),
         spans=_first_start(scheduled, conditions, mains, status, spec, happened) + _last_start(mains, happened),
         retries=sum(one.times for one in happened if one.reason == "Failed" and "pull" in one.text),
         over=_over(status, mains),
@@ -280,33 +327,28 @@ def _first_start(
     scheduled: int, conditions: dict[str, int], mains: Iterable[dict[str, Any]], status: dict[str, Any],
     spec: dict[str, Any], happened: list[_Happened],
 ) -> list[tuple[int, str, int, int]]:  # fmt: skip
-    begun = [
-        bool(state.get("running") or state.get("terminated")) for one in mains if (state := one.get("state") or {})
-    ]
-    starts = [
-        _began(one, "lastState" if one["restartCount"] == 1 else "") if one.get("restartCount") else _began(one)
-        for one in mains
-    ]  # of what has started thrice the first time is not known
-    started = min(filter(None, starts), default=0)
+    begun = ["state" in _runs(one) for one in mains if one.get("state")]
+    started = min(filter(None, map(_first, mains)), default=0)
     sidecars = {one.get("name") for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"}
     inits = [one for one in status.get("initContainerStatuses") or () if one.get("name") not in sidecars]
     if any(begun):  # what goes on beside the main containers is a sidecar
         inits = [one for one in inits if _ended(one)]
-    inits = [one for one in inits if (when := _began(one)) and (not started or when <= started)]
-    first = min(filter(None, (started, *map(_began, inits))), default=0)
+    inits = [one for one in inits if _runs(one) and (not started or _began(one) <= started)]
+    env = _first(inits[0]) if inits else 0
+    first = min(filter(None, (started, env)), default=0)
     pulls = [(begin, end or started) for begin, end in _pulls(happened) if not started or begin < started]
     pulls = [(begin, min(end, started or end)) for begin, end in pulls if end or not any(begun)]
     sandbox = conditions.get("PodReadyToStartContainers", 0)
     ready = sandbox if sandbox and (not first or sandbox <= first) else scheduled
     image = [one for one in pulls if not one[1]][:1] or intervals.union(pulls)
-    if not pulls and ready and (first or not any(begun)):
+    if not pulls and ready and (env if inits else first or not any(begun)):
         image = [(ready, max(first, ready) if first else 0)]
     spans = [(0, "image", begin, end) for begin, end in image]
     if scheduled and (image or sandbox):
         spans.insert(0, (0, "alloc", scheduled, max(scheduled, min(image)[0] if image else ready)))
-    if inits:
+    if env:
         ends = list(map(_ended, inits))
-        spans.append((0, "env", min(map(_began, inits)), max(ends) if all(ends) else 0))
+        spans.append((0, "env", env, max(ends) if all(ends) else 0))
     return spans
 
 
@@ -337,6 +379,22 @@ def _pulls(happened: list[_Happened], *, again: bool = False) -> list[tuple[int,
     return found + [(when, 0) for when in open_.values()]
 
 
+def _runs(container: dict[str, Any]) -> list[str]:
+    """Where a container's last runs stand, the latest first."""
+    states = {of: container.get(of) or {} for of in ("state", "lastState")}
+    return [
+        of
+        for of, state in states.items()
+        if {"running", "terminated"} & {name for name in state if state[name] is not None}
+    ]
+
+
+def _first(container: dict[str, Any]) -> int:
+    """When it started first; 0: not known, as of what has started thrice."""
+    runs, again = _runs(container), int(container.get("restartCount") or 0)
+    return _began(container, runs[again]) if again < len(runs) else 0
+
+
 def _began(container: dict[str, Any], of: str = "state") -> int:
     state = container.get(of) or {}
     return _ns((state.get("running") or state.get("terminated") or {}).get("startedAt"))
@@ -356,12 +414,17 @@ def _over(status: dict[str, Any], mains: Iterable[dict[str, Any]]) -> str:
     return f"{phase} ({reason})" if reason and phase == "Failed" else phase
 
 
-def _failed(status: dict[str, Any], created: int) -> int:
-    """When a pod failed: with its last container, and where none had started with its last condition."""
-    ends = [_ended(one) for one in status.get("containerStatuses") or ()]
+def _failed(meta: dict[str, Any], status: dict[str, Any], created: int) -> int:
+    """When a pod failed: with its last container, and where none had started with its last condition; or when it was
+    deleted, such as one of a lost node. 0: not."""
+    if (phase := status.get("phase")) == "Succeeded":
+        return 0
+    deleted = _ns(meta.get("deletionTimestamp")) - int(meta.get("deletionGracePeriodSeconds") or 0) * 10**9
+    ends = [_ended(one) for name in ("initContainerStatuses", "containerStatuses") for one in status.get(name) or ()]
     if not any(ends):
         ends = [_ns(one.get("lastTransitionTime")) for one in status.get("conditions") or ()]
-    return max((end for end in ends if end > created), default=0)
+    failed = max(ends, default=0) if phase == "Failed" else 0
+    return min((when for when in (failed, deleted) if when > created), default=0)
 
 
 def _gpus(container: dict[str, Any]) -> int:
