@@ -24,7 +24,7 @@ from blake3 import blake3
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, overlay, place, remembered, snapshots
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, observer, overlay, place, remembered, snapshots
 from bootseer.kernel import libc
 from bootseer.kernel import mount as mounts
 from bootseer.kernel import opens as lib_opens
@@ -871,7 +871,7 @@ def test_what_cannot_be_examined_ends_no_start(node: Node, monkeypatch: pytest.M
     def fail(*_: object) -> None:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(inputs.Observer, name, fail)
+    monkeypatch.setattr(observer.Observer, name, fail)
     result = node.run()
     assert (result.exit_code, result.outcome) == (0, Outcome.RAN)
     assert "too deep" in result.reason

@@ -27,8 +27,8 @@ from bootseer.env import (
     EnvSpec,
     Outcome,
     Target,
-    inputs,
     manifest,
+    observer,
     overlay,
     publication,
     quarantine,
@@ -1071,7 +1071,7 @@ def test_what_is_not_published_is_shared_while_it_is_used_and_then_made_anew(
     def changed(self: object) -> None:
         raise DataError("/job/x changed while the command ran")
 
-    monkeypatch.setattr(inputs.Observer, "result", changed)
+    monkeypatch.setattr(observer.Observer, "result", changed)
     assert one.run(fill_plain).outcome is Outcome.RAN
     rank = other()
     assert rank.outcome == "restored-mount"

@@ -21,7 +21,7 @@ import pytest
 
 from bootseer import env
 from bootseer.config import Config
-from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, manifest, snapshots
+from bootseer.env import EnvResult, EnvSpec, Outcome, Target, inputs, inventory, manifest, observer, snapshots
 from bootseer.env.canonical import canonical, sha256_of
 from bootseer.env.manifest import SnapshotManifest
 from bootseer.env.unpack import beside, recover
@@ -728,11 +728,11 @@ def test_nodes_with_inputs_of_their_own_do_not_take_turns(
     caplog.set_level(logging.INFO)
     at_once = threading.Barrier(4)
 
-    def observed(self: inputs.Observer) -> inputs.Opened:
+    def observed(self: observer.Observer) -> inputs.Opened:
         digest = inputs.Digests(self._spec, self._config).of("/job/conf")
         return inputs.Opened(inputs.Observed({"/job/conf": digest}))
 
-    monkeypatch.setattr(inputs.Observer, "result", observed)
+    monkeypatch.setattr(observer.Observer, "result", observed)
 
     def start(node: str) -> EnvResult:
         job = site.root / node / "job"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, overlay, place, scan
+from bootseer.env import capture, overlay, place, scan
 from bootseer.env.inputs import Observed, Opened
 from bootseer.env.lookup import Lookup
 from bootseer.env.publication import Begin, End, Publication
@@ -27,6 +27,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError
 from bootseer.objects import lease
 
 if TYPE_CHECKING:
+    from bootseer.env.observer import Observer
     from bootseer.env.packagecache import PackageCaches
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,9 @@ class _Attempt:
 
     def run(self) -> EnvResult:
         """The command, and what follows; when it cannot even be run, or is interrupted, the overlays are taken down."""
-        observer, done = inputs.Observer(self._spec, self._config), False
+        from bootseer.env.observer import Observer  # no start that restores needs it
+
+        observer, done = Observer(self._spec, self._config), False
         try:
             with self._timed("command"), observer:
                 code = self._execution.command()
@@ -269,7 +272,7 @@ class _Attempt:
             self._publication.give_up()
             self._publication = None
 
-    def _end(self, observer: inputs.Observer) -> tuple[End | None, str]:
+    def _end(self, observer: Observer) -> tuple[End | None, str]:
         """What must be known before the job may write; or why there can be no snapshot."""
         try:
             with self._timed("finish"):
