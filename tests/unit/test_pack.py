@@ -177,6 +177,25 @@ def test_what_put_raises_comes_out_and_every_thread_ends(bench: Bench) -> None:
     assert threading.active_count() == before
 
 
+def test_metadata_is_put_beside_the_last_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, put, others, beside = FolderStore(tmp_path / "store"), FolderStore.put, list[str](), threading.Event()
+
+    def slow(self: FolderStore, key: str, data: bytes | Path, **more: bool) -> bool:
+        if isinstance(data, Path):
+            assert beside.wait(20)
+            assert len(others) == 2  # metadata and map
+        else:
+            others.append(key)
+        return put(self, key, data, **more)
+
+    monkeypatch.setattr(FolderStore, "put", slow)
+    (tmp_path / "work").mkdir()
+    with TreeWriter(store, tmp_path / "work") as out:
+        out.packs.write(noise(9, 1))
+        tree = out.seal(b"meta", beside=beside.set)
+    assert others[2] == f"trees/{tree.digest}.json"
+
+
 def test_a_full_work_folder_is_one_clear_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOOTSEER_FAULTS", "pack.end=enospc")
     with pytest.raises(FullError, match="write a pack to"):

@@ -15,7 +15,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from bootseer.blocks import tree
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.chunks.blockmap import DEFAULT_BLOCK
+from bootseer.chunks.manifest import TreeRef
 from bootseer.env import cachekinds, generation, layer, manifest, packages, quarantine, scan, snapshots
 from bootseer.env.contents import Contents, File
 from bootseer.env.generation import USED, Gather
@@ -132,14 +133,13 @@ class _Union:
         entries, ref = self._tree(places, used)
         if own.isdisjoint(one.inner for one in entries):
             return False, generation.NOTHING
-        made = Made(
-            generation.named(self._number),
-            ref,
-            entries,
-            [""],
-            [""],
-            (self.last.seconds if self.last else 0.0) or self._told.seconds,
-        )
+
+        def seal(beside: Callable[[], None]) -> TreeRef:
+            beside()
+            return ref
+
+        seconds = (self.last.seconds if self.last else 0.0) or self._told.seconds
+        made = Made(generation.named(self._number), seal, entries, [""], [""], seconds)
         faults.point("env.gather.before-manifest")
         if not publish(self._store, self._document, made, None, lambda: None, self._told.config.sign_key):
             raise _LateError(f"another node made generation {self._number}")

@@ -1,4 +1,4 @@
-"""Publication: the tree, then the inventory, then the manifest, so that a snapshot is there whole or not at all."""
+"""Publication: the tree and the inventory, then the manifest, so that a snapshot is there whole or not at all."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 
 class Made(NamedTuple):
-    """What the command made: its tree is in the store. ``base`` and ``result``: fingerprints of the targets;
-    ``seconds``: how long it ran."""
+    """What the command made. ``seal``: puts the rest of its tree, and calls what it is given meanwhile; ``base`` and
+    ``result``: fingerprints of the targets; ``seconds``: how long it ran."""
 
     inputs: Observed
-    tree: TreeRef
+    seal: Callable[[Callable[[], None]], TreeRef]
     entries: list[Entry]
     base: list[str]
     result: list[str]
@@ -43,8 +43,8 @@ def publish(
     replaces: Mapping[str, bytes] | None,
     check: Callable[[], None],
     sign_key: str,
-) -> bool:
-    """Publish the snapshot of ``document`` and ``made.inputs``. False: another was first.
+) -> TreeRef | None:
+    """Publish the snapshot of ``document`` and ``made.inputs``, and return its tree. None: another was first.
 
     With ``replaces`` (manifests by name) the one of this name, expired or damaged, is replaced if it is still that one,
     and what is damaged of its objects. ``check``: raises when what was read has changed meanwhile. Raises `FullError`,
@@ -53,18 +53,22 @@ def publish(
     snapshot = name_of(document.key, made.inputs, made.base)
     name, old = manifest_key(snapshot), (replaces or {}).get(snapshot)
     if old is None and store.exists(name):
-        return False
+        return None
     faults.point("env.publish.before-inventory")
     stored = inventory.encode(made.entries)
     digest = inventory.digest(stored)
-    store.put(inventory_key(digest), stored, overwrite=replaces is not None)
+
+    def put_inventory() -> None:
+        store.put(inventory_key(digest), stored, overwrite=replaces is not None)
+
+    tree = made.seal(put_inventory)
     manifest = SnapshotManifest(
         key=document.key,
         document=document,
         inputs=made.inputs,
-        tree=made.tree.digest,
-        size=made.tree.size,
-        stored=made.tree.stored + len(stored),
+        tree=tree.digest,
+        size=tree.size,
+        stored=tree.stored + len(stored),
         inventory=digest,
         entries=len(made.entries),
         base=made.base,
@@ -83,7 +87,7 @@ def publish(
     if len(raw) > MAX_STORED:
         raise DataError(f"its manifest would have {len(raw)} bytes, more than {MAX_STORED}")
     if not (store.put(name, raw) if old is None else store.replace(name, raw, old=old)):
-        return False
+        return None
     faults.point("env.publish.after-manifest")
     if store.dated:
         store.put(inventory_key(digest), stored)  # where a collection took it away before it saw the manifest
@@ -91,4 +95,4 @@ def publish(
         store.put(index_key(manifest), canonical(msgspec.to_builtins(document)))
     except BootseerError as exc:
         log.warning("%s; later misses will be explained less well", exc)
-    return True
+    return tree

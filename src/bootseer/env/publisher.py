@@ -185,7 +185,7 @@ class Work:
             log.warning("not published: %s in %s (%d in all)", what, path, len(found.secrets))
             return False, f"not published: {what} in {path}"
         faults.point("env.publish.before-tree")
-        ref = self._tree.seal(self._contents.seal(found.items, found.entries), self._contents.dead())
+        meta = self._contents.seal(found.items, found.entries)
         rows = [layer.merged(base, found.own, number, content=bool(base)) for number, base in enumerate(begin.base)]
         head = lambda name, most: _head(layers / name, most)  # noqa: E731
         seen = leads.added(self._spec, begin.config, read, found.own, head, end.began)
@@ -193,17 +193,18 @@ class Work:
             Opened(seen).keep(Path(begin.area))
         made = Made(
             inputs=seen,
-            tree=ref,
+            seal=lambda beside: self._tree.seal(meta, self._contents.dead(), beside),
             entries=found.entries,
             base=[scan.fingerprint(base) for base in begin.base],
             result=[scan.fingerprint(found) for found in rows],
             seconds=end.seconds,
         )
         unchanged = lambda: layer.check_unchanged(layers, found.own)  # noqa: E731
-        done = publish(self.store, begin.document, made, begin.replaces, unchanged, begin.config.sign_key)
-        if done:
-            predict_profiles(self.store, ref.digest, self._kin, work=self._work)
-        return done, "" if done else "not published: there is a snapshot of this key already"
+        tree = publish(self.store, begin.document, made, begin.replaces, unchanged, begin.config.sign_key)
+        if not tree:
+            return False, "not published: there is a snapshot of this key already"
+        predict_profiles(self.store, tree.digest, self._kin, work=self._work)
+        return True, ""
 
     def _staged(self, end: End) -> Path:
         """The layers of what a scan found, as hard links: read beside a job, which may change its own files."""

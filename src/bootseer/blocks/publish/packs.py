@@ -131,14 +131,19 @@ class PackWriter(Closing):
                 self._take()
             self._spool.hand_over()
 
-    def finish(self, dead: Iterable[tuple[int, int]] = ()) -> Packed:
-        """The map, when every pack is put. Blocks wholly inside a ``dead`` (offset, length) become zero blocks."""
+    def finish(
+        self, dead: Iterable[tuple[int, int]] = (), beside: Callable[[BlockMap], None] = lambda made: None
+    ) -> Packed:
+        """The map, when every pack is put; ``beside`` gets it while the last ones are on their way. Blocks wholly
+        inside a ``dead`` (offset, length) become zero blocks."""
         with self._whole():
             self._submit()
             while self._queue:
                 self._take()
+            self._spool.end_pack()
+            made = self._map(dead)
+            beside(made)
             self._spool.drain()
-        made = self._map(dead)
         foreign = tuple(pack for pack in made.packs if pack in self._spool.foreign)
         return Packed(made, self._spool.stored, self._shared, foreign)
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from bootseer import faults
@@ -15,7 +15,7 @@ from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.packs import LEVEL, PackWriter, Progress
 from bootseer.blocks.publish.spool import PACK_LIMIT
 from bootseer.chunks import hashing
-from bootseer.chunks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, ObjectRef
+from bootseer.chunks.blockmap import DEFAULT_BLOCK, MAX_ENCODED, BlockMap, ObjectRef
 from bootseer.chunks.manifest import MAX_META, TreeManifest, TreeRef, meta_bound, tree_key
 from bootseer.chunks.zstd import compress
 from bootseer.errors import DataError, NotFoundError, doing
@@ -57,33 +57,42 @@ class TreeWriter:
     def __exit__(self, *exc: object) -> None:
         self.packs.close()
 
-    def seal(self, meta: bytes, dead: Iterable[tuple[int, int]] = ()) -> TreeRef:
+    def seal(
+        self, meta: bytes, dead: Iterable[tuple[int, int]] = (), beside: Callable[[], None] = lambda: None
+    ) -> TreeRef:
         """Publish what was written as the data of the EROFS image ``meta``. Data ranges ``dead`` are never read.
+        ``beside`` is called while the last data is on its way.
 
         `DataError` for a tree that no reader would accept: more than 2 GiB of ``meta``, or far more than is stored of
         it, a map of more than 1 GiB.
         """
         if len(meta) > MAX_META:
             raise DataError(f"the tree is too large to be mounted: {len(meta)} bytes of metadata")
-        packed = self.packs.finish(dead)
+        objects: list[bytes] = [meta, stored := compress(meta, LEVEL)]
+        if len(meta) > meta_bound(len(stored)):
+            raise DataError(f"the tree cannot be mounted: {len(stored)} stored bytes are {len(meta)} of metadata")
+        refs: list[ObjectRef] = []
+
+        def put_metadata(made: BlockMap) -> None:
+            objects.append(encoded := made.encode())
+            if len(encoded) > MAX_ENCODED:
+                raise DataError(f"the tree is too large to be mounted: its block map has {len(encoded)} bytes")
+            refs.extend(ObjectRef(hashing.hexdigest(raw), len(raw)) for raw in objects)
+            for raw, ref in [*zip(objects, refs, strict=True)][1:]:
+                self._keep(raw, ref)
+            beside()
+
+        packed = self.packs.finish(dead, put_metadata)
         for pack in packed.foreign:
             self._store.keep(pack.key)
         faults.point("tree.publish.after-data")
-        stored, encoded = compress(meta, LEVEL), packed.map.encode()
-        if len(encoded) > MAX_ENCODED:
-            raise DataError(f"the tree is too large to be mounted: its block map has {len(encoded)} bytes")
-        if len(meta) > meta_bound(len(stored)):
-            raise DataError(f"the tree cannot be mounted: {len(stored)} stored bytes are {len(meta)} of metadata")
-        refs = [ObjectRef(hashing.hexdigest(raw), len(raw)) for raw in (meta, stored, encoded)]
-        self._keep(stored, refs[1])
-        self._keep(encoded, refs[2])
         manifest = TreeManifest(meta=refs[0], meta_stored=refs[1], map=refs[2], data_size=packed.map.size).encode()
         digest = hashing.hexdigest(manifest)
         faults.point("tree.publish.before-manifest")
         _put(self._store, tree_key(digest), manifest, ObjectRef(digest, len(manifest)))
         faults.point("tree.publish.before-note")
         uses.hold(self._store, digest, [tree_key(digest), *(ref.key for ref in (*packed.map.packs, *refs[1:]))])
-        own = packed.stored + len(stored) + len(encoded) + len(manifest)
+        own = packed.stored + sum(map(len, objects[1:])) + len(manifest)
         return TreeRef(digest, len(meta) + packed.map.size, own, packed.shared, len(packed.map.packs))
 
     def _keep(self, data: bytes | Path, ref: ObjectRef) -> None:
