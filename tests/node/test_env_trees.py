@@ -33,8 +33,12 @@ class Tree:
         return self.random.choice([self.root, *self.all("d")])
 
     def place(self) -> Path:
-        name = self.random.choice(["a", "b.py", "ü", "with space", ".hidden", "x" * 100, "new\nline"])
-        return self.folder() / f"{name}{self.random.randrange(1000)}"
+        """Nothing is there: through a link one would write to the host's own files."""
+        while True:
+            name = self.random.choice(["a", "b.py", "ü", "with space", ".hidden", "x" * 100, "new\nline"])
+            path = self.folder() / f"{name}{self.random.randrange(1000)}"
+            if not os.path.lexists(path):
+                return path
 
     def content(self) -> bytes:
         return self.random.randbytes(self.random.choice([0, 1, 100, 4096, 5000, 70_000]))
