@@ -165,6 +165,34 @@ PROGRAMS: dict[str, tuple[str, Stages]] = {
         *9 | epoch 001:    100 / 28937 loss=3.211, nll_loss=1.498, ppl=2.82, wps=8809, ups=0, num_updates=100""",
         {"dist_init": 2, "model_init": 7, "first_step": 0},
     ),
+    "torchtitan, no dimensions of its mesh": (
+        """0 [titan] {t} - root - INFO - Starting job: Llama 3 8B training
+        1 [titan] {t} - root - INFO - Building device mesh with parallelism: pp=1, dp_replicate=1
+        2 [titan] {t} - root - INFO - Building llama3 8B with {{
+        4 [titan] {t} - root - INFO - Training starts at step 1
+        9 [titan] {t} - root - INFO - step:  1  loss: 12.2  grad_norm:  3.1""",
+        {"dist_init": 2, "model_init": 2, "first_step": 5},
+    ),
+    "nanotron": (
+        """*4 09/01/2026 10:00:04 [INFO|DP=0|PP=0|TP=0|ip-1]: [Start training] datetime: 2026-09-01 10:00:04.0 | mbs: 2
+        *9 09/01/2026 10:00:09 [INFO|DP=0|PP=0|TP=0|ip-1]: iteration: 1 / 100 | consumed_tokens: 8.19K | lm_loss: 1""",
+        {"first_step": 5},
+    ),
+    "composer": (
+        """*4 {t}: rank0[12][MainThread]: INFO: llmfoundry.command_utils.train: Starting training...
+        *9 [batch=1/4800]:""",
+        {"first_step": 5},
+    ),
+    "levanter": (
+        """*4 {d} - 0 - levanter.trainer - trainer.py:1 - INFO :: Tracing train_step for jaxpr...
+        *9 Progress on:train 1.00it/5.00kit rate:0.2it/s remaining:0:10 elapsed:00:07 postfix:loss:11.7""",
+        {"first_step": 5},
+    ),
+    "paddle": (
+        """*4 [{t}] [    INFO] - ***** Running training *****
+        *9 [{t}] [    INFO] - loss: 11.2, learning_rate: 1e-05, global_step: 1, interval_runtime: 5.0""",
+        {"first_step": 5},
+    ),
     "ray-train": (
         f"""0 Setting up process group for: env:// [rank={{r}}, world_size=2]
         *4 ***** Running training *****
