@@ -122,6 +122,7 @@ PLAIN: dict[str, Form] = {
     "loki, jsonl": lambda n, x: js(labels={"pod": "llm-0"}, line=x, timestamp=iso(n)),
     "csv": lambda n, x: f"{iso(n)},{x}",
     "csv, quoted": lambda n, x: f'"{iso(n)}","llm-0","{x}"',
+    "pdsh, addresses": lambda n, x: f"10.0.0.2: [{sql(n, ',123')}] [INFO] [launch.py:1:main] {x}",
     "accelerate": lambda n, x: f"09/01/2026 10:00:0{n} - INFO - __main__ - {x}",
 }  # fmt: skip
 RANKED: dict[str, Form] = {
