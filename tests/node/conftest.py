@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,20 @@ def place() -> Iterator[Path]:
     for entry in reversed(mount.below(path)):
         mount.unmount(entry.target, lazy=True, force=True)
     until(lambda: _removed(path), 20, f"{path}, in which somebody still writes: its removal")
+
+
+@pytest.fixture(scope="session")
+def python_with_pip() -> Iterator[Path]:
+    """The Python of an environment with our pip and nothing else, which everybody may run. pip looks at all that is
+    installed beside it; to have one installed takes seconds."""
+    import pip
+
+    folder = Path(tempfile.mkdtemp(prefix="bootseer-pytest-pip-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", folder], check=True)
+    shutil.copytree(Path(pip.__file__).parent, next(folder.glob("lib/python3*/site-packages")) / "pip")
+    yield folder / "bin/python"
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

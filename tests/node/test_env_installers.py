@@ -10,7 +10,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -45,7 +44,7 @@ IMPORTS = "import six, pygments, importlib.metadata as m; assert m.version('six'
 
 class Case(msgspec.Struct):
     """In the folder of a project with ``files``, ``command`` fills ``target``; then each of ``checks`` ends well.
-    ``{T}`` is the target, ``{W}`` the folder, ``{P}`` an environment with pip. ``first`` makes lock files."""
+    ``{T}`` is the target, ``{W}`` the folder, ``{P}`` a Python with pip. ``first`` makes lock files."""
 
     target: str
     command: str
@@ -59,7 +58,7 @@ class Case(msgspec.Struct):
 VENV = ['{T}/bin/python -c "' + IMPORTS + '"', "{T}/bin/pygmentize -V"]
 CASES = {
     "pip target": Case(
-        "t", "{P}/bin/pip install -q --target {T} six==1.16.0 pygments==2.18.0",
+        "t", "{P} -m pip install -q --target {T} six==1.16.0 pygments==2.18.0",
         ['PYTHONPATH={T} python3 -c "' + IMPORTS + '"', "PYTHONPATH={T} {T}/bin/pygmentize -V"],
     ),
     "pip venv": Case("v", "python3 -m venv {T} && {T}/bin/pip install -q six==1.16.0 pygments==2.18.0", VENV),
@@ -82,12 +81,12 @@ CASES = {
         first="{C}/pdm lock -q && rm -rf .venv", needs=["{C}/pdm"], environ={"PDM_CHECK_UPDATE": "false"},
     ),
     "editable": Case(
-        "v", "python3 -m venv --without-pip {T} && {P}/bin/pip --python {T} install -q -e .",
+        "v", "python3 -m venv --without-pip {T} && {P} -m pip --python {T} install -q -e .",
         [*VENV, "{T}/bin/demo", '{T}/bin/python -c "import spaced.inner.x; assert spaced.inner.x.X"'],
         {"pyproject.toml": SETUPTOOLS, **SOURCE},
     ),
     "extension": Case(
-        "t", "{P}/bin/pip install -q --target {T} ./c",
+        "t", "{P} -m pip install -q --target {T} ./c",
         ['PYTHONPATH={T} python3 -c "import made; assert made.f() == 7"'],
         {
             "c/pyproject.toml": '[build-system]\nrequires = ["setuptools==75.8.0"]\n',
@@ -139,8 +138,8 @@ CASES = {
 
 
 class Place:
-    def __init__(self, root: Path, case: Case, pip: Path) -> None:
-        self.root, self.case, self.work, self.nodes, self.pip = root, case, root / "work", 0, pip
+    def __init__(self, root: Path, case: Case, python: Path) -> None:
+        self.root, self.case, self.work, self.nodes, self.python = root, case, root / "work", 0, python
         self.target = self.work / case.target
         self.environ = {
             name: value
@@ -154,7 +153,7 @@ class Place:
         self.work.mkdir(exist_ok=True)
 
     def words(self, text: str) -> str:
-        for short, path in zip("TWPC", (self.target, self.work, self.pip, CACHE / "installers/bin"), strict=True):
+        for short, path in zip("TWPC", (self.target, self.work, self.python, CACHE / "installers/bin"), strict=True):
             text = text.replace(f"{{{short}}}", str(path))
         return text
 
@@ -202,19 +201,9 @@ def _is_fresh(compiled: Path) -> bool:
     return flags != 0 or (mtime, size) == (int(source.stat().st_mtime), source.stat().st_size)
 
 
-@pytest.fixture(scope="module")
-def pip() -> Iterator[Path]:
-    """An environment with pip that everybody may run."""
-    folder = Path(tempfile.mkdtemp(prefix="bootseer-pytest-pip-", dir="/var/tmp"))
-    folder.chmod(0o755)
-    subprocess.run(["/usr/bin/python3", "-m", "venv", folder], check=True)
-    yield folder
-    shutil.rmtree(folder)
-
-
 @pytest.fixture(params=CASES)
-def place(tmp_path: Path, request: pytest.FixtureRequest, pip: Path) -> Iterator[Place]:
-    made = Place(tmp_path, CASES[request.param], pip)
+def place(tmp_path: Path, request: pytest.FixtureRequest, python_with_pip: Path) -> Iterator[Place]:
+    made = Place(tmp_path, CASES[request.param], python_with_pip)
     for program in map(made.words, made.case.needs):
         if not shutil.which(program) and not os.path.exists(program):
             pytest.skip(f"needs {program}")
@@ -235,7 +224,7 @@ def test_what_an_installer_makes_works_after_a_restore(place: Place) -> None:
 
 
 @pytest.mark.parametrize("home", ["", "/proc", "/root"], ids=["none", "read-only", "of another"])
-def test_a_user_whom_nobody_knows_installs_and_restores(home: str, pip: Path) -> None:
+def test_a_user_whom_nobody_knows_installs_and_restores(home: str, python_with_pip: Path) -> None:
     """A random number without an account, as containers of some platforms have it, and a home that is no use."""
     uid = 54321
     folder = Path(
@@ -257,7 +246,8 @@ def test_a_user_whom_nobody_knows_installs_and_restores(home: str, pip: Path) ->
             environ |= {"BOOTSEER_CACHE_DIR": f"{folder}/cache/{node}", "BOOTSEER_STATE_DIR": f"{folder}/state/{node}"}
             words = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "--", sys.executable, "-m",
                      "bootseer.cli.main", "env", "run", "--no-background", "--target", str(target), "--",
-                     f"{pip}/bin/pip", "install", "-q", "--target", str(target), "six==1.16.0"]  # fmt: skip
+                     str(python_with_pip), "-m", "pip", "install", "-q", "--target", str(target),
+                     "six==1.16.0"]  # fmt: skip
             done = subprocess.run(words, cwd=folder / "work", env=environ, capture_output=True, text=True, check=False)
             assert (done.returncode, says in done.stderr) == (0, True), done.stderr
             subprocess.run(

@@ -25,10 +25,10 @@ from support.waits import until
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 UV = str(Path(sys.executable).with_name("uv"))
-PIP = (
-    f"{sys.executable} -m pip install -q --disable-pip-version-check --root-user-action=ignore --trusted-host 127.0.0.1"
-)
-COMMANDS = {"pip": PIP, "uv": f"{UV} pip install -q --no-config"}
+COMMANDS = {
+    "pip": "-m pip install -q --disable-pip-version-check --root-user-action=ignore --trusted-host 127.0.0.1",
+    "uv": f"{UV} pip install -q --no-config",
+}
 OWN = [wheel("alpha", "1", files=30), wheel("beta", "1"), wheel("beta", "2"), sdist("gamma", "1")]
 LOGIN = "me:hunter2secret"
 SECRETS = (b"hunter2secret", b"verysecretcookie", b"bWU6aHVudGVyMnNlY3JldA")
@@ -37,8 +37,9 @@ SECRETS = (b"hunter2secret", b"verysecretcookie", b"bWU6aHVudGVyMnNlY3JldA")
 class Nodes:
     """Empty nodes that run one command after the other."""
 
-    def __init__(self, root: Path, kind: str) -> None:
+    def __init__(self, root: Path, kind: str, python: Path) -> None:
         self.root, self.kind, self.count = root, kind, 0
+        self.command = f"{python} {COMMANDS[kind]}" if kind == "pip" else COMMANDS[kind]
         self.target, self.store = root / "target", str(root / "store")
         self.index = PackageIndex(
             *OWN, login=LOGIN, headers={"Set-Cookie": "session=verysecretcookie", "Vary": "Authorization, Cookie"}
@@ -61,7 +62,7 @@ class Nodes:
         node = self.root / f"node{self.count}"
         config = Config(cache_dir=str(node / "cache"), state_dir=str(node / "state"))
         self.configs.append(config)
-        command = ["sh", "-ec", f"{COMMANDS[self.kind]} --target {self.target} $*", "sh", *names]
+        command = ["sh", "-ec", f"{self.command} --target {self.target} $*", "sh", *names]
         base = EnvSpec(
             targets=(Target(str(self.target)),), command=tuple(command), cwd=str(self.root), background=False,
             environ=self.environ,
@@ -95,8 +96,8 @@ class Nodes:
 
 
 @pytest.fixture(params=["pip", "uv"])
-def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Nodes]:
-    made = Nodes(tmp_path, request.param)
+def nodes(request: pytest.FixtureRequest, tmp_path: Path, python_with_pip: Path) -> Iterator[Nodes]:
+    made = Nodes(tmp_path, request.param, python_with_pip)
     with made.index:
         yield made
     made.leave()
@@ -176,7 +177,7 @@ def test_the_command_waits_for_no_capture_and_nothing_stays_mounted(nodes: Nodes
     environ |= {f"BOOTSEER_{name.upper()}_DIR": path for name, path in own.items()}
     nodes.configs.append(Config(cache_dir=own["cache"], state_dir=own["state"]))
     argv = [sys.executable, "-m", "bootseer.cli.main", "env", "run", "--json", "--cache", nodes.kind]
-    argv += ["--target", str(nodes.target), "--", *COMMANDS[nodes.kind].split(), "--target", str(nodes.target), "alpha"]
+    argv += ["--target", str(nodes.target), "--", *nodes.command.split(), "--target", str(nodes.target), "alpha"]
     answer = json.loads(subprocess.run(argv, env=environ, capture_output=True, check=True).stdout)
     assert (answer["outcome"], answer["caches"]) == ("ran-and-publishing", "cold")
     caches = tmp_path / "cache/caches"

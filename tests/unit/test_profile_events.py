@@ -260,13 +260,13 @@ def line(**changed):
     return json.dumps(event).encode() + b"\n"
 
 
-def test_a_chain_of_a_million_parents_costs_seconds():
-    count = 1_000_000
+def test_a_chain_of_many_parents_costs_seconds():
+    count = 200_000
     form = line(span="%d", parent="%d")
     began = time.monotonic()
     log = parse(form % (number, number - 1) for number in range(count))
     assert (len(log.spans), any(log.spans.detail)) == (count, False)
-    assert time.monotonic() - began < 60  # 20 times what it takes alone
+    assert time.monotonic() - began < 12  # 20 times what it takes alone
 
 
 @pytest.mark.parametrize("top", [0, 500, 999])
