@@ -18,7 +18,7 @@ import msgspec
 from bootseer.errors import ConfigError
 from bootseer.profile.emit import redact
 from bootseer.units import MOST, parse_size
-from bootseer.wiretypes import known, loaded
+from bootseer.wiretypes import in_words, known, loaded
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def trace(environ: Mapping[str, str] | None = None) -> tuple[Config, dict[str, s
     except msgspec.ValidationError as exc:
         name = next((name for name in values if f"`$.{name}" in str(exc)), "")
         where = f"{name} = {shown(values[name])!r} (from {sources[name]})" if name else f"settings in {path}"
-        raise ConfigError(f"{where}: {str(exc).partition(' - at')[0]}") from None
+        raise ConfigError(f"{where}: {in_words(exc).partition(' - at')[0]}") from None
     for name in _SIZES:
         if 1 < (size := getattr(found, name)) < _LEAST:
             raise ConfigError(
@@ -208,12 +208,14 @@ def _read(name: str, text: str, source: str) -> object:
             raise ConfigError(
                 f"{name} = {text!r} (from {source}) is neither a share nor a size", hint="write 0.8 or 50G"
             ) from None
-    if name not in _PLACES or not text or "://" in text:
+    if name not in _PLACES or (not text and name not in _FOLDERS) or "://" in text:
         return text
     path = os.path.expanduser(text)
     if not os.path.isabs(path):
         home = "; no home folder is known here" if text.startswith("~") else ""
-        raise ConfigError(f"{name} = {text!r} (from {source}) is no whole path{home}", hint="begin it with /")
+        scheme = re.match(r"(\w+):/", text)
+        hint = f"write {scheme[1]}://..." if scheme else "begin it with /"
+        raise ConfigError(f"{name} = {text!r} (from {source}) is no whole path{home}", hint=hint)
     return path
 
 
@@ -260,7 +262,9 @@ def _mirrors(text: str) -> dict[str, list[str]]:
 
 _OWN = ("cache_dir", "state_dir")
 """Folders that only one user can use."""
-_PLACES = (*_OWN, "node_dir", "store", "sign_key", "verify_key")
+_FOLDERS = (*_OWN, "node_dir")
+"""What would be the folder of whoever calls, if it were empty."""
+_PLACES = (*_FOLDERS, "store", "sign_key", "verify_key")
 _SIZES = ("cache_limit", "cache_keep_free")
 _FEW = 2
 """Slips in the name of a variable for which it is still told what was meant."""

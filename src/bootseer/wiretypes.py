@@ -11,6 +11,7 @@ read through `json_as` and `loaded`; the same test finds one that is not.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -49,4 +50,18 @@ def loaded(read: Callable[[Text], Kind], text: Text) -> Kind:
         raise msgspec.DecodeError(str(exc)) from None
 
 
+def in_words(exc: msgspec.ValidationError) -> str:
+    """What is wrong with a value, for who wrote it into a file of TOML."""
+    return re.sub(r"`(\w+)`", lambda found: _WORDS.get(found[1], found[0]), str(exc))
+
+
+_WORDS = {
+    "array": 'a list [".."]',
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "object": "a table",
+    "str": "a string",
+}
+"""Type by msgspec's name."""
 os.register_at_fork(before=_building.acquire, after_in_parent=_building.release, after_in_child=_building.release)

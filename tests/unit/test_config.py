@@ -74,6 +74,32 @@ def test_a_place_is_a_whole_path_and_a_tilde_is_the_home_folder(tmp_path, monkey
     assert config.load({"BOOTSEER_STORE": "s3://bucket/~/x"}).store == "s3://bucket/~/x"
 
 
+@pytest.mark.parametrize("name", ["cache_dir", "state_dir", "node_dir"])
+def test_a_folder_of_our_own_is_never_that_of_who_calls(tmp_path, name):
+    for environ in ({f"BOOTSEER_{name.upper()}": ""}, _settings(tmp_path, f'{name} = ""')):
+        with pytest.raises(ConfigError, match=f"{name} = '' .* is no whole path"):
+            config.load(environ)
+    assert config.load({"BOOTSEER_STORE": ""}).store_url.startswith("/")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('record_seconds = "2m"', "Expected a number, got a string"),
+        ('background_fill = "yes"', "Expected true or false, got a string"),
+        ("cache_limit = true", "Expected a number, got true or false"),
+        ('plain_http = "a:1"', 'Expected a list [".."], got a string'),
+        ("store = { url = 1 }", "Expected a string, got a table"),
+        ("cache_limit = -1", "Expected a number >= 0"),
+        ('store = "hdfs:/a/b"', "write hdfs://"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_says_which_is_wanted(tmp_path, text, said):
+    with pytest.raises(ConfigError) as caught:
+        config.load(_settings(tmp_path, text))
+    assert said in f"{caught.value}; {caught.value.hint}"
+
+
 @pytest.mark.parametrize("uid", [0, 54321])
 @pytest.mark.parametrize(
     "set", [{}, {"HOME": ""}, {"HOME": "relative"}, {"XDG_CACHE_HOME": "x", "XDG_RUNTIME_DIR": "y"}]

@@ -44,7 +44,10 @@ def test_the_smallest_job(load):
         (("[image]", "[imag]"), "imag"),
         (('name = "j"', 'name = "../j"'), "name"),
         (('["python3", "train.py"]', "[]"), "command"),
-        (('["python3", "train.py"]', '"python3 train.py"'), "command"),
+        (
+            ('["python3", "train.py"]', '"python3 train.py"'),
+            'Expected a list [".."], got a string - at `$.run.command`',
+        ),
         (("[job]", "[job"), "TOML"),
         (('name = "j"', "name = " + 9999 * "["), "TOML"),
         (('name = "j"', 'name = "j"\nstop_grace = inf'), "stop_grace"),

@@ -86,6 +86,7 @@ _MEANT = {
     "df": "store du",
     "gc": "clean",
     "help": "--help",
+    "info": "doctor",
     "list": "store ls",
     "logs": "profile show",
     "prune": "store gc",
@@ -98,6 +99,24 @@ _MEANT = {
     "version": "--version",
 }
 """Word that is typed first -> a verb that has another name."""
+_SAME = {
+    "build": "convert",
+    "clean": "gc",
+    "clear": "gc",
+    "create": "run",
+    "delete": "rm",
+    "du": "ls",
+    "list": "ls status",
+    "prune": "gc",
+    "ps": "status",
+    "remove": "rm",
+    "report": "show",
+    "size": "du ls",
+    "start": "serve run",
+    "stop": "drain",
+    "view": "show",
+}
+"""Word that is typed first -> what a group calls it that has such a verb."""
 
 
 class Group(TyperGroup):
@@ -112,9 +131,10 @@ class Group(TyperGroup):
         from typer.main import get_command
 
         word, group = args[0], ctx.command_path
+        same = [f"{group} {name}" for name in _SAME.get(word, "").split() if name in self.commands]
         near = [f"{group} {name}" for name in difflib.get_close_matches(word, self.commands)]
-        meant = [f"bootseer {_MEANT[word]}"] if word in _MEANT else []
-        found = dict.fromkeys([*near, *meant, *_named(get_command(Group.whole()), word, "bootseer")])
+        meant = [f"bootseer {_MEANT[word]}"] if word in _MEANT and not same else []
+        found = dict.fromkeys([*same, *near, *meant, *_named(get_command(Group.whole()), word, "bootseer")])
         hint = f"did you mean {', '.join(found)}?" if found else f"{group} --help lists them"
         raise mistake(f"{group} has no verb {word!r}; {hint}")
 

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from bootseer.cli import node_install
-from bootseer.cli._shared import AsJson, add_verbs, answer, settings, time_text
+from bootseer.cli._shared import AsJson, Group, add_verbs, answer, settings, time_text
 from bootseer.cli.node_install import KUBELET, SCORES, SNAPSHOTS, SOCKET, Containerd, Csi, Kubelet, Snapshots, Socket
 from bootseer.errors import UnavailableError, extra
 from bootseer.units import count_text, size_text
 
 log = logging.getLogger(__name__)
-app = typer.Typer(no_args_is_help=True, help="The service of a node: images for its users, pods and jobs")
+app = typer.Typer(cls=Group, no_args_is_help=True, help="The service of a node: images for its users, pods and jobs")
 
 
 def serve(

@@ -15,7 +15,7 @@ import msgspec
 
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.units import MOST_SECONDS
-from bootseer.wiretypes import known, loaded
+from bootseer.wiretypes import in_words, known, loaded
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
@@ -177,6 +177,8 @@ def load(path: Path) -> tuple[Job, int]:
     try:
         return msgspec.convert(loaded(tomllib.loads, text), known(Job)), owner
     except msgspec.ValidationError as exc:
-        raise ConfigError(f"job file {path}: {exc}", hint="docs/reference/job-file.md lists every key") from None
+        raise ConfigError(
+            f"job file {path}: {in_words(exc)}", hint="docs/reference/job-file.md lists every key"
+        ) from None
     except ValueError as exc:
         raise ConfigError(f"job file {path} is not TOML: {exc}") from None
