@@ -46,7 +46,7 @@ def test_the_smallest_job(load):
         (('["python3", "train.py"]', "[]"), "command"),
         (
             ('["python3", "train.py"]', '"python3 train.py"'),
-            'Expected a list [".."], got a string - at `$.run.command`',
+            'Expected a list [".."], got a string - at `$.job.command`',
         ),
         (("[job]", "[job"), "TOML"),
         (('name = "j"', "name = " + 9999 * "["), "TOML"),

@@ -69,6 +69,15 @@ def test_the_url_of_a_place_is_absolute():
     assert locate("simplecache::file:///data/x").url == "simplecache::file:///data/x"
 
 
+def test_a_tilde_is_the_home_folder_as_no_shell_reads_it_in_an_option(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for given, path in (("~/x", "/home/me/x"), (pathlib.Path("~/x"), "/home/me/x"), ("~", "/home/me"), ("./~", None)):
+        assert locate(given).path == (path or os.path.abspath("~"))
+    monkeypatch.setenv("HOME", "relative")
+    with pytest.raises(ConfigError, match="no home folder is known here"):
+        locate("~/x")
+
+
 def test_a_relative_path_is_below_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for given in ("bsx+data", "bsx+/data", "./bsx+data", "local//x", "file//x", "a:b/c", "./s3:b", "x/hdfs:y", "x:1"):

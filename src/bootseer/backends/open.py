@@ -82,6 +82,10 @@ def locate(given: Given) -> Location:
                 f"{text!r} is a URL that was misspelt or made a path",
                 hint="pass a str that begins like hdfs://; write file:// before a folder",
             )
+        if text == "~" or text.startswith("~/"):  # a shell leaves it so in --store=~/x
+            text = os.path.expanduser(text)
+            if not os.path.isabs(text):
+                raise ConfigError(f"{os.fsdecode(given)!r}: no home folder is known here", hint="begin it with /")
         return Location("file://", os.path.abspath(text))
     text = url[0].lower() + text[url.end() :]
     scheme, _, rest = text.rpartition("://")

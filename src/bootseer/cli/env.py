@@ -122,7 +122,7 @@ def run(
     if restore not in ("auto", "mount", "unpack"):
         raise ConfigError(f"--restore {restore} is unknown", hint="use auto, mount or unpack")
     spec = env.EnvSpec(
-        targets=tuple(env.Target(os.path.abspath(item)) for item in target),
+        targets=tuple(env.Target(os.path.abspath(os.path.expanduser(item))) for item in target),
         command=tuple(command),
         key_files=tuple(key_file),
         key_env=tuple(key_env),
