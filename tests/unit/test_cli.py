@@ -280,6 +280,13 @@ def test_settings_that_are_not_understood(monkeypatch):
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_target_that_begins_with_a_tilde_is_in_the_home_folder(tmp_path, monkeypatch, typed):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("BOOTSEER_STORE", str(tmp_path))
+    _, shown, _ = typed("env run --target=~/venv --dry-run --json true")
+    assert json.loads(shown)["document"]["targets"] == ["/home/me/venv"]
+
+
 def test_bash_completes_a_verb(monkeypatch):
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     script = """
