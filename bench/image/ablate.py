@@ -3,8 +3,9 @@
     scripts/bench ablate [--quick] [--parts A,B,...] [--runs N] [--append] [--out report.json]
 
 The starts are those that bench/image calls ``hot``: an empty node behind a shaped link, three starts recorded before,
-in its image of 7 GB (``--quick``: 0.8 GB). `ablated` lists the parts. ``gain_PART`` is the percentage of the time
-that the part saves: the median over rounds, in each of which a start with it and a start without it follow one another.
+in its image of 7 GB (``--quick``: 0.8 GB); those of ``reach`` know nothing of the job. `ablated` lists the parts.
+``gain_PART`` is the percentage of the time that the part saves: the median over rounds, in each of which a start with
+it and a start without it follow one another.
 
 Needs what bench/image needs, but no peers. Five rounds of all parts take about 20 minutes.
 """
@@ -52,7 +53,7 @@ class Ablation(rounds.Bench):
 
     def _with(self, part: Part, how: str, number: int) -> Run:
         with self.place() as place:
-            order = self.ours(place, "bench")
+            order = self.ours(place, None if part.first else "bench", far=part.far)
             order.environ = dict(part.settings) if how == WITHOUT else {}
             order.server = [*SERVER, part.name, how]
             return self.outcome(f"{part.name}:{how}", number, order)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 WITH, WITHOUT = "with", "without"
 NONE: Mapping[str, str] = MappingProxyType({})
+FAR = "-10ms"
+"""Ends what reaches the registry with a longer round trip."""
 _FROZEN_REQUEST = 3
 _FROZEN_SECONDS = 20.0
 
@@ -54,6 +56,10 @@ class Part(NamedTuple):
     settings: Mapping[str, str] = NONE
     frozen: bool = False
     """Whether all starts of this comparison read from a store that leaves one range unanswered for a while."""
+    first: bool = False
+    """Whether they are first starts, without a profile."""
+    far: bool = False
+    """Whether answers of the registry come ``--rtt`` seconds later."""
 
 
 PARTS = [
@@ -68,6 +74,9 @@ PARTS = [
          patch=Patch("bootseer.blocks.fetch.watch", "_SUSPECT", 3600.0)),
     Part("elsewhere", "the stream leaves a range that is silent after ten seconds, whatever else comes", ">= 5",
          frozen=True, patch=Patch("bootseer.blocks.fetch.watch", "_OTHER_BYTES", 1 << 62)),
+    *(Part(f"reach{suffix}", "a miss without a profile fetches 1 MiB", target, first=True, far=bool(suffix),
+           patch=Patch("bootseer.blocks.fetch.reach", "MOST", 0))
+      for suffix, target in (("", ">= 5"), (FAR, ">= 20"))),
 ]  # fmt: skip
 
 

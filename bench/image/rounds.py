@@ -22,6 +22,7 @@ from bench.image import conversion, reading, rebuilt
 from bench.image import hdfs as image_hdfs
 from bench.image import parts as image_parts
 from bench.image import site as image_site
+from bench.image.ablated import FAR
 from bench.image.checkout import BEFORE, HERE, Checkout
 from bench.image.node import Order, Outcome
 from bootseer import image
@@ -40,7 +41,6 @@ from bootseer.objects import open_store
 NO_FILL = {"BOOTSEER_BACKGROUND_FILL": "false"}
 NO_RECORD = {**NO_FILL, "BOOTSEER_RECORD_SECONDS": "0.001"}
 NO_READAHEAD = {"BOOTSEER_READAHEAD": "false"}
-FAR = "-10ms"
 OURS = ["hot", f"hot{FAR}", "on-demand", f"on-demand{FAR}", "warm", "warm-norecord"]
 REBUILT, REBUILT_WARM, REBASED = "rebuilt", "rebuilt-warm", "rebased"
 BUILDS = {REBUILT: 2, REBUILT_WARM: 2, REBASED: 3}

@@ -90,6 +90,33 @@ def test_the_window_stops_at_ready_and_flying_blocks() -> None:
     assert blocks(rig.queue.take_demand(0.0)) == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("begin", "seconds", "window"),
+    [(0.01, 1.0, 16), (0.01, 0.5, 32), (0.01, 0.6, 24), (0.01, 10.0, 8), (0.0, 1.0, 8), (1.0, 1.0, 64)],
+)
+def test_a_window_is_what_the_link_carries_in_eight_times_the_least_time_until_an_answer_begins(
+    monkeypatch: pytest.MonkeyPatch, begin: float, seconds: float, window: int
+) -> None:
+    monkeypatch.setattr("bootseer.blocks.fetch.reach.MOST", 64 * BLOCK)
+    rig, known = Rig(count=100, window=8), Rig(count=100, window=1)
+    for one in (rig, known):
+        one.queue.answered(100.0, begin + 1, 200, 200 * FRAME)
+        one.queue.answered(100.0 + seconds, begin, 200, 200 * FRAME)
+        one.queue.demand(11)
+    assert blocks(rig.queue.take_demand(0.0)) == list(range(8, 8 + window)), "from the aligned 8 on"
+    assert blocks(known.queue.take_demand(0.0)) == [11], "with a profile a miss brings its block alone"
+
+
+def test_neither_a_full_link_nor_a_burst_makes_longer_windows() -> None:
+    """Answers then wait behind others, or come at once out of what waited on their way."""
+    rig, now = Rig(window=4), 100.0
+    for _ in range(40):
+        for took, begin in ((0.001, 0.01), (0.002, 0.5), (0.3, 0.4)):
+            now += took
+            rig.queue.answered(now, begin, 16, 16 * FRAME)
+    assert rig.queue.window == 12
+
+
 def test_single_flight() -> None:
     rig = Rig()
     rig.queue.demand(3)

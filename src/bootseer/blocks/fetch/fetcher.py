@@ -33,7 +33,7 @@ from bootseer.errors import BootseerError, DataError, NotFoundError, Unavailable
 log = logging.getLogger(__name__)
 
 DEMAND_WINDOW = 1 << 20
-"""Without a profile a miss fetches this aligned window: less would be more requests, more a slow link that is busy."""
+"""Bytes that the first misses fetch where there is no profile; those behind them fetch what `Reach` says."""
 
 _GRACE = 5.0
 """After its deadline a reader looks for itself."""
@@ -44,7 +44,7 @@ _TICK = 0.1
 class Fetcher:
     """Fills ``cache`` from ``source``, which it closes at the end, with up to ``streams`` range requests at once.
 
-    ``window``: bytes fetched around a demanded block. ``deadline``: seconds a reader waits before `UnavailableError`.
+    ``window``: bytes that a miss fetches at first. ``deadline``: seconds a reader waits before `UnavailableError`.
     ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that. ``make_room``
     is called when the disk is full; it may take its time, and says whether there is space now. ``allow``
     says whether so many bytes may be written. ``stats``: the cells of
@@ -357,10 +357,11 @@ class Fetcher:
         with self._lock:
             first = {block for block in flight.batch.blocks if block in self._waiting}
         source = self._source if stream is None else stream.source
-        batch = flight.batch
+        batch, came = flight.batch, [time.monotonic()]
         try:
             with contextlib.closing(read_parts(source, batch, first)) as parts:
                 for part, raw in parts:
+                    came.append(time.monotonic())
                     self._count(flight, part.length)
                     self._write(flight, part, raw)
                     if not self._goes_on(flight, part):
@@ -378,6 +379,8 @@ class Fetcher:
             elif stream is not None and not flight.abandoned:
                 stream.ended(flight.batch)
                 self._work_came.notify()
+            elif batch.priority is Priority.DEMAND and came[1:]:
+                self._queue.answered(time.monotonic(), came[1] - came[0], len(batch.blocks), batch.length)
 
     def _goes_on(self, flight: Flight, part: Batch) -> bool:
         """``part`` of ``flight`` is written: whether the rest is worth it."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from bootseer.blocks.fetch.reach import Reach
 from bootseer.blocks.fetch.source import adjoin
 from bootseer.chunks.bitmap import Ready
 from bootseer.chunks.blockmap import BlockMap
@@ -78,12 +79,15 @@ class Batch(msgspec.Struct):
 
 
 class FetchQueue:
-    """The blocks of ``map`` that are wanted. ``window`` blocks around a demanded one are fetched with it."""
+    """The blocks of ``map`` that are wanted. A demanded one is fetched with those around it, ``window`` blocks at
+    first, then as many as `Reach` says."""
 
     def __init__(self, blocks: BlockMap, ready: Ready, *, window: int = 1) -> None:
         self._map = blocks
         self._ready = ready
         self.window = window
+        """1: there is a profile, or no space."""
+        self._least, self._reach = window, Reach(blocks.block_size, window)
         self._in_flight: set[int] = set()
         self._demand: dict[int, float] = {}
         """Block -> time from which on it may be asked for."""
@@ -191,7 +195,7 @@ class FetchQueue:
             del self._demand[block]
             if not self.missing(block):
                 continue
-            low = block - block % self.window
+            low = block - block % min(self._least, self.window)  # for what is before it a reader waits, too
             high = low + self.window
 
             def fits(at: int, size: int, low: int = low, high: int = high) -> bool:
@@ -236,6 +240,12 @@ class FetchQueue:
             # The cursor stays: what the run reaches over is next.
             return self._batch(Priority.BACKGROUND, [block, *self._grow(block, 1, fits)])
         return None
+
+    def answered(self, now: float, begin: float, blocks: int, length: int) -> None:
+        """As `Reach.answered`, of what was demanded."""
+        reach = self._reach.answered(now, begin, blocks, length)
+        if self.window > 1:
+            self.window = reach
 
     # -- results -----------------------------------------------------------------------------------------------
 
