@@ -196,9 +196,13 @@ class Repeated(msgspec.Struct):
     wrong: list[str]
 
 
+LEAST = 6
+"""On a busy machine a call may take a good part of the seconds."""
+
+
 def repeated(act: Callable[[int], object], seconds: float, *, each: float = 20.0) -> Repeated:
-    """Calls ``act`` with 0, 1, 2, ... for that long in a process with this one's rights and little memory. A call that
-    takes more than ``each`` seconds is a hang, and ends it."""
+    """Calls ``act`` with 0, 1, 2, ... for that long, and ``LEAST`` times at least, in a process with this one's rights
+    and little memory. A call that takes more than ``each`` seconds is a hang, and ends it."""
     read, write = os.pipe()
     child = os.fork()
     if not child:
@@ -237,7 +241,7 @@ def _repeat(act: Callable[[int], object], seconds: float, each: float) -> tuple[
     ends: Counter[str] = Counter()
     wrong: list[str] = []
     end, number = time.monotonic() + seconds, 0
-    while time.monotonic() < end and len(wrong) < 5:
+    while (time.monotonic() < end or number < LEAST) and len(wrong) < 5:
         signal.setitimer(signal.ITIMER_REAL, each)
         try:
             act(number)
