@@ -9,7 +9,7 @@ import math
 
 MOST = 8 << 20
 """Bytes. A longest window keeps what nobody may wait for below a second of a link of 100 Mbit/s."""
-_TIMES = 8
+_TIMES = 6
 """So many times the least time in which an answer began the link may be busy with one."""
 _SPAN = 0.25
 """Seconds over which the rate of the link is measured: the first bytes after a pause come faster than it carries."""
