@@ -37,8 +37,8 @@ SCENARIOS = (
     Scenario(
         "checkpoints",
         "Checkpoints",
-        ("checkpoint-quick", "checkpoint", "checkpoint-sharing", "checkpoint-tensors", "checkpoint-names",
-         "checkpoint-many", "checkpoint-frozen"),
+        ("checkpoint-many", "checkpoint-quick", "checkpoint", "checkpoint-sharing", "checkpoint-tensors",
+         "checkpoint-names", "checkpoint-frozen"),
     ),
     Scenario(
         "striped-files",
