@@ -75,6 +75,22 @@ def test_what_is_erasure_coded_goes_through_hdfs_native(cluster, fs):
         assert file.read(len(data) - 100, 100) == tail
 
 
+def test_what_goes_through_hdfs_native_has_the_rights_of_who_asks(cluster, fs, monkeypatch):
+    """A process may become somebody else: one client served all, with the rights of the first."""
+    folder = fs.backend.full("")
+    fs.backend.make_folder("")
+    cluster.web.make_erasure_coded(folder, "XOR-2-1-1024k")
+    names = fs.backend.namenode()
+    names.set_permission(folder, 0o777)
+    for user in ("alice", "bob", "alice"):
+        monkeypatch.setenv("HADOOP_USER_NAME", user)
+        with fs.backend.create(user, mode=0o600) as out:
+            out.write(user.encode())
+        assert names.info(f"{folder}/{user}").owner == user
+        assert fs.backend.open(user).read(0, len(user)) == user.encode()
+        fs.backend.delete(user)
+
+
 @pytest.mark.parametrize("size", [1 << 20, (5 << 20) + 3])
 def test_a_file_replaced_under_its_reader_gives_its_own_bytes_or_an_error(fs, size):
     data, other, problem = os.urandom(size), os.urandom(size), ""

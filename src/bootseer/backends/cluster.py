@@ -62,7 +62,6 @@ class HdfsBackend(Backend):
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._base = hdfs.split(url)[1].rstrip("/")
-        self._native = hdfs.connect(url)
         self._asked, self._said = False, set[str]()
         self.writers = _Leases(self)
 
@@ -173,7 +172,7 @@ class HdfsBackend(Backend):
             blocks = self.namenode().blocks(full)
             if why := _only_native(blocks):
                 self._say_native(full, why)
-                return NativeSource(self._native, full, look, unfinished=blocks.under_construction)
+                return NativeSource(hdfs.connect(self.url), full, look, unfinished=blocks.under_construction)
             if status is None or status == self._status(path):
                 return DirectSource(self.url, full, blocks, status)
         raise DataError(f"{full} changes all the time", hint="wait until its writer has finished")
@@ -193,7 +192,7 @@ class HdfsBackend(Backend):
             return FileOutput(self.namenode(), full, bytes_per_checksum=_CHECKED, mode=mode)
         except UnsupportedError as exc:
             self._say_native(full, str(exc))
-        return self._native.create(full, mode=mode)
+        return hdfs.connect(self.url).create(full, mode=mode)
 
     def _say_native(self, full: str, why: str) -> None:
         if why not in self._said:

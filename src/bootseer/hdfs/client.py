@@ -20,6 +20,7 @@ from bootseer.errors import BootseerError, DataError, UnavailableError, extra
 from bootseer.hdfs.deadline import Workers
 from bootseer.hdfs.dial import dial
 from bootseer.hdfs.errors import REACH, translate
+from bootseer.hdfs.namenode import caller
 from bootseer.hdfs.nameservice import split as split
 from bootseer.hdfs.newfile import NewFile
 
@@ -35,7 +36,7 @@ _PIECE = 4 << 20
 """One write: long enough to keep a pipeline busy, short enough for the deadline of one call."""
 
 _workers = Workers()
-_clients: dict[str, HdfsClient] = {}
+_clients: dict[tuple[str, ...], HdfsClient] = {}
 _all: weakref.WeakSet[HdfsClient | HdfsWriter] = weakref.WeakSet()
 
 
@@ -55,9 +56,11 @@ def _keep_for_ever(native: object) -> None:
 
 
 def connect(url: str) -> HdfsClient:
-    """The client for the NameNode (or name service) of ``url``; one per process. Touches no network."""
+    """The client for the NameNode (or name service) of ``url``; one per process and `caller`. Touches no
+    network."""
     base = split(url)[0]
-    return _clients.get(base) or _clients.setdefault(base, HdfsClient(base))
+    key = (base, *caller())
+    return _clients.get(key) or _clients.setdefault(key, HdfsClient(base))
 
 
 class HdfsClient:

@@ -31,9 +31,9 @@ from google.protobuf.message import Message
 
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.hdfs import nameservice
-from bootseer.hdfs.client import split
 from bootseer.hdfs.dial import remaining
 from bootseer.hdfs.errors import is_below_a_file
+from bootseer.hdfs.nameservice import split
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.records import Block, DataNode, FileBlocks, FileStatus, Located, storage_ids
 from bootseer.hdfs.rpc import RpcClient
@@ -71,6 +71,12 @@ def login_user() -> tuple[str, str]:
     return (proxied, user) if proxied else (user, "")
 
 
+def caller() -> tuple[str, ...]:
+    """Who this process is for HDFS, as its environment says now: user, real user, place of tickets and tokens. Clients
+    are kept by it, and none serves another one."""
+    return *login_user(), *(os.environ.get(name, "") for name in (*VARIABLES, *_SETTINGS))
+
+
 def _text(path: str) -> str:
     """``path`` as the NameNode can be asked for it. Names in HDFS are UTF-8; others cannot be spoken of."""
     try:
@@ -100,19 +106,18 @@ class NameNode:
     def connect(cls, url: str) -> NameNode:
         """The NameNode of ``hdfs://host:port/...`` or ``hdfs://service/...``; touches no network but DNS for a service.
 
-        One object per process, address or service, user, and place of tickets and tokens. Raises `ConfigError` for
+        One object per process, address or service, and `caller`. Raises `ConfigError` for
         another URL, and for a service whose NameNodes the site's configuration does not tell.
         """
         base = split(url)[0]
         parts = urlsplit(base)
         host, port = parts.hostname or "", parts.port
-        user, real = login_user()
-        key = (base, user, real, *(os.environ.get(name, "") for name in (*VARIABLES, *_SETTINGS)))
+        key = (base, *caller())
         known = _known.get(key)
         if known is None:
             # name services are case-sensitive, which hostname is not
             addresses = [(host, port)] if port is not None else nameservice.addresses(parts.netloc)
-            made = cls(addresses, user, real, name="" if port is not None else base)
+            made = cls(addresses, *key[1:3], name="" if port is not None else base)
             known = _known.setdefault(key, made)
         return known
 
