@@ -646,6 +646,23 @@ def test_many_make_one_folder_at_once(fs):
         fs.makedirs("file", exist_ok=True)
 
 
+@pytest.mark.parametrize("verb", ["mkdir", "makedirs"])
+def test_of_many_who_make_one_new_folder_one_does(tmp_path, verb):
+    """A folder may be a lock. Object stores have none."""
+    fs = StripeFileSystem(url=str(tmp_path / "store"))
+
+    def make(path: str) -> bool:
+        try:
+            getattr(fs, verb)(path)
+        except FileExistsError:
+            return False
+        return True
+
+    for turn in range(20):
+        assert sorted(together(make, [f"{turn}/a/b"] * 4)) == [False] * 3 + [True]
+    assert [fs.store.backend.list(f"{turn}/a")[0].name for turn in range(20)] == ["b"] * 20
+
+
 def test_what_a_file_is(fs):
     store(fs, "d/x", width=3)
     fs.pipe("d/small", b"small")

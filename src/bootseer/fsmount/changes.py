@@ -13,10 +13,9 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterator
-from uuid import uuid4
 
 from bootseer.backends.interface import FILE_MODE, exists, is_folder, join
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError, ReplacedError
+from bootseer.errors import NotFoundError, NotWritableError, ReplacedError
 from bootseer.fsmount.newversion import Writing
 from bootseer.fsmount.openfiles import OpenFiles
 from bootseer.fsmount.refusals import numbered, refusal
@@ -24,6 +23,7 @@ from bootseer.kernel import fuse
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
+from bootseer.stripefs.files.namespace import new_folder
 from bootseer.stripefs.files.reader import content_of, read_pointer
 
 _log = logging.getLogger(__name__)
@@ -63,14 +63,7 @@ class WritableStripes(OpenFiles):
         with self._changing, numbered(path):
             self._protect(path)
             if not ctx.resent or not is_folder(self._fs.backend, path):  # a server before this one may have made it
-                new = join(self._path(parent), f"{layout.TEMPORARY}{uuid4().hex}")  # HDFS makes none exclusively
-                self._fs.backend.make_folder(new)
-                try:
-                    self._fs.backend.rename(new, path, overwrite=False)
-                except BaseException:
-                    with contextlib.suppress(BootseerError, OSError):
-                        self._fs.backend.remove_empty_folder(new)
-                    raise
+                new_folder(self._fs.backend, path)
             if mode != 0o755:
                 self._fs.backend.change(path, mode=mode & 0o777)
             self._listings = {}

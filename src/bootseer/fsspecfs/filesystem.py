@@ -29,7 +29,7 @@ from bootseer.fsspecfs.file import WINDOW, Compressed, StripeFile, StripeOutput,
 from bootseer.fsspecfs.paths import StripePaths, doing, os_error
 from bootseer.stripefs.checkpoint.commit import is_manifest, refuse_removal
 from bootseer.stripefs.copy import commit_copy, copy_tree
-from bootseer.stripefs.files.namespace import copy_open
+from bootseer.stripefs.files.namespace import copy_open, new_folder
 from bootseer.stripefs.files.stat import FileStat
 
 Info = dict[str, object]
@@ -248,7 +248,10 @@ class StripeFileSystem(StripePaths):
             if kind:
                 break
         with doing(path):
-            self.store.backend.make_folder(key)
+            if exist_ok or not self.store.backend.has_folders:
+                self.store.backend.make_folder(key)
+            else:
+                new_folder(self.store.backend, key)
 
     def rmdir(self, path: str) -> None:
         key = self._key(path)

@@ -12,7 +12,7 @@ import uuid
 
 from bootseer import faults
 from bootseer.backends.interface import FILE_MODE, Backend, Permissions, exists, is_folder, join, write_file
-from bootseer.errors import DataError, NotFoundError, NotWritableError, UnsupportedError
+from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, UnsupportedError
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
 from bootseer.stripefs.files import rights
@@ -63,6 +63,20 @@ def remove_all(backend: Backend) -> None:
             remove_tree(backend, entry.name)
         else:
             remove(backend, entry.name)
+
+
+def new_folder(backend: Backend, path: str) -> None:
+    """A folder, and those above it, in a store that `has_folders`. `FileExistsError` when something is there: of those
+    who make it at once, one does."""
+    backend.check_new(path)
+    new = _temporary(path, uuid.uuid4().hex)  # HDFS makes none exclusively
+    backend.make_folder(new)
+    try:
+        backend.rename(new, path, overwrite=False)
+    except BaseException:
+        with contextlib.suppress(BootseerError, OSError):
+            backend.remove_folder(new)
+        raise
 
 
 def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> None:
