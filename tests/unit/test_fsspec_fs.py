@@ -661,6 +661,10 @@ def test_of_many_who_make_one_new_folder_one_does(tmp_path, verb):
     for turn in range(20):
         assert sorted(together(make, [f"{turn}/a/b"] * 4)) == [False] * 3 + [True]
     assert [fs.store.backend.list(f"{turn}/a")[0].name for turn in range(20)] == ["b"] * 20
+    getattr(StripeFileSystem(url=str(tmp_path / "other")), verb)("/")
+    with pytest.raises(FileExistsError):
+        getattr(StripeFileSystem(url=str(tmp_path / "other")), verb)("/")
+    assert list((tmp_path / "other").iterdir()) == []
 
 
 def test_what_a_file_is(fs):

@@ -248,7 +248,7 @@ class StripeFileSystem(StripePaths):
             if kind:
                 break
         with doing(path):
-            if exist_ok or not self.store.backend.has_folders:
+            if exist_ok or not key or not self.store.backend.has_folders:
                 self.store.backend.make_folder(key)
             else:
                 new_folder(self.store.backend, key)
