@@ -112,9 +112,22 @@ def told(text):
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 112)]),
         (table("7|Ystday 10:00|x|Ystday 10:10|Unknown|RUNNING|n1|j", "8|100|5000|5010|Unknown|RUNNING|n1|"),
          [("8.0.0", "slurm", "queue", 100, 5010), ("8.0.0", "n1", "alloc", 5010, None)]),
+        (json.dumps({"jobs": [job(7, steps=[
+            {"step": {"id": {"job_id": 7, "step_id": name}}, "time": {"start": start}}
+            for name, start in (("extern", 110), ("batch", 112), ("0", 130), ("1", 500))])]}).encode(),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]),
+        (json.dumps({"jobs": [job(7, steps=[{"step": None}, 3,
+                                            {"step": {"id": "7.0"}, "time": {"start": 130}}])]}).encode(),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]),
+        (table("7|100|100|110|900|COMPLETED|n1|j", "7.0+1|||130|||n1|x", "7.1|||500|||n1|x"),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]),
+        (json.dumps({"jobs": [job(7, state={"current": ["PENDING", "RESIZING"]}),
+                              job(7, time={"submission": 100, "start": 900, "end": 950})]}).encode(),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 950)]),
     ],
     ids=["no nodes said", "pending", "cancelled", "resized", "two clusters", "restarts", "nulls", "held again",
-         "resized twice", "revoked", "ended before it began", "interactive", "relative times"],
+         "resized twice", "revoked", "ended before it began", "interactive", "relative times",
+         "steps are objects", "odd steps", "step of a het job", "resized, in a list"],
 )  # fmt: skip
 def test_records_as_they_are(text, expected):
     assert told(text) == expected
@@ -135,6 +148,24 @@ def test_how_long_a_job_held_nodes_that_changed_is_not_known():
     rows = "7|100|100|110|120|RESIZING|n[1-2]|j", "7|100|100|120|900|COMPLETED|n1|j"
     assert all("run_seconds" not in span.attrs for span in log(table(*rows)).spans)
     assert log(table("7|100|100|110|900|COMPLETED|n1|j")).spans[-1].attrs["run_seconds"] == 790
+
+
+@pytest.mark.parametrize("never", [4294967294, 4294967295])
+def test_no_value_is_no_time(never):
+    times = {"submission": 100, "eligible": never, "start": never, "end": never}
+    found = log(json.dumps({"jobs": [job(7, time=times)]}).encode()).spans
+    assert [(span.stage, span.end, span.attrs.get("held_seconds")) for span in found] == [("queue", None, None)]
+
+
+def test_suspended_time_is_held_time():
+    """Slurm keeps the GPUs of a suspended job for it."""
+    row, columns = "7|100|110|900|RUNNING|n1|00:05:00", "JobIDRaw|Submit|Start|End|State|NodeList|Suspended"
+    assert log(table(row, columns=columns)).spans[-1].attrs["run_seconds"] == 790
+
+
+def test_an_odd_step_is_counted_and_its_job_shown():
+    found = sacct.read(json.dumps({"jobs": [job(7, steps=[{"step": None}, 3])]}).encode())
+    assert (len(found.attempts), len(found.bad)) == (1, 2)
 
 
 def test_a_state_that_is_null_is_none():

@@ -8,6 +8,7 @@ Times are whole seconds.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from bootseer.wiretypes import json_as
 
 _TEXT_LIMIT = 512
 _HINT = "give what sacct -D --json prints, or sacct -D --parsable2 -o JobIDRaw,Submit,Eligible,Start,End,State,NodeList"
-_NOTHING = ("", "0", "None", "Unknown", "(null)", "None assigned", "N/A")
+_NOTHING = ("", "0", "None", "Unknown", "(null)", "None assigned", "N/A", "4294967294", "4294967295")
 """What Slurm writes where there is nothing."""
 
 
@@ -109,7 +110,7 @@ def _take(record: dict[str, str], latest: dict[tuple[str, str], Attempt], found:
         mine = before
         if mine is not None and not mine.step and step != "extern":
             mine.step_started = _seconds(record["Start"], mine.started)
-            mine.step = step if step.isdecimal() else ""
+            mine.step = number if (number := step.partition("+")[0]).isdecimal() else ""  # 0+1: of a het job
         return
     nodelist = record.get("NodeList", "")
     nodelist = "" if nodelist in _NOTHING else nodelist
@@ -202,29 +203,41 @@ def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
                 "Submit": str(_plain(job["time"]["submission"])),
                 "Start": str(_plain(job["time"]["start"])),
                 "End": str(_plain(job["time"].get("end"))),
-                "State": str(_plain((job.get("state") or {}).get("current")) or ""),
+                "State": _state((job.get("state") or {}).get("current")),
                 "NodeList": str(job.get("nodes") or ""),
                 "AllocTRES": ",".join(_tres(one) for one in (job.get("tres") or {}).get("allocated") or ()),
             }
             if job.get("nodes") is None:
                 del record["NodeList"]
-            steps = [(one["step"]["id"], one["time"]["start"]) for one in job.get("steps") or ()]
+            steps = list(job.get("steps") or ())
         except (KeyError, TypeError, AttributeError):
             record, steps = {}, []
         yield f"job {number}", record
-        for step, start in steps:
-            step_id = str(step).rpartition(".")[2]  # newer versions: "1.0"
-            about = {"JobIDRaw": f"{record['JobIDRaw']}.{step_id}", "Cluster": record["Cluster"]}
-            yield f"job {number}", about | {"Start": str(_plain(start))}
+        for step in steps:
+            about = {}
+            with suppress(KeyError, TypeError, AttributeError):
+                step_id = _step(step["step"]["id"])
+                about = {"JobIDRaw": f"{record['JobIDRaw']}.{step_id}", "Start": str(_plain(step["time"]["start"]))}
+                about["Cluster"] = record["Cluster"]
+            yield f"job {number}", about
 
 
 def _plain(value: Any) -> Any:
-    """A number as newer versions write it (``{"set": true, "number": 1}``), and the first of several states."""
+    """A number as newer versions write it: ``{"set": true, "number": 1}``."""
     if isinstance(value, dict):
         return value.get("number", 0) if value.get("set") else 0
-    if isinstance(value, list):
-        return value[0] if value else ""
     return 0 if value is None else value
+
+
+def _state(value: Any) -> str:
+    """Newer versions list what an older one names alone: ``["PENDING", "RESIZING"]``."""
+    several = [str(one) for one in value] if isinstance(value, list) else [str(value or "")]
+    return next((one for one in several if one in ("RESIZING", "REQUEUED")), several[0] if several else "")
+
+
+def _step(value: Any) -> str:
+    """``batch``; newer versions: ``1.batch``, or an object."""
+    return str(_plain(value["step_id"]) if isinstance(value, dict) else value).rpartition(".")[2]
 
 
 def _tres(one: dict[str, Any]) -> str:
