@@ -75,6 +75,18 @@ def test_start_ups_are_traces_of_their_own_and_one_can_be_chosen() -> None:
         otlp.export(log, ("llm", "8", 1))
 
 
+def test_a_span_that_failed_says_so() -> None:
+    made = StartUp()
+    for number, attrs in enumerate(
+        ({}, {"exit_code": 0}, {"exit_code": 3}, {"signal": "SIGKILL"}, {"error": "OSError"})
+    ):
+        made.span("n1", "env", number, number + 1, **attrs)
+    (one,) = read(otlp.export(made.log())).resource_spans
+    assert [(span.status.code, span.status.message) for span in one.scope_spans[0].spans] == [
+        (1, ""), (1, ""), (2, "exit code 3"), (2, "SIGKILL"), (2, "OSError")
+    ]  # fmt: skip
+
+
 def test_a_span_id_of_another_form_becomes_one_of_the_protocol() -> None:
     made = StartUp()
     made.event("begin", "no id", "n1", 0, stage="env")

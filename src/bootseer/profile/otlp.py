@@ -11,10 +11,11 @@ from collections.abc import Mapping
 
 from bootseer.errors import NotFoundError
 from bootseer.profile.clock import Axis
+from bootseer.profile.ending import failure
 from bootseer.profile.events import AttrValue, EventLog, Identity, Span, identity_text
 
 Json = dict[str, object]
-_INTERNAL, _OK = 1, 1
+_INTERNAL, _OK, _ERROR = 1, 1, 2
 
 
 def export(log: EventLog, identity: Identity | None = None) -> Json:
@@ -51,6 +52,7 @@ def _span(span: Span, begin: int, end: int, trace: str) -> Json:
     about = {f"bootseer.{name}": value for name, value in span.attrs.items() if value is not None}
     if span.rank is not None:
         about["bootseer.rank"] = span.rank
+    failed = failure(span.attrs)
     told: Json = {
         "traceId": trace,
         "spanId": _id(span.id),
@@ -59,7 +61,7 @@ def _span(span: Span, begin: int, end: int, trace: str) -> Json:
         "startTimeUnixNano": str(begin),
         "endTimeUnixNano": str(end),
         "attributes": _attributes(about),
-        "status": {"code": _OK},
+        "status": {"code": _ERROR, "message": failed} if failed else {"code": _OK},
     }
     return told | ({"parentSpanId": _id(span.parent)} if span.parent else {})
 
