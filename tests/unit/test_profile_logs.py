@@ -207,6 +207,13 @@ def two(form: str, begin: str = RUN, end: str = LOSS) -> list[str]:
     ]
 
 
+def words(form: str, bar: str) -> list[str]:
+    """The same, where a bar with words in front draws its beginning and its first step."""
+    return two(
+        form, f"{bar}:   0%|          | 0/266 [00:00<?, ?it/s]", f"{bar}:   0%|1 | 1/266 [00:05<22:05, 5.00s/it]"
+    )
+
+
 def js(form: str, begin: str = RUN, end: str = LOSS) -> list[str]:
     """The same, where the carrier writes JSON."""
     return [
@@ -275,6 +282,29 @@ SHAPES: dict[str, tuple[list[str], Wanted]] = {
         {(None, "rendezvous"): 5, (None, "import"): None},
     ),
     "out of order": (two("{iso} {text}")[::-1], FIRST),
+    "airflow": (two("[2026-09-01, 10:00:0{n} UTC] {{subprocess.py:93}} INFO - {text}"), FIRST),
+    "airflow, a bar": (
+        two("[2026-09-01, 10:00:0{n} UTC] {{x.py:9}} INFO - {text}", end=" 0%|1 | 1/850 [00:05<01:00, 4.69s/it]"),
+        FIRST,
+    ),
+    # bars that begin or end the first step
+    "verl": (words("(TaskRunner pid=1) {iso} {text}", "Training Progress"), FIRST),
+    "verl's SFT": (
+        [*words("{iso} {text}", "Epoch 1/3"), f"{at(9)} Epoch 2/3:   0%|          | 0/266 [00:00<?, ?it/s]"], FIRST,
+    ),
+    "openrlhf": (
+        [*words("{iso} {text}", "Train step of epoch 0"),
+         f"{at(9)} Train step of epoch 1:   0%|   | 0/266 [00:00<?, ?it/s]"],
+        FIRST,
+    ),
+    "openrlhf, newer": (
+        two("{iso} {text}", "Train step of epoch 0:   0%|          | 0/17 [00:00<?, ?it/s]",
+            "Train step of epoch 0:   5%|1 | 1/17 [00:05<01:20, 5.0s/it, gpt_loss=0.79, lr=1.25e-6]"), FIRST,
+    ),
+    "composer": (
+        two("{iso} {text}", "x INFO: llmfoundry.command_utils.train: Starting training...",
+            "train          Epoch   0:    0%|▋   | 1/625 [00:05<07:23,  1.37ba/s, loss/train/total=7.1292]"), FIRST,
+    ),
     # frames
     "frames": (two("{iso} {text}", end=f"\r{BAR}\r  1%|1 | 10/850 [00:46<1:05:31,  4.69s/it]\r{LOSS}"), FIRST),
     "a bar alone": (two("{iso} {text}", end=f"\r{BAR}\r  0%|1 | 1/850 [00:05<1:05:31,  4.69s/it]"), FIRST),

@@ -23,7 +23,7 @@ LOOK_AHEAD = 2000
 
 _MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 _TIME = (
-    r"(?:(?:[IWEFVDC]|[A-Z][a-z][a-z] )?(?P<y>\d{4})(?P<by>[-/]?)(?P<m>\d\d)(?P=by)(?P<d>\d\d)[T _]"
+    r"(?:(?:[IWEFVDC]|[A-Z][a-z][a-z] )?(?P<y>\d{4})(?P<by>[-/]?)(?P<m>\d\d)(?P=by)(?P<d>\d\d)(?:[T _]|, )"
     r"|(?P<m1>\d\d)/(?P<d1>\d\d)/(?P<y1>\d{4}|\d\d),? "
     r"|[IWEFVDC](?P<m2>\d\d)(?P<d2>\d\d) "
     r"|(?P<d4>\d\d)[-/](?P<m4>" + "|".join(_MONTHS) + r")[-/](?P<y4>\d{4})[ :]"
@@ -62,6 +62,7 @@ _CARRIER = re.compile(
 _BEHIND = re.compile(
     r"(?P<piece>(?:stdout|stderr) [FP]) "
     r"|(?P<host>[\w.-]+) [\w./-]+\[\d+\]: "
+    r"|\{[\w.]+:\d+\} [A-Z]+ - "
     r"|(?P<task>workerpool\d+-\d+\t|[0-9a-f]{8} (?=\|\||\[))"
     r"|[\w.-]+[:\t] ?(?=\{\")"
     r"|(?P<stream>[\w.$-]+(?:/[\w.\[\]$-]+)+) "
