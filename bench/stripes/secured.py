@@ -35,18 +35,18 @@ def run(work: Path, report: Report, content: Path, *, rounds: int) -> None:
         for number in range(-1, rounds):  # before the first that counts, DataNodes compile their Java
             for name, (runner, environ) in runners.items():
                 _round(runner, environ, name if number >= 0 else f"warm-{name}", number)
-        runner, environ = runners["authentication"]
-        for number in range(rounds):
-            with _frozen(runner.cluster, number % 3):
-                _round(runner, environ, "frozen", number)
+            if number >= 0:  # beside the healthy round whose file it reads, not minutes later
+                runner, environ = runners["authentication"]
+                with _frozen(runner.cluster, number % 3):
+                    _round(runner, environ, "frozen", number)
 
 
 def _round(runner: Runner, environ: dict[str, str], name: str, number: int) -> None:
-    """One write, then a read of what the first one wrote."""
+    """One write, then a read of it; with a frozen DataNode of what the healthy one of its round wrote."""
     path = f"{name}-{number}"
     written = runner.written("striped", _FOLDER, path)
     runner.record(f"write-{name}", lambda: runner.client(written, environ=environ))
-    first = runner.task("striped", _FOLDER, "authentication-0" if name == "frozen" else path)
+    first = runner.task("striped", _FOLDER, f"authentication-{number}" if name == "frozen" else path)
     runner.record(f"read-{name}", lambda: runner.client(first, environ=environ))
 
 
