@@ -43,13 +43,13 @@ SCENARIOS = (
     Scenario(
         "striped-files",
         "Striped files in HDFS",
-        ("stripefs-writes", "stripefs-ablation", "stripefs-placement", "stripefs"),
+        ("stripefs-writes", "stripefs-secured", "stripefs-ablation", "stripefs-placement", "stripefs"),
     ),
     Scenario("profiler", "Profiler and daemons", ("emit", "fleet", "daemons")),
     Scenario(
         "ablations",
         "What single parts are worth",
-        ("ablate", "ablate-elsewhere", "ablate-hung-range", "scheduler", "turn", "start-quick"),
+        ("ablate", "ablate-reach", "ablate-elsewhere", "ablate-hung-range", "scheduler", "turn", "start-quick"),
     ),
 )  # fmt: skip
 
