@@ -98,6 +98,15 @@ def test_what_has_not_ended_is_open() -> None:
     assert spans(read(*TWO, waiting))["kubernetes", "queue"] is None
 
 
+def test_a_pull_within_a_second_has_ended() -> None:
+    """Times of events are whole seconds."""
+    log = read(
+        pod("llm-0", "n1", ready=12, started=90, init=(16, 80)),
+        event("llm-0", "Pulled", 15), event("llm-0", "Pulling", 15), event("llm-0", "Started", 16),
+    )  # fmt: skip
+    assert spans(log) == {("kubernetes", "queue"): 10.0, ("n1", "alloc"): 2.0, ("n1", "env"): 64.0}
+
+
 def test_a_second_import_and_pods_of_one_node_are_told_apart() -> None:
     document = json.dumps({"items": TWO}).encode()
     lines = list(kubernetes.events(document))

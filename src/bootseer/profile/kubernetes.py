@@ -371,7 +371,9 @@ def _pulls(happened: list[_Happened], *, again: bool = False) -> list[tuple[int,
     """When images were pulled; 0: not yet. ``again``: what an event of several says last."""
     open_: dict[str, int] = {}
     found = []
-    for when, reason, where in sorted((one.last if again else one.first, one.reason, one.where) for one in happened):
+    # Times are whole seconds: within one, a pull begins before it ends.
+    in_order = sorted((one.last if again else one.first, one.reason == "Pulled", one) for one in happened)
+    for when, _, (reason, where, *_) in in_order:
         if reason == "Pulling":
             open_.setdefault(where, when)
         elif reason == "Pulled":
