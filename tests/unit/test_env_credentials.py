@@ -65,7 +65,18 @@ def test_values_of_variables_are_digests_unless_they_are_harmless() -> None:
 
 @pytest.mark.parametrize(
     ("value", "slow"),
-    [("/root", 0), ("/opt/a-b_1.2:/usr/bin", 0), ("1", 0), ("True", 0), ("hunter2", 1), ("/a b", 1), ("12345", 1)],
+    [
+        ("/root", 0),
+        ("/opt/a-b_1.2:/usr/bin", 0),
+        ("1", 0),
+        ("True", 0),
+        ("hunter2", 1),
+        ("/a b", 1),
+        ("12345", 1),
+        ("/hunter2", 1),
+        ("/opt/x:/hunter2", 1),
+        ("/a/Xk7f9Q2mZp4LwB8sT1vR6", 1),
+    ],
 )
 def test_only_what_may_be_guessed_costs_a_slow_digest(monkeypatch: pytest.MonkeyPatch, value: str, slow: int) -> None:
     asked = list[object]()

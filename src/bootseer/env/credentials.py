@@ -47,8 +47,9 @@ _SHOWN_SECRETS = (
     pattern(r"(?m)((?:^|\s)(?:-u|--user|--proxy-user)[ =]?)(\S+:\S+)"),
 )
 """What is hidden in texts, though the digest covers it: the name of a secret, then its value."""
-_GUESSED = pattern(r"(?:/[\w.+-]+)+/?(?::(?:/[\w.+-]+)+/?)*|(?i:[01]|true|false|yes|no|on|off)")
-"""Values of variables that may be guessed: paths and switches."""
+_PATH = r"(?:/root|/tmp|(?:/[\w.+-]+){2,})/?"
+_GUESSED = pattern(rf"{_PATH}(?::{_PATH})*|(?i:[01]|true|false|yes|no|on|off)")
+"""Values of variables that may be guessed: switches, and paths. One word behind a slash may be a password."""
 _LONG_WORD = pattern(r"[A-Za-z0-9_+=-]{20,}")
 _HEX = pattern(r"(?i)[0-9a-f]{32,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -178,7 +179,8 @@ def remove_from_variable(name: str, value: str) -> str:
     if _NAMED.search(name):
         return REMOVED
     text = f"{name}={remove_credentials(value)}".encode("utf-8", "surrogateescape")
-    digest = hashlib.sha256(text).hexdigest() if _GUESSED.fullmatch(value) else slow_digest(text)
+    guessed = _GUESSED.fullmatch(value) and redact(value) == value
+    digest = hashlib.sha256(text).hexdigest() if guessed else slow_digest(text)
     return f"<digest {digest[:32]}>"
 
 
