@@ -115,6 +115,14 @@ def test_a_second_import_and_pods_of_one_node_are_told_apart() -> None:
     assert sorted(d.ns / 1e9 for span in same.spans if span.stage == "image" and (d := span.duration)) == [8.0, 18.0]
 
 
+def test_a_later_dump_ends_what_an_earlier_one_left_open() -> None:
+    begun = [one(started=None, **init(0, {"running": {"startedAt": at(30)}})), *pulls(10, 29, "i")]
+    ended = [one(started=180, **inits((30, 50), (80, 100))), *pulls(10, 29, "i"), *pulls(51, 79, "i1")]
+    dumps = (json.dumps({"items": items}).encode() for items in (begun, ended))
+    both = events.parse([line for dump in dumps for line in kubernetes.events(dump)])
+    assert sorted(map(str, both.spans)) == sorted(map(str, read(*ended).spans))
+
+
 def test_names_and_attempts() -> None:
     labels = {"jobset.sigs.k8s.io/jobset-name": "set", "job-name": "set-w-0", "jobset.sigs.k8s.io/restart-attempt": "2"}
     assert read(pod("p", "n1", ready=12, started=20, **labels)).identities() == [("set", "2", 0)]
@@ -278,6 +286,26 @@ LLM = {"job-name": "llm"}
 LATER = named("q", one(uid="v", made=900, started=930, labels=LLM))
 SUBMITTER = named("s", one(uid="v", made=130, started=140, labels={"batch.kubernetes.io/job-name": "llm"}))
 SUBMITTER["spec"] = {"nodeName": "n2", "containers": [{"name": "c"}]}
+SET_UP = [BOUND | {"lastTransitionTime": at(5)}]
+SANDBOX = {"type": "PodReadyToStartContainers", "status": "False", "lastTransitionTime": at(5)}
+GONE = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": at(90)}
+SUSPENDED = {"type": "Suspended", "status": "False"}
+REQUEUED = {"type": "Requeued", "status": "True", "lastTransitionTime": at(600)}
+ADMITTED = {"type": "Admitted", "status": "True", "lastTransitionTime": at(898)}
+
+
+def inits(*runs: tuple[int, int | None]) -> Json:
+    states = (ran(begin, end) if end else {"running": {"startedAt": at(begin)}} for begin, end in runs)
+    return {"initContainerStatuses": [{"name": f"i{n}", "state": state} for n, state in enumerate(states)]}
+
+
+def pulls(begin: int, end: int | None, name: str = "c", of: str = "containers") -> list[Json]:
+    of = "initContainers" if name[0] == "i" else of
+    said = {"involvedObject": {"kind": "Pod", "uid": "u", "fieldPath": f"spec.{of}{{{name}}}"}}
+    return [pull("Pulling", begin) | said, *([pull("Pulled", end) | said] if end else [])]
+
+
+LATE = named("late", one(uid="v", made=600, started=700, labels=LLM))
 FIRST: list[tuple[str, str, float, float | None]] = [("0", "queue", 0, 5), ("0", "image", 5, 120)]
 SECOND: list[tuple[str, str, float, float | None]] = [("1", "queue", 900, 905), ("1", "image", 905, 930)]
 STARTS: dict[str, tuple[list[Json], list[tuple[str, str, float, float | None]]]] = {
@@ -314,6 +342,99 @@ STARTS: dict[str, tuple[list[Json], list[tuple[str, str, float, float | None]]]]
         [about(one(labels=LLM), deletionTimestamp=at(929), deletionGracePeriodSeconds=30), LATER], FIRST + SECOND,
     ),
     "running since nobody knows": ([one(containerStatuses=[{"name": "c", "state": {"running": {}}}])], FIRST[:1]),
+    "no sandbox": ([one(started=None, conditions=[*SET_UP, SANDBOX])], [*FIRST[:1], ("0", "alloc", 5, None)]),
+    "no sandbox, as events say": (
+        [one(started=None), pull("FailedMount", 9), pull("FailedCreatePodSandBox", 30)],
+        [*FIRST[:1], ("0", "alloc", 5, None)],
+    ),
+    "no sandbox any more": (
+        [one(started=None, conditions=[*SET_UP, SANDBOX]), pull("Pulling", 10)],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, None)],
+    ),
+    "failed in its sandbox": (
+        [about(one(started=None, phase="Failed", reason="Evicted", conditions=[*SET_UP, SANDBOX]))], FIRST[:1],
+    ),
+    "failed while it pulled": (
+        [one(started=None, phase="Failed", conditions=[*SET_UP, GONE]), pull("Pulling", 10)],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 90)],
+    ),
+    "a pull between init containers": (
+        [one(started=180, **inits((30, 50), (80, 100))),
+         *pulls(10, 29, "i0"), *pulls(51, 79, "i1"), *pulls(101, 175)],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 29), ("0", "env", 30, 51), ("0", "image", 51, 79),
+         ("0", "env", 79, 100), ("0", "image", 101, 175)],
+    ),
+    "a pull between init containers goes on": (
+        [one(started=None, **inits((30, 50))), *pulls(10, 29, "i0"), pull("Pulling", 51)],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 29), ("0", "env", 30, 50), ("0", "image", 51, None)],
+    ),
+    "the second of two init containers runs": (
+        [one(started=None, **inits((30, 50), (80, None))), *pulls(10, 29, "i0"), *pulls(51, 79, "i1")],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 29), ("0", "env", 30, 51), ("0", "image", 51, 79),
+         ("0", "env", 79, None)],
+    ),
+    "a debug container while it is set up": (
+        [one(started=None, **init(0, {"running": {"startedAt": at(30)}})), *pulls(10, 29, "i"),
+         *pulls(200, 260, "debugger-x", "ephemeralContainers")],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 29), ("0", "env", 30, None)],
+    ),
+    "a debug container that cannot be pulled": (
+        [one(started=None, **init(0, {"running": {"startedAt": at(30)}})), *pulls(10, 29, "i"),
+         *pulls(200, None, "debugger-x", "ephemeralContainers")],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 29), ("0", "env", 30, None)],
+    ),
+    "started again, as events.k8s.io says it": (
+        [one(**again(1, 120, 900, 910)),
+         *(pull(reason, None, deprecatedFirstTimestamp=at(first), deprecatedLastTimestamp=at(last), deprecatedCount=2)
+           for reason, first, last in (("Pulling", 10, 901), ("Pulled", 115, 905)))],
+        [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, 115),
+         ("0", "alloc", 900, 901), ("0", "image", 901, 905)],
+    ),
+    "a worker that comes late": (
+        [one(labels=LLM), LATE],
+        [*FIRST, ("0", "alloc", 5, 5), ("0", "alloc", 605, 605), ("0", "image", 605, 700)],
+    ),
+    "a worker that is asked for late": (
+        [one(labels=LLM), LATE | {"spec": {**LATE["spec"], "nodeName": None}, "status": {}}],
+        [*FIRST, ("0", "alloc", 5, 5)],
+    ),
+    "a worker that waits for a node": (
+        [one(labels=LLM), about(LATE, creationTimestamp=at(1))],
+        [("0", "queue", 0, 605), ("0", "image", 5, 120), ("0", "image", 605, 700),
+         ("0", "alloc", 5, 5), ("0", "alloc", 605, 605)],
+    ),
+    "let in again": (
+        [LATER, made("Job", conditions=[SUSPENDED | {"lastTransitionTime": at(899)}]),
+         made("Workload", conditions=[REQUEUED, ADMITTED])],
+        [("0", "queue", 600, 905), ("0", "image", 905, 930)],
+    ),
+    "let in again, and the first pods are there": (
+        [named("o", about(one(labels=LLM, made=300, started=330, uid="o"), deletionTimestamp=at(600))), LATER,
+         made("Workload", conditions=[REQUEUED, ADMITTED])],
+        [("0", "queue", 0, 305), ("0", "image", 305, 330), ("1", "queue", 600, 905), ("1", "image", 905, 930)],
+    ),
+    "let in again, nobody knows since when": (
+        [LATER, made("Workload", conditions=[ADMITTED, ADMITTED | {"type": "Evicted", "status": "False"}])],
+        [("0", "queue", 898, 905), ("0", "image", 905, 930)],
+    ),
+    "put back before it had a pod": (
+        [LATER, made("Workload", conditions=[REQUEUED | {"reason": "AdmissionCheck"}, ADMITTED])],
+        [("0", "queue", 0, 905), ("0", "image", 905, 930)],
+    ),
+    "a retry whose first pods are gone": ([LATER, made("Job", failed=1, startTime=at(0))],
+                                          [("0", "queue", 900, 905), ("0", "image", 905, 930)]),
+    "a retry of a job that waited": (
+        [LATER, made("Job", failed=1, conditions=[SUSPENDED | {"lastTransitionTime": at(300)}])],
+        [("0", "queue", 900, 905), ("0", "image", 905, 930)],
+    ),
+    "a PyTorchJob that restarts": (
+        [LATER, made("PyTorchJob", conditions=[SUSPENDED | {"type": "Restarting"}])],
+        [("0", "queue", 900, 905), ("0", "image", 905, 930)],
+    ),
+    "one pod of a job failed": (
+        [about(one(labels=LLM), creationTimestamp=at(2)), made("Job", failed=1, startTime=at(0))],
+        [("0", "queue", 0, 5), ("0", "image", 5, 120)],
+    ),
     "the label of MPIJob's first version": ([one(labels={"mpi-job-name": "llm", "job-name": "llm-launcher"})], FIRST),
 }  # fmt: skip
 
@@ -326,7 +447,8 @@ def test_starts_and_their_queues(case: str) -> None:
     got = [
         (span.attempt, span.stage, (span.begin.wall - zero.wall) / 1e9,
          (span.end.wall - zero.wall) / 1e9 if span.end else None)
-        for span in read(*items).spans if span.begin and span.stage != "alloc"
+        for span in read(*items).spans
+        if span.begin and (span.stage != "alloc" or any(stage == "alloc" for _, stage, *_ in expected))
     ]  # fmt: skip
     assert sorted(got, key=str) == sorted(expected, key=str)
     assert {job for job, _, _ in read(*items).identities()} <= {"llm", "p"}
@@ -336,6 +458,15 @@ def test_an_event_that_a_watch_prints_anew_counts_once() -> None:
     failed = [pull("Failed", 20, last, message="failed to pull", count=n, metadata={"uid": "e"}) for n, last in
               ((1, 20), (2, 40))]  # fmt: skip
     assert [s.attrs.get("retries") for s in read(one(), *PULLED, *failed).spans if s.stage == "image"] == [2]
+    of = {"regarding": {"kind": "Pod", "uid": "u", "fieldPath": "spec.containers{c}"}, "reason": "Failed"}
+    newer = [{"kind": "Event", **of, "note": "failed to pull", **more} for more in (
+        {"deprecatedFirstTimestamp": at(20), "deprecatedLastTimestamp": at(40), "deprecatedCount": 4},
+        {"eventTime": at(50), "series": {"count": 3, "lastObservedTime": at(70)}},
+    )]  # fmt: skip
+    debugger = pull("Failed", 80, message="failed to pull") | {"regarding": None, "involvedObject": {
+        "kind": "Pod", "uid": "u", "fieldPath": "spec.ephemeralContainers{debugger}"}}  # fmt: skip
+    found = read(one(), *PULLED, *newer, debugger).spans
+    assert [s.attrs.get("retries") for s in found if s.stage == "image"] == [7]
 
 
 def test_gpus_that_a_pod_holds_by_claims(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -43,6 +43,12 @@ _SCALE = {"": 1, "k": 1000, "M": 10**6, "Ki": 1024, "Mi": 1 << 20}
 _SPACE, _DEEP = re.compile(r"\s+"), 4
 """Lists in lists that are looked into."""
 _HINT = "give what kubectl get pods,events -o json prints"
+_BACK_OFF = 10 * 10**9
+"""Least time after which a controller makes a pod again that failed (Kubernetes' own)."""
+_BEFORE = re.compile("FailedCreatePodSandBox|FailedMount|FailedAttachVolume|FailedMapVolume")
+"""Reasons of events of a pod whose images are not pulled yet."""
+_LAST = 1 << 63
+"""Later than anything, in ns."""
 _DRIVERS = ("gpu.", "tpu.")
 """What the names of drivers begin with whose devices count."""
 _BAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
@@ -69,6 +75,7 @@ class _Pod(NamedTuple):
     gpus: int
     created: int
     scheduled: int
+    started: int
     waits: bool
     failed: int
     """When it failed; 0: it has not, as far as is known."""
@@ -84,6 +91,16 @@ class _Let(NamedTuple):
 
     created: int
     admitted: int
+    again: int
+    """When it was put back into Kueue's queue."""
+    failed: bool
+    """Whether pods of it have failed; they may be gone."""
+
+    def queued(self, begin: int, attempt: str) -> int:
+        """Since when an attempt was in the queue whose first pod was made at ``begin``; 0: not known."""
+        gone = self.failed and begin >= max(self.created, self.admitted) + _BACK_OFF  # others were before it
+        made = (self.created if attempt == "0" and not gone else 0, self.again)
+        return max((when for when in made if when <= begin), default=0)
 
 
 def events(text: bytes, job: str = "") -> Iterator[bytes]:
@@ -96,26 +113,29 @@ def events(text: bytes, job: str = "") -> Iterator[bytes]:
     for pod in pods:
         spaces[pod.job].add(pod.space)
     for (space, name, attempt), mine in _starts(pods).items():
-        named = name if len(spaces[name]) == 1 else f"{space}/{name}"
-        yield from _start((named, attempt, 0), mine, let.get((space, name)) if attempt == "0" else None)
+        named, one = name if len(spaces[name]) == 1 else f"{space}/{name}", let.get((space, name))
+        yield from _start((named, attempt, 0), mine, one)
+        if one is not None and one.again and one.queued(min(pod.created for pod in mine), attempt) == one.again:
+            del let[space, name]  # what comes then was made in its place
 
 
 def _start(identity: tuple[str, str, int], mine: list[_Pod], let: _Let | None) -> Iterator[bytes]:
     begin = min(pod.created for pod in mine)
-    known = [
-        pod.scheduled for pod in mine if pod.scheduled and pod.gpus
-    ]  # a launcher is made once the others are there
-    known = known or [pod.scheduled for pod in mine if pod.scheduled]
+    holds = [pod for pod in mine if pod.gpus] or mine  # a launcher is made once the others are there
+    running = min((pod.started for pod in holds if pod.started), default=0)
+    first = [pod for pod in mine if not running or pod.created <= running]  # others were asked for by one that ran
+    known = [pod.scheduled for pod in holds if pod.scheduled and pod in first]
+    known = known or [pod.scheduled for pod in first if pod.scheduled]
     about: dict[str, AttrValue] = {"pods": len(mine)}
-    if let is not None and 0 < let.created <= begin:
-        begin = let.created
+    if let is not None and (queued := let.queued(begin, identity[1])):
+        begin = queued
         if begin < let.admitted <= max(known, default=let.admitted):  # it may have been let in again
             about["held_seconds"] = (let.admitted - begin) // 10**9
     if said := next((one for pod in mine if (one := pod.over).startswith("Failed")), ""):
         about["phase"] = said
     elif all(pod.over for pod in mine):
         about["phase"] = mine[0].over
-    waits = any(pod.waits for pod in mine)
+    waits = any(pod.waits for pod in first)
     if known or waits:
         end = 0 if waits else max(begin, *known)
         yield from imported.lines(
@@ -126,12 +146,14 @@ def _start(identity: tuple[str, str, int], mine: list[_Pod], let: _Let | None) -
         gpus[pod.node] += pod.gpus
     for pod in mine:
         about = {"nodes": len({pod.node for pod in mine if pod.node})}
-        for number, (cycle, stage, begin, end) in enumerate(pod.spans if pod.node else ()):
+        numbers: Counter[str] = Counter()
+        for cycle, stage, begin, end in pod.spans if pod.node else ():
             more = about | {"retries": pod.retries} if stage == "image" and pod.retries else about
             yield from imported.lines(
                 "kubernetes", (*identity[:2], cycle), stage, pod.node, begin, end, gpus=gpus[pod.node], attrs=more,
-                more=f"{pod.uid} {number}",
+                more=f"{pod.uid} {cycle} {numbers[stage]}",
             )  # fmt: skip
+            numbers[stage] += 1
 
 
 def _starts(pods: Iterable[_Pod]) -> dict[tuple[str, str, str], list[_Pod]]:
@@ -180,7 +202,7 @@ def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
                     pods[pod.uid] = pod
                 elif kind == "Event":
                     about = item.get("involvedObject") or item.get("regarding") or {}
-                    if about.get("kind") == "Pod":
+                    if about.get("kind") == "Pod" and "ephemeralContainers" not in (about.get("fieldPath") or ""):
                         uid = (item.get("metadata") or {}).get("uid") or number
                         happened[about.get("uid", "")][uid] = _happened(item, about)
                 elif kind == "ResourceClaim":
@@ -189,7 +211,10 @@ def _read(text: bytes) -> tuple[list[_Pod], dict[tuple[str, str], _Let]]:
                     keys, one = _let(item)
                     for key in keys:
                         before = let.get(key, one)
-                        let[key] = _Let(min(one.created, before.created), max(one.admitted, before.admitted))
+                        let[key] = _Let(
+                            min(one.created, before.created), max(one.admitted, before.admitted),
+                            max(one.again, before.again), one.failed or before.failed,
+                        )  # fmt: skip
             except _BAD as exc:
                 if wanted or not isinstance(item, dict):
                     bad.append(f"object {number}: {exc!r}")
@@ -242,8 +267,8 @@ def _happened(item: dict[str, Any], about: dict[str, Any]) -> _Happened:
     times = times or [_ns((item.get("metadata") or {}).get("creationTimestamp"))]
     if not times[0]:
         raise ValueError("it has no time")
-    last = max(_ns(item.get("lastTimestamp")), _ns(series.get("lastObservedTime")), times[0])
-    count = item.get("count") or series.get("count") or 1
+    last = max(_ns(series.get("lastObservedTime")), times[0], *map(_ns, map(item.get, names[3:])))
+    count = item.get("count") or item.get("deprecatedCount") or series.get("count") or 1
     return _Happened(
         item.get("reason") or "", about.get("fieldPath") or "", times[0], last, int(count),
         str(item.get("message") or item.get("note") or ""),
@@ -255,10 +280,19 @@ def _let(item: dict[str, Any]) -> tuple[set[tuple[str, str]], _Let]:
     meta = item["metadata"]
     owners = meta.get("ownerReferences") or () if item["kind"] == "Workload" else ()
     names = {str(meta["name"]), *(str(owner["name"]) for owner in owners)}
-    let_in = {("Suspended", "False"), ("Admitted", "True")}
-    conditions = (item.get("status") or {}).get("conditions") or ()
-    times = [_ns(one.get("lastTransitionTime")) for one in conditions if (one.get("type"), one.get("status")) in let_in]
-    let = _Let(_ns(meta.get("creationTimestamp")), max(times, default=0))
+    status = item.get("status") or {}
+    at = {
+        f"{one.get('type')} {one.get('status')}": _ns(one.get("lastTransitionTime"))
+        for one in status.get("conditions") or ()
+        if one.get("reason") != "AdmissionCheck"  # put back before it had a pod
+    }
+    admitted = max(at.get("Suspended False", 0), at.get("Admitted True", 0))
+    again = max((at[one] for one in ("Requeued True", "Requeued False", "Evicted True") if one in at), default=0)
+    again = again or (admitted if "Evicted False" in at else 0)  # it was put back before that
+    failed = {"Restarting True", "Restarting False"} & at.keys() or any(
+        isinstance(count := status.get(name), int) and count > 0 for name in ("failed", "restarts", "retryCount")
+    )
+    let = _Let(_ns(meta.get("creationTimestamp")), admitted, again, bool(failed))
     return {(str(meta.get("namespace", "")), name) for name in names}, let
 
 
@@ -305,6 +339,8 @@ def _pod(item: dict[str, Any], happened: list[_Happened], devices: dict[tuple[st
     node, created = str(spec.get("nodeName") or ""), _ns(meta["creationTimestamp"])
     if not created:
         raise ValueError("it has no time of creation")
+    failed = _failed(meta, status, created)
+    spans = _first_start(scheduled, conditions, mains, status, spec, happened) + _last_start(mains, happened)
     return _Pod(
         uid=str(meta.get("uid") or meta["name"]),
         space=str(meta.get("namespace", "")),
@@ -315,9 +351,10 @@ def _pod(item: dict[str, Any], happened: list[_Happened], devices: dict[tuple[st
         gpus=gpus,
         created=created,
         scheduled=max(scheduled, created) if scheduled else 0,
+        started=min(filter(None, map(_first, mains)), default=0),
         waits=not scheduled and not node and phase not in ("Failed", "Succeeded"),
-        failed=_failed(meta, status, created),
-        spans=_first_start(scheduled, conditions, mains, status, spec, happened) + _last_start(mains, happened),
+        failed=failed,
+        spans=[(*span[:3], span[3] or (failed if failed >= span[2] else 0)) for span in spans],
         retries=sum(one.times for one in happened if one.reason == "Failed" and "pull" in one.text),
         over=_over(status, mains),
     )
@@ -340,7 +377,12 @@ def _first_start(
     pulls = [(begin, min(end, started or end)) for begin, end in pulls if end or not any(begun)]
     sandbox = conditions.get("PodReadyToStartContainers", 0)
     ready = sandbox if sandbox and (not first or sandbox <= first) else scheduled
-    image = [one for one in pulls if not one[1]][:1] or intervals.union(pulls)
+    image = intervals.union(pulls) + [one for one in pulls if not one[1]][:1]
+    known = {one.get("type") for one in status.get("conditions") or ()}
+    if not (pulls or first or sandbox) and (
+        "PodReadyToStartContainers" in known or any(_BEFORE.fullmatch(one.reason) for one in happened)
+    ):  # it has no sandbox; of one that has ended nobody knows whether it had
+        return [(0, "alloc", scheduled, 0)] if scheduled and not _over(status, mains) else []
     if not pulls and ready and (env if inits else first or not any(begun)):
         image = [(ready, max(first, ready) if first else 0)]
     spans = [(0, "image", begin, end) for begin, end in image]
@@ -348,7 +390,9 @@ def _first_start(
         spans.insert(0, (0, "alloc", scheduled, max(scheduled, min(image)[0] if image else ready)))
     if env:
         ends = list(map(_ended, inits))
-        spans.append((0, "env", env, max(ends) if all(ends) else 0))
+        at = [(env, max(ends) if all(ends) else _LAST)]
+        at = intervals.subtract(at, [(begin, end or _LAST) for begin, end in image])
+        spans += ((0, "env", begin, end % _LAST) for begin, end in at)
     return spans
 
 
