@@ -81,6 +81,15 @@ def told(text):
             for span in log(text).spans]  # fmt: skip
 
 
+PENDING, RUNNING, STEP, DONE = (
+    "7|100|100|Unknown|Unknown|PENDING|None assigned|j", "7|100|100|110|Unknown|RUNNING|n1|j", "7.0|||130|||n1|x",
+    "7|100|100|110|900|COMPLETED|n1|j",
+)  # fmt: skip
+ONCE = [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 130)]
+HETEROGENEOUS = [("7.0.0", "slurm", "queue", 100, 110)]
+HETEROGENEOUS += [("7.0.0", f"n{n}", "alloc", 110, end) for n, end in ((1, 130), (2, 131), (3, 131), (4, 130))]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -124,10 +133,30 @@ def told(text):
         (json.dumps({"jobs": [job(7, state={"current": ["PENDING", "RESIZING"]}),
                               job(7, time={"submission": 100, "start": 900, "end": 950})]}).encode(),
          [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 950)]),
+        (table(PENDING, RUNNING, STEP, DONE, STEP), ONCE),
+        (table(DONE, STEP, RUNNING, STEP, PENDING), ONCE),
+        (table(PENDING, "7|100|100|Unknown|150|CANCELLED|None assigned|j"), [("7.0.0", "slurm", "queue", 100, 150)]),
+        (table(*2 * ("7|100|100|110|120|REQUEUED|n1|j", "7.0|||111|||n1|x", "7|120|120|130|Unknown|RUNNING|n2|j")),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 111),
+          ("7.1.0", "slurm", "queue", 120, 130), ("7.1.0", "n2", "alloc", 130, None)]),
+        *((table(*2 * ("7|100|100|110|120|RESIZING|n1|j", f"7|{submit}|100|120|900|COMPLETED|n[1-2]|j")),
+           [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 900)]) for submit in (100, 120)),
+        (json.dumps({"jobs": [job(7, time={"submission": 100, "start": 110, "end": 0}), job(7)]}).encode(),
+         [("7.0.0", "slurm", "queue", 100, 110), ("7.0.0", "n1", "alloc", 110, 900)]),
+        (table("7+0|7|100|100|110|900|COMPLETED|n1|j", "7+0.batch|7.batch|||111|||n1|batch", "7+0.0|7.0|||130|||n1|x",
+               "7+1|8|100|100|110|900|COMPLETED|n[2-3]|other", "7+1.0|8.0|||131|||n[2-3]|x",
+               "7+2|9|100|100|110|900|COMPLETED|n4|j",
+               columns="JobID|JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName"), HETEROGENEOUS),
+        (json.dumps({"jobs": [
+            job(7 + n, nodes=nodes, het={"job_id": 7, "job_offset": {"set": True, "number": n}}, steps=[
+                {"step": {"id": {"job_id": 7 + n, "step_id": "0"}}, "time": {"start": 130 + n}}] if n < 2 else [])
+            for n, nodes in enumerate(("n1", "n[2-3]", "n4"))]}).encode(), HETEROGENEOUS),
     ],
     ids=["no nodes said", "pending", "cancelled", "resized", "two clusters", "restarts", "nulls", "held again",
          "resized twice", "revoked", "ended before it began", "interactive", "relative times",
-         "steps are objects", "odd steps", "step of a het job", "resized, in a list"],
+         "steps are objects", "odd steps", "step of a het job", "resized, in a list",
+         "asked for again while it goes on", "later ones first", "pending, then cancelled", "requeued, twice",
+         "resized, twice", "resized, twice, with another submission", "twice, in JSON", "het job", "het job, in JSON"],
 )  # fmt: skip
 def test_records_as_they_are(text, expected):
     assert told(text) == expected
@@ -142,6 +171,15 @@ def test_all_gpus_of_a_job_are_counted(gpus, nodes, expected):
     found = log(table(row, columns="JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|AllocTRES"))
     assert {span.node: span.gpus for span in found.spans if span.stage == "alloc"} == expected
     assert analyse(found).gpus == gpus
+
+
+def test_a_het_job_is_one_start_of_all_its_nodes():
+    columns = "JobID|JobIDRaw|Submit|Eligible|Start|End|State|NodeList|JobName|AllocTRES"
+    rows = (f"7+{n}|{7 + n}|100|100|110|900|COMPLETED|{nodes}|{'jk'[n]}|gres/gpu={gpus}"
+            for n, (nodes, gpus) in enumerate((("n1", 0), ("n[2-3]", 16))))  # fmt: skip
+    report = analyse(log(table(*rows, columns=columns)), ("j", "7.0.0", 0))
+    assert (report.gpus, report.nodes_expected, report.nodes_missing) == (16, 3, 0)
+    assert {node.node: node.gpus for node in report.nodes} == {"n1": 0, "n2": 8, "n3": 8}
 
 
 def test_how_long_a_job_held_nodes_that_changed_is_not_known():

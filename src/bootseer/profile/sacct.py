@@ -7,6 +7,7 @@ Times are whole seconds.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
@@ -48,6 +49,15 @@ class Attempt(msgspec.Struct):
     cluster: str = ""
     team: str = ""
     resized: bool = False
+    """Whether it went on with other nodes."""
+    latest: int = 0
+    """When the last of its records began: they differ where it was resized."""
+    leader: str = ""
+    """The job of whose heterogeneous job it is a component, or itself."""
+
+
+_Seen = dict[tuple[str, str, int], Attempt]
+"""Cluster, job and submission -> its record, as no two have the same; with 0 the last one of the job."""
 
 
 class Accounts(NamedTuple):
@@ -60,7 +70,7 @@ class Accounts(NamedTuple):
 def read(text: bytes) -> Accounts:
     """The attempts in an output of ``sacct``. Raises `DataError` where it is none."""
     accounts = Accounts([], [])
-    latest: dict[tuple[str, str], Attempt] = {}
+    latest: _Seen = {}
     for where, record in _records(text) if text.lstrip()[:1] == b"{" else _rows(text):
         try:
             _take(record, latest, accounts.attempts)
@@ -76,20 +86,27 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
     """The lines of an events file; ``job`` replaces the names that Slurm has. An attempt's spans always have the same
     ids, so that a second import of it counts as a duplicate."""
     several = len({one.cluster for one in attempts}) > 1  # clusters count jobs by themselves
+    components: defaultdict[tuple[str, str, int], list[Attempt]] = defaultdict(list)
     for one in attempts:
-        name = f"{one.job_id}.{one.restart}" + (f".{one.step}" if one.step else "")
+        components[one.cluster, one.leader, one.restart].append(one)
+    for one in attempts:
+        parts = components[one.cluster, one.leader, one.restart]
+        first = next((part for part in parts if part.job_id == one.leader), parts[0])
+        name = f"{one.leader}.{one.restart}" + (f".{first.step}" if first.step else "")
         name += f"@{one.cluster}" if several else ""
-        identity = (job or one.name, name, 0)
+        identity = (job or first.name, name, 0)
         attrs: dict[str, AttrValue] = {"state": one.state[:_TEXT_LIMIT], "restart": one.restart}
         if one.team:
             attrs["team"] = one.team[:_TEXT_LIMIT]
         if one.submitted < one.eligible <= (one.started or one.eligible):
             attrs["held_seconds"] = one.eligible - one.submitted
         submitted, started, ended = (when * 10**9 for when in (one.submitted, one.started, one.ended))
-        yield from imported.lines("sacct", identity, "queue", "slurm", submitted, started or ended, attrs=attrs)
+        if one is first:
+            yield from imported.lines("sacct", identity, "queue", "slurm", submitted, started or ended, attrs=attrs)
         if started:
-            attrs |= {"nodes": one.nodes, "nodelist": one.nodelist[:_TEXT_LIMIT]}
-            end = one.step_started * 10**9 or ended
+            listed = ",".join(part.nodelist for part in parts if part.nodelist)
+            attrs |= {"nodes": sum(part.nodes for part in parts), "nodelist": listed[:_TEXT_LIMIT]}
+            end = (one.step_started or first.step_started) * 10**9 or ended
             ran = one.ended - one.started if not one.resized else 0  # else not with these nodes alone
             attrs |= {"run_seconds": ran} if ran > 0 else {}
             each, more = divmod(one.gpus, max(one.nodes, 1))  # Slurm says no more of them
@@ -98,14 +115,14 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
                 yield from imported.lines("sacct", identity, "alloc", node, started, end, gpus=gpus, attrs=attrs)
 
 
-def _take(record: dict[str, str], latest: dict[tuple[str, str], Attempt], found: list[Attempt]) -> None:
+def _take(record: dict[str, str], latest: _Seen, found: list[Attempt]) -> None:
     if not record:
         raise ValueError("it has not the fields of a record")
     job_id, _, step = record["JobIDRaw"].partition(".")
     if not job_id.isdecimal():
         raise ValueError(f"{record['JobIDRaw']!r} is no job")
-    key = record.get("Cluster", ""), job_id
-    before = latest.get(key)
+    cluster = record.get("Cluster", "")
+    before = latest.get((cluster, job_id, 0))
     if step:
         mine = before
         if mine is not None and not mine.step and step != "extern":
@@ -118,9 +135,6 @@ def _take(record: dict[str, str], latest: dict[tuple[str, str], Attempt], found:
     submitted = _seconds(record["Submit"])
     started = _seconds(record["Start"], submitted) if nodes or "NodeList" not in record else 0
     ended = _seconds(record.get("End", ""), started or submitted)
-    if before is not None and before.state.startswith("RESIZING"):  # it goes on, with other nodes
-        before.state, before.ended, before.resized = record.get("State", ""), ended, True
-        return
     restarts = record.get("Restarts", "")
     attempt = Attempt(
         job_id=job_id,
@@ -134,13 +148,26 @@ def _take(record: dict[str, str], latest: dict[tuple[str, str], Attempt], found:
         gpus=_gpus(record.get("AllocTRES", "")),
         restart=max(before.restart + 1 if before else 0, int(restarts) if restarts.isdecimal() else 0),
         eligible=_seconds(record.get("Eligible", ""), submitted),
-        cluster=key[0],
+        cluster=cluster,
         team=next((text for name in ("Account", "User") if (text := record.get(name, "")) not in _NOTHING), ""),
+        latest=started,
+        leader=het[0] if (het := record.get("JobID", "").partition("+"))[1] else job_id,
     )
     if not attempt.submitted:
         raise ValueError(f"job {job_id} has no time of submission")
-    latest[key] = attempt
-    found.append(attempt)
+    mine = latest.get((cluster, job_id, submitted))
+    if mine is None and before is not None and before.state.startswith("RESIZING"):
+        mine = before
+    if mine is None:
+        found.append(attempt)
+        mine = attempt
+    elif (started, ended) >= (mine.latest, mine.ended):  # it has gone on since, perhaps with other nodes
+        if not mine.started:
+            mine.started, mine.eligible, mine.nodelist, mine.nodes, mine.gpus = (
+                started, attempt.eligible, nodelist, nodes, attempt.gpus,
+            )  # fmt: skip
+        mine.state, mine.ended, mine.latest, mine.resized = attempt.state, ended, started, mine.started != started
+    latest[cluster, job_id, submitted] = latest[cluster, job_id, 0] = mine
 
 
 def _seconds(text: str, after: int = 0) -> int:
@@ -194,6 +221,7 @@ def _records(text: bytes) -> Iterator[tuple[str, dict[str, str]]]:
         try:
             record = {
                 "JobIDRaw": str(_plain(job["job_id"])),
+                "JobID": f"{het}+" if (het := _plain((job.get("het") or {}).get("job_id"))) else "",
                 "JobName": str(job.get("name") or ""),
                 "Cluster": str(job.get("cluster") or ""),
                 "Account": str(job.get("account") or ""),
