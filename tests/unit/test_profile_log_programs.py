@@ -179,8 +179,27 @@ PROGRAMS: dict[str, tuple[str, Stages]] = {
         {"first_step": 5},
     ),
     "composer": (
-        """*4 {t}: rank0[12][MainThread]: INFO: llmfoundry.command_utils.train: Starting training...
-        *9 [batch=1/4800]:""",
+        """1 {t}: rank{r}[12][MainThread]: INFO: llmfoundry.command_utils.train: Building train loader...
+        2 {t}: rank{r}[12][MainThread]: INFO: llmfoundry.command_utils.train: Initializing model...
+        4 {t}: rank{r}[12][MainThread]: INFO: llmfoundry.command_utils.train: Starting training...
+        *9 [epoch=1][batch=1/4800]:""",
+        {"data_loader_init": 1, "model_init": 2, "first_step": 5},
+    ),
+    "colossalai": (
+        """*2 INFO     colossalai - colossalai - INFO: Distributed environment is initialized, world size: 2
+        *4 Epoch [1/80]:   0%|          | 0/250 [00:00<?, ?it/s]
+        *9 Epoch [1/80]:   0%|          | 1/250 [00:05<22:49,  5.00s/it, loss=1.44]""",
+        {"model_init": 2, "first_step": 5},
+    ),
+    "ms-swift": (
+        """*2 [INFO:swift] The logging file will be saved in: /x/output/v6-20260528-021630/logging.jsonl
+        *4 Train:   0%|          | 0/60 [00:00<?, ?it/s][INFO:swift] use_logits_to_keep: True
+        *9 {{'loss': '0.3713', 'global_step/max_steps': '1/60', 'elapsed_time': '5s'}}""",
+        {"model_init": 2, "first_step": 5},
+    ),
+    "verl": (
+        """*4 Training Progress:   0%|          | 0/435 [00:00<?, ?it/s]
+        *9 step:1 - actor/pg_loss:0.1 - training/global_step:1 - timing_s/step:4.9""",
         {"first_step": 5},
     ),
     "levanter": (
@@ -376,3 +395,226 @@ def test_a_line_without_a_rank_is_one_thing_of_all_ranks() -> None:
         lines += [f"{iso(seconds + 1)} {stage}", f"{iso(seconds + 1.5)} [rank7]:{ALL}"]
     found = logs.extract([logs.Source(lines, "n1", written=WRITTEN)], logs.patterns(), job="j", zone=datetime.UTC)
     assert 4000 <= len(found.events) <= 4000 + 2 * 400
+
+
+# Lines as issues, examples and the sources of programs have them, behind kubectl's times where they have none.
+def shown(*lines: tuple[float, str]) -> list[str]:
+    return [f"{iso(seconds)} {text}" for seconds, text in lines]
+
+
+def composer(seconds: float, text: str, *ranks: int) -> list[tuple[float, str]]:
+    own = clock(seconds, "%Y-%m-%d %H:%M:%S,000")
+    return [(seconds, f"{own}: rank{r}[7{r}][MainThread]: INFO: {text}") for r in ranks or (0,)]
+
+
+def titan(seconds: float, text: str) -> tuple[float, str]:
+    return seconds, f"[rank0]:[titan] {clock(seconds, '%Y-%m-%d %H:%M:%S,000')} - root - INFO - {text}"
+
+
+def nanotron(seconds: float, text: str) -> tuple[float, str]:
+    return seconds, f"{clock(seconds, '%m/%d/%Y %H:%M:%S')} [INFO|DP=0|PP=0|TP=0|ip-26-0-160-225]: {text}"
+
+
+def paddle(seconds: float, text: str) -> tuple[float, str]:
+    return seconds, f"[{clock(seconds, '%Y-%m-%d %H:%M:%S,000')}] [    INFO] - {text}"
+
+
+ZERO, ONE = "0%|          | 0/250 [00:00<?, ?it/s]", "0%|          | 1/250 [00:05<22:49,  5.50s/it, loss=1.44]"
+STEP = "step:{n} - actor/pg_loss:np.float64(0.1) - training/global_step:{n} - timing_s/step:92.4"
+BATCH = "Train time/epoch: 0"
+FIRST_BATCH = "INFO :: First batch loaded in 0.4s, starting first train step (includes JIT compilation)..."
+LINES = ((0, RUN), (5, "{'loss': 2.3}"))
+SWIFT = "'grad_norm': '0.8901', 'token_acc': '0.921', 'global_step/max_steps': '1/60', 'elapsed_time': '43s'}"
+BRIDGE = " iteration       10/      10 | consumed samples:         5120 | elapsed time per iteration (ms): 4647.8 |"
+FRESH: dict[str, tuple[list[str], dict[tuple[str, int | None, str], float | None]]] = {
+    "llm-foundry": (
+        shown(*composer(1, "__main__: Building train loader...", 0, 1),
+              *composer(3, "__main__: Building eval loader..."),
+              *composer(4, "__main__: Initializing model...", 0, 1),
+              *composer(8, "__main__: Building trainer...", 0, 1),
+              *composer(10, "__main__: Starting training...", 0, 1),
+              *composer(10, "composer.trainer.trainer: Using precision Precision.AMP_BF16", 0, 1),
+              (10, "Config:"), (15, "[batch=1/300000000]:"), (15, f"\t {BATCH}"), (20, "[batch=2/300000000]:")),
+        {("n1", r, stage): took for r in (0, 1)
+         for stage, took in (("data_loader_init", 3.0), ("model_init", 6.0), ("first_step", 5.0))},
+    ),
+    "llm-foundry, by epochs, behind srun": (
+        [f"0: {line}" for line in shown(
+            *composer(10, "llmfoundry.command_utils.train: Starting training..."), (15, "[epoch=1][batch=1/5]:"))],
+        {("n1", 0, "first_step"): 5},
+    ),
+    "llm-foundry of 2023, by tokens": (
+        shown((10, "Starting training..."), (15, "[token=4096/2000000000]:")), {("n1", None, "first_step"): 5},
+    ),
+    "composer": (
+        shown(*composer(10, "composer.trainer.trainer: Using precision Precision.FP32"),
+              (10, "[Eval batch=1/3] Eval on eval data"), (15, "[sample=32/640]:")), {("n1", 0, "first_step"): 5},
+    ),
+    "composer, a bar": (
+        shown(*composer(10, "composer.trainer.trainer: Using precision Precision.FP32"),
+              (10, "train          Epoch   0:    0%|               | 0/625 [00:00<?, ?ba/s]"),
+              (15, "train          Epoch   0:    0%|         | 1/625 [00:05<52:00,  5.00s/ba, loss/train/total=7.1]")),
+        {("n1", 0, "first_step"): 5},
+    ),
+    "colossalai": (
+        shown((2, "[09/01/26 10:00:02] INFO     colossalai - colossalai - INFO:"),
+              (2, "                             es/colossalai/initialize.py:69 launch"),
+              (2, "                    INFO     colossalai - colossalai - INFO: Distributed"),
+              (2, "                             environment is initialized, world size: 2"),
+              (10, f"Epoch [1/80]:   {ZERO}"), (15.5, f"Epoch [1/80]:   {ONE}")),
+        {("n1", None, "model_init"): 8, ("n1", None, "first_step"): 5.5},
+    ),
+    "colossalai, steps": (
+        shown((2, "INFO     colossalai - colossalai - INFO: Distributed environment is initialized, world size: 8"),
+              (10, f"Step:   {ZERO}"), (15.5, f"Step:   {ONE}")),
+        {("n1", None, "model_init"): 8, ("n1", None, "first_step"): 5.5},
+    ),
+    "colossalai of 2022": (
+        shown((10, f"[Epoch 0 / Train]:   {ZERO}"), (15.5, f"[Epoch 0 / Train]:   {ONE}")),
+        {("n1", None, "first_step"): 5.5},
+    ),
+    "open-sora": (
+        shown((10, "[2026-09-01 10:00:10] Beginning epoch 0..."),
+              (10, f"Epoch 0:   {ZERO}"), (15.5, f"Epoch 0:   {ONE}")),
+        {("n1", None, "first_step"): 5.5},
+    ),
+    "torchtitan of November 2025": (
+        shown(titan(0, "Starting job: Llama 3 debug training"),
+              titan(2, "Building 1-D device mesh with ['dp_shard'], [8]"),
+              titan(2, "[GC] Initial GC collection took 0.00 seconds"), (2, "[rank0]:NCCL version 2.27.5+cuda12.9"),
+              titan(5, "Building llama3 debugmodel with TransformerModelArgs(dim=256, n_layers=6)"),
+              titan(5, "Model llama3 debugmodel size: 6,163,712 total parameters"),
+              titan(6, "Trainer is initialized with local batch size 8, global batch size 64"),
+              titan(6, "Training starts at step 1"),
+              titan(9, "step:  1  loss:  8.0277  grad_norm:  1.4604  memory:  1.21GiB(0.86%)")),
+        {("n1", 0, "dist_init"): 5, ("n1", 0, "model_init"): 1, ("n1", 0, "first_step"): 3},
+    ),
+    "torchtitan of March 2026, a checkpoint": (
+        shown(titan(0, "Starting job: Llama 3 debug training"),
+              titan(5, "Building llama3 debugmodel"),
+              titan(6, "Loading the checkpoint from ./outputs/checkpoint/step-10."),
+              titan(8, "Finished loading the checkpoint in 2.00 seconds."),
+              titan(9, "Training starts at step 11"), titan(12, "step: 11  loss:  3.0277  grad_norm:  1.4604")),
+        {("n1", 0, "dist_init"): 5, ("n1", 0, "model_init"): 1, ("n1", 0, "checkpoint_load"): 2,
+         ("n1", 0, "first_step"): 3},
+    ),
+    "maxtext": (
+        shown((0, "Attempting to initialize the jax distributed system for GPU backend..."),
+              (1, "I0901 10:00:01.401081 14058256 distributed.py:119] Connecting to JAX distributed service on h:1"),
+              (5, "Jax distributed system initialized on GPU!"), (20, "number parameters: 298.786 billion"),
+              (90, "completed step: 0, seconds: 44.923, TFLOP/s/device: 17.022, loss: 12.038"),
+              (91, "completed step: 1, seconds: 0.319, TFLOP/s/device: 2400.734, loss: 12.038")),
+        {("n1", None, "dist_init"): 5, ("n1", None, "first_step"): 44.923},
+    ),
+    "maxtext, its metric logger": (
+        ["I0901 10:01:00 metric_logger.py:181] completed step: 0, seconds: 56.766, TFLOP/s/device: 29.7, loss: 12.26"],
+        {("n1", None, "first_step"): 56.766},
+    ),
+    "maxdiffusion": (
+        shown((10, "***** Running training *****"), (160, "completed step: 0, seconds: 142.395, TFLOP/s/device: 34.3")),
+        {("n1", None, "first_step"): 150},
+    ),
+    "megatron-bridge, each tenth step": (
+        shown((10, "Training ..."), (10, "Setting rerun_state_machine.current_iteration to 0..."),
+              (11, "> setting tensorboard ..."), (57, "Step Time : 4.65s GPU utilization: 598.5TFLOP/s/GPU"),
+              (57, f" [2026-09-01 10:00:57]{BRIDGE}")), {("n1", None, "first_step"): 47},
+    ),
+    "megatron-bridge of 2026": (
+        shown((10, "Starting training loop at iteration 0"),
+              (57, f" [2026-09-01 10:00:57.500]{BRIDGE}")), {("n1", None, "first_step"): 47},
+    ),
+    "nanotron": (
+        shown(nanotron(1, "Building model.."), nanotron(2, "Setting PP block ranks..."),
+              nanotron(4, "[Optimizer Building] Using LearningRateForSP as learning rate"),
+              nanotron(5, "[Start training] datetime: 2026-09-01 10:00:05.889276 | mbs: 2 | grad_accum: 1"),
+              nanotron(9, "iteration: 1 / 1000 | consumed_tokens: 640 | lm_loss: 9.63")),
+        {("n1", None, "model_init"): 3, ("n1", None, "optimizer_init"): 1, ("n1", None, "first_step"): 4},
+    ),
+    "levanter": (
+        shown((10, f"2026-09-01T10:00:10 - 0 - levanter.trainer - trainer.py:560 - {FIRST_BATCH}"),
+              (11, "Tracing train_step for jaxpr..."), (80, "Progress on:train 0.00it/850it rate:-"),
+              (89, "Progress on:train 1.00it/850it rate:79.0s/it"),
+              (4000, "First train step completed in 79.0s (step 0)")),
+        {("n1", None, "first_step"): 79},
+    ),
+    "levanter without a bar": (
+        shown((10, FIRST_BATCH), (63, "INFO :: First train step completed in 53.0s (step 0)")),
+        {("n1", None, "first_step"): 53},
+    ),
+    "paddle": (
+        shown(paddle(1, "Starting training from resume_from_checkpoint : /c/checkpoint-10"),
+              paddle(4, "[timelog] checkpoint loading time: 3.00s (2026-09-01 10:00:04) "),
+              paddle(4, "***** Running training *****"),
+              paddle(9, "loss: 12.05887604, learning_rate: 3e-06, global_step: 1, current_memory_allocated: 7.54")),
+        {("n1", None, "checkpoint_load"): 3, ("n1", None, "first_step"): 5},
+    ),
+    "paddle, its second line": (
+        shown((4, "[    INFO] - ***** Running training *****"),
+              (9, "[    INFO] - loss: nan, learning_rate: 3e-06, global_step: 1, interval_runtime: 4.8704")),
+        {("n1", None, "first_step"): 5},
+    ),
+    "ms-swift": (
+        shown((4, "[INFO:swift] The logging file will be saved in: /x/output/v6-20260528-021630/logging.jsonl"),
+              (5, "Train:   0%|          | 0/60 [00:00<?, ?it/s][INFO:swift] use_logits_to_keep: True"),
+              (47.5, f"Train:   2%|▏         | 1/60 [00:42<41:47, 42.51s/it]{{'loss': '0.3713', {SWIFT}")),
+        {("n1", None, "model_init"): 1, ("n1", None, "first_step"): 42.5},
+    ),
+    "verl": (
+        shown((1, "(TaskRunner pid=42) (\"Initial validation metrics: {'val-core/aime/acc/mean@30': 0.1856}\")"),
+              (1, "(TaskRunner pid=42) step:0 - val-core/aime/acc/mean@30:np.float64(0.1856)"),
+              (5, f"(TaskRunner pid=42) Training Progress:   {ZERO}"),
+              (97.4, f"(TaskRunner pid=42) {STEP.format(n=1)}")),
+        {("n1", None, "first_step"): 92.4},
+    ),
+    "verl without its bar": (
+        shown((1, "(TaskRunner pid=42) step:0 - val-core/aime/acc/mean@30:0.1856"),
+              (97.4, f"(TaskRunner pid=42) {STEP.format(n=1)}"), (190, f"(TaskRunner pid=42) {STEP.format(n=2)}")),
+        {("n1", None, "first_step"): 92.4},
+    ),
+    "verl, fine-tuning": (
+        shown((5, f"Epoch 1/1:   {ZERO}"), (10.5, f"Epoch 1/1:   {ONE}step:1 - train/loss:0.5 - train/lr(1e-3):0.01")),
+        {("n1", None, "first_step"): 5.5},
+    ),
+    "skypilot": (
+        [f"\x1b[36m({who})\x1b[0m 2026-09-01 10:00:0{n} - INFO - {text}" for n, text in LINES
+         for who in ("head, rank=0, pid=17894", "worker1, rank=1, pid=15406, ip=10.164.0.57")],
+        {("n1", None, "first_step"): 5, ("10.164.0.57", None, "first_step"): 5},
+    ),
+    "skypilot, a task": (
+        [f"\x1b[36m(sky-cmd, pid=7431)\x1b[0m 2026-09-01 10:00:0{n} {text}" for n, text in LINES],
+        {("n1", None, "first_step"): 5},
+    ),
+    "sagemaker, a notebook": (
+        [f"#033[34m2026-09-01 10:00:0{n},123 - INFO - trainer - {text}#033[0m"
+         for n, text in LINES], {("n1", None, "first_step"): 5},
+    ),
+    "sagemaker, bars of mpirun": (
+        [f"2026-09-01T10:00:0{n}.123000+00:00 llm/algo-{r + 1}-178 [1,mpirank:{r},algo-{r + 1}]<stderr>:{text}"
+         for n, text in ((0, RUN), (5, f"#015 {ONE}")) for r in (0, 1)],
+        {(f"algo-{r + 1}", r, "first_step"): 5 for r in (0, 1)},
+    ),
+    "vertex, read": (
+        [json.dumps({"jsonPayload": {"levelname": "INFO", "message": text + "\n"}, "labels": {"tag_name": "w"},
+                     "resource": {"labels": {"job_id": "1", "task_name": pool}, "type": "ml_job"}, "timestamp": iso(n)})
+         for n, text in LINES for pool in ("workerpool0-0", "workerpool1-3")],
+        {(pool, None, "first_step"): 5 for pool in ("workerpool0-0", "workerpool1-3")},
+    ),
+    "vertex, streamed": (
+        [f"ERROR\t2026-09-01 05:00:0{n} -0500\tworkerpool1-0\t{text}" for n, text in LINES],
+        {("workerpool1-0", None, "first_step"): 5},
+    ),
+    "azureml, a driver's log": (
+        ["[2026-09-01T09:59:59.123456] Entering context manager injector.",
+         *(f"2026-09-01 10:00:0{n},123:INFO:transformers.trainer:{text}" for n, text in LINES)],
+        {("n1", None, "first_step"): 5},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", FRESH)
+def test_programs_and_carriers_of_today(shape: str) -> None:
+    lines, expected = FRESH[shape]
+    found = logs.extract([logs.Source(lines, "n1", written=WRITTEN)], logs.patterns(), job="j", zone=datetime.UTC)
+    log = events.parse(msgspec.json.encode(event) + b"\n" for event in found.events)
+    got = {(s.node, s.rank, s.stage): s.duration.ns / 1e9 if s.duration else None for s in log.spans}
+    assert {key: took and round(took, 3) for key, took in got.items()} == expected

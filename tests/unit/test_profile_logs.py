@@ -13,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from bootseer.cli.profile import app
 from bootseer.errors import ConfigError
 from bootseer.profile import events, logs
 
@@ -420,6 +422,30 @@ def test_our_patterns_are_fast_and_say_where_they_were_seen() -> None:
     known = logs.patterns()
     assert all(pattern.has for pattern in known)
     assert {pattern.program for pattern in known} == set(tomllib.loads(file.read_text())["versions"])
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["log/workerlog.0", "log/workerlog.1"], [("workerlog", 0), ("workerlog", 1)]),
+        (["a/log/workerlog.0", "b/log/workerlog.0"], [("a/log", 0), ("b/log", 0)]),
+        (["a/std_log_process_03.txt"], [("std_log_process", 3)]),
+        (["llm_rank0.log", "llm_rank12.log"], [("llm", 0), ("llm", 12)]),
+        (["1/rank.0/stdout", "1/rank.1/stdout"], [("rank", 0), ("rank", 1)]),
+        (["rank-3.out", "n1.log"], [("rank", 3), ("n1", None)]),
+        (["crank3.log", "ranking.log"], [("crank3", None), ("ranking", None)]),
+    ],
+)
+def test_a_log_of_one_process_names_its_rank(
+    tmp_path: Path, names: list[str], expected: list[tuple[str, int | None]]
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{at(0)} {RUN}\n{at(5)} {LOSS}\n")
+    args = [word for name in names for word in ("--log", str(tmp_path / name))]
+    done = CliRunner().invoke(app, ["import", *args])
+    found = events.parse(done.stdout.encode().splitlines()).spans
+    assert [(span.node, span.rank) for span in found] == expected
 
 
 def test_the_command_line(tmp_path: Path) -> None:

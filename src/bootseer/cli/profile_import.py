@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 
 _LOG = "Log of a training program that the patterns know, such as HF's Trainer or Megatron-LM; - is stdin"
 _TORCHRUN = re.compile(r"(?P<run>[^/]+)/attempt_(?P<cycle>\d{1,6})/(?P<rank>\d{1,9})/(?:stdout|stderr)\.log$")
+_PROCESS = re.compile(
+    r"(?:^|/)(?P<run>workerlog|std_log_process|(?:[^/]*[_.-])?rank)[._-]?(?P<rank>\d{1,9})(?:/std(?:out|err)|\.[a-z]+)?$"
+)
+"""Logs of single processes, as Paddle, Azure and Open MPI name them, or the rank is in the name."""
 _PODS = "What kubectl get pods,events -o json printed; - is stdin"
 _SACCT = "What sacct -D --json (Slurm 21.08 or newer) or --parsable2 printed; - is stdin"
 
@@ -104,10 +108,12 @@ def _of_logs(
     zone = UTC if utc else None
     sources = []
     for file, name in zip(files, _names(files), strict=True):
-        of = _TORCHRUN.search(str(file.absolute()))
+        path = str(file.absolute())
+        of = _TORCHRUN.search(path)
+        one = of or _PROCESS.search(path)
         sources.append(
             Source(
-                _lines(file), node or (of["run"] if of else name), rank=int(of["rank"]) if of else None,
+                _lines(file), node or (of["run"] if of else name), rank=int(one["rank"]) if one else None,
                 cycle=int(of["cycle"]) if of else 0, path="" if str(file) == "-" else os.path.realpath(file),
                 written=_written(file),
             )
@@ -134,10 +140,19 @@ def _of_logs(
 
 def _names(files: Sequence[Path]) -> list[str]:
     """A name of a node for each log: its own, or where several have one name what tells their folders apart."""
-    names = ["stdin" if str(file) == "-" else file.name.removesuffix(".log") for file in files]
-    if len(set(names)) == len(names):
+    places = []
+    for file in files:
+        place = file.absolute()
+        if of := _PROCESS.search(str(place)):  # those of one folder are of one node
+            place = Path(str(place)[: of.start()]) / (of["run"].removesuffix("rank").rstrip("_.-") or "rank")
+        places.append(place)
+    names = [
+        "stdin" if str(file) == "-" else place.name.removesuffix(".log")
+        for file, place in zip(files, places, strict=True)
+    ]
+    if len(set(names)) == len(set(places)):
         return names
-    parts = [file.absolute().parts for file in files]
+    parts = [place.parts for place in places]
     first = next((at for at, found in enumerate(zip(*parts, strict=False)) if len(set(found)) > 1), 0)
     return ["/".join(mine[first:-1]) or name for mine, name in zip(parts, names, strict=True)]
 

@@ -88,7 +88,10 @@ _TIMES = (
     "time", "timestamp", "asctime", "ts", "realtime_timestamp", "timestamp_ns", "timeunixnano", "timestampseconds",
     "timegenerated", "date", "datetime", "created", "t",
 )  # fmt: skip
-_NODES = ("pod_name", "podname", "pod", "hostname", "host", "logstreamname", "logstream", "node_name", "computer")
+_NODES = (
+    "pod_name", "podname", "pod", "hostname", "host", "logstreamname", "logstream", "node_name", "computer",
+    "task_name",
+)  # fmt: skip
 _RANKS = ("rank", "world_rank", "global_rank")
 _LEVELS = 32
 """Objects of one line of JSON that are looked into."""
