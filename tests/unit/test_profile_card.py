@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from bootseer.errors import NotFoundError
-from bootseer.profile import card, chrome
+from bootseer.profile import card, chrome, events, page
 from bootseer.profile.analysis import analyse
 from support.startups import StartUp
 
@@ -343,3 +343,72 @@ def test_a_start_that_crashed_looks_like_one():
     assert "has ended before the first step: 4 nodes (n0, n1, n2, ...): Slurm says NODE_FAIL" in " ".join(
         text(card.render(report)).split()
     )
+
+
+ALL = "n0 n1 n2 n3"
+HANGS = {
+    "in the queue": ("slurm: queue 0-", "still in queue since 600 s; nothing heard for 10 min"),
+    "cancelled in the queue": (
+        "slurm: queue 0-90 state=CANCELLED", "has ended before the first step: Slurm says CANCELLED",
+    ),
+    "one pod in the queue": (
+        "kubernetes: queue 0-; n0: image 5-30, dist_init 40-",
+        "still in queue since 600 s; dist_init: 1 node since 560 s (n0); nothing heard for 9 min",
+    ),
+    "alloc": (
+        "n0: alloc 0-; n1 n2 n3: alloc 0-5, image 5-20, dist_init 20-",
+        "still in alloc: 1 node since 600 s (n0); dist_init: 3 nodes since 580 s (n1, n2, n3)",
+    ),
+    "image": (
+        "n0 n1: image 0-; n2 n3: image 0-30, env 30-40, dist_init 45-",
+        "still in image: 2 nodes since 600 s (n0, n1); dist_init: 2 nodes since 555 s (n2, n3)",
+    ),
+    "env, for which others wait": (
+        f"{ALL}: image 0-20, env 30-; n1 n2 n3: wait 31- <env",
+        "still in env: 1 node since 570 s (n0); env, waiting for another node: 3 nodes since 569 s (n1, n2, n3)",
+    ),
+    "a stage of the user's own": (
+        "n0 n1: image 0-20, download 30-; n2: image 0-20, download 30-40, dist_init 50-",
+        "still in download: 2 nodes since 570 s (n0, n1); dist_init: 1 node since 550 s (n2)",
+    ),
+    "after one whose end was lost": (
+        "n0: image 0-20, download 25-, env 30-40, import 50-", "still in import: 1 node since 550 s (n0)",
+    ),
+    "what a stage is made of": (f"{ALL}: image 0-20, env 20-, pip 21- <env", "still in env: 4 nodes since 580 s"),
+    "between stages": (f"{ALL}: image 0-20, env 20-30", "still in after env: 4 nodes since 570 s (n0, n1, n2, ...)"),
+    "one of two after its first step": (
+        "n0: image 0-20, first_step 30-40; n1: import 20-", "still in import: 1 node since 580 s (n1)",
+    ),
+    "a crash for which others wait": (
+        "n0: image 0-20, init 20-30 exit_code=137; n1 n2: image 0-20, init 20-, dist_init 25- <init",
+        "still in dist_init: 2 nodes since 575 s (n1, n2); ended before the first step: 1 node (n0): exit code 137 in",
+    ),
+    "nodes that never spoke": (
+        "n0 n1: image 0-20 nodes=4 nodelist=n[0-3], dist_init 20-",
+        "still in dist_init: 2 nodes since 580 s (n0, n1); nothing ever from 2 nodes (n2, n3); nothing heard for",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HANGS)
+def test_the_first_line_of_a_start_without_an_end(case):
+    written, said = HANGS[case]
+    s = StartUp()
+    for part in written.split("; "):
+        nodes, _, spans = part.partition(": ")
+        for node in nodes.split():
+            for span in spans.split(", "):
+                stage, times, *more = span.split()
+                begin, _, end = times.partition("-")
+                attrs = {name: int(value) if value.isdecimal() else value for name, _, value in
+                         (one.partition("=") for one in more if "=" in one)}  # fmt: skip
+                above = next((one[1:] for one in more if one[0] == "<"), "")
+                parent = next((e["span"] for e in s.events if (e["node"], e.get("stage")) == (node, above)), "")
+                s.span(node, stage, float(begin), float(end) if end else None, parent=parent, **attrs)
+    s.span("n9", "probe", 0, 0)
+    now = s.events.pop()["wall"] + 600 * 10**9
+    s.events.pop()
+    for lines in (s.lines(), s.lines()[::-1]):  # as they come late
+        report = analyse(events.parse(lines), now=now)
+        assert f"cycle 0 {said}" in " ".join(text(card.render(report), width=300).split())
+        assert said in " ".join(page.html(events.parse(lines), now=now).split())

@@ -124,9 +124,10 @@ def look(
         stages=[_stage(line, sums, nodes_found, stage, shares[stage]) for stage in line.stages],
         nodes=nodes_found,
         what_if=[],
-        still=_still(line),
+        still=_still(line, now),
         ended=[
-            Ended(how, [n for n, said in line.ended.items() if said == how]) for how in sorted(set(line.ended.values()))
+            Ended(how, [n for n, said in line.ended.items() if said == how])
+            for how in sorted(set(line.ended.values()) or {line.outside} - {""} if not line.complete else ())
         ],
         goes_on=line.goes_on,
         heard_ns=line.heard,
@@ -293,10 +294,12 @@ def _missing(nodes: Iterable[str], names: Collection[str], expected: int | None)
     return [name for name in names if name.partition(".")[0] not in seen]
 
 
-def _still(line: Timeline) -> list[Still]:
+def _still(line: Timeline, now: int | None) -> list[Still]:
     """Where the nodes are that have not ended: each where that of its ranks is which has been longest in one stage, or,
-    where none of them is in one, after the last that ended."""
+    where none of them is in one, after the last that ended. Some may still be in the queue."""
     found: dict[tuple[float, str], dict[str, int]] = {}
+    until = max(line.end, now or 0) if line.goes_on else line.end
+    queue = [Still("queue", [], max(until - min(line.queued), 0) / 1e9)] if line.queued else []
     for node in () if line.complete else line.nodes:
         latest: list[tuple[int, float, str]] = []
         for track in line.tracks[node]:
@@ -307,14 +310,19 @@ def _still(line: Timeline) -> list[Still]:
             past = [(one.end, stage) for one, stage in spans if one.end is not None]
             if in_:
                 begin, stage = max(in_)
-                latest.append((begin, ORDER.get(stage, len(ORDER)), stage))
+                waits = [since for since in line.waiting[node] if since >= begin]
+                done = [ORDER[other] for _, other in past if other in ORDER]
+                place = ORDER.get(stage, max(done, default=-1) + 0.75)  # one of the user's own follows what has ended
+                if waits:
+                    begin, place, stage = min(waits), place + 0.25, f"{stage}, waiting for another node"
+                latest.append((begin, place, stage))
             elif past:
                 end, stage = max(past)
                 latest.append((end, ORDER.get(stage, len(ORDER)) + 0.5, f"after {stage}"))
         if latest:
             begin, place, stage = min(latest)
             found.setdefault((place, stage), {})[node] = begin
-    return [Still(one[1], list(found[one]), (line.end - min(found[one].values())) / 1e9) for one in sorted(found)]
+    return queue + [Still(one[1], [*found[one]], (line.end - min(found[one].values())) / 1e9) for one in sorted(found)]
 
 
 def _problems(log: EventLog, line: Timeline) -> Problems:

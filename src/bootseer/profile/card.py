@@ -129,9 +129,13 @@ def _head(report: JobReport) -> list[str]:
 
 def unfinished(report: JobReport) -> str:
     """Which nodes hold up a start without an end, or how it ended."""
-    ended = [f"{_some(one.nodes)}: {one.how}" for one in report.ended[:3]]
+    ended = [f"{_some(one.nodes)}: {one.how}" if one.nodes else one.how for one in report.ended[:3]]
     after = "since" if report.goes_on else "after"
-    still = [f"{one.stage}: {_some(one.nodes, f' {after} {one.seconds:,.0f} s')}" for one in report.still[:3]]
+    since = [f" {after} {one.seconds:,.0f} s" for one in report.still[:3]]
+    still = [
+        f"{one.stage}: {_some(one.nodes, ago)}" if one.nodes else one.stage + ago
+        for one, ago in zip(report.still, since, strict=False)
+    ]
     said = [*still, *(f"{'ended ' * bool(still)}before the first step: {one}" for one in ended)]
     if report.nodes_missing:
         which = f" ({', '.join(map(one_line, report.missing[:3]))}{', ...' * (len(report.missing) > 3)})"

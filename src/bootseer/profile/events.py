@@ -482,12 +482,16 @@ class _Joiner:
         spans = self.log.spans
         seen: dict[Lane, tuple[int, int]] = {}  # when it began, and its latest top-level stage
         boots: dict[str, tuple[int, str]] = {}
+        tops: dict[tuple[Identity, str, int | None], int] = {}  # when its last top-level stage began; -1: of any rank
         for lane, stage, began, clock, ended, clock_end in zip(
             spans.lane, spans.stage, spans.begin.wall, spans.begin.clock, spans.end.wall, spans.end.clock, strict=True
         ):
             if began >= 0:
                 first, place = seen.get(lane, (began, -1))
                 seen[lane] = min(first, began), max(place, _TOP_RANK.get(stage, -1))
+                for rank in (lane.rank, -1) if stage in _TOP_RANK else ():
+                    of = lane.identity, lane.node, rank
+                    tops[of] = max(began, tops.get(of, 0))
             for wall, (boot, _) in ((began, clock), (ended, clock_end)):
                 if boot and wall > boots.get(lane.node, (-1, ""))[0]:
                     boots[lane.node] = wall, boot
@@ -507,7 +511,13 @@ class _Joiner:
             if state is State.OPEN:
                 lane, boot, above = spans.lane[row], spans.begin.clock[row][0], self._rows.get(spans.parent[row])
                 rebooted = bool(boot) and boots[lane.node][1] != boot
-                passed = progress(lane, _TOP_RANK.get(spans.stage[row], -1)) < latest[lane.identity[0], lane.node]
+                around = _TOP_RANK.get(spans.stage[above], -1) if above is not None else -1
+                place = _TOP_RANK.get(spans.stage[row], around)
+                passed = progress(lane, len(_TOP_RANK) if place < 0 else place) < latest[lane.identity[0], lane.node]
+                if place < 0:  # one of the user's own: it ended where a stage began after it
+                    ranks = (-1,) if lane.rank is None else (lane.rank, None)
+                    after = (tops.get((lane.identity, lane.node, rank), 0) for rank in ranks)
+                    passed |= max(after) > spans.begin.wall[row]
                 if rebooted or passed or (above is not None and spans.end.wall[above] >= 0):
                     spans.state[row] = State.LOST
 

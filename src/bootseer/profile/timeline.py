@@ -67,8 +67,6 @@ class Timeline:
             ranks = sorted({lane.rank for lane in lanes if lane.rank is not None})
             self.tracks[node] = [(node, rank) for rank in ranks] or [(node, None)]
             self._put(self.tracks[node], by_node[node])
-        self.turns = {node: intervals.union(done(told[node])) for node in self.nodes}
-        """node -> when it waited for another node, which did for all what one of them does."""
         self.stages = sorted({stage for stages in self.spans.values() for stage in stages}, key=_place)
         self.nodes_expected = _expected(rows, "nodes")
         self.ranks_expected = _expected(rows, "ranks")
@@ -83,13 +81,23 @@ class Timeline:
         queued = done(queue)
         self.queue_ns = intervals.measure(queued) if queued else None
         self.queue_held = _expected(rows, "held_seconds")
-        self._outside = ending.outside(rows)
+        self.queued = [] if self.complete else begins(one for one in queue if self.states[one.row] is State.OPEN)
+        """Since when it has been in the queue."""
+        self.outside = ending.outside(rows)
         self.ended = {} if self.complete else {n: how for n in self.nodes if (how := self._ended(n, by_node[n]))}
         """Nodes that have ended before their first step -> how."""
         self.heard, self.goes_on = 0, False
         """When the last event was, and whether anything may still come."""
         self.begin, self.end = self._bounds([one for found in by_node.values() for one in found], queued, now)
         self.length = self.end - self.begin
+        waits = {node: [] if self.complete else told[node] for node in self.nodes}
+        self.waiting = {n: begins(one for one in waits[n] if self.states[one.row] is State.OPEN) for n in self.nodes}
+        """node -> since when it has waited for another node."""
+        self.turns = {
+            node: intervals.union([*done(told[node]), *((begin, self.end) for begin in self.waiting[node])])
+            for node in self.nodes
+        }
+        """node -> when it waited for another node, which did for all what one of them does."""
         self._init_end = self._init_ends()
         self.work = {track: self._work(track) for track in self.spans}
         """track -> stage -> when it was at work, inside the bounds; an instant belongs to one stage at most."""
@@ -133,8 +141,8 @@ class Timeline:
         """How a node ended without a first step; nothing where it may still come, or has come."""
         if any(track in self.ready for track in self.tracks[node]):
             return next(filter(None, map(self._failed, self.tracks[node])), "")
-        if self._outside:
-            return self._outside
+        if self.outside:
+            return self.outside
         if any(self.states[one.row] is State.OPEN for one in spans):
             return ""
         ends = ((end, one.row) for one in spans if (end := self.axis.last(one.row)) is not None)
@@ -151,11 +159,12 @@ class Timeline:
             begin, end = min(first), max(self.ready.values())
         else:
             last = [*begins(spans), *(when for one in spans if (when := self.axis.last(one.row)) is not None)]
-            begin = min(first or last, default=0)
+            begin = min(first or last or self.queued, default=0)
             self.heard = end = max(last, default=begin)
             self.goes_on = any(not self._is_ready(node) and node not in self.ended for node in self.nodes)
+            self.goes_on |= bool(self.queued)
             self.goes_on = self.goes_on and (now is None or now - end < GIVEN_UP_NS)
-            if self.goes_on:
+            if self.goes_on and self.nodes:  # the queue costs nothing
                 end = max(end, now or 0)
         return begin, max(begin, end)
 
