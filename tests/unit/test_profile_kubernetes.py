@@ -347,6 +347,9 @@ STARTS: dict[str, tuple[list[Json], list[tuple[str, str, float, float | None]]]]
         [one(started=None), pull("FailedMount", 9), pull("FailedCreatePodSandBox", 30)],
         [*FIRST[:1], ("0", "alloc", 5, None)],
     ),
+    "not seen by its node": (
+        [one(started=None, conditions=SET_UP, containerStatuses=None)], [*FIRST[:1], ("0", "alloc", 5, None)],
+    ),
     "no sandbox any more": (
         [one(started=None, conditions=[*SET_UP, SANDBOX]), pull("Pulling", 10)],
         [*FIRST[:1], ("0", "alloc", 5, 10), ("0", "image", 10, None)],

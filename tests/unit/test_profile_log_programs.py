@@ -450,6 +450,13 @@ FRESH: dict[str, tuple[list[str], dict[tuple[str, int | None, str], float | None
         shown(*composer(10, "composer.trainer.trainer: Using precision Precision.FP32"),
               (10, "[Eval batch=1/3] Eval on eval data"), (15, "[sample=32/640]:")), {("n1", 0, "first_step"): 5},
     ),
+    "composer, a checkpoint": (
+        shown(*composer(2, "llmfoundry.command_utils.train: Initializing model..."),
+              *composer(4, "composer.trainer.trainer: Loading checkpoint from /c/ep0-ba10-rank0.pt"),
+              *composer(6, "composer.trainer.trainer: Setting seed to 17"),
+              *composer(10, "llmfoundry.command_utils.train: Starting training..."), (15, "[batch=11/40]:")),
+        {("n1", 0, "model_init"): 2, ("n1", 0, "checkpoint_load"): 2, ("n1", 0, "first_step"): 5},
+    ),
     "composer, a bar": (
         shown(*composer(10, "composer.trainer.trainer: Using precision Precision.FP32"),
               (10, "train          Epoch   0:    0%|               | 0/625 [00:00<?, ?ba/s]"),
@@ -497,6 +504,14 @@ FRESH: dict[str, tuple[list[str], dict[tuple[str, int | None, str], float | None
               titan(9, "Training starts at step 11"), titan(12, "step: 11  loss:  3.0277  grad_norm:  1.4604")),
         {("n1", 0, "dist_init"): 5, ("n1", 0, "model_init"): 1, ("n1", 0, "checkpoint_load"): 2,
          ("n1", 0, "first_step"): 3},
+    ),
+    "torchtitan 0.3": (
+        shown(titan(0, "torchtitan version: 0.3.0 (0.0.0 means __version__ is not defined correctly)."),
+              titan(1, "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1, ep=1"),
+              titan(1, "Successfully created meshes with active dimensions: ['batch', 'loss', 'fsdp']"),
+              titan(5, "Building llama3 debugmodel"), titan(6, "No checkpoint was provided, this is a fresh start."),
+              titan(6, "Training starts at step 1"), titan(9, "step:  1  loss:  8.02771  grad_norm:  1.4604")),
+        {("n1", 0, "dist_init"): 5, ("n1", 0, "model_init"): 1, ("n1", 0, "first_step"): 3},
     ),
     "maxtext": (
         shown((0, "Attempting to initialize the jax distributed system for GPU backend..."),

@@ -380,7 +380,9 @@ def _first_start(
     image = intervals.union(pulls) + [one for one in pulls if not one[1]][:1]
     known = {one.get("type") for one in status.get("conditions") or ()}
     if not (pulls or first or sandbox) and (
-        "PodReadyToStartContainers" in known or any(_BEFORE.fullmatch(one.reason) for one in happened)
+        "PodReadyToStartContainers" in known
+        or not status.get("containerStatuses")  # the kubelet has not seen it yet
+        or any(_BEFORE.fullmatch(one.reason) for one in happened)
     ):  # it has no sandbox; of one that has ended nobody knows whether it had
         return [(0, "alloc", scheduled, 0)] if scheduled and not _over(status, mains) else []
     if not pulls and ready and (env if inits else first or not any(begun)):

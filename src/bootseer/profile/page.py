@@ -53,6 +53,8 @@ td.stage { white-space: nowrap } th { font-weight: 600 }
 svg { width: 100%; min-width: 860px; height: auto } svg text { fill: var(--text); font: 11px system-ui, sans-serif }
 svg .own { fill: #2563eb } svg .gap { fill: none; stroke: var(--faint) }
 svg line { stroke: var(--line) } svg text.in { fill: #fff } svg .wait { fill: url(#wait); stroke: var(--faint) }
+@media (max-width: 620px) { body { padding: 0 .6rem } table { font-size: .8rem }
+  th, td { padding: .2rem .3rem; min-width: 0 } th:first-child, td:first-child { min-width: 6.6rem } }
 """
 COLOURS = {
     "alloc": "#64748b", "image": "#2563eb", "env": "#7c3aed", "init": "#475569", "import": "#0f766e",
@@ -302,7 +304,8 @@ def _table(report: JobReport) -> str:
         rows.append([*row, _seconds(node.ready)])
     left = len(report.nodes) - len(nodes)
     more = f"<p>{left} nodes with less own work are left out.</p>" if left else ""
-    return _rows(["node", *(_text(stage.stage) for stage in stages), "ready after"], rows) + more
+    heads = (_text(stage.stage).replace("_", "_<wbr>") for stage in stages)
+    return _rows(["node", *heads, "ready after"], rows) + more
 
 
 def _seconds(value: float | None) -> str:

@@ -56,6 +56,8 @@ class Attempt(msgspec.Struct):
     """The job of whose heterogeneous job it is a component, or itself."""
 
 
+_RAN = ("COMPLETED", "TIMEOUT")
+"""States of what has run."""
 _Seen = dict[tuple[str, str, int], Attempt]
 """Cluster, job and submission -> its record, as no two have the same; with 0 the last one of the job."""
 
@@ -107,6 +109,8 @@ def events(attempts: list[Attempt], job: str = "") -> Iterator[bytes]:
             listed = ",".join(part.nodelist for part in parts if part.nodelist)
             attrs |= {"nodes": sum(part.nodes for part in parts), "nodelist": listed[:_TEXT_LIMIT]}
             end = (one.step_started or first.step_started) * 10**9 or ended
+            if end == ended and one.state.startswith(_RAN):  # nothing runs without a step: they were left out
+                end = started
             ran = one.ended - one.started if not one.resized else 0  # else not with these nodes alone
             attrs |= {"run_seconds": ran} if ran > 0 else {}
             each, more = divmod(one.gpus, max(one.nodes, 1))  # Slurm says no more of them
