@@ -352,8 +352,11 @@ HANGS = {
         "slurm: queue 0-90 state=CANCELLED", "has ended before the first step: Slurm says CANCELLED",
     ),
     "one pod in the queue": (
-        "kubernetes: queue 0-; n0: image 5-30, dist_init 40-",
+        "kubernetes: queue 0- pods=2; n0: image 5-30, dist_init 40-",
         "still in queue since 600 s; dist_init: 1 node since 560 s (n0); nothing heard for 9 min",
+    ),
+    "allocated, as its nodes say": (
+        "slurm: queue 0-; n0: image 5-30, dist_init 40-", "still in dist_init: 1 node since 560 s (n0); nothing heard",
     ),
     "alloc": (
         "n0: alloc 0-; n1 n2 n3: alloc 0-5, image 5-20, dist_init 20-",

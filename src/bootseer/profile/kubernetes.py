@@ -121,11 +121,10 @@ def events(text: bytes, job: str = "") -> Iterator[bytes]:
 
 def _start(identity: tuple[str, str, int], mine: list[_Pod], let: _Let | None) -> Iterator[bytes]:
     begin = min(pod.created for pod in mine)
-    holds = [pod for pod in mine if pod.gpus] or mine  # a launcher is made once the others are there
-    running = min((pod.started for pod in holds if pod.started), default=0)
+    running = min((pod.started for pod in mine if pod.started and pod.gpus), default=0)
     first = [pod for pod in mine if not running or pod.created <= running]  # others were asked for by one that ran
-    known = [pod.scheduled for pod in holds if pod.scheduled and pod in first]
-    known = known or [pod.scheduled for pod in first if pod.scheduled]
+    known = [pod.scheduled for pod in first if pod.scheduled and pod.gpus]
+    known = known or [pod.scheduled for pod in first if pod.scheduled]  # a launcher is made once the others are there
     about: dict[str, AttrValue] = {"pods": len(mine)}
     if let is not None and (queued := let.queued(begin, identity[1])):
         begin = queued

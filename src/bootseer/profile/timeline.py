@@ -81,8 +81,10 @@ class Timeline:
         queued = done(queue)
         self.queue_ns = intervals.measure(queued) if queued else None
         self.queue_held = _expected(rows, "held_seconds")
-        self.queued = [] if self.complete else begins(one for one in queue if self.states[one.row] is State.OPEN)
-        """Since when it has been in the queue."""
+        open_ = [one for one in queue if self.states[one.row] is State.OPEN]
+        left = not self.nodes or len(self.nodes) < (_expected(rows, "pods") or 0)
+        self.queued = begins(open_) if left and not self.complete else []
+        """Since when it has been in the queue, or some of its pods."""
         self.outside = ending.outside(rows)
         self.ended = {} if self.complete else {n: how for n in self.nodes if (how := self._ended(n, by_node[n]))}
         """Nodes that have ended before their first step -> how."""
