@@ -304,8 +304,7 @@ def _table(report: JobReport) -> str:
         rows.append([*row, _seconds(node.ready)])
     left = len(report.nodes) - len(nodes)
     more = f"<p>{left} nodes with less own work are left out.</p>" if left else ""
-    heads = (_text(stage.stage).replace("_", "_<wbr>") for stage in stages)
-    return _rows(["node", *heads, "ready after"], rows) + more
+    return _rows(["node", *(_text(stage.stage) for stage in stages), "ready after"], rows) + more
 
 
 def _seconds(value: float | None) -> str:
