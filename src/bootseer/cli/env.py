@@ -191,7 +191,7 @@ def _cached(command: list[str], names: list[str], config: Config, *, quiet: bool
             os.environ.update(held.variables(os.environ, str(held.folder)))
             return _execute(command, {}, quiet=quiet)
     finally:
-        typer.echo(f"caches: {held.report.said}", err=True)
+        typer.echo(f"caches: {held.report.how}", err=True)
 
 
 def _explain(spec: EnvSpec, config: Config, as_json: bool) -> None:

@@ -21,7 +21,6 @@ from bootseer.env.cacheuse import Refusals, Use
 from bootseer.env.generation import Cache, Held
 from bootseer.env.publication import Publication
 from bootseer.errors import BootseerError, logged
-from bootseer.launch.advice import advisory
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +39,9 @@ _CANCEL_SECONDS = 20.0
 
 
 class Report(NamedTuple):
-    """``said``: in words. ``used`` is -1 where nobody can tell."""
+    """``how``: in words. ``used`` is -1 where nobody can tell."""
 
-    said: str
+    how: str
     restored: int = 0
     used: int = -1
     compiled: int = 0
@@ -88,7 +87,7 @@ class Caches:
             self._held.said = "cold: it was restored twice and not used; the next start tries again"
             log.warning("%s", self._held.said)
         if not self._cache.image:  # in a container they lie at one place on all nodes
-            with advisory("lead the caches here"):
+            with logged(log.warning, "cannot lead the caches here"):
                 self._held.lead_here()
         self._use = Use(self._held)
         self._thread.start()
@@ -113,7 +112,7 @@ class Caches:
         """The first step has ended, ``seconds`` after the programs began. Was the cache used?"""
         held, use, self._use = self._held, self._use, None
         if held and use:
-            with advisory("see what of the caches was used"):
+            with logged(log.warning, "cannot see what of the caches was used"):
                 self.report = self._ended(held, use, seconds)
         return self.report
 
@@ -159,7 +158,7 @@ class Caches:
         off."""
         try:
             yield
-            with advisory("capture the caches"):
+            with logged(log.warning, "cannot capture the caches"):
                 self._capture_all(time.monotonic() + _LAST_SECONDS)
         finally:
             self.close()
@@ -171,7 +170,7 @@ class Caches:
         self._end(until)
         held, self._held = self._held, None
         if held:
-            with advisory("give up the caches"):
+            with logged(log.warning, "cannot give up the caches"):
                 if self._running:
                     self._running.cancel()
                     self._see_out(until)
@@ -214,7 +213,7 @@ class Caches:
             held, added = self._held, dict[str, tuple[int, int]]()
             if held is None or held.joined:
                 continue
-            with advisory("look at the caches"):
+            with logged(log.warning, "cannot look at the caches"):
                 added = held.added()
             if added and added == before != tried and time.monotonic() - last >= _PAUSE:
                 tried, last = added, time.monotonic()

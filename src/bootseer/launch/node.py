@@ -24,13 +24,12 @@ from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.env import cachekey, cachekinds
 from bootseer.env.generation import Cache
-from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing
+from bootseer.errors import ConfigError, NotFoundError, UnsupportedError, doing, logged
 from bootseer.folders import clear, owned_folder, private_folder
 from bootseer.image import cdi
 from bootseer.image.container import Bind
 from bootseer.image.mount import STARTS
 from bootseer.kernel import background, copies, pressure
-from bootseer.launch.advice import advisory
 from bootseer.launch.attempt import begin_events
 from bootseer.launch.caches import PLACE, Caches, Report, may_begin_again
 from bootseer.launch.checkpoint import CheckpointStage
@@ -49,7 +48,6 @@ from bootseer.units import parse_age
 if TYPE_CHECKING:
     from bootseer.env.packagecache import PackageCaches
     from bootseer.node.userimage import UserImage
-    from bootseer.profile.events import AttrValue
 
 log = logging.getLogger(__name__)
 
@@ -323,14 +321,8 @@ class _Node:
         self._tell_caches(Report(said))
 
     def _tell_caches(self, report: Report) -> None:
-        told: dict[str, AttrValue] = {
-            "how": report.said,
-            "restored": report.restored,
-            "used": report.used,
-            "compiled": report.compiled,
-        }
-        emit.annotate(self.caches_span, **told)
-        self.record.caches = {**told}
+        self.record.caches = report._asdict()
+        emit.annotate(self.caches_span, **report._asdict())
 
     def train(self, on_ready: Callable[[Start], None] | None) -> None:
         """Initialisation, then the training command until it ends."""
@@ -346,7 +338,7 @@ class _Node:
                 self._tell_caches(self.caches.stepped(now - began))
             self._collect()
             if self.mounted:
-                with advisory("tell the block server that the job is ready"):
+                with logged(log.warning, "cannot tell the block server that the job is ready"):
                     self.mounted.ready()
             if on_ready:
                 on_ready(self.record)
@@ -372,7 +364,7 @@ class _Node:
 
     def _renewed(self) -> bool:
         """Whether what was restored of the caches is damaged, and they are empty now."""
-        with advisory("start the training command once more, with empty caches"):
+        with logged(log.warning, "cannot start the training command once more, with empty caches"):
             if self.caches and self.caches.damaged:
                 said = self.caches.renew()
                 log.warning("what was restored of the caches is damaged; the training command starts once more, cold")
@@ -404,13 +396,13 @@ class _Node:
 
     def _keep_access(self) -> None:
         if self.checkpoint:
-            with advisory("keep what was read of the checkpoint"):
+            with logged(log.warning, "cannot keep what was read of the checkpoint"):
                 self.checkpoint.ready(self.events)
 
     def _collect(self) -> None:
         """Note what the techniques moved, while their servers still run."""
         if self.mounted:
-            with advisory("ask the block server what it moved"):
+            with logged(log.warning, "cannot ask the block server what it moved"):
                 status = self.mounted.status()
                 self.record.image.update(msgspec.to_builtins(status) or {})
                 if status and status.uptime <= time.monotonic() - self.began:  # else it has served others before

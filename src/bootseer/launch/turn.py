@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from bootseer.blocks.tree import TreeStatus
-from bootseer.launch.advice import advisory
+from bootseer.errors import logged
 from bootseer.profile import emit
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def until_hot(
         patience = None if checkpoint is None else TURN_SECONDS if checkpoint.recorded else HOT_SECONDS
         # the node daemon has a process for each question
         policy = HotWait(began, patience, 0.2 if checkpoint and not os.geteuid() else 1.0)
-        with advisory("see whether the image's hot blocks are here"):
+        with logged(log.warning, "cannot see whether the image's hot blocks are here"):
             while mounted and not ready():
                 status = mounted.status()
                 step = policy.look(status, time.monotonic())
