@@ -40,6 +40,7 @@ from bootseer.backends.interface import (
     Piece,
     Sink,
     Source,
+    entry_at,
     exists,
     refuse_long,
 )
@@ -349,10 +350,7 @@ class FsspecBackend(FsspecPlace, Backend):
             faults.point("stripefs.objects.delete")
             self.delete(src)
             return
-        try:
-            there: Entry | None = self.stat(dst)
-        except NotFoundError:
-            there = None
+        there = entry_at(self, dst)
         if there is not None and (there.is_dir or not overwrite):
             raise FileExistsError(errno.EEXIST, f"cannot rename {self.name(src)} to {dst}: it exists")
         if not overwrite:

@@ -354,27 +354,33 @@ def write_file(backend: Backend, path: str, content: bytes) -> None:
         raise
 
 
-def exists(backend: Backend, path: str) -> bool:
+def entry_at(backend: Backend, path: str) -> Entry | None:
+    """What is at ``path``; None for nothing."""
     try:
-        backend.stat(path)
+        return backend.stat(path)
     except NotFoundError:
-        return False
-    return True
+        return None
+
+
+def exists(backend: Backend, path: str) -> bool:
+    return entry_at(backend, path) is not None
 
 
 def is_folder(backend: Backend, path: str) -> bool:
+    return (found := entry_at(backend, path)) is not None and found.is_dir
+
+
+def content_at(backend: Backend, path: str, *, limit: int) -> bytes | None:
+    """`read_all` of the file at ``path``; None for nothing."""
     try:
-        return backend.stat(path).is_dir
+        return read_all(backend, path, limit=limit)
     except NotFoundError:
-        return False
+        return None
 
 
 def holds(backend: Backend, path: str, content: bytes) -> bool:
     """Whether the file at ``path`` is there and has exactly this content."""
-    try:
-        return read_all(backend, path, limit=len(content) + 1) == content
-    except NotFoundError:
-        return False
+    return content_at(backend, path, limit=len(content) + 1) == content
 
 
 def join(*parts: str) -> str:

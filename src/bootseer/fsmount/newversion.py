@@ -3,12 +3,10 @@ those of a mount."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import stat
 
-from bootseer.backends.interface import Backend, Entry
-from bootseer.errors import NotFoundError
+from bootseer.backends.interface import Backend, entry_at
 from bootseer.fsmount.unfinished import Unfinished
 from bootseer.kernel import fuse
 from bootseer.stripefs.files import rights
@@ -119,7 +117,8 @@ class Writing:
     ) -> tuple[fuse.Attr, str]:
         """Give what ``writer`` is about to publish its attributes: those of the version before, and the changes.
         ``attr``: as the node shows them. Returns them as they are then, and its `Entry.version`."""
-        change, temporary, old = self.change, writer.temporary, _stored(backend, writer)
+        change, temporary = self.change, writer.temporary
+        old = entry_at(backend, writer.path) if writer.replaces else None
         if change.mtime_ns is not None:
             backend.change(temporary, mtime_ns=change.mtime_ns)
         found = backend.stat(temporary)
@@ -131,10 +130,3 @@ class Writing:
         changed = None if mode == writer.mode else mode
         rights.change(backend, writer.path, pointer, at=temporary, mode=changed, uid=change.uid, gid=change.gid)
         return attr._replace(mode=stat.S_IFREG | shown, mtime_ns=int(found.mtime * 1e9)), found.version
-
-
-def _stored(backend: Backend, writer: StripeWriter) -> Entry | None:
-    """What is at the path of ``writer`` in the store."""
-    with contextlib.suppress(NotFoundError):
-        return backend.stat(writer.path) if writer.replaces else None
-    return None

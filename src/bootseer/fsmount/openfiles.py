@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from bootseer.backends.interface import Entry, exists, join
+from bootseer.backends.interface import Entry, entry_at, exists, join
 from bootseer.errors import ConfigError, ReplacedError
 from bootseer.fsmount.callers import caller
 from bootseer.fsmount.memory import Journal
@@ -31,7 +31,6 @@ from bootseer.fsmount.unfinished import Unfinished
 from bootseer.kernel import fuse
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
-from bootseer.stripefs.files.publication import entry_at
 from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile, content_of
 from bootseer.stripefs.files.stat import of_entry

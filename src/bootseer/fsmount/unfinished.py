@@ -16,12 +16,11 @@ import threading
 from collections.abc import Callable
 
 from bootseer import faults
-from bootseer.backends.interface import FILE_MODE
+from bootseer.backends.interface import FILE_MODE, entry_at
 from bootseer.fsmount.record import SPOOLS
 from bootseer.fsmount.refusals import refusal
 from bootseer.fsmount.spool import Spool, Spools
 from bootseer.stripefs.checkpoint.commit import digest_of_open
-from bootseer.stripefs.files.publication import entry_at
 from bootseer.stripefs.files.readahead import ReadAhead, in_order
 from bootseer.stripefs.files.reader import ChunkFile, refuse_unfinished
 from bootseer.stripefs.files.stripe import StripeLost

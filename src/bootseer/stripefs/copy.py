@@ -5,6 +5,7 @@ A copy that was broken off is resumed file by file: what is there with the same 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -153,7 +154,7 @@ def copy_tree(
     """
 
     def one(name: str, there: str) -> Copied:
-        report = (lambda done, total: progress(name, done, total)) if progress else None
+        report = functools.partial(progress, name) if progress else None
         return copy_file(src, name, dst, there, progress=report, **options)
 
     if not src.stat(path).is_dir:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from bootseer.backends.interface import FILE_MODE, Backend, Entry, clean, exists, join
+from bootseer.backends.interface import FILE_MODE, Backend, Entry, clean, is_folder, join
 from bootseer.backends.open import Given, locate, open_storage
 from bootseer.backends.pool import parallel
 from bootseer.errors import DataError, NotFoundError, doing
@@ -128,7 +128,7 @@ class StripeFS:
         try:
             file = open_file(self.backend, path)
         except NotFoundError as exc:
-            if exists(self.backend, path) and self.backend.stat(path).is_dir:
+            if is_folder(self.backend, path):
                 raise NotFoundError(f"{join(self.url, path)} is a folder, not a file") from None
             raise NotFoundError(f"no file {path} in {self.url}") from exc
         if isinstance(file, PlainFile):

@@ -7,6 +7,7 @@ after another.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -83,10 +84,7 @@ def put(
         yield to, written
     for file, size in files:
         if size >= layout.PLAIN_BELOW:
-
-            def report(done: int, total: int, name: str = file.name) -> None:
-                progress(name, done, total)
-
+            report = functools.partial(progress, file.name)
             yield target(file), fs.put(file, target(file), width=width, unit=unit, before=before, progress=report)
 
 
@@ -143,10 +141,7 @@ def _copy(fs: StripeFS, batch: _Batch, to: Path, progress: Progress) -> list[tup
         localcopy.refuse_folder(local)
         data = small.get(entry.name)
         if data is None or layout.is_pointer(data) or layout.is_remnant(data):
-
-            def report(done: int, total: int, name: str = path) -> None:
-                progress(name, done, total)
-
+            report = functools.partial(progress, path)
             done.append((path, local, fs.get(path, local, progress=report, expected=expected)))
             continue
         if expected and blake3(data).hexdigest() != expected:

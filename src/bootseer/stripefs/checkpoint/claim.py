@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from bootseer import faults
-from bootseer.backends.interface import Backend, Entry, Sink, clean, exists, holds, join, read_all
+from bootseer.backends.interface import Backend, Entry, Sink, clean, content_at, exists, holds, join
 from bootseer.errors import BootseerError, DataError, NotFoundError, NotWritableError, doing
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
@@ -55,10 +55,7 @@ class Save:
 
     def _claimed(self) -> bytes:
         """The token of the claim with the number of this save, b"" when there is none."""
-        try:
-            return read_all(self._backend, _claim(self.folder, self.epoch), limit=_TOKEN)
-        except NotFoundError:
-            return b""
+        return content_at(self._backend, _claim(self.folder, self.epoch), limit=_TOKEN) or b""
 
     def create(
         self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False

@@ -11,11 +11,11 @@ import contextlib
 import glob
 import logging
 import os
-import stat
 from pathlib import Path
 
 from bootseer.closing import whole
-from bootseer.errors import DataError, logged
+from bootseer.errors import logged
+from bootseer.kernel.beneath import read_regular
 from bootseer.stripefs.checkpoint.access import MAX_STORED, AccessLog, AccessRecord, decode, encode, merged
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def collect(events: Path) -> AccessRecord:
     found, room = [], MAX_STORED
     for path in _files(events):
         with logged(_log.warning, "%s is not used for the next start", path):
-            data = _read(path, room)
+            data = read_regular(path, room)
             room -= len(data)
             found.append(decode(data))
     return merged(found)
@@ -76,15 +76,3 @@ def remove(events: Path) -> None:
 
 def _files(events: Path) -> list[Path]:
     return sorted(events.parent.glob(f"{glob.escape(events.stem)}.*.access"))
-
-
-def _read(path: Path, most: int) -> bytes:
-    """A file of at most ``most`` bytes that any process of the job may have made."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise DataError("it is no file")
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise DataError(f"it and those before it have more than {MAX_STORED} bytes")
-    return data

@@ -20,7 +20,7 @@ from typing import TypeVar
 from blake3 import blake3
 
 from bootseer import faults
-from bootseer.backends.interface import DEADLINE, Backend, Entry, Permissions, Sink, exists, holds, join, read_all
+from bootseer.backends.interface import DEADLINE, Backend, Permissions, Sink, entry_at, exists, holds, join, read_all
 from bootseer.errors import (
     BootseerError,
     DataError,
@@ -62,14 +62,6 @@ def patiently(step: Callable[[], T], seconds: float = 0.0) -> T:
             _log.warning("publishing goes on when the storage answers: %s", exc)
         time.sleep(pause)
         pause = min(2 * pause, 5.0)
-
-
-def entry_at(backend: Backend, path: str) -> Entry | None:
-    """What is at ``path``; None for nothing."""
-    try:
-        return backend.stat(path)
-    except NotFoundError:
-        return None
 
 
 @contextlib.contextmanager

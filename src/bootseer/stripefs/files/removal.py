@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from bootseer.backends.interface import Backend, Permissions, join, read_all
+from bootseer.backends.interface import Backend, Permissions, entry_at, join, read_all
 from bootseer.backends.pool import parallel
 from bootseer.errors import DataError, NotFoundError
 from bootseer.stripefs import layout
@@ -80,17 +80,10 @@ def _namers(backend: Backend, folder: str, pointer: Pointer) -> tuple[bool, bool
 
 def owned_by(backend: Backend, path: str) -> Permissions | None:
     """Whose the file at ``path`` is; None where that is not told, or there is none."""
-    try:
-        return backend.stat(path).permissions
-    except NotFoundError:
-        return None
+    return entry.permissions if (entry := entry_at(backend, path)) else None
 
 
 def _is_anothers(backend: Backend, path: str, owned: Permissions) -> bool:
     if (found := owned_by(backend, path)) is None:
         return False
-    return not _is_same_owner(found, owned)
-
-
-def _is_same_owner(one: Permissions, other: Permissions) -> bool:
-    return one.owner[0] == other.owner[0] if one.owner and other.owner else one.uid == other.uid
+    return found.owner[0] != owned.owner[0] if found.owner and owned.owner else found.uid != owned.uid

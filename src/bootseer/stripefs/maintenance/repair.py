@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from bootseer import faults
-from bootseer.backends.interface import Backend, exists, join, read_all
+from bootseer.backends.interface import Backend, content_at, exists, join
 from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
 from bootseer.stripefs import layout
 from bootseer.stripefs.checkpoint import commit
@@ -91,10 +91,7 @@ def _rebuild(backend: Backend, folder: Folder, name: str, uuid: str, text: bytes
 
 def _text(backend: Backend, path: str) -> bytes:
     """What is at ``path``, as far as a pointer may go; b"" for nothing."""
-    try:
-        return read_all(backend, path, limit=layout.MAX_TEXT + 1)
-    except NotFoundError:
-        return b""
+    return content_at(backend, path, limit=layout.MAX_TEXT + 1) or b""
 
 
 def _committed_digest(backend: Backend, path: str) -> str:
