@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from math import inf
 from statistics import median
 
 from bootseer.profile.report import Cause, JobReport, NodeReport
@@ -45,12 +44,11 @@ def _checkpoint(report: JobReport) -> list[str]:
     """What the loads of the checkpoint needed, and what of it did not lie on the nodes."""
     stages = ("init", "checkpoint_load")
     needed, fetched = (
-        sum(_number_of(node, stage, name) for node in report.nodes for stage in stages)
-        for name in ("needed", "fetched")
+        sum(node.number(stage, name) for node in report.nodes for stage in stages) for name in ("needed", "fetched")
     )
     if not needed:
         return []
-    waited = max(_number_of(node, stage, "waited") for node in report.nodes for stage in stages)
+    waited = max(node.number(stage, "waited") for node in report.nodes for stage in stages)
     came = f"{size_text(int(fetched))} came from the store"
     return [
         f"checkpoint: {size_text(int(needed))} read, {came}; readers of a node waited {seconds_text(waited)} s at most"
@@ -59,7 +57,7 @@ def _checkpoint(report: JobReport) -> list[str]:
 
 def _hot_blocks(report: JobReport) -> list[str]:
     """While it starts: the nodes that have the least of the hot blocks of their image."""
-    pairs = [(node.node, _of_image(node, "hot_ready"), _of_image(node, "hot_total")) for node in report.nodes]
+    pairs = [(node.node, node.number("image", "hot_ready"), node.number("image", "hot_total")) for node in report.nodes]
     shares = sorted((ready / total, name) for name, ready, total in pairs if total)
     if report.startup_seconds is not None or not shares or shares[0][0] >= 1:
         return []
@@ -82,11 +80,11 @@ def _another_way(report: JobReport, slow: NodeReport, stage: str) -> str:
 
 def _image_late(report: JobReport, slow: NodeReport, excess: float) -> str:
     """What a straggler's block server says, where its readers waited for at least half of the ``excess`` seconds."""
-    waited, rate = _of_image(slow, "waited_seconds"), _of_image(slow, "link_rate")
+    waited, rate = slow.number("image", "waited_seconds"), slow.number("image", "link_rate")
     if waited < max(excess / 2, _SMALL):
         return ""
     text = f"its readers waited {seconds_text(waited)} s for blocks of the image"
-    others = [usual for node in report.nodes if node is not slow and (usual := _of_image(node, "link_rate"))]
+    others = [usual for node in report.nodes if node is not slow and (usual := node.number("image", "link_rate"))]
     if rate and others:
         text += f", which came at {size_text(rate)}/s at best; other nodes: {size_text(median(others))}/s"
     return text
@@ -95,22 +93,12 @@ def _image_late(report: JobReport, slow: NodeReport, excess: float) -> str:
 def _waited_for(report: JobReport, slow: NodeReport, stage: str, excess: float) -> Iterator[str]:
     """For what a straggler waited at least half of the ``excess`` seconds longer than most other nodes did."""
     for name, text in _WAITED_FOR.items():
-        mine = _number_of(slow, stage, name)
+        mine = slow.number(stage, name)
         if name == "io_pressure_seconds":  # which counts the waits for blocks of the image, too
-            mine = max(0.0, mine - _of_image(slow, "waited_seconds"))
-        usual = median(_number_of(node, stage, name) for node in report.nodes)
+            mine = max(0.0, mine - slow.number("image", "waited_seconds"))
+        usual = median(node.number(stage, name) for node in report.nodes)
         if mine - usual >= max(excess / 2, _SMALL):
             yield f"{text.format(seconds_text(mine))}; median {seconds_text(usual)} s"
-
-
-def _of_image(node: NodeReport, name: str) -> float:
-    return _number_of(node, "image", name)
-
-
-def _number_of(node: NodeReport, stage: str, name: str) -> float:
-    cell = node.stages.get(stage)
-    value = cell.attrs.get(name) if cell else None
-    return value if isinstance(value, int | float) and 0 < value < inf else 0.0
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from itertools import chain
 from statistics import median_low
 
-from bootseer.profile.events import Spans, Stamps
+from bootseer.profile.events import Spans, Stamps, numbers
 
 RENDEZVOUS = ("dist_init", "first_step")
 """Stages that begin with a collective operation: whoever arrives early waits inside."""
@@ -27,7 +27,7 @@ class Axis:
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
-        seen: dict[tuple[str, str], dict[tuple[bool, int], array[int]]] = defaultdict(lambda: defaultdict(_numbers))
+        seen: dict[tuple[str, str], dict[tuple[bool, int], array[int]]] = defaultdict(lambda: defaultdict(numbers))
         for stamps in (spans.begin, spans.end):
             for lane, wall, mono, (boot, res) in zip(spans.lane, stamps.wall, stamps.mono, stamps.clock, strict=True):
                 if mono >= 0 and boot:
@@ -119,10 +119,6 @@ class Axis:
             if end is not None:
                 inside.setdefault(node, []).append((begin, end))
         return inside
-
-
-def _numbers() -> array[int]:
-    return array("q")
 
 
 def _offset(seen: Mapping[tuple[bool, int], array[int]]) -> tuple[int, int]:

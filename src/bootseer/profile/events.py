@@ -141,7 +141,7 @@ class Lane(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     gpus: int
 
 
-def _numbers() -> array[int]:
+def numbers() -> array[int]:
     return array("q")
 
 
@@ -161,8 +161,8 @@ class _Columns(msgspec.Struct):
 class Stamps(_Columns):
     """Columns: when each span began, or ended. What is missing is -1; ``clock`` is the boot id and the resolution."""
 
-    wall: array[int] = msgspec.field(default_factory=_numbers)
-    mono: array[int] = msgspec.field(default_factory=_numbers)
+    wall: array[int] = msgspec.field(default_factory=numbers)
+    mono: array[int] = msgspec.field(default_factory=numbers)
     clock: list[tuple[str, int]] = []
 
     def __getitem__(self, row: int) -> Stamp | None:
@@ -181,7 +181,7 @@ class Spans(_Columns):
     begin: Stamps = msgspec.field(default_factory=Stamps)
     end: Stamps = msgspec.field(default_factory=Stamps)
     state: list[State] = []
-    ns: array[int] = msgspec.field(default_factory=_numbers)
+    ns: array[int] = msgspec.field(default_factory=numbers)
     """Durations; -1 unless the state is ``DONE``."""
     uncertain: bytearray = msgspec.field(default_factory=bytearray)
     detail: bytearray = msgspec.field(default_factory=bytearray)
@@ -229,7 +229,7 @@ class EventLog(msgspec.Struct):
 
     def by_identity(self) -> dict[Identity, EventLog]:
         """One for each of `identities`, in their order, with the same counts of what could not be used."""
-        rows: dict[Identity, array[int]] = {identity: _numbers() for identity in self.identities()}
+        rows: dict[Identity, array[int]] = {identity: numbers() for identity in self.identities()}
         if len(rows) == 1:
             return dict.fromkeys(rows, self)
         for row, lane in enumerate(self.spans.lane):

@@ -5,6 +5,8 @@ Times in seconds. Definitions: ``docs/reference/definitions.md``.
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 
 from bootseer.profile.events import AttrValue
@@ -35,6 +37,11 @@ class NodeReport(msgspec.Struct, frozen=True):
     gap: float
     ready: float | None
     stages: dict[str, Cell]
+
+    def number(self, stage: str, name: str) -> float:
+        """The attribute ``name`` of ``stage``; 0 where it says none."""
+        value = self.stages[stage].attrs.get(name) if stage in self.stages else None
+        return value if isinstance(value, int | float) and 0 < value < inf else 0.0
 
 
 class StageReport(msgspec.Struct, frozen=True):

@@ -83,12 +83,8 @@ def _image_prefetched(report: JobReport) -> float | None:
     before, after, demanded = [0.0], [0.0], False
     for node in report.nodes:
         own = sum(cell.own or 0.0 for stage, cell in node.stages.items() if stage not in _BEFORE_READS)
-        image = node.stages.get("image")
-        attrs = image.attrs if image else {}
-        demand, hot, waited, rate = (
-            float(value) if isinstance(value := attrs.get(name), int | float) else 0.0
-            for name in ("bytes_demand", "bytes_hot", "waited_seconds", "link_rate")
-        )
+        said = ("bytes_demand", "bytes_hot", "waited_seconds", "link_rate")
+        demand, hot, waited, rate = (node.number("image", name) for name in said)
         saved = 0.0
         if demand > 0 and rate > 0:
             demanded = True

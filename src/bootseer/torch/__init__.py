@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from bootseer.closing import descriptor
 from bootseer.errors import ConfigError, DataError, NotFoundError, UnsupportedError
 from bootseer.stripefs import ChunkFile, Given, StripeFS, StripeWriter, layout, place
+from bootseer.stripefs.checkpoint.commit import other_digest
 from bootseer.stripefs.files.reader import PlainFile
 from bootseer.stripefs.files.stripe import again_when_lost
 from bootseer.stripefs.local import Load
@@ -238,7 +239,7 @@ def _fill(fd: int, file: ChunkFile, digest: str, group: torch.distributed.Proces
     try:
         report = read_shared([(file, 0, view)], group)
         if digest and blake3(view).hexdigest() != digest:
-            raise DataError(f"{file.path} does not have the digest of its COMMIT", hint="restore it from a copy")
+            raise other_digest(file.path)
         return report
     finally:
         view.release()

@@ -33,7 +33,7 @@ class SmallFile(ChunkFile):
         self.content, self.identity = file.content, file.identity
         self._content = memoryview(file.read(0, file.size))
         if blake3(self._content).hexdigest() != digest:
-            raise DataError(f"{file.path} does not have the digest of its COMMIT", hint="restore it from a copy")
+            raise commit.other_digest(file.path)
 
     def readinto_many(self, ranges: Views) -> int:
         for offset, target in ranges:

@@ -34,10 +34,10 @@ def recorded(report: JobReport, site: Site) -> Recorded:
     usual = median(took.values()) if took else 0.0
     if not report.complete or usual <= 0:
         raise NotFoundError("this start-up has come to no first step", hint="choose another one with --job")
-    rate = max((_number(node, "image", "link_rate") for node in report.nodes), default=0.0)
-    size = median(_number(node, "image", "bytes_hot") + _number(node, "image", "bytes_demand") for node in report.nodes)
+    rate = max((node.number("image", "link_rate") for node in report.nodes), default=0.0)
+    size = median(node.number("image", "bytes_hot") + node.number("image", "bytes_demand") for node in report.nodes)
     fetched = median(
-        max((_number(node, stage, "fetched") for stage in node.stages), default=0.0) for node in report.nodes
+        max((node.number(stage, "fetched") for stage in node.stages), default=0.0) for node in report.nodes
     )
     image, env = (median(_seconds(node, stage) for node in report.nodes) for stage in ("image", "env"))
     way = Way(
@@ -63,9 +63,3 @@ def _own(node: NodeReport) -> float:
 def _seconds(node: NodeReport, stage: str) -> float:
     cell = node.stages.get(stage)
     return (cell.own or 0.0) if cell else 0.0
-
-
-def _number(node: NodeReport, stage: str, name: str) -> float:
-    cell = node.stages.get(stage)
-    value = cell.attrs.get(name) if cell else None
-    return float(value) if isinstance(value, int | float) and value >= 0 else 0.0
