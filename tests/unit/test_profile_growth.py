@@ -192,7 +192,7 @@ def test_the_share_lost_by_week_and_stage() -> None:
     assert (first.name, first.attempts, first.share) == ("2026-W01", 1, pytest.approx(400 / 10_000))
     assert (second.name, second.attempts, second.share) == ("2026-W02", 2, pytest.approx(100 / 2000))
     assert first.stages == {"env": pytest.approx(0.04)}
-    drawn = chart.stages([(one.name, one.stages | {"<own>": 0.01}) for one in (first, second)], "%")
+    drawn = chart.stages([(one.name, one.stages | {"<own>": 0.01}) for one in (first, second)])
     assert drawn.count("<rect") == 4
     assert "<own>" not in drawn
-    assert chart.stages([], "%") == ""
+    assert chart.stages([]) == ""

@@ -56,8 +56,8 @@ def bars(given: Sequence[Bar], unit: str) -> str:
     )
 
 
-def stages(given: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
-    """Bars of stages, with a legend. A stage that is not bootseer's own is among the others, which are last."""
+def stages(given: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """Bars of stages in %, with a legend. A stage that is not bootseer's own is among the others, which are last."""
     there = {stage for _, parts in given for stage in parts}
     known = {stage: colour for stage, colour in COLOURS.items() if stage in there}
     known |= {"other": OTHER} if there - known.keys() else {}
@@ -67,9 +67,9 @@ def stages(given: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
         of |= {"other": sum(part for stage, part in parts.items() if stage not in known)} if "other" in known else {}
         said = ", ".join(f"{stage} {part:.2f}" for stage, part in of.items() if part)
         drawn.append(
-            _Drawn(name, f"{sum(of.values()):.2f} {unit}: {said}", [(of[s], f'fill="{c}"') for s, c in known.items()])
+            _Drawn(name, f"{sum(of.values()):.2f} %: {said}", [(of[s], f'fill="{c}"') for s, c in known.items()])
         )
-    return legend(known) + _drawn(drawn, unit) if given else ""
+    return legend(known) + _drawn(drawn, "%") if given else ""
 
 
 class _Drawn(NamedTuple):

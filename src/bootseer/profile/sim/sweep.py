@@ -26,6 +26,8 @@ MOST = 100_000
 DEFAULT = "torch"
 """The job of `measured.jobs` whose starts are told of without events."""
 _REPLICAS = (3, 10, 30, 100, 300)
+_RACK = 32
+"""Nodes of a rack, for what a cache there is worth."""
 _WITHIN = 1.05
 """What is at most this much slower than the best is as good."""
 ASSUMED = (
@@ -78,12 +80,10 @@ def sweep(
     *,
     about: str,
     spread: Sequence[float] = (1.0,),
-    rack: int = 32,
 ) -> Sweep:
-    """``ways``: the first is ``local`` where overheads are wanted. ``rack``: nodes of a rack, for what a cache there is
-    worth."""
+    """``ways``: the first is ``local`` where overheads are wanted."""
     rows, replicas, rack_from = list[Row](), dict[int, int](), None
-    racked = msgspec.structs.replace(site, rack=site.rack or rack)
+    racked = msgspec.structs.replace(site, rack=site.rack or _RACK)
     for nodes in sorted(set(sizes)):
         local: Outcome | None = None
         for way in ways:

@@ -50,7 +50,7 @@ _BEAT = 15
 
 def make(index: Index, access: Access, received: Path | None = None) -> Starlette:
     """The application. ``received``: the folder for events that are sent here; None takes none."""
-    pages = _Pages(index, access)
+    pages = _Pages(index)
     routes = [
         Route("/", pages.jobs),
         Route("/jobs.{form:str}", pages.jobs),
@@ -90,8 +90,8 @@ def make(index: Index, access: Access, received: Path | None = None) -> Starlett
 class _Pages:
     """Functions that are not ``async`` run in a thread of their own each: analysis may take seconds."""
 
-    def __init__(self, index: Index, access: Access) -> None:
-        self._index, self._access = index, access
+    def __init__(self, index: Index) -> None:
+        self._index = index
         self._streams: Counter[str] = Counter()
         loader = jinja2.FileSystemLoader(_HERE / "templates")
         self._templates = jinja2.Environment(
@@ -192,7 +192,7 @@ class _Pages:
         _only_html(form)
         rows = (row for row in state.rows.values() if row.began_us >= since and team in (None, row.team))
         lost = growth.lost_by(rows, fleet.NAMES[period])
-        trend = chart.stages([(one.name, {s: 100 * part for s, part in one.stages.items()}) for one in lost], "%")
+        trend = chart.stages([(one.name, {s: 100 * part for s, part in one.stages.items()}) for one in lost])
         return self._page(
             "fleet.html", request, title="Fleet", report=report, query=query, problems=state.problems,
             lost={one.name: one for one in lost}, stats=figures.of_fleet(report, lost),
@@ -233,7 +233,7 @@ class _Pages:
         return self._page(
             "growth.html", request, title="Growth", report=report, query=query, problems=state.problems,
             bars=Markup(chart.bars(bars, "seconds")), whole=state.whole, mark=state.version,  # `chart` escapes
-            lost=Markup(chart.stages(shares, "%")), figure=figure, known=tuple(figures.OF_STAGES), matrix=matrix,
+            lost=Markup(chart.stages(shares)), figure=figure, known=tuple(figures.OF_STAGES), matrix=matrix,
             most=max((cell or 0.0 for _, cells in matrix for cell in cells), default=0.0),
             chosen=report.chosen, unit=unit, main=sizes, stats=figures.of_growth(report),
         )  # fmt: skip
