@@ -1,8 +1,6 @@
 """Bitmaps of a cache folder: one bit per block, with the digest of the block map and a checksum; atomic to replace.
-
-Format: ``docs/internals/blockmap.md``, "Cache folder". ``bitmap`` says which blocks are on disk for sure, ``hot``
-(advice) which ones starts touch.
-"""
+``bitmap`` says which blocks are on disk for sure, ``hot`` (advice) which ones starts touch. Format:
+``docs/internals/blockmap.md``, "Cache folder"."""
 
 from __future__ import annotations
 
@@ -58,11 +56,8 @@ def read(path: Path, magic: bytes, digest: bytes, count: int | None = None) -> b
 
 
 def replace(path: Path, raw: bytes, point: str, *, final: bool = False) -> None:
-    """Put ``raw`` in the place of ``path``, whole or not at all. Raises `OSError`; the old one then stays, unless it
-    was ``final``: only then is the new one sure to outlive a power failure, and the old one not to come back.
-
-    Fault points are ``<point>.write``, ``.fsync``, ``.before-rename`` and, when ``final``, ``.folder``.
-    """
+    """Put ``raw`` in the place of ``path``, whole or not at all; ``final``: so that it, and not the old one, outlives a
+    power failure. Raises `OSError`; the old one then stays, or with ``final`` one of the two."""
     tmp = path.with_name(f"{path.name}.tmp")
     try:
         with open(tmp, "wb") as out:

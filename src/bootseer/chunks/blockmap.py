@@ -84,10 +84,9 @@ class Blocks(Protocol):
 class BlockMap:
     """``count`` blocks of ``block_size`` bytes (the last may be shorter) of a data file of ``size`` bytes.
 
-    ``offsets[i]``/``lengths[i]`` place block ``i``'s zstd frame in the stored object ``packs[pack_of[i]]``; length 0
-    says that the block is all zero and has no frame (``zeros`` lists these). Several blocks may share a frame.
-    ``hashes`` are the BLAKE3-256 of the uncompressed blocks, one after another: see `hash_of`.
-    """
+    ``offsets[i]``/``lengths[i]`` place block ``i``'s zstd frame, which several may share, in the stored object
+    ``packs[pack_of[i]]``; length 0: all zero, no frame (``zeros``). ``hashes``: the BLAKE3-256 of the uncompressed
+    blocks, one after another."""
 
     __slots__ = ("block_size", "count", "hashes", "lengths", "offsets", "pack_of", "packs", "shift", "size", "zeros")
 

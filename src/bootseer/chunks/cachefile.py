@@ -36,11 +36,8 @@ Map = TypeVar("Map", bound=Blocks)
 
 
 class ReadyBlocks(Closing, Generic[Map]):
-    """The blocks of ``map`` that were ``ready`` (one byte per block) when this was made, read through ``fd``, a
-    descriptor of the data file that now belongs to this object.
-
-    The data file may have changed since, so whoever reads here compares each block with the map.
-    """
+    """The blocks of ``map`` that were ``ready`` (one byte per block) when this was made, read through the descriptor
+    ``fd``, which belongs to this object now. Each is compared with the map: the data file may have changed since."""
 
     def __init__(self, folder: Path, fd: int, ready: Ready, map: Map) -> None:
         self.folder = folder
@@ -72,9 +69,8 @@ class ReadyBlocks(Closing, Generic[Map]):
 class CacheFile(ReadyBlocks[Map]):
     """Blocks of one data file on this node. `open` it; reads and writes may come from any thread.
 
-    ``ready`` holds one byte per block (0 or 1) and may be tested without a lock: a byte turns 1 only after the data is
-    in the file, and 0 again only when the cache breaks (``broken``: the disk lost data, blocks are not kept any more).
-    """
+    ``ready`` may be tested without a lock: its byte of a block turns 1 only after the data is in the file, and 0 again
+    only when the cache breaks (``broken``: the disk lost data, blocks are not kept any more)."""
 
     def __init__(self, folder: Path, blocks: Map, digest: bytes, lock_fd: int, ready: Ready | None) -> None:
         super().__init__(folder, -1, bytearray(blocks.count) if ready is None else ready, blocks)
@@ -90,11 +86,8 @@ class CacheFile(ReadyBlocks[Map]):
 
     @classmethod
     def open(cls, folder: Path, blocks: Map, digest: bytes, *, ready: Ready | None = None) -> CacheFile[Map]:
-        """Open or begin the cache of ``blocks`` (whose encoded form hashes to ``digest``) in ``folder``.
-
-        ``ready``: the ready bytes to use, all zero, such as those in shared memory. Raises `UnavailableError` when
-        another process owns it, `FullError` and kin for I/O errors.
-        """
+        """Open or begin the cache of ``blocks`` (whose encoded form hashes to ``digest``) in ``folder``. ``ready``: the
+        ready bytes to use, all zero. Raises `UnavailableError` when another process owns it, `FullError` and kin."""
         with contextlib.ExitStack() as undo:
             with doing(f"open block cache {folder}"):
                 lock_fd = take_lock(folder)
@@ -221,10 +214,8 @@ class CacheFile(ReadyBlocks[Map]):
             self._durable = self._durable[:block] + b"\0" + self._durable[block + 1 :]
 
     def sync(self) -> None:
-        """Make what is ready now survive a crash; nothing when broken.
-
-        Raises `OSError`: the old bitmap then stays, which is right, except when the data itself could not be written.
-        """
+        """Make what is ready now survive a crash; nothing when broken. After an `OSError` the old bitmap stays, which
+        is right, except when the data itself could not be written."""
         with self._sync_lock:
             snapshot = bytes(self.ready[:])
             if self.broken or snapshot == self._durable:
@@ -241,8 +232,7 @@ class CacheFile(ReadyBlocks[Map]):
             self._durable = snapshot
 
     def persist(self) -> None:
-        """`sync`, whose trouble is told in the log, once until it is over: what is not synced is fetched again after a
-        crash."""
+        """`sync`, whose trouble is logged once until it is over: what is not synced is fetched again after a crash."""
         try:
             self.sync()
             self._failing = False
@@ -290,10 +280,8 @@ class CacheFile(ReadyBlocks[Map]):
 
 def in_use(fd: int) -> bool:
     """Whether the file behind ``fd`` is open anywhere else: in another process, or in the kernel under a mount.
-
-    A write lease is granted only to the one open file description there is; descriptors shared with it by fork or
-    over a socket do not count. True when the file system has no leases: then nobody can tell.
-    """
+    Descriptors shared by fork or over a socket do not count. True when nobody can tell: the file system has no
+    leases."""
     if not lease(fd):
         return True
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -70,10 +70,8 @@ def check(
     cache_dir: Path, part: Part, *, repair: bool = False, fetch: Fetch | None = None, progress: Progress | None = None
 ) -> Check:
     """Check one part. ``repair``: bad blocks of what is not in use are dropped, and fetched again by ``fetch``.
-
-    ``progress(done, total)`` counts bytes. Raises nothing for what is found, `OSError` when the folder cannot be
-    opened, `BootseerError` when fetching again fails (the blocks are dropped then).
-    """
+    ``progress(done, total)`` counts bytes. Raises `OSError` when the folder cannot be opened, `BootseerError` when
+    fetching again fails (the blocks are dropped then)."""
     folders = [cache_dir / "trees" / digest for digest in part.trees]
     found = Check(map=part.map, trees=part.trees, file=part.file, in_use=part.in_use)
     found.bad_files = [str(folder / name) for folder in folders for name in _bad_files(cache_dir, folder)]

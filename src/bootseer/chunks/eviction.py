@@ -123,12 +123,9 @@ def missing_bytes(blocks: BlockMap, cache: Path) -> int:
 def collect(
     cache_dir: Path, need: int, *, keep: str = "", dry_run: bool = False, patience: float = 0.0, whole: bool = False
 ) -> Collection:
-    """Give ``need`` bytes back, or as many as there are in what is not used.
-
-    First cold blocks of the longest unused trees, then whole trees, longest unused first (``whole``: these only). All
-    of a striped file is cold.
-    ``patience``: seconds to wait for another collection. Raises `OSError` when the cache cannot be opened.
-    """
+    """Give ``need`` bytes back, or as many as there are in what is not used: cold blocks of the longest unused trees
+    (all of a striped file is cold), then whole trees, longest unused first (``whole``: these only). ``patience``:
+    seconds to wait for another collection. Raises `OSError` when the cache cannot be opened."""
     if not any((cache_dir / name).is_dir() for name in ("blocks", "trees")):
         return Collection()
     (cache_dir / "blocks").mkdir(exist_ok=True)
@@ -222,8 +219,8 @@ def _bytes(value: float, size: int) -> int:
 
 
 def _cold_blocks(owned: OwnedFolder, blocks: Blocks, need: int) -> list[int]:
-    """Ready blocks that starts do not touch, from the end of the file, until they hold ``need`` bytes; none when it is
-    not known what starts touch."""
+    """Ready blocks that starts do not touch, from the end of the file, until they hold ``need`` bytes; none when that
+    is not known."""
     ready = bitmap.read(owned.folder / "bitmap", bitmap.READY, owned.digest, blocks.count)
     hot = bitmap.read(owned.folder / "hot", bitmap.HOT, owned.digest, blocks.count)
     found: list[int] = []

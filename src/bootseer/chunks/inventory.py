@@ -1,9 +1,6 @@
 """What a node cache holds: folders of blocks, per block map with the trees made of it, per striped file with its chunk
-list (`CHUNKS`).
-
-Looking changes nothing and takes no lock, so that a mount is never in the way; what it says of use (``/proc/locks``,
-``/proc/self/mountinfo``) is a hint. Whoever wants to change a folder asks `locks.maintain`.
-"""
+list (`CHUNKS`). Looking changes nothing and takes no lock; what it says of use is a hint. Whoever wants to change a
+folder asks `locks.maintain`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Keeping what comes: blocks are written as far as the limits and the disk leave room, and made to survive a crash.
-
-On a full disk other folders of the node cache give space back, which one thread at a time waits for. After that has
-failed once it is not tried again for this folder: what is in use stays in use.
-"""
+"""Keeping what comes: blocks are written as far as the limits and the disk leave room, and made to survive a crash. On
+a full disk other folders of the node cache give space back, which one thread at a time waits for; where that has failed
+once it is not tried again for this folder."""
 
 from __future__ import annotations
 

@@ -33,10 +33,8 @@ _HANDOVER_SECONDS = 0.05
 
 
 def take_lock(folder: Path) -> int:
-    """Own the cache folder (made when missing) until the descriptor is closed; its time of last use is now.
-
-    Raises `UnavailableError` when another process owns it, and `OSError`. Maintenance is waited for.
-    """
+    """Own the cache folder (made when missing) until the descriptor is closed; its time of last use is now. Raises
+    `UnavailableError` when another process owns it (maintenance is waited for), and `OSError`."""
     began = time.monotonic()
     while time.monotonic() - began < 2 * _MAINTENANCE_SECONDS:
         try:
@@ -77,11 +75,8 @@ class OwnedFolder(NamedTuple):
 
 @contextlib.contextmanager
 def maintain(folder: Path) -> Iterator[OwnedFolder | None]:
-    """Own a cache folder that nothing uses, for a moment; its time of last use stays. None when it is in use (or gone,
-    or on a file system where nobody can tell). Raises `OSError`.
-
-    Users that come meanwhile wait: `take_lock` for the lock, open(2) of the data file for the lease.
-    """
+    """Own a cache folder that nothing uses, for a moment, for which users that come meanwhile wait; its time of last
+    use stays. None when it is in use, gone, or on a file system where nobody can tell. Raises `OSError`."""
     with contextlib.ExitStack() as undo:
         try:
             fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -35,10 +35,8 @@ def compress(data: hashing.Buffer, level: int) -> bytes:
 
 
 def decompress(frame: hashing.Buffer, length: int) -> bytes:
-    """Exactly ``length`` bytes out of one zstd frame, or `DataError`.
-
-    The frame's own size field is checked first: it comes from outside and zstd would allocate what it says.
-    """
+    """Exactly ``length`` bytes out of one zstd frame, or `DataError`. The frame's own size field is checked first: zstd
+    would allocate what it says."""
     try:
         if zstandard.frame_content_size(frame) != length:
             raise DataError("bad zstd frame: wrong content size")

@@ -1,9 +1,8 @@
 """The canary: a small image read the way real ones are, then its server is killed in the middle.
 
-The data file of an EROFS image is served by a FUSE server in a process of its own (this module's ``__main__``), EROFS
-is mounted over it, one file is read and compared, the server gets SIGKILL, and the other file must give errors, not
-zeros. The server ends by itself when its standard input closes, so it never outlives the examination.
-"""
+The data file of an EROFS image is served by a FUSE server in a process of its own (this module's ``__main__``, which
+ends with its standard input). EROFS is mounted over it, one file is read and compared, the server gets SIGKILL, and the
+other file must give errors, not zeros."""
 
 from __future__ import annotations
 

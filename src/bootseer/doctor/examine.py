@@ -27,10 +27,9 @@ _NO_LAZY = (
 def examine(config: Config, *, progress: Callable[[Check], None] | None = None) -> DoctorReport:
     """Try all that a fast start needs on this machine; needs no root, and then says what root would add.
 
-    Everything lies in one temporary folder on the cache's file system (else in the system's), which is empty of mounts
-    and gone at the end. Each wait has a deadline; the whole takes about a second where everything works. ``progress``
-    gets each finding as it is made. Never raises for something missing.
-    """
+    Everything lies in one temporary folder on the cache's file system (else in the system's), gone at the end. Each
+    wait has a deadline; the whole takes about a second where everything works. ``progress`` gets each finding as it is
+    made."""
     found: dict[str, Check] = {}
 
     def add(name: str, check: Callable[[], str | Found], cost: str, fix: str = "", *, essential: bool = True) -> None:

@@ -61,11 +61,8 @@ _lenders = set[int]()
 @contextlib.contextmanager
 def preloaded(*commands: Sequence[str]) -> Iterator[None]:
     """Meanwhile, what this thread starts by `start` is forked from a process that has loaded the modules of
-    ``commands``. Inside of another `preloaded` nothing happens.
-
-    The servers get the caller's environment as it is when they start; working folder, limits and priority are those of
-    the caller when this began.
-    """
+    ``commands``, with the caller's environment as it is then, but the working folder, limits and priority of now.
+    Inside of another `preloaded` nothing happens."""
     modules = [module for command in commands if (module := _module(command))]
     with contextlib.ExitStack() as stack:
         if _this_thread.starter is None and modules:
@@ -85,11 +82,9 @@ def start(
     stderr: int = 2,
     ending: signal.Signals = signal.SIGTERM,
 ) -> bytes:
-    """Start the server ``command`` and return the line that it answers, without its end.
-
-    Empty when it ended without an answer, or gave none within ``seconds``. Then, and when the caller is interrupted,
-    all its processes get the signal ``ending``. Raises `BootseerError` when no process can be started.
-    """
+    """Start the server ``command`` and return the line that it answers, without its end; empty when it ended without
+    one, or gave none within ``seconds``. Then, and when the caller is interrupted, all its processes get the signal
+    ``ending``. Raises `BootseerError` when no process can be started."""
     until = time.monotonic() + seconds
     ours, theirs = socket.socketpair()
     with ours, contextlib.ExitStack() as started:
@@ -122,7 +117,7 @@ def _launch(
 
 def _see_out(process: subprocess.Popen[bytes]) -> None:
     """Wait for the end of a process that has ended, or is about to; kill it when that takes long. One that cannot be
-    killed, as with its code on a disk that hangs, is left."""
+    killed is left."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_END_SECONDS)
         return
@@ -330,10 +325,8 @@ class Answer:
         os.dup2(2, 1)
 
     def __call__(self, line: str) -> bool:
-        """Say ``line``. False when nobody waits for it any more: the server is to end.
-
-        "" says nothing: a child that is not to answer calls this, so that the end of its parent is noticed.
-        """
+        """Say ``line``, or by "" nothing: a child that is not to answer calls this, so that the end of its parent is
+        noticed. False when nobody waits for it any more: the server is to end."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return True

@@ -23,11 +23,10 @@ _HELD = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 def open_at(root: int, path: str, flags: int, mode: int = 0o666) -> int:
     """A descriptor of ``path`` below the folder descriptor ``root``, opened with ``flags``; the caller closes it.
+    Raises `OSError`.
 
     ``path`` is relative, ``""`` is the folder itself; ``..``, links and what `procfs` links to are refused by
-    openat2(2), before Linux 5.6 and where a seccomp filter has no such call by opening one part after the other. Raises
-    `OSError`.
-    """
+    openat2(2), before Linux 5.6 and where a seccomp filter has no such call by opening one part after the other."""
     flags |= os.O_CLOEXEC | os.O_NOFOLLOW | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
     if path.startswith("/") or ".." in path.split("/"):
         raise OSError(errno.EXDEV, "the name leads out of its folder", path)
@@ -57,10 +56,8 @@ def _walk(root: int, path: str, flags: int, mode: int) -> int:
 
 def open_regular(path: str | os.PathLike[str], *, root: int | None = None) -> int:
     """A descriptor, for reading, of a regular file; the caller closes it. With ``root``, ``path`` lies below that
-    folder descriptor, as `open_at` has it; without, only its last part may be no link.
-
-    Raises `OSError`: ELOOP for a link, EINVAL for a folder, a pipe, a socket or a device.
-    """
+    folder descriptor, as `open_at` has it; without, only its last part may be no link. Raises `OSError`: ELOOP for a
+    link, EINVAL for a folder, a pipe, a socket or a device."""
     name = os.fspath(path)
     if root is None:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -1,8 +1,5 @@
-"""A forked process that its parent watches and may have to start again.
-
-A pidfd tells that it has ended. One that was stopped does not end, so it counts up a cell of shared memory while it
-runs, its heartbeat.
-"""
+"""A forked process that its parent watches and may have to start again. A pidfd tells that it has ended. One that was
+stopped does not end, so it counts up a cell of shared memory while it runs, its heartbeat."""
 
 from __future__ import annotations
 
@@ -219,11 +216,8 @@ def close_others(*kept: int) -> None:
 
 class Watch:
     """Watches the process that beats in ``cell`` of ``counts``. Ask `silent` about once a second. ``limit``: how many
-    seconds without a heartbeat are too long.
-
-    A watcher that was itself not running (a frozen cgroup, a paused machine) counts 1.5 s of that at most, so that it
-    does not take others for dead that were not running either.
-    """
+    seconds without a heartbeat are too long. A watcher that was itself not running (a frozen cgroup, a paused machine)
+    counts 1.5 s of that at most: the others were not running either."""
 
     def __init__(self, counts: memoryview, cell: int, limit: float) -> None:
         self._counts, self._cell, self.limit = counts, cell, limit

@@ -26,11 +26,8 @@ _SECONDS = 5.0
 
 def withdraw(targets: Iterable[Path]) -> None:
     """Unmount the copies of the mounts on ``targets``, the last one first, which other namespaces have on the same
-    paths, and which no process uses. Call it before what is here is unmounted: then it is sure what is a copy.
-
-    What stays is a line in the log: copies in use, and those in namespaces of other users, which nobody can unmount.
-    Raises nothing.
-    """
+    paths, and which no process uses. Call it before what is here is unmounted: then it is sure what is a copy. What
+    stays is a line in the log: copies in use, and those in namespaces of other users, which nobody can unmount."""
     paths = [mount.real(path) for path in targets][::-1]
     there = {(one.target, one.device, one.source) for one in mount.entries() if one.target in paths}
     for pid, namespace in _others() if there else ():

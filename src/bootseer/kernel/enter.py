@@ -1,8 +1,6 @@
 """An ordinary user's way into a tree that somebody mounted: a user namespace with mounts of its own, no helper process.
-
 The new root is an overlay over the tree, whose upper part is in memory: there lie the folders that others are bound on,
-and what the command writes.
-"""
+and what the command writes."""
 
 from __future__ import annotations
 
@@ -78,10 +76,8 @@ def _check(root: Path) -> None:
 
 
 def _build(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes], made: Sequence[str]) -> None:
-    """Mount the new root, and make it the working folder.
-
-    What is shown is copied before the memory file system hides ``root``: a source may contain it.
-    """
+    """Mount the new root, and make it the working folder. What is shown is copied before the memory file system hides
+    ``root``: a source may contain it."""
     with contextlib.ExitStack() as stack:
         sources = []
         for one in shown:

@@ -52,11 +52,9 @@ def settle(seconds: float) -> None:
 
 
 def running() -> int:
-    """Which finaliser the caller is in, as a number; 0: in none.
-
-    Of those in Python, `weakref.finalize` too, and of files written in Python, which the finaliser of `io.IOBase`
-    closes; those of ``io`` itself ask a file that they close for its ``_dealloc_warn`` first.
-    """
+    """Which finaliser the caller is in, as a number; 0: in none. Of those in Python, `weakref.finalize` too, and of
+    files written in Python, which the finaliser of `io.IOBase` closes; those of ``io`` itself ask a file that they
+    close for its ``_dealloc_warn`` first."""
     if sys.is_finalizing():
         return -1
     frame: FrameType | None = sys._getframe(1)

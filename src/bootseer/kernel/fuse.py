@@ -65,9 +65,8 @@ _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
 class Server:
     """Serves ``operations`` on ``mountpoint`` (an existing folder) from ``start()`` until ``stop()`` or an unmount.
-
-    ``device``: a mount that somebody else made with `Device.open`, whose descriptor the server takes over and closes.
-    """
+    ``device``: a mount that somebody else made with `Device.open`, whose descriptor the server takes over and
+    closes."""
 
     def __init__(
         self,
@@ -99,11 +98,10 @@ class Server:
     ) -> Server:
         """Serve a mount whose server died, through a duplicate of its descriptor: started when this returns.
 
-        The dead process must be gone (waited for), else it may still take requests. Requests it took and did not answer
-        come again, as the kernel is asked to send them; requests nobody took are simply waiting. ``operations`` must
-        know the nodes and handles its predecessor gave out. Raises `UnsupportedError` where the kernel cannot send
-        requests again (before Linux 6.9): then close the descriptor, which gives the waiting readers errors.
-        """
+        The dead process must be gone (waited for), else it may still take requests. The kernel is asked to send those
+        again that it took and did not answer; ``operations`` must know the nodes and handles that it gave out. Raises
+        `UnsupportedError` where the kernel cannot (before Linux 6.9): then close the descriptor, which gives the
+        waiting readers errors."""
         if "has_resend" not in negotiated.flags:
             raise UnsupportedError(
                 f"the requests a dead server of {device.mountpoint} took are lost", hint="Linux 6.9 sends them again"
@@ -161,9 +159,7 @@ class Server:
 
     def answer(self, ctx: Context, result: ReadResult | BaseException) -> bool:
         """Answer a read for which the operations returned `LATER`, from any thread; False when it was answered before.
-
-        ``result`` is what a read returns (not `LATER`), or an exception: an `OSError` gives its errno, others EIO.
-        """
+        ``result`` is what a read returns (not `LATER`), or an exception: an `OSError` gives its errno, others EIO."""
         with self._closing:  # a descriptor that is closed meanwhile may already be another file
             return self._fd >= 0 and self._core.late(self._fd, ctx, result)
 

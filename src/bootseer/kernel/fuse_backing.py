@@ -30,10 +30,8 @@ class _Node:
 
 
 class Backings:
-    """The nodes of one mount that are open. ``passed``, ``served``: how many opens there were of each kind.
-
-    ``tell`` is called with a node and its backing number before the kernel gets that, and with 0 when it is given back.
-    """
+    """The nodes of one mount that are open. ``passed``, ``served``: how many opens there were of each kind. ``tell`` is
+    called with a node and its backing number before the kernel gets that, and with 0 when it is given back."""
 
     def __init__(self, tell: Callable[[int, int], None]) -> None:
         self.enabled = False
@@ -51,10 +49,8 @@ class Backings:
             held.decided.set()
 
     def open(self, device: int, node: int, fh: int, local: Callable[[int], int | None]) -> int:
-        """The backing number with which the open of ``fh`` is to be answered; 0: it is served.
-
-        ``local`` gives for a handle the descriptor of the local file that has all of its bytes. Other opens of the node
-        wait for it, so it must not take long."""
+        """The backing number with which the open of ``fh`` is to be answered; 0: it is served. ``local`` gives for a
+        handle the descriptor of the local file that has all of its bytes; other opens of the node wait for it."""
         with self._lock:
             known = self._nodes.get(node)
             first = known is None

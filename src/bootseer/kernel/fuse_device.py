@@ -21,9 +21,8 @@ _DEADLINE = 20.0
 
 @dataclass(frozen=True)
 class Device:
-    """A connection to the kernel: where it is mounted, and its open descriptor.
-
-    Whoever keeps a duplicate of it keeps the mount alive when the process that serves it dies."""
+    """A connection to the kernel: where it is mounted, and its open descriptor, of which any duplicate keeps the mount
+    alive when the process that serves it dies."""
 
     mountpoint: Path
     entry: mount.MountEntry | None
@@ -33,10 +32,8 @@ class Device:
 
     @classmethod
     def open(cls, mountpoint: Path, options: Options) -> Device:
-        """Mount; the kernel's INIT request is still to be answered, and all uses of the mount wait for that.
-
-        Raises `UnsupportedError` (no FUSE, or no fusermount3 where root is missing), `PrivilegeError`, `NotFoundError`.
-        """
+        """Mount; the kernel's INIT request is still to be answered, and all uses of the mount wait for that. Raises
+        `UnsupportedError` (no FUSE, or no fusermount3 where root is missing), `PrivilegeError`, `NotFoundError`."""
         mountpoint = Path(mountpoint).absolute()
         fd = _open_and_mount(mountpoint, options)
         return cls(mountpoint, mount.find(mountpoint), fd)
@@ -126,11 +123,8 @@ def _as_user(mountpoint: Path, name: str, options: Sequence[str]) -> int:
 
 
 def detach(ours: mount.MountEntry, *, force: bool) -> bool:
-    """Unmount ``ours``, and nothing else: only what is topmost on its target and looks the same is taken for it (the
-    device number alone is given out again as soon as a file system is gone).
-
-    ``force`` aborts the connection (readers get ECONNABORTED) and detaches. True when it is gone.
-    """
+    """Unmount ``ours``, and nothing else: what is topmost on its target and looks the same (the device number alone is
+    given out again). ``force`` aborts the connection (readers get ECONNABORTED) and detaches. True when it is gone."""
     if mount.find(ours.target) != ours:
         return True
     try:

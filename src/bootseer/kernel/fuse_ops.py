@@ -148,10 +148,8 @@ class Negotiated(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Operations:
-    """A read-only file system; subclasses override what they have.
-
-    An `OSError` is answered with its errno, any other exception with EIO and a log line.
-    """
+    """A read-only file system; subclasses override what they have. An `OSError` is answered with its errno, any other
+    exception with EIO and a log line."""
 
     invalidate: Callable[[int], None] = staticmethod(lambda node: None)
     """Has the kernel forget attributes and pages of a node which nobody has open; set by who serves this."""
@@ -214,10 +212,8 @@ class Operations:
 
 
 class WritableOperations(Operations):
-    """A file system that is written to, too. The kernel checks owners and modes before it asks.
-
-    Of one file, one write comes at a time, except for direct I/O. Names in ``parent`` are without slashes.
-    """
+    """A file system that is written to, too. The kernel checks owners and modes before it asks, and sends one write at
+    a time of one file, except for direct I/O. Names in ``parent`` are without slashes."""
 
     def create(self, parent: int, name: str, flags: int, mode: int, ctx: Context) -> tuple[Entry, int]:
         """Make a file and open it: its node and a handle. It may exist, unless ``flags`` has ``O_EXCL``."""

@@ -197,9 +197,7 @@ def rename_new(source_folder: int, source: str, target_folder: int, target: str)
 
 def open_in_root(root: int, path: bytes, flags: int) -> int:
     """openat2(2) of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
-
-    Returns a descriptor the caller closes. ENOSYS before Linux 5.6; EAGAIN when somebody has a lease on the file.
-    """
+    Returns a descriptor the caller closes. ENOSYS before Linux 5.6; EAGAIN when somebody has a lease on the file."""
     for _ in range(_TRIES):  # a ``..`` on the way, while anything is renamed or mounted on the machine, is EAGAIN, too
         with contextlib.suppress(BlockingIOError):
             return _openat2(root, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)

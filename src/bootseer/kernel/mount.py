@@ -128,12 +128,9 @@ def _swap(own: int) -> str:
 
 def unmount(target: str | Path, *, lazy: bool = False, force: bool = False) -> None:
     """Unmount the topmost mount on ``target``, or on what that links to; on exactly that name in a folder that
-    `beneath.shown` leads to.
-
-    ``lazy`` detaches it now and ends it when its last user is gone; ``force`` aborts a FUSE connection first, so that
-    its readers get an error instead of waiting. Without root, FUSE mounts are ended through ``fusermount3``. Raises
-    `BootseerError` when it is busy or no mount, `PrivilegeError` without the right to.
-    """
+    `beneath.shown` leads to. ``lazy`` detaches it now and ends it with its last user; ``force`` aborts a FUSE
+    connection first, so that its readers get an error. Without root, FUSE mounts are ended through ``fusermount3``.
+    Raises `BootseerError` when it is busy or no mount, `PrivilegeError` without the right to."""
     flags = UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0) | (_MNT_FORCE if force else 0)
     where, target = _exact(target), real(target)
     try:
@@ -285,17 +282,14 @@ def _plain(paths: Sequence[Path]) -> Iterator[list[str]]:
 
 
 def mount_erofs(meta: Path, data: Path | None, target: Path, *, direct: bool = False) -> str:
-    """Mount an EROFS image read-only on ``target``; ``data`` is the second device of a two-part image.
-
-    Neither set-uid programs nor device nodes of it work here: whoever made the image is not root of this node.
+    """Mount an EROFS image read-only on ``target``, without set-uid programs and device nodes; ``data`` is the second
+    device of a two-part image.
 
     The kernel reads the files itself where it can (Linux 6.12, ``CONFIG_EROFS_FS_BACKED_BY_FILE``, not on tmpfs or
     overlayfs); elsewhere loop devices are put under them, with a log line. Returns the way taken, ``"file"`` or
-    ``"loop"``. ``direct``: past the page cache of the files (``directio``), where the kernel can do that.
-
-    Raises `UnsupportedError` when the kernel has no EROFS, `PrivilegeError` without the right to mount,
-    `NotFoundError` for a missing file, `DataError` when ``meta`` is no EROFS image.
-    """
+    ``"loop"``. ``direct``: past the page cache of the files (``directio``), where the kernel can do that. Raises
+    `UnsupportedError` when the kernel has no EROFS, `PrivilegeError`, `NotFoundError`, `DataError` when ``meta`` is no
+    EROFS image."""
     meta, data = meta.absolute(), data.absolute() if data else None
     with doing(f"open {meta}"), meta.open("rb") as file:
         file.seek(1024)
@@ -348,8 +342,8 @@ def mount_overlay(
 def upper_in_use(upper: Path, spare: Path) -> bool:
     """Whether an overlay with this upper directory still lives, in whichever mount namespace, or only in the hands of
     processes that have files of it. Also true where the kernel does not tell. ``spare``: a folder for this ``upper``
-    alone, made when missing, on the same file system. Only for an ``upper`` that is mounted no more. Raises `OSError`.
-    """
+    alone, made when missing, on the same file system. Only for an ``upper`` that is mounted no more. Raises
+    `OSError`."""
     lower, point, work = (spare / name for name in ("lower", "point", "work"))
     for folder in (lower, point, work):
         folder.mkdir(parents=True, exist_ok=True)

@@ -86,12 +86,9 @@ def hook() -> list[str]:
 class Opens:
     """Notes what is opened between `begin` and `end`: ``seen`` has the state in which each path was first met,
     ``written`` and ``read`` (device, inode) of what was open for writing, and only for reading, ``folders`` the paths
-    of folders, ``started`` the names of programs.
-
-    ``inside``: paths in the container that the calling thread starts, of what is observed there; without them the
-    thread and its children are observed. What is mounted in the folders ``ignored`` (each with a ``/`` at its end)
-    need not be seen.
-    """
+    of folders, ``started`` the names of programs. ``inside``: paths in the container that the calling thread starts, of
+    what is observed there; without them the thread and its children are. ``ignored``: folders (each with a ``/`` at its
+    end) in which no mount need be seen."""
 
     def __init__(self, inside: Sequence[str] = (), ignored: tuple[str, ...] = ()) -> None:
         self._inside = tuple(path.rstrip("/") + "/" for path in inside)

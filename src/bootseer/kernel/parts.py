@@ -61,12 +61,11 @@ def shared(names: Sequence[str]) -> dict[str, Part]:
 
 def keep(parts: Mapping[str, Part], runs: Mapping[str, Callable[[], object]], scores: Mapping[str, int]) -> int:
     """Be the parent: run each of ``parts``, and start it again when it ends, until the first one has done all that it
-    is to do (it ends with 0). All others are told to end then, and by an exception such as that of a signal. Where
+    is to do (it ends with 0), or by an exception such as that of a signal; all others are told to end then. Where
     memory is short, those with a higher one of ``scores`` (oom_score_adj) are killed first.
 
     Returns the exit code. While some part has not served yet, one that ends with a `ConfigError`, `PrivilegeError` or
-    `UnsupportedError`, which it has said in one line, ends all: another start would not help.
-    """
+    `UnsupportedError`, which it has said in one line, ends all: another start would not help."""
     children: dict[str, Child] = {}
     ended: set[str] = set()
     first, all_served = next(iter(parts)), False

@@ -18,11 +18,10 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def remove_tree(folder: Path) -> None:
     """Remove ``folder`` and all below it; nothing happens when it is missing.
 
-    The way down is by descriptors, one at a time, so neither the depth nor a link put there meanwhile matters; another
-    file system is not entered. Folders that are closed to this user, their owner, are opened. Raises `OSError`: when
-    ``folder`` is no folder, or something is mounted on or below it, before anything is removed; else for the first
-    thing that could not be, after the rest.
-    """
+    The way down is by descriptors, so neither depth nor links put there meanwhile matter; another file system is not
+    entered; folders that are closed to this user, their owner, are opened. Raises `OSError`: before anything is removed
+    when ``folder`` is none, or something is mounted on or below it; else for the first thing that could not be, after
+    the rest."""
     real = os.path.realpath(folder)
     for entry in mount.entries():
         if f"{entry.target}/".startswith(f"{real}/"):

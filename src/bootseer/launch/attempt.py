@@ -1,8 +1,6 @@
-"""A node's place among the events of its job's attempts.
-
-Where no scheduler has named the attempt, nodes agree on it by the events folder. Others may write to that folder too,
-so that below it no name is followed (`kernel.beneath`), and whatever is put in the way there ends no start.
-"""
+"""A node's place among the events of its job's attempts. Where no scheduler has named the attempt, nodes agree on it by
+the events folder. Others may write to that folder too: below it no name is followed (`kernel.beneath`), and whatever is
+put in the way there ends no start."""
 
 from __future__ import annotations
 

@@ -154,8 +154,7 @@ class Caches:
 
     @contextlib.contextmanager
     def seen_out(self) -> Iterator[None]:
-        """At the end of a start wait until what the programs added is captured, unless the start is being broken
-        off."""
+        """At the end of a start wait until what was added is captured, unless the start is being broken off."""
         try:
             yield
             with logged(log.warning, "cannot capture the caches"):
@@ -164,8 +163,8 @@ class Caches:
             self.close()
 
     def close(self) -> Report:
-        """The programs have ended: a capture that runs is cancelled, and the folder goes with its last user. Safe to
-        call twice."""
+        """The programs have ended: a capture that runs is cancelled, and the folder goes with its last user. Once or
+        twice."""
         until = time.monotonic() + _CANCEL_SECONDS
         self._end(until)
         held, self._held = self._held, None

@@ -44,8 +44,7 @@ class CheckpointStage:
 
     def begin(self) -> None:
         """Look which checkpoint it is: what the job saves from now on is for the next start. Mount it; what is to be
-        prefetched waits for `release`. `NotFoundError`, or `DataError` for one without COMMIT.
-        """
+        prefetched waits for `release`. `NotFoundError`, or `DataError` for one without COMMIT."""
         if self.table.latest:
             try:
                 self._name = stripefs.open_fs(self.table.url).latest()

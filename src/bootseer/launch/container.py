@@ -164,10 +164,8 @@ class Container:
         folders: Sequence[Bind] = (),
     ) -> int:
         """Run ``argv`` to its end and return its exit code; ``span`` becomes the parent of what it emits. It alone gets
-        the variables ``more`` and sees ``folders``.
-
-        ``auto``: its Python programs record their own start (`bootseer.profile.auto`).
-        """
+        the variables ``more`` and sees ``folders``. ``auto``: its Python programs record their own start
+        (`bootseer.profile.auto`)."""
         hooks = variables(self._environ["PYTHONPATH"], f"{PYTHON_DIR}/bootseer") if auto else {}
         environ, mounts = {**self._environ, **(more or {}), **hooks, **emit.child_env(span)}, [*self._mounts, *folders]
         cwd, grace = self.job.job.cwd, self.job.job.stop_grace or None

@@ -1,7 +1,5 @@
-"""Which node of which attempt this is, from the variables the job's own launcher sets.
-
-Sources: Slurm, torchrun, Kubernetes indexed jobs (``JOB_COMPLETION_INDEX``), Open MPI; ``BOOTSEER_*`` wins.
-"""
+"""Which node of which attempt this is, from the variables of the job's launcher: Slurm, torchrun, Kubernetes indexed
+jobs (``JOB_COMPLETION_INDEX``), Open MPI; ``BOOTSEER_*`` wins."""
 
 from __future__ import annotations
 

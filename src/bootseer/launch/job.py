@@ -1,8 +1,6 @@
-"""The job file: what to start, from which image, with which set-up command and checkpoint.
-
-``[env]``, ``[caches]``, ``[checkpoint]`` and ``[[mounts]]`` are optional; every technique has ``enabled`` (false starts
-that stage without it). Reference: ``docs/reference/job-file.md``, checked by a test.
-"""
+"""The job file: what to start, from which image, with which set-up command and checkpoint. Reference:
+``docs/reference/job-file.md``, checked by a test. Every technique has ``enabled``: false starts that stage without
+it."""
 
 from __future__ import annotations
 

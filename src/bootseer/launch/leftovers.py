@@ -1,8 +1,6 @@
-"""What starts that were killed left on the node, and how it is ended.
-
-A start has a folder ``<cache_dir>/starts/<name>`` of its own (`owned_folder`), in which all of its mounts lie; but for
-environments whose targets are in folders of the host, which the next start with these targets takes over.
-"""
+"""What starts that were killed left on the node, and how it is ended. All mounts of a start lie in its own folder
+``<cache_dir>/starts/<name>`` (`owned_folder`); but for environments whose targets are in folders of the host, which the
+next start with these targets takes over."""
 
 from __future__ import annotations
 

@@ -78,12 +78,9 @@ class Start(msgspec.Struct, kw_only=True):
 def start(
     job: Job, *, config: Config, identity: Identity, events_dir: Path, on_ready: Callable[[Start], None] | None = None
 ) -> Start:
-    """Start ``job`` on this node and wait for its training command.
-
-    ``on_ready`` is called once, from another thread, when the first step has ended. Returns the record of the start;
-    its ``exit_code`` is the training command's, or the set-up command's when that failed. Raises `BootseerError` when
-    the job could not be started at all.
-    """
+    """Start ``job`` on this node and wait for its training command. ``on_ready`` is called once, from another thread,
+    when the first step has ended. Returns the record of the start; its ``exit_code`` is the training command's, or the
+    set-up command's when that failed. Raises `BootseerError` when the job could not be started at all."""
     given = job.job.gpus
     if os.geteuid() and (job.job.devices or not isinstance(given, int)):
         raise UnsupportedError(
@@ -376,8 +373,8 @@ class _Node:
     def _watched(
         self, ready: Callable[[], None] = lambda: None, otherwise: Callable[[], None] = lambda: None
     ) -> Iterator[None]:
-        """What the job writes meanwhile goes to the node's file. At the end ``otherwise`` is called if not ``ready``
-        was."""
+        """What the job writes meanwhile goes to the node's file. At the end comes ``otherwise`` if ``ready`` did
+        not."""
         watch = ReadyWatch(self.events, ready, self._hand_on)
         watch.start(self._seen)
         try:
@@ -418,8 +415,7 @@ class _Node:
 
 
 def _jobs_events(folder: Path, name: str) -> Path:
-    """The file that processes of the job write their events to, in a folder for these alone: they may be any user, and
-    do there what they like."""
+    """The file that processes of the job, which may be any user, write their events to, in a folder for these alone."""
     file = folder / name
     with doing(f"make {file}"):
         folder.mkdir()

@@ -1,7 +1,5 @@
 """The checkpoint's turn: it flows as soon as the image's hot blocks are on the node, or when they are too late.
-
-`HotWait` decides and has no thread; `until_hot` asks the block server in a thread, and does what was decided.
-"""
+`HotWait` decides and has no thread; `until_hot` asks the block server in a thread, and does what was decided."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ HOT_SECONDS = 120.0
 
 TURN_SECONDS = 5.0
 """One of which is known what the job reads waits only so long, so that a slow source of the image does not keep back a
-checkpoint that comes from another. ``scripts/bench turn`` measures what waiting saves.
-"""
+checkpoint that comes from another. ``scripts/bench turn`` measures what waiting saves."""
 
 _TELL_SECONDS = 2.0
 """So often the profile hears how many of the image's hot blocks are here."""
@@ -83,8 +80,7 @@ def until_hot(
     ready: Callable[[], bool],
 ) -> Iterator[None]:
     """Meanwhile a thread tells the profile, on ``span``, how many of the image's hot blocks are here, and lets the
-    checkpoint flow as soon as they all are. The rest of the image waits until the job is ``ready``.
-    """
+    checkpoint flow as soon as they all are. The rest of the image waits until the job is ``ready``."""
     over = threading.Event()
 
     def wait() -> None:

@@ -191,11 +191,9 @@ def total(infos: Iterable[ObjectInfo]) -> Sum:
 
 def collect(store: Store, *, grace: float = GRACE, dry_run: bool = False, settle: float = SETTLE) -> Collected:
     """Condemn what nothing in ``store`` needs, delete what has been condemned for ``grace`` seconds and is still not
-    needed. ``settle``: seconds to wait before, where there is anything to delete.
-
-    Raises `DataError`, and has deleted nothing, when a record or a tree that is needed cannot be understood,
-    `UnsupportedError` for a registry, `NotWritableError`, `UnavailableError`.
-    """
+    needed. ``settle``: seconds to wait before, where there is anything to delete. Raises `DataError`, and has deleted
+    nothing, when a record or a tree that is needed cannot be understood, `UnsupportedError` for a registry,
+    `NotWritableError`, `UnavailableError`."""
     if not store.dated:
         raise UnsupportedError(
             f"store {store.shown} does not say when its objects were written: nothing is collected there",

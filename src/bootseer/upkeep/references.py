@@ -1,8 +1,6 @@
 """References: which objects of a store are needed, and by what: records of images, manifests of environments, trees
-that were published by themselves, notes of use.
-
-What cannot be read for certain stops the look with an error: nobody may conclude that what it refers to is not needed.
-"""
+that were published by themselves, notes of use. What cannot be read for certain is an error: nobody may conclude that
+what it refers to is not needed."""
 
 from __future__ import annotations
 
