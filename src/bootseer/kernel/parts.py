@@ -61,7 +61,7 @@ def shared(names: Sequence[str]) -> dict[str, Part]:
 
 def keep(parts: Mapping[str, Part], runs: Mapping[str, Callable[[], object]], scores: Mapping[str, int]) -> int:
     """Be the parent: run each of ``parts``, and start it again when it ends, until the first one has done all that it
-    is to do (it ends with 0), or by an exception such as that of a signal; all others are told to end then. Where
+    is to do (it ends with 0) or an exception comes, such as that of a signal; all others are told to end then. Where
     memory is short, those with a higher one of ``scores`` (oom_score_adj) are killed first.
 
     Returns the exit code. While some part has not served yet, one that ends with a `ConfigError`, `PrivilegeError` or

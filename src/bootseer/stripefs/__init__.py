@@ -1,7 +1,5 @@
-"""Striped files: one file spread over several storage files, so that a read has the bandwidth of many DataNodes.
-
-The format is described in docs/internals/stripe.md.
-"""
+"""Striped files: one file spread over several storage files, so that a read has the bandwidth of many DataNodes. The
+format: docs/internals/stripe.md."""
 
 from bootseer.backends.open import Given, locate
 from bootseer.stripefs.checkpoint.claim import Save

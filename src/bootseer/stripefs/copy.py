@@ -1,7 +1,5 @@
-"""Copies between stores and imports of plain files: real copies with stripes of their own, whole or not at all.
-
-A copy that was broken off is resumed file by file: what is there with the same content stays.
-"""
+"""Copies between stores and imports of plain files: real copies with stripes of their own, whole or not at all. One
+that was broken off is resumed file by file: what is there with the same content stays."""
 
 from __future__ import annotations
 
@@ -41,11 +39,9 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(TypedDict, total=False):
-    """``width`` and ``unit``: those of the source when 0, and the defaults for a plain one.
-
-    ``verify``: read a copy back before it is published. ``resume``: leave a copy that has the same content. ``force``:
-    copy also into a checkpoint with COMMIT.
-    """
+    """``width`` and ``unit``: those of the source when 0, and the defaults for a plain one. ``verify``: read a copy
+    back before it is published. ``resume``: leave a copy that has the same content. ``force``: copy also into a
+    checkpoint with COMMIT."""
 
     width: int
     unit: int
@@ -65,10 +61,9 @@ def copy_file(
 ) -> Copied:
     """Copy one file to ``target``, atomically; a file there is replaced.
 
-    ``target`` may be the plain file ``path`` itself: then it is replaced by a striped one, unless it was changed
-    meanwhile. `NotWritableError` for a plain file that its writer has not closed, and without ``force`` for a
-    ``target`` in a committed checkpoint. In place, a file that a COMMIT lists is left as it is.
-    """
+    ``target`` may be the plain file ``path`` itself: it is replaced by a striped one unless it was changed meanwhile,
+    or a COMMIT lists it. `NotWritableError` for a plain file that its writer has not closed, and without ``force`` for
+    a ``target`` in a committed checkpoint."""
     stat, verify = src.stat(path), options.get("verify", False)
     in_place = _in_place(src, path, dst, target)
     if in_place and (why := _stays(src, stat)):
@@ -147,11 +142,9 @@ def copy_tree(
 ) -> list[Copied]:
     """`copy_file` for every file at or below ``path``; ``progress`` is called with (path, bytes done, bytes in all).
 
-    A COMMIT speaks of the stripes of its own folder, so a copy gets one of its own: last, for each checkpoint below
-    ``path``, after its files were compared with the one of the source. Before the first file `NotWritableError` when
-    files would go into a checkpoint with COMMIT; ``resume`` completes one that has the same content, ``force`` takes
-    the COMMIT of a checkpoint that is replaced away first.
-    """
+    A COMMIT speaks of the stripes of its own folder, so a copy gets one of its own, last, after its files were compared
+    with the one of the source. Before the first file `NotWritableError` when files would go into a checkpoint with
+    COMMIT; ``resume`` completes one that has the same content, ``force`` takes the COMMIT away first."""
 
     def one(name: str, there: str) -> Copied:
         report = functools.partial(progress, name) if progress else None
@@ -185,9 +178,7 @@ def copy_tree(
 
 def _clear(dst: StripeFS, folders: Mapping[str, bool], options: Options) -> None:
     """Refuse a tree that would break a checkpoint before its first file; with ``force`` make that none first.
-
-    ``folders``: those that files are copied to, with whether they become checkpoints.
-    """
+    ``folders``: those that files are copied to, with whether they become checkpoints."""
     for folder, checkpoint in sorted(folders.items()):
         manifest = join(folder, commit.NAME)
         if not options.get("force"):
@@ -199,10 +190,8 @@ def _clear(dst: StripeFS, folders: Mapping[str, bool], options: Options) -> None
 
 def commit_copy(src: StripeFS, folder: str, dst: StripeFS, target: str, *, resume: bool = False) -> None:
     """Give ``target``, to which all files of the checkpoint ``folder`` were copied, a COMMIT of its own.
-
-    `NotWritableError` when it has one (without ``resume``); `DataError` when a file is not what ``folder`` says, and
-    then no COMMIT is made. The COMMIT of a checkpoint in ``folder`` has a copy of its own, which is another.
-    """
+    `NotWritableError` when it has one (without ``resume``); `DataError`, and no COMMIT, when a file is not what
+    ``folder`` says. The COMMIT of a checkpoint in ``folder`` has a copy of its own, which is another."""
     wanted = src.checkpoint(folder).files
     nested = {
         file.path

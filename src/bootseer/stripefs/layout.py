@@ -1,7 +1,5 @@
 """How a striped file lies in its parts: geometry and codecs of header, footer and pointer (docs/internals/stripe.md).
-
-Nothing here does input or output. Every decoder raises `DataError` for bytes that are not exactly right.
-"""
+Nothing here does input or output. Every decoder raises `DataError` for bytes that are not exactly right."""
 
 from __future__ import annotations
 
@@ -271,10 +269,8 @@ def decode_footer(data: bytes, name: str) -> tuple[Footer, int]:
 
 
 class Pointer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the file at the logical path says. ``dir`` is always `FOLDER`.
-
-    ``name`` is the last part of that path as the writer knew it; a pointer under another name may be a copy.
-    """
+    """What the file at the logical path says. ``dir`` is always `FOLDER`. ``name`` is the last part of that path as the
+    writer knew it; a pointer under another name may be a copy."""
 
     uuid: str
     size: int

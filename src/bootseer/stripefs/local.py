@@ -1,14 +1,11 @@
 """What a process without a mount reads of striped stores by URL, through the node cache (`bootseer.torch`, fsspec).
 
-As with a mount, chunks of striped files are looked for in the node cache and kept there (`nodecache`), what is
-read of the checkpoint of a job that `bootseer run` started is noted for its next start (`checkpoint.jobaccess`), and
-what was moved is written to the span of the load. Without a cache folder that can be used, files are read as they are.
-
-Where the settings name no cache folder, the default one is used if it is on a disk of the node: not in memory or in the
-root file system of a container, which count against the job and end with it, nor in a home folder that all nodes share.
-
-Concurrency: any thread may read and close files of one `Load`. A forked child has no cache of its parent's.
-"""
+As with a mount, chunks of striped files are looked for in the node cache and kept there (`nodecache`), what is read of
+the checkpoint of a job that `bootseer run` started is noted for its next start (`checkpoint.jobaccess`), and what was
+moved is written to the span of the load. Without a cache folder that can be used, files are read as they are. The
+default one is used if it is on a disk of the node: not in memory or in the root file system of a container, which count
+against the job and end with it, nor in a home folder that all nodes share. Concurrency: any thread may read and close
+files of one `Load`. A forked child has no cache of its parent's."""
 
 from __future__ import annotations
 

@@ -32,10 +32,8 @@ Progress = Callable[[int, int], None]
 
 class StripeFS:
     """A striped store over ``backend``. Paths are relative to its base. Any method may be called from any thread.
-
     Errors: `NotFoundError`, `DataError` (damaged, incomplete, replaced meanwhile), `NotWritableError`, `FullError`,
-    `UnavailableError`.
-    """
+    `UnavailableError`."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -53,11 +51,9 @@ class StripeFS:
         before: Callable[[Pointer | None], None] | None = None,
         known: str | None = None,
     ) -> Written:
-        """Store the local file ``local`` at ``path``, atomically; an existing file is replaced.
-
-        When the storage loses a stripe while it is written, everything is written once more, under fresh names.
-        ``before``, ``known``: as of `create`. `DataError` when ``local`` is changed meanwhile.
-        """
+        """Store the local file ``local`` at ``path``, atomically; an existing file is replaced. When the storage loses
+        a stripe meanwhile, everything is written once more, under fresh names. ``before``, ``known``: as of `create`.
+        `DataError` when ``local`` is changed meanwhile."""
 
         def write() -> Written:
             src.seek(0)
@@ -88,8 +84,7 @@ class StripeFS:
         known: str | None = None,
         exclusive: bool = False,
     ) -> StripeWriter:
-        """A writer for a new file at ``path``; ``striped`` also when it is small; the rest as in
-        `StripeWriter`."""
+        """A writer for a new file at ``path``; ``striped`` also when it is small; the rest as in `StripeWriter`."""
         path = clean_new(path)
         return StripeWriter(
             self.backend, path, width=width, unit=unit, striped=striped, mode=mode, before=before,
@@ -97,12 +92,10 @@ class StripeFS:
         )  # fmt: skip
 
     def get(self, path: str, local: Path, *, progress: Progress | None = None, expected: str | None = None) -> int:
-        """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size.
-
-        ``expected``: its `committed_digest`, where that is known. A link is followed. `DataError` also for a plain
-        file that does not have the digest which a COMMIT beside or above it says; `NotWritableError` for one that its
-        writer has not closed, and for a ``local`` that is no file.
-        """
+        """Copy the file at ``path`` to ``local``, which appears whole or not at all. Returns its size. ``expected``:
+        its `committed_digest`, where that is known. A link is followed. `DataError` also for a plain file that does not
+        have the digest which a COMMIT beside or above it says; `NotWritableError` for one that its writer has not
+        closed, and for a ``local`` that is no file."""
         local = localcopy.place(local)
         with self.open(path) as file:
             refuse_unfinished(file)
@@ -173,12 +166,9 @@ class StripeFS:
         return sorted(join(path, name) for name, _ in commit.walk(self.backend, path))
 
     def verify(self, path: str = "", *, progress: Progress | None = None) -> list[FileStat]:
-        """Read and check everything at or below ``path``: headers, footers, every chunk, digests, and each COMMIT.
-        What a COMMIT above says of a file counts too.
-
-        Returns the checked files; raises `DataError` for the first that is wrong. Plain files outside of a checkpoint
-        are only read: nothing says what they should hold.
-        """
+        """Read and check everything at or below ``path``: headers, footers, every chunk, digests, and each COMMIT, also
+        one above. Returns the checked files; raises `DataError` for the first that is wrong. Plain files outside of a
+        checkpoint are only read: nothing says what they should hold."""
         stats = [self.stat(name) for name in self.files(path)]
         total, done = sum(stat.size for stat in stats), 0
         expected: dict[str, str] = {}
@@ -202,10 +192,8 @@ class StripeFS:
 
     def save(self, folder: str, *, epoch: int = 0) -> Save:
         """Begin a save of the checkpoint ``folder``: its `Save.create` and `Save.commit` fail once a later one began.
-
-        Other saves of that folder, and writes into it, that are under way are ended. ``epoch``: join the save that
-        another process of the job began, whose ``epoch`` it is. Raises `NotWritableError` for a folder with COMMIT.
-        """
+        Other saves of that folder, and writes into it, are ended. ``epoch``: join the save that another process of the
+        job began, whose ``epoch`` it is. Raises `NotWritableError` for a folder with COMMIT."""
         folder = clean_new(folder)
         self.backend.check_new(folder)
         return Save(self.backend, folder, epoch) if epoch else begin(self.backend, folder)
@@ -217,34 +205,26 @@ class StripeFS:
         before: Callable[[Commit], None] | None = None,
         only: Collection[str] | None = None,
     ) -> Commit:
-        """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins.
-
-        Writes into it that are under way are ended. ``before`` and ``only``: as in `Save.publish`.
-        """
+        """Publish the directory as a checkpoint: everything in it now, nothing later. The first commit wins. Writes
+        into it that are under way are ended. ``before`` and ``only``: as in `Save.publish`."""
         path = clean(path)
         if not self.stat(path).is_dir:
             raise NotFoundError(f"{path} is a file, a checkpoint is a folder")
         return begin(self.backend, path).publish(before=before, only=only)
 
     def refuse_committed(self, path: str) -> None:
-        """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one: writing there would break it.
-
-        Also when the COMMIT is above the base of the store.
-        """
+        """Raise `NotWritableError` when ``path`` is a committed checkpoint or in one, also when the COMMIT is above the
+        base of the store: writing there would break it."""
         commit.refuse_inside(self.backend, clean(path))
 
     def checkpoint(self, path: str) -> Commit:
-        """The manifest of the checkpoint at ``path``, compared with the files there.
-
-        Raises `NotFoundError` for a missing directory, `DataError` when its save did not finish.
-        """
+        """The manifest of the checkpoint at ``path``, compared with the files there. Raises `NotFoundError` for a
+        missing directory, `DataError` when its save did not finish."""
         return commit.check(self.backend, clean(path))
 
     def committed_digest(self, path: str) -> str:
-        """BLAKE3 that the nearest COMMIT beside or above the file at ``path`` says of it, "" for none.
-
-        Also one above the base of the store. `DataError` for a damaged one.
-        """
+        """BLAKE3 that the nearest COMMIT beside or above the file at ``path`` says of it, also one above the base of
+        the store; "" for none. `DataError` for a damaged one."""
         folder, _, name = clean(path).rpartition("/")
         return self.committed_digests(folder)(name)
 
@@ -269,9 +249,7 @@ class StripeFS:
 
     def remove(self, path: str, *, force: bool = False) -> None:
         """Remove a file: first its pointer, then its stripes, unless another file's pointer may name them.
-
-        `NotWritableError` for what a COMMIT names, and for COMMIT itself, without ``force``.
-        """
+        `NotWritableError` for what a COMMIT names, and for COMMIT itself, without ``force``."""
         path = clean(path)
         if not force:
             commit.refuse_removal(self.backend, path)
@@ -279,9 +257,7 @@ class StripeFS:
 
     def remove_tree(self, path: str, *, force: bool = False) -> None:
         """Remove a folder with everything in it; it vanishes in one step. A whole checkpoint goes COMMIT first.
-
-        `NotWritableError` for a part of a checkpoint with COMMIT, without ``force``.
-        """
+        `NotWritableError` for a part of a checkpoint with COMMIT, without ``force``."""
         path = clean(path)
         if not path or not self.stat(path).is_dir:
             raise NotFoundError(f"{path or self.url} is no folder in the store")
@@ -290,19 +266,14 @@ class StripeFS:
         namespace.remove_tree(self.backend, path)
 
     def remove_all(self) -> None:
-        """Remove what is in the store; its folder stays. COMMIT goes first.
-
-        `NotWritableError` for a part of a checkpoint with COMMIT.
-        """
+        """Remove what is in the store; its folder stays. COMMIT goes first. `NotWritableError` for a part of a
+        checkpoint with COMMIT."""
         commit.refuse_removal(self.backend, "")
         namespace.remove_all(self.backend)
 
     def rename(self, src: str, dst: str, *, overwrite: bool = True, force: bool = False) -> None:
-        """Give a file or folder another name, atomically; a striped file that changes its folder is copied.
-
-        Raises `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off; without ``force`` also
-        for what a COMMIT names, and for a ``dst`` in a checkpoint with COMMIT.
-        """
+        """`namespace.rename`. Raises `NotWritableError` without ``force`` also for what a COMMIT names, and for a
+        ``dst`` in a checkpoint with COMMIT."""
         src, dst = clean(src), clean_new(dst)
         if not force and src != dst:
             self.backend.stat(src)  # a name that is not there is that error
@@ -313,10 +284,8 @@ class StripeFS:
     def append(
         self, path: str, *, width: int = layout.WIDTH, unit: int = layout.UNIT, striped: bool = False
     ) -> StripeWriter:
-        """A writer whose file begins with what is at ``path`` now: that is read and written again.
-
-        A striped file keeps its width and unit; a missing file is an empty one.
-        """
+        """A writer whose file begins with what is at ``path`` now: that is read and written again. A striped file keeps
+        its width and unit; a missing file is an empty one."""
         path = clean_new(path)
         try:
             pointer = read_pointer(self.backend, path)

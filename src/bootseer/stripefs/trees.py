@@ -54,8 +54,7 @@ def put(
     before: Callable[[Pointer | None], None] | None = None,
 ) -> Iterator[tuple[str, Written]]:
     """`StripeFS.put` of ``files``, with their sizes, which are below the folder ``local``, to their places below
-    ``path``. Yields each with its path: the small ones in order, then the others. The first error ends it.
-    """
+    ``path``. Yields each with its path: the small ones in order, then the others. The first error ends it."""
     listed: dict[str, set[str]] = {}
     done = 0
 

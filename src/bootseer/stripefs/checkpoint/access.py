@@ -2,9 +2,7 @@
 
 `AccessLog` notes what readers of a mount ask for; its `AccessRecord` goes to the store of bootseer, one object for each
 node of a job and each folder of checkpoints: the next start prefetches just those ranges, also from a later checkpoint
-of the same folder, and on another machine that has the same place in the job. Everything here is advice: trouble is a
-log line, never an error for the job.
-"""
+of the folder, and on another machine with the same place in the job. All of it is advice: trouble is a log line."""
 
 from __future__ import annotations
 
@@ -73,10 +71,9 @@ def counterparts(files: Iterable[FileAccess], sizes: Mapping[str, int]) -> list[
     """What ``files`` of one checkpoint are in another one, whose files have these ``sizes`` by path, and which ranges
     of them; in the order of ``files``, without those that have none.
 
-    A path that is there is that file. Numbers in the others may be those of a step: where no path of the same shape
-    (the path without its numbers) is there, and both checkpoints have equally many of it, they are matched in the order
-    of their numbers; where not equally many, those match that differ by one number, the same for all.
-    """
+    A path that is there is that file. Where none of the same shape (the path without its numbers, which may be a
+    step's) is there, and both checkpoints have equally many of it, they are matched in the order of their numbers;
+    where not equally many, those match that differ by one number, the same for all."""
     wanted = list(files)
     kept = {_shape(file.path) for file in wanted if file.path in sizes}
     before = _by_shape(file.path for file in wanted)
@@ -128,10 +125,8 @@ def _without_each(path: str) -> Iterable[tuple[int, tuple[int | None, ...]]]:
 
 
 class AccessLog:
-    """Notes reads. Any thread may call anything: a note is one assignment to a slice of a byte string.
-
-    Not of files whose names are not UTF-8, which a record cannot name.
-    """
+    """Notes reads, but of files whose names are not UTF-8, which a record cannot name. Any thread may call anything: a
+    note is one assignment to a slice of a byte string."""
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[int, bytearray]] = {}  # path -> size, one byte for each unit
@@ -178,11 +173,8 @@ def _ranges(units: bytes, size: int) -> Iterable[tuple[int, int]]:
 
 
 class Lineage(NamedTuple):
-    """Whose reads are alike: those of one node of a job that resumes from checkpoints in one folder.
-
-    ``url``: that of the checkpoint; its last part, which is the step, does not count. ``nodes``: of the job, 0 where
-    nobody said.
-    """
+    """Whose reads are alike: those of one node of a job that resumes from checkpoints in one folder. ``url``: that of
+    the checkpoint; its last part, the step, does not count. ``nodes``: of the job, 0 where nobody said."""
 
     job: str
     url: str

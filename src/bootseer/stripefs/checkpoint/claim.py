@@ -32,12 +32,10 @@ _TOKEN = 32
 class Save:
     """One save of the checkpoint ``folder``: files by `create`, then `commit`.
 
-    ``epoch`` is the number of its claim. The processes of one job share a save: one calls `begin` and at the end
-    `commit`, the others make theirs of its ``epoch``; `NotWritableError` when there is no such claim (``token``: only
-    of who made it).
-    Raises `NotWritableError` from `commit` and from each writer's ``finish`` when a later save has begun, the folder
-    was removed or renamed meanwhile, or it has a COMMIT.
-    """
+    ``epoch`` is the number of its claim, which the processes of one job share: one calls `begin` and at the end
+    `commit`, the others make theirs of its ``epoch`` (``token``: only of who made it). Raises `NotWritableError` when
+    there is no such claim; from `commit` and each writer's ``finish`` when a later save has begun, the folder was
+    removed or renamed meanwhile, or it has a COMMIT."""
 
     def __init__(self, backend: Backend, folder: str, epoch: int, token: bytes = b"") -> None:
         self.folder, self.epoch = clean(folder), epoch
@@ -87,12 +85,9 @@ class Save:
         return self.folder or self._backend.url
 
     def commit(self, *, before: Callable[[Commit], None] | None = None) -> Commit:
-        """End this save, and the writes of it that are under way, and publish the manifest of the folder.
-
-        What an earlier save left there and this one did not replace is not listed, where the storage tells one version
-        of a file from another. Arguments and errors of `publish`;
-        `NotWritableError` also in a process that joined the save.
-        """
+        """End this save, and the writes of it that are under way, and publish the manifest of the folder. What an
+        earlier save left there and this one did not replace is not listed, where the storage tells versions of a file
+        apart. Arguments and errors of `publish`; `NotWritableError` also in a process that joined the save."""
         if self._closed is None:
             closed = Save(self._backend, self.folder, self.epoch + 1, self._closing)
             if closed._claimed() == self._closing:  # an earlier call took it, and failed after that
@@ -191,10 +186,8 @@ class Save:
 
 
 def begin(backend: Backend, folder: str) -> Save:
-    """Claim ``folder`` for a new save; other saves of it, and writes into it, that are under way are ended.
-
-    The files that are there stay. Raises `NotWritableError` when the folder has a COMMIT.
-    """
+    """Claim ``folder`` for a new save; other saves of it, and writes into it, that are under way are ended. The files
+    that are there stay. Raises `NotWritableError` when the folder has a COMMIT."""
     folder = clean(folder)
     commit.refuse_committed(backend, folder)
     epoch = _highest(backend, folder) + 1

@@ -1,7 +1,5 @@
-"""COMMIT: the manifest that makes a directory a checkpoint (docs/internals/stripe.md).
-
-It is published last, by one rename that does not overwrite (`Save.commit`), so a directory has it wholly or not at all.
-"""
+"""COMMIT: the manifest that makes a directory a checkpoint (docs/internals/stripe.md), published last, by one rename
+that does not overwrite (`Save.commit`): a directory has it wholly or not at all."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ def is_temporary(name: str) -> bool:
 
 def walk(backend: Backend, folder: str, *, temporary: bool = False) -> Iterator[tuple[str, Entry]]:
     """Every file below ``folder`` as (path relative to it, entry), in path order; without the store's own.
-
-    ``temporary``: the unfinished files instead. Ended ones are garbage, and say whose stripes are.
-    """
+    ``temporary``: the unfinished files instead. Ended ones are garbage, and say whose stripes are."""
     for entry in backend.list(folder):
         name, hidden = entry.name, is_hidden(entry.name)
         unfinished = is_temporary(name) and not name.endswith(layout.ENDED)
@@ -104,12 +100,9 @@ def refuse_committed(backend: Backend, folder: str) -> None:
 
 
 def above(backend: Backend, path: str) -> Iterator[tuple[Backend, str, str]]:
-    """The folders that hold ``path``, the nearest first, up to the root of the storage.
-
-    Each as (store, folder in it, ``path`` relative to the folder); the store is another one above the base of
-    ``backend``. The root of an object store is the bucket. Of storage by fsspec that can only be read, the folders of
-    the store itself.
-    """
+    """The folders that hold ``path``, the nearest first, up to the root of the storage (of an object store: the bucket;
+    of storage by fsspec that can only be read: the store), each as (store, folder in it, ``path`` relative to the
+    folder). The store is another one above the base of ``backend``."""
     folder, rest = path, ""
     while folder:
         folder, _, name = folder.rpartition("/")
@@ -173,11 +166,9 @@ def refuse_inside(backend: Backend, path: str) -> None:
 
 
 def refuse_removal(backend: Backend, path: str) -> None:
-    """Raise `NotWritableError` when a COMMIT above ``path`` is it, or lists it or what is below it, or stripes in it.
-
-    Every COMMIT above counts, not only the nearest: that of a checkpoint lists the checkpoints in it too. What a
-    damaged one lists is not known. One in the folder ``path`` itself goes with it, and does not count.
-    """
+    """Raise `NotWritableError` when a COMMIT above ``path``, at any height, is it, or lists it or what is below it, or
+    stripes in it. What a damaged one lists is not known. One in the folder ``path`` itself goes with it, and does not
+    count."""
     for store, folder, rest in above(backend, path):
         if _manifest(store, folder) is None:
             continue
@@ -222,9 +213,7 @@ def read(backend: Backend, folder: str) -> Commit:
 
 def check(backend: Backend, folder: str) -> Commit:
     """`read`, and compare size and uuid of every listed file, and the lengths of its stripes, with what is there.
-
-    Contents are not read. Each folder of stripes is listed once.
-    """
+    Contents are not read. Each folder of stripes is listed once."""
     found = read(backend, folder)
     lists: dict[str, dict[str, int]] = {}
     for file in found.files:

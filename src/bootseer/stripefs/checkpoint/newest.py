@@ -23,11 +23,9 @@ def _number(name: str) -> int:
 
 
 def find(backend: Backend, folder: str) -> str:
-    """Path of the newest complete checkpoint directly below ``folder``; `NotFoundError` when there is none.
-
-    Newest: largest last number in the name; for equal or no numbers, committed last. Incomplete ones are skipped with
-    a warning; a storage that does not answer, and one that this user may not read, are errors, no reasons to go back.
-    """
+    """Path of the newest complete checkpoint directly below ``folder``; `NotFoundError` when there is none. Newest:
+    largest last number in the name; for equal or no numbers, committed last. Incomplete ones are skipped with a
+    warning; a storage that does not answer, and one that this user may not read, are errors, no reasons to go back."""
     for path in listing(backend, folder):
         try:
             commit.check(backend, path)

@@ -1,7 +1,5 @@
-"""Flights: which chunks are being fetched. One thread fetches each, the others wait for it, up to a deadline.
-
-Concurrency: any number of threads; ``_lock`` guards the table and is never held while bytes move.
-"""
+"""Flights: which chunks are being fetched. One thread fetches each, the others wait for it, up to a deadline. Any
+number of threads; ``_lock`` guards the table and is never held while bytes move."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ from bootseer.ranges import runs
 from bootseer.stripefs.files.reader import ChunkFile
 
 _WAIT = 4 * DEADLINE
-"""Who waits for a flight gives it up after so long for each of its runs, and twice what its bytes take at `SLOWEST`: a
-read of them by itself may take that long too (its second try begins anew)."""
+"""Who waits for a flight gives it up after so long for each of its runs, and twice what its bytes take at `SLOWEST`:
+the second try of a read begins anew."""
 _LONG = DEADLINE / 2
 """A storage that did not answer for so long is not asked again for the same chunks within `_REFUSED` seconds: who has
 waited for them meanwhile, and the kernel, which asks for each page once more, would wait as long again."""
@@ -25,10 +23,8 @@ _REFUSED = 2.0
 
 
 class _Flight:
-    """Chunks (``size`` bytes) that one thread fetches, run by run.
-
-    ``ended``: by run, whether it is over, also when it failed. ``patience``: seconds after which all of them are.
-    """
+    """Chunks (``size`` bytes) that one thread fetches, run by run. ``ended``: by run, whether it is over, also when it
+    failed. ``patience``: seconds after which all of them are."""
 
     def __init__(self, runs: list[range], size: int) -> None:
         self.runs = runs

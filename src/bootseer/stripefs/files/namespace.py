@@ -1,8 +1,6 @@
-"""Renaming and removing in a striped store: one atomic step for whoever looks, stripes after it.
-
-A process that is killed here leaves whole files, and garbage that `bootseer.stripefs.maintenance` recognises: before a
-pointer goes, a temporary file names its stripes.
-"""
+"""Renaming and removing in a striped store: one atomic step for whoever looks, stripes after it. A process that is
+killed here leaves whole files, and garbage that `stripefs.maintenance` recognises: before a pointer goes, a temporary
+file names its stripes."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ def remove(backend: Backend, path: str) -> None:
 
 def remove_tree(backend: Backend, path: str) -> None:
     """Remove a folder with everything in it; it vanishes in one step (in an object store, which has none: in many).
-
-    COMMIT goes before the files: none ever names files that are gone.
-    """
+    COMMIT goes before the files: none ever names files that are gone."""
     tmp = _temporary(path, uuid.uuid4().hex)
     try:
         backend.rename(path, tmp, overwrite=False)
@@ -80,11 +76,9 @@ def new_folder(backend: Backend, path: str) -> None:
 
 
 def rename(backend: Backend, src: str, dst: str, *, overwrite: bool = True) -> None:
-    """Give a file or a folder another name. A folder is never put over another.
-
-    Atomic, except for a striped file that moves to another folder: it is copied there, and removed here afterwards.
-    Raises `NotFoundError`, `NotWritableError` when ``dst`` is a folder, or exists and ``overwrite`` is off.
-    """
+    """Give a file or a folder another name; a folder is never put over another. Atomic, except for a striped file that
+    moves to another folder: it is copied there, and removed here afterwards. Raises `NotFoundError`, `NotWritableError`
+    when ``dst`` is a folder, or exists and ``overwrite`` is off."""
     if src == dst:
         backend.stat(src)
         return

@@ -118,12 +118,8 @@ class Publication:
 
     ``known``: `content_of` what is to be replaced, "" for nothing; None: what is there now. When something else is
     there, then or at the end, `rename` raises `ReplacedError`; without ``exclusive`` not for the bytes of a plain file
-    that are there already.
-
-    ``temporary``: what is renamed into place. ``replaces``: whether there was a file at the path at first. ``epoch``:
-    of the new file. ``absent``: a listing has shown that there is none. Raises `NotWritableError` for a ``path`` that
-    is a folder.
-    """
+    that are there already. ``temporary``: what is renamed into place. ``replaces``: whether there was a file at the
+    path at first. ``epoch``: of the new file. Raises `NotWritableError` for a ``path`` that is a folder."""
 
     def __init__(
         self, backend: Backend, path: str, uuid: str, mode: int, *, known: str | None = None, exclusive: bool = False
@@ -173,10 +169,8 @@ class Publication:
         return now.uuid if now else ""
 
     def _epoch_of_damaged(self) -> int:
-        """The epoch of the damaged pointer at the path, as far as it can still be made out: in it or in a header.
-
-        With a smaller one the new version would look older than the stripes that are left of the damaged one.
-        """
+        """The epoch of the damaged pointer at the path, as far as it can be made out in it or in a header: with a
+        smaller one the new version would look older than what is left of it."""
         said: list[int] = []
         try:
             text = read_all(self._backend, self._path, limit=layout.MAX_TEXT)
@@ -258,9 +252,7 @@ class Publication:
 
     def _mark(self) -> Permissions | None:
         """Before the old pointer goes, a temporary file names its stripes, so that they are known as garbage if this
-        process dies. By their name and epoch alone they are not: the file may have had another name before. Whose the
-        old one is.
-        """
+        process dies (not by their name and epoch: the file may have had another name). Whose the old one is."""
         if self._old is None:
             return None
         self._marker = join(self._parent, f"{layout.TEMPORARY}{self._old.uuid}")
@@ -271,7 +263,7 @@ class Publication:
         return owned_by(self._backend, self._path)
 
     def may_have_happened(self, exc: BaseException) -> bool:
-        """Whether the rename has happened when `rename` ended with ``exc``, or may have, or may still: without its
+        """Whether the rename has happened, or may have, or may still, when `rename` ended with ``exc``: without its
         stripes the file would be lost then. A refusal can come after it, as of a folder that is renamed in and cannot
         be synced."""
         if not self._renaming or not isinstance(exc, NotWritableError | FullError):

@@ -121,10 +121,8 @@ class ReadAhead:
         return ended
 
     def read(self, file: ChunkFile, offset: int, size: int) -> memoryview | tuple[int, int]:
-        """Bytes ``offset`` to ``offset + size`` of ``file``, or (fd, offset) of what is on the node's disk.
-
-        The range must lie inside the file. Raises `BootseerError` when they cannot be had.
-        """
+        """Bytes ``offset`` to ``offset + size`` of ``file``, all inside of it, or (fd, offset) of what is on the node's
+        disk. Raises `BootseerError` when they cannot be had."""
         end = offset + size
         first, last = offset // file.unit, -(-end // file.unit)
         alone = self._plan(file, offset, end)
@@ -147,10 +145,7 @@ class ReadAhead:
         return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
 
     def readinto(self, file: ChunkFile, offset: int, view: memoryview) -> None:
-        """Fill ``view`` with the bytes from ``offset``; what is fetched for it goes there without a copy.
-
-        As `ChunkFile.readinto`.
-        """
+        """`ChunkFile.readinto`; what is fetched for ``view`` goes there without a copy."""
         end = offset + len(view)
         first, last = offset // file.unit, -(-end // file.unit)
         if self._plan(file, offset, end) and self._apart(file, offset, view):
@@ -204,11 +199,9 @@ class ReadAhead:
         store: bool = False,
         target: Target = lambda chunk: None,
     ) -> set[int]:
-        """Have the chunks present.
-
-        Without ``force`` they stay away when there is no memory for them. Those with a ``target`` that are fetched here
-        go there, and are not held. Returns their numbers. With ``store`` the node's disk takes chunks at once.
-        """
+        """Have the chunks present; without ``force`` they stay away when there is no memory for them. Those with a
+        ``target`` that are fetched here go there, and are not held. Returns their numbers. With ``store`` the node's
+        disk takes chunks at once."""
         filled: set[int] = set()
         self._flights.bring(
             file,
@@ -293,10 +286,8 @@ class ReadAhead:
 
 
 def in_order(file: ChunkFile) -> Iterator[memoryview]:
-    """All bytes of ``file`` from start to end, chunk by chunk, while read-ahead brings the next ones.
-
-    Errors as of `ChunkFile.readinto`. To be used up or closed.
-    """
+    """All bytes of ``file`` from start to end, chunk by chunk, while read-ahead brings the next ones. To be used up or
+    closed. Errors as of `ChunkFile.readinto`."""
     ahead = ReadAhead(memory=4 * _PIECE)
     try:
         for offset in range(0, file.size, file.unit):

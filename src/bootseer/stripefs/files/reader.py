@@ -1,13 +1,9 @@
 """Reads of files into the caller's memory, in whole chunks or parts of them: what striped and plain files share.
 
-A checksum tells damage. Which bytes a file has is for those who may write it, and for nobody else: see `content_of`.
-
-A request becomes one `Piece` per stripe: consecutive chunks, with the CRC that each must have. The backend reads all
-pieces at once, and decides from where, in which order and in how large runs.
-
-Concurrency: any number of threads may read one file. A call returns, or raises, when nothing can touch the destination
-any more.
-"""
+A checksum tells damage; which bytes a file has is for those who may write it: see `content_of`. A request becomes one
+`Piece` per stripe: consecutive chunks, with the CRC that each must have. The backend reads all pieces at once, and
+decides from where, in which order and in how large runs. Concurrency: any number of threads may read one file. A call
+returns, or raises, when nothing can touch the destination any more."""
 
 from __future__ import annotations
 
@@ -107,10 +103,8 @@ class ChunkFile(Closing):
         return bytes(data)
 
     def readinto(self, offset: int, view: memoryview) -> None:
-        """Fill ``view`` with the bytes from ``offset``.
-
-        Raises `DataError` past the end, and for bytes that are damaged or cannot be had; then ``view`` holds rubbish.
-        """
+        """Fill ``view`` with the bytes from ``offset``. Raises `DataError` past the end, and for bytes that are damaged
+        or cannot be had; then ``view`` holds rubbish."""
         self.readinto_many([(offset, view)])
 
     def readinto_many(self, ranges: Views) -> int:
@@ -177,11 +171,9 @@ class ChunkFile(Closing):
         return self.by_stripe(self._cut(views, copies, self.unit))
 
     def _cut(self, views: Views, copies: Copies, size: int) -> dict[int, memoryview]:
-        """Memory for each part of ``size`` bytes of the file that ``views`` touch.
-
-        Of one at an edge only a part may be wanted, but its CRC needs all of it: it is read elsewhere, and ``copies``
-        gets (target in a view, source); so it does for one that another view has already.
-        """
+        """Memory for each part of ``size`` bytes of the file that ``views`` touch. One at an edge, whose CRC needs all
+        of it, is read elsewhere, and ``copies`` gets (target in a view, source); so it does for one that another view
+        has already."""
         wanted: dict[int, memoryview] = {}
         for offset, view in views:
             for number in range(offset // size, -(-(offset + len(view)) // size)):
@@ -256,10 +248,8 @@ def identity_of(backend: Backend, path: str, content: str) -> str:
 
 
 class PlainFile(ChunkFile):
-    """A file stored as it is, by anyone; read in parallel ranges. Its bytes are checked only by the storage.
-
-    ``head``: the first `_POINTER_READ` bytes of one that is as small as pointers are, else b"".
-    """
+    """A file stored as it is, by anyone; read in parallel ranges. Its bytes are checked only by the storage. ``head``:
+    the first `_POINTER_READ` bytes of one that is as small as pointers are, else b""."""
 
     def __init__(self, backend: Backend, path: str) -> None:
         source = backend.open(path, pinned=True)

@@ -28,10 +28,9 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer, owned: Permiss
     """Remove the stripes of the file that had ``pointer`` at ``path``, which is not there any more; ``owned``: whose it
     was, None where that is not told.
 
-    They stay while another file of the folder names them (it is the file under a new name, or one of the two is a copy
-    of the pointer, or a forgery), also a damaged pointer, and when they are somebody else's. False when only a damaged
-    pointer is in the way: the temporary file that calls them garbage is to stay then, too.
-    """
+    They stay while another file of the folder names them (the file under a new name, a copy of the pointer, a forgery),
+    also a damaged pointer, and when they are somebody else's. False when only a damaged pointer is in the way: the
+    temporary file that calls them garbage is to stay then, too."""
     whole, damaged = _namers(backend, path.rpartition("/")[0], pointer)
     if whole or damaged:
         _log.warning("the stripes of %s are left in place: another file may name them", path)

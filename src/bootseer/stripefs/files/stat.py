@@ -10,11 +10,9 @@ from bootseer.stripefs.files.reader import read_pointer
 
 
 class FileStat(msgspec.Struct, frozen=True, kw_only=True):
-    """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders.
-
-    ``version`` changes when the file below the path is replaced (`backends.interface.Source`); ``permissions``:
-    None where the storage does not tell.
-    """
+    """One file or folder. ``width``, ``unit`` and ``uuid`` are 0 and "" for plain files and folders. ``version``
+    changes when the file below the path is replaced (`backends.interface.Source`); ``permissions``: None where they are
+    not told."""
 
     path: str
     size: int
@@ -34,10 +32,7 @@ class FileStat(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_entry(backend: Backend, path: str, entry: Entry, *, plain: bool = False) -> FileStat:
     """``entry`` is what ``backend`` tells of ``path``. A small file is read, to see whether it is a pointer, unless it
-    is known as ``plain``.
-
-    Raises `NotFoundError` when it is gone since, `DataError` for a damaged pointer.
-    """
+    is known as ``plain``. Raises `NotFoundError` when it is gone since, `DataError` for a damaged pointer."""
     found = FileStat(
         path=path,
         size=entry.size,

@@ -1,7 +1,5 @@
-"""One stripe file being written, by a thread of its own: it computes CRCs and writes; a short queue feeds it.
-
-Concurrency: one caller. Every wait ends after `STALL` seconds.
-"""
+"""One stripe file being written, by a thread of its own: it computes CRCs and writes; a short queue, of one caller,
+feeds it. Every wait ends after `STALL` seconds."""
 
 from __future__ import annotations
 
@@ -42,10 +40,8 @@ def again_when_lost(write: Callable[[], T], what: str) -> T:
 
 
 class Stripe:
-    """The stripe file at ``path``, written from now on. ``footer_crc`` is known after its end.
-
-    ``error``: what ended its thread; `raise_error` raises it, as `StripeLost` where the storage did not answer.
-    """
+    """The stripe file at ``path``, written from now on. ``footer_crc`` is known after its end. ``error``: what ended
+    its thread; `raise_error` raises it, as `StripeLost` where the storage did not answer."""
 
     def __init__(self, backend: Backend, path: str, header: Header, siblings: object, mode: int = FILE_MODE) -> None:
         self.path, self.footer_crc = path, 0

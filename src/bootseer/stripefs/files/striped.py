@@ -236,8 +236,8 @@ class StripedFile(ChunkFile):
         return Piece(self._source(stripe), begin, parts, check, self._reopened(stripe), self.path)
 
     def check_rest(self) -> None:
-        """Read and check what reads of the whole content do not need: the header of every stripe, and the checksums of
-        its sectors."""
+        """Read and check what reads of the whole content do not need: the header of every stripe, the checksums of its
+        sectors."""
         if self._few:
             for chunk in range(0, self.geometry.chunks, self._page * self.geometry.width):
                 self._fetch(

@@ -1,8 +1,6 @@
-"""Checking a striped store: what is lost, what is damaged, what is garbage. Nothing is changed here.
-
-Contents are not read (`StripeFS.verify` does that), except the headers and footers of stripes. What makes stripes
-garbage is said in docs/internals/stripe.md; when in doubt they are kept.
-"""
+"""Checking a striped store: what is lost, what is damaged, what is garbage. Nothing is changed here. Contents are not
+read (`StripeFS.verify` does that), except the headers and footers of stripes. What makes stripes garbage is said in
+docs/internals/stripe.md; when in doubt they are kept."""
 
 from __future__ import annotations
 
@@ -32,12 +30,9 @@ _NOTES = ("pointer-copy", "kept-stripes", "unknown-file")
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is not as it should be.
-
-    ``kind`` is a name of the table in docs/howto/stripefs.md. ``path``: of the file; for a set of stripes without
-    their index. ``age``: seconds since it was last modified (garbage only); ``size``: bytes that it takes.
-    ``repair``: what `repair` would do about it, "" for nothing.
-    """
+    """Something that is not as it should be; ``kind`` is a name of the table in docs/howto/stripefs.md. ``path``: of
+    the file; for a set of stripes without their index. ``age``: seconds since it was last modified (garbage only);
+    ``size``: bytes that it takes. ``repair``: what `repair` would do about it, "" for nothing."""
 
     kind: str
     level: Level
@@ -75,10 +70,8 @@ class FsckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fsck(backend: Backend, path: str = "") -> FsckReport:
-    """Check the folder ``path`` and all below it, or one file.
-
-    Raises `NotFoundError`, and `UnavailableError` for a storage that does not answer.
-    """
+    """Check the folder ``path`` and all below it, or one file. Raises `NotFoundError`, and `UnavailableError` for a
+    storage that does not answer."""
     path, now = clean(path), time.time()  # what is touched while this goes on is young
     if backend.stat(path).is_dir:
         folders = {folder.path: folder for folder in scan.walk(backend, path)}
@@ -93,9 +86,8 @@ def fsck(backend: Backend, path: str = "") -> FsckReport:
 
 
 class _Check:
-    """The findings in ``folders``, by path, which are all at and below one folder or the one of a single file.
-
-    Ages count to ``now``."""
+    """The findings in ``folders``, by path, all at and below one folder or that of a single file. Ages count to
+    ``now``."""
 
     def __init__(self, backend: Backend, folders: dict[str, Folder], now: float) -> None:
         self._backend, self._folders, self._now = backend, folders, now

@@ -41,11 +41,9 @@ _ASIDE = "%s/%s is still set aside, `bootseer fs fsck --repair` looks whether a 
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one piece of garbage: ``kept`` says why it is still there, "" when it is removed.
-
-    With a dry run ``kept`` is "" for what would be removed. That changes nothing, so it cannot tell a writer on HDFS
-    that is alive from one that died: what one has open "may be open".
-    """
+    """What became of one piece of garbage: ``kept`` says why it is still there, "" when it is removed. With a dry run
+    "" is for what would be removed; that changes nothing, so it cannot tell a writer on HDFS that is alive from one
+    that died."""
 
     kind: str
     path: str
@@ -68,13 +66,11 @@ def gc(
     """Remove the garbage at or below the folder ``path`` that was modified last more than ``age`` seconds ago.
 
     ``lost``: also whole sets of stripes whose pointer is gone, as after a removal with tools that do not know them.
-    ``taken``: also files that a writer on HDFS has open; that writer fails then. Without it they are kept while the
-    writer renews its lease, which ends a minute after the writer has died.
-    ``keep``: also the complete checkpoints directly in ``path`` but for so many of the newest whose names differ in
-    numbers alone, and for what was the newest one less than ``age`` seconds ago: a start may load it. 0: all stay.
-
-    Garbage that cannot be removed is kept, and no reason to leave the rest; a storage that does not answer is an error.
-    """
+    ``taken``: also files that a writer on HDFS has open, which fails then; without it they are kept while the writer
+    renews its lease, which ends a minute after the writer has died. ``keep``: also the complete checkpoints directly in
+    ``path`` but for so many of the newest whose names differ in numbers alone, and for what was the newest one less
+    than ``age`` seconds ago: a start may load it. 0: all stay. Garbage that cannot be removed is kept, and no reason to
+    leave the rest; a storage that does not answer is an error."""
     if age < 0 or keep < 0:
         raise ConfigError(f"an age of {age:g} s and {keep} kept checkpoints are not possible")
     path = clean(path)
@@ -107,10 +103,8 @@ def gc(
 
 
 def _outdated(backend: Backend, path: str, age: float, keep: int, dry_run: bool, now: float) -> list[Removal]:
-    """The checkpoints in ``path`` after the newest ``keep`` of their series, and what became of each.
-
-    A series: those whose names are the same but for numbers. ``final`` or ``best-80`` do not go because of ``step-N``.
-    """
+    """The checkpoints in ``path`` after the newest ``keep`` of their series (names that are the same but for numbers:
+    ``final`` or ``best-80`` do not go because of ``step-N``), and what became of each."""
     commit.refuse_inside(backend, path)
     found, complete, passed = list[Removal](), Counter[str](), now
     for folder in newest.listing(backend, path):

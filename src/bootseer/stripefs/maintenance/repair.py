@@ -29,11 +29,9 @@ class Repair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repair(backend: Backend, report: FsckReport) -> list[Repair]:
-    """Mend every finding of ``report`` that says a repair. Each is looked at again before.
-
-    Every byte of a file is read and checked before its pointer is made. A finding that cannot be mended after all is
-    one with ``failed``; only a storage that does not answer is an error (`UnavailableError`).
-    """
+    """Mend every finding of ``report`` that says a repair, looked at again before; every byte of a file is read and
+    checked before its pointer is made. One that cannot be mended after all is one with ``failed``; only a storage that
+    does not answer is an error (`UnavailableError`)."""
     made = []
     for finding in report.findings:
         if not finding.repair:

@@ -1,11 +1,8 @@
 """What is in the folders of a striped store, and whether a set of stripes is whole. Nothing is changed here.
 
 A name that is not read as one of the store's own is a user's file. Whoever cannot read something raises: nobody may
-take what a scan did not see for garbage.
-
-Headers and footers of a whole set of stripes say all of its pointer but the digest, for which every byte is read and
-checked, and the name, which is not stored when it is too long.
-"""
+take what a scan did not see for garbage. Headers and footers of a whole set of stripes say all of its pointer but the
+digest, for which every byte is read and checked, and the name, which is not stored when it is too long."""
 
 from __future__ import annotations
 
@@ -42,11 +39,9 @@ class Damaged:
 
 @dataclass
 class Folder:
-    """One folder. ``entries``: all of it by name. ``stripes`` and ``trash``: uuid to index to entry.
-
-    ``temporaries``: unfinished files, and folders that are being removed, by the uuid of their writer's file ("" for
-    none); ``unknown``: what has a name like the store's own and is not, by path; ``plain``: all other files.
-    """
+    """One folder. ``entries``: all of it by name. ``stripes`` and ``trash``: uuid to index to entry. ``temporaries``:
+    unfinished files, and folders that are being removed, by the uuid of their writer's file ("" for none); ``unknown``:
+    what has a name like the store's own and is not, by path; ``plain``: all other files."""
 
     path: str
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -87,10 +82,8 @@ def owner(name: str) -> str:
 
 
 def folder(backend: Backend, path: str, *, known: Folder | None = None, stripes: bool = True) -> Folder:
-    """Survey one folder, not those below it. Files that are as in ``known`` are not read again.
-
-    One listing, and one more of the stripes unless they are not asked for.
-    """
+    """Survey one folder, not those below it, by one listing, and one more of the stripes unless they are not asked for.
+    Files that are as in ``known`` are not read again."""
     found = Folder(path)
     for entry in backend.list(path):
         name = entry.name
@@ -201,10 +194,8 @@ def _read(backend: Backend, path: str) -> Stripe:
 
 def inspect(backend: Backend, folder: str, uuid: str, indices: Iterable[int]) -> Pointer:
     """The pointer, but for its digest, of the set ``uuid`` of ``folder``, of which the stripes ``indices`` are there.
-
     Its name is that which the writer knew, "" when it did not say. Chunks are not read. Raises `DataError` that says
-    why the set is not whole.
-    """
+    why the set is not whole."""
     store, there = join(folder, layout.FOLDER), sorted(indices)
     if 0 not in there:
         raise DataError(f"{store}/{uuid}.0 is missing")

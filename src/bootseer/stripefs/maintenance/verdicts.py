@@ -1,8 +1,6 @@
-"""The verdict on a set of stripes that no pointer names: lost, kept, or garbage. The first row that fits says it.
-
-docs/internals/stripe.md, "Garbage, and what is not", says why. A collection deletes what the last row calls garbage,
-and what is lost only when it is told to.
-"""
+"""The verdict on a set of stripes that no pointer names: lost, kept, or garbage. The first row that fits says it; why:
+docs/internals/stripe.md, "Garbage, and what is not". A collection deletes what the last row calls garbage, and what is
+lost only when it is told to."""
 
 from __future__ import annotations
 
