@@ -1,7 +1,5 @@
-"""Storage on an HDFS cluster: names are the NameNode's matter, bytes come from DataNodes and go to them.
-
-Files that are erasure-coded or encrypted go through ``hdfs-native``.
-"""
+"""Storage on an HDFS cluster: names are the NameNode's matter, bytes come from DataNodes and go to them. Files that are
+erasure-coded or encrypted go through ``hdfs-native``."""
 
 from __future__ import annotations
 

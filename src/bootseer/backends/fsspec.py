@@ -85,9 +85,7 @@ def _seconds(value: object) -> float:
 
 def entry_of(name: str, info: Mapping[str, object]) -> Entry:
     """What the store tells of one file or folder. The version is "" where that does not tell one content from another.
-
-    An entity tag stands alone in it: a listing of an S3 server and a look-up of one object round times differently.
-    """
+    An entity tag stands alone in it: a listing of an S3 server and a look-up of one object round times differently."""
     mtime = next((found for key in _TIMES if (found := _seconds(info.get(key)))), 0.0)
     if info.get("type") == "directory":
         return Entry(name, 0, True, mtime)
@@ -116,10 +114,8 @@ class FsspecSource(Source):
         self.size, self.version = found.size, found.version if pinned else ""
 
     def _fetch_small(self, found: Entry) -> tuple[Entry, bytes]:
-        """All bytes, from one request, and what the store tells of the file that had them.
-
-        That is looked up again for a pinned one. It may be replaced meanwhile, and again.
-        """
+        """All bytes, from one request, and what the store tells of the file that had them; that is looked up again for
+        a pinned one, which may be replaced meanwhile, and again."""
         for _ in range(_TRIES):
             data = self._backend.fetch(self._path, 0, SMALL + 1) if found.size else b""
             if not self._pinned and len(data) <= SMALL:
@@ -215,10 +211,8 @@ class FsspecBackend(FsspecPlace, Backend):
         return bool(self.protocols & _CONDITIONAL)  # where the server knows conditions
 
     def whole(self) -> tuple[FsspecBackend, str]:
-        """The whole storage (of an object store: the bucket), and the path of this store in it.
-
-        What may not be looked at above this store is missing there. This store itself where that cannot be written.
-        """
+        """The whole storage (of an object store: the bucket), and the path of this store in it; this store itself where
+        that cannot be written. What may not be looked at above this store is missing there."""
         from fsspec.implementations.dirfs import DirFileSystem
 
         if not self.protocols & (WHOLE | RENAMING):

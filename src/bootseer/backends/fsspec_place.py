@@ -1,7 +1,5 @@
-"""A file system of fsspec, made once for each process and place, and calls of it with deadlines and errors of ours.
-
-Calls run in worker threads of `bootseer.hdfs.deadline`, so that one that never returns holds up nobody.
-"""
+"""A file system of fsspec, made once for each process and place, and calls of it with deadlines and errors of ours, in
+worker threads of `bootseer.hdfs.deadline`, so that one that never returns holds up nobody."""
 
 from __future__ import annotations
 
@@ -50,10 +48,8 @@ _opened: dict[tuple[int, str], tuple[AbstractFileSystem, str]] = {}
 
 @contextlib.contextmanager
 def _translated(doing: str) -> Iterator[None]:
-    """Any error of an fsspec file system met while ``doing`` (a phrase), in this project's classes, without secrets.
-
-    But FileExistsError stays one.
-    """
+    """Any error of an fsspec file system met while ``doing`` (a phrase), but FileExistsError, in this project's
+    classes, without secrets."""
     try:
         yield
     except BootseerError:
@@ -81,12 +77,10 @@ def _translated(doing: str) -> Iterator[None]:
 
 
 class FsspecPlace:
-    """Files below ``url``. ``options``: what its fsspec class takes (credentials, ``endpoint_url``).
-
-    With ``protocol`` the file system is that of ``protocol`` and ``options``, and ``url`` is a path in it: what fsspec
-    makes of ``a::b://``. Raises `UnsupportedError` when the package for that protocol is not installed. Touches no
-    storage yet.
-    """
+    """Files below ``url``. ``options``: what its fsspec class takes (credentials, ``endpoint_url``). With ``protocol``
+    the file system is that of ``protocol`` and ``options``, and ``url`` is a path in it: what fsspec makes of
+    ``a::b://``. Raises `UnsupportedError` when the package for that protocol is not installed. Touches no storage
+    yet."""
 
     def __init__(self, url: str, options: Mapping[str, object] | None = None, *, protocol: str = "") -> None:
         import fsspec
@@ -106,10 +100,8 @@ class FsspecPlace:
 
     def _filesystem(self) -> tuple[AbstractFileSystem, str]:
         """The file system and the base in it: one for all backends of that place, but not the one that users of fsspec
-        get, because theirs would hold our files back while it has a transaction open.
-
-        Made afresh in a forked child, where the event loop and the connections of its parent's are not.
-        """
+        get, whose transactions would hold our files back. A forked child, which has not the event loop of its parent,
+        makes it afresh."""
         import fsspec
 
         key = os.getpid(), self._token

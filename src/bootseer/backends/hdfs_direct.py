@@ -80,11 +80,9 @@ class DirectSource(Source):
             yield lengths[first:]
 
     def check(self) -> None:
-        """`DataError` when bytes that were just read may be of another version than `version`.
-
-        A file that was removed or replaced keeps its own blocks as long as they can be read; only one that was changed
-        in place (truncated, appended to) may have given bytes of two versions.
-        """
+        """`DataError` when bytes that were just read may be of another version than `version`: the file was changed in
+        place (truncated, appended to). One that was removed or replaced keeps its blocks as long as they can be
+        read."""
         if self._status is not None:
             now = NameNode.connect(self._url).info(self.file.path)
             if now is not None and now.file_id == self._status.file_id and now.version != self.version:

@@ -15,12 +15,10 @@ READERS = 4
 class NativeSource(Source):
     """One file through several readers in turn.
 
-    A reader stays with the first replica of each block, and the NameNode shuffles the replicas for each that is opened:
-    ranges spread over several readers are spread over the DataNodes. A reader does not tell which version it has: so a
-    pinned file is looked up (``look`` gives its version) after each opening, and before the first.
-
-    ``unfinished``: its writer had not closed it when it was opened.
-    """
+    A reader stays with the first replica of each block, and the NameNode shuffles these for each: ranges are spread
+    over the DataNodes. A reader does not tell which version it has: a pinned file is looked up (``look`` gives its
+    version) after each opening, and before the first. ``unfinished``: its writer had not closed it when it was
+    opened."""
 
     def __init__(self, client: HdfsClient, path: str, look: Callable[[], str] | None, *, unfinished: bool) -> None:
         self._client, self._path, self._look, self.unfinished = client, path, look, unfinished

@@ -117,12 +117,9 @@ class Source(Closing):
 
 
 class Piece(NamedTuple):
-    """A part of a request: ``parts``, in order, want the bytes of ``source`` from ``offset``.
-
-    ``check`` (part number, bytes) raises `DataError` when these are not the bytes of that part. It is also called with
-    other memory than that of the caller, and from any thread. ``reopen``: a fresh ``source``, for a second try.
-    ``name``: of the file, for messages.
-    """
+    """A part of a request: ``parts``, in order, want the bytes of ``source`` from ``offset``. ``check`` (part number,
+    bytes) raises `DataError` when these are not the bytes of that part; it may get other memory than that of the
+    caller, from any thread. ``reopen``: a fresh ``source``, for a second try. ``name``: of the file, for messages."""
 
     source: Source
     offset: int
@@ -179,11 +176,8 @@ class Attributes(TypedDict, total=False):
 
 
 class Backend(abc.ABC):
-    """A folder of a file system, local or not.
-
-    What not all storage can is told apart: `Writers`; the other methods that are not abstract do here what such storage
-    does.
-    """
+    """A folder of a file system, local or not. What not all storage can is told apart: `Writers`; the other methods
+    that are not abstract do here what such storage does."""
 
     url: str
     writers: Writers = Writers()
@@ -214,17 +208,14 @@ class Backend(abc.ABC):
     def read_many(self, pieces: Sequence[Piece]) -> None:
         """Fill the parts of all ``pieces``, in parallel, and check them; their sources are this backend's.
 
-        Raises the first error; then the parts hold rubbish. Either way nothing writes into them after the return. A
-        part that is wrong or cannot be had is tried again (elsewhere, where there is another copy) before that is an
-        error. `bootseer.backends.pool.read_each` does that where there is no better way.
-        """
+        Raises the first error; then the parts hold rubbish. Nothing writes into them after the return. A part that is
+        wrong or cannot be had is tried again (elsewhere, where there is another copy) first; `backends.pool.read_each`
+        does that."""
 
     @abc.abstractmethod
     def create(self, path: str, *, siblings: object = None, mode: int = FILE_MODE) -> Sink:
-        """A new file with ``mode`` where the storage keeps modes; missing folders above it are made.
-
-        ``siblings``: of `siblings`, which files that are written together share.
-        """
+        """A new file with ``mode`` where the storage keeps modes; missing folders above it are made. ``siblings``: of
+        `siblings`, which files that are written together share."""
 
     def siblings(self) -> object:
         """What has files that are written together begin on different servers, where there are several: one for all of
@@ -232,11 +223,9 @@ class Backend(abc.ABC):
         return None
 
     def put(self, path: str, data: bytes | Path, *, overwrite: bool) -> None:
-        """Publish a file at once: ``data``, or the content of that local file.
-
-        `FileExistsError`, and nothing has changed, when it exists and ``overwrite`` is false; also when a folder is in
-        the way. Here it is written under a temporary name beside ``path`` and renamed.
-        """
+        """Publish a file at once: ``data``, or the content of that local file. `FileExistsError`, and nothing has
+        changed, when it exists and ``overwrite`` is false, or a folder is in the way. Here it is written under a
+        temporary name beside ``path`` and renamed."""
         if not overwrite and exists(self, path):
             raise FileExistsError(errno.EEXIST, "it exists", path)
         tmp = join(path.rpartition("/")[0], f"{TEMPORARY}{os.urandom(16).hex()}")
@@ -273,10 +262,8 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def remove_folder(self, path: str, *, first: Sequence[str] = ()) -> None:
-        """Remove a folder with all that is in it; no error when it is gone already.
-
-        Files of the names ``first`` go before all others, at any depth, where that is not one step.
-        """
+        """Remove a folder with all that is in it; no error when it is gone already. Files of the names ``first`` go
+        before all others, at any depth, where that is not one step."""
 
     def remove_empty_folder(self, path: str) -> None:
         """Remove a folder in which nothing is, not even hidden; `FileExistsError` when something is."""

@@ -30,9 +30,7 @@ Given = str | os.PathLike[str]
 
 class Location(NamedTuple):
     """A file or folder as its storage and the absolute path in it: ("hdfs://host:8020", "/ckpt/x"), ("file://", "/x").
-
-    The path is "/" for the storage itself, and has no slash at its end otherwise.
-    """
+    The path is "/" for the storage itself, and has no slash at its end otherwise."""
 
     root: str
     path: str
@@ -67,10 +65,8 @@ def absolute(path: str) -> str:
 
 def locate(given: Given) -> Location:
     """What ``given`` names: a local path, ``file://...``, ``hdfs://...`` or another URL of fsspec; also with ``bsx+``.
-
     Nothing in a URL is encoded: ``#``, ``?`` and ``%`` are characters of the name. `ConfigError` for what is no such
-    thing, and for a URL that is misspelt or was made a `pathlib.Path`: it would name a folder here.
-    """
+    thing, and for a URL that is misspelt or was made a `pathlib.Path`: it would name a folder here."""
     text = os.fsdecode(given)
     if _URL.match(text) or _CUT.match(text):  # else a folder has such a name
         text = re.sub(rf"\A(?:{re.escape(PREFIX)})+", "", text, flags=re.IGNORECASE)
@@ -100,10 +96,8 @@ def locate(given: Given) -> Location:
 
 
 def open_storage(given: Given, *, shown: bool = False) -> Backend:
-    """The storage at ``given``, as of `locate`. Opening touches no storage.
-
-    ``shown``: what is read is shown to others than this user; in a folder fewer links are followed then.
-    """
+    """The storage at ``given``, as of `locate`. Opening touches no storage. ``shown``: what is read is shown to others
+    than this user; in a folder fewer links are followed then."""
     found = locate(given)
     if found.root == "file://":
         return FolderBackend(Path(found.path), shown=shown)

@@ -14,11 +14,9 @@ class Caller(NamedTuple):
 
 
 def caller(thread: int) -> Caller:
-    """Of a thread that waits for an answer; when it ends, the kernel closes its files.
-
-    What counts is the exit status of the process: at an ordinary end the kernel ends the other threads by a signal of
-    its own, and one of those may be the last that has the files.
-    """
+    """Of a thread that waits for an answer; when it ends, the kernel closes its files. What counts is the exit status
+    of the process: at an ordinary end the kernel ends the other threads by a signal, one of which may be the last with
+    the files."""
     status = _read(thread, "status")
     process = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("Tgid:")), 0)
     if not process or "\nVmSize:" in status:

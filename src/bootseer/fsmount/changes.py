@@ -1,10 +1,6 @@
-"""Changes of names and attributes in a writable mount of a striped store (docs/reference/mount.md).
-
-Bytes are written by `openfiles` and `unfinished`.
-
-Concurrency: ``_changing`` is taken before the lock of an `Unfinished`, and this before ``_lock``, which guards the
-tables and is never held during storage calls.
-"""
+"""Changes of names and attributes in a writable mount of a striped store (docs/reference/mount.md); bytes are written
+by `openfiles` and `unfinished`. Concurrency: ``_changing`` is taken before the lock of an `Unfinished`, and this before
+``_lock``, which guards the tables and is never held during storage calls."""
 
 from __future__ import annotations
 
@@ -228,8 +224,8 @@ class WritableStripes(OpenFiles):
 
     @contextlib.contextmanager
     def _unpublished(self, path: str, *, below: bool = False) -> Iterator[Callable[[], None]]:
-        """Nobody else publishes at ``path`` meanwhile (nor ``below`` it), nor what is open now after what this gives is
-        called."""
+        """Nobody else publishes at ``path`` meanwhile (nor ``below`` it), nor, after this is called, what is open
+        now."""
         with self._lock:
             found = self._versions.open_at(path, below=below)
 

@@ -1,8 +1,6 @@
-"""Mounting a striped store: `start` (background processes), `find` and `FsMount.unmount`.
-
-The server outlives its starter. When all its processes die, every access fails with ENOTCONN: the mount never shows
-damaged bytes, nor those of another file. One process at a time starts or unmounts at a mount point.
-"""
+"""Mounting a striped store: `start` (background processes), `find` and `FsMount.unmount`. The server outlives its
+starter. When all its processes die, every access fails with ENOTCONN. One process at a time starts or unmounts at a
+mount point."""
 
 from __future__ import annotations
 
@@ -93,8 +91,8 @@ class FsMount:
 
 
 def _end(folder: Path, mountpoint: Path) -> None:
-    """Unmount; see the server out. Its mount being gone from here is not enough for it: a mount namespace that some
-    container made may still hold a copy."""
+    """Unmount; see the server out, as long as this takes: a namespace that some container made may still hold a
+    copy."""
     unmount(mountpoint, lambda: _is_ours(mountpoint), users="get errors")
     if not ended(folder, _UNMOUNTED_SECONDS):
         with contextlib.suppress(BootseerError):
@@ -128,17 +126,16 @@ def start(
     """Mount the store at ``url`` on ``mountpoint`` (made when missing), read-only, by a process of its own.
 
     ``prefetch``: paths of files and folders that the server pulls into the node cache from the start; True: all files
-    (of the COMMIT, if there is one); `LATEST`; an `AccessRecord`: the ranges that it names, of the files that these
-    are here (`access.counterparts`). With ``hold`` it begins when `FsMount.release` is called.
-    ``commit``: ``url`` must be a complete checkpoint. ``memory``: bytes of read-ahead held by the server.
-    ``writable``: for writing, too (docs/reference/mount.md): new files get ``width`` stripes with units of ``unit``
-    bytes, and at most ``spool`` bytes of files that are being written lie on this node.
+    (of the COMMIT, if there is one); `LATEST`; an `AccessRecord`: its ranges, of the files that these are here
+    (`access.counterparts`). With ``hold`` it begins when `FsMount.release` is called. ``commit``: ``url`` must be a
+    complete checkpoint. ``memory``: bytes of read-ahead held by the server. ``writable``: for writing, too
+    (docs/reference/mount.md): new files get ``width`` stripes with units of ``unit`` bytes, and at most ``spool`` bytes
+    of files that are being written lie on this node.
 
     Returns when the mount works. Raises `NotFoundError` for a folder that does not exist, `DataError` for a checkpoint
     without COMMIT, `UnavailableError`, `NotWritableError` when the mount point is in use, `ConfigError` for cache and
     state folders that others can write to, for a mount point of root's that they can replace, and for a bad shape,
-    `UnsupportedError` for writing to a store that cannot rename, errors of `kernel.mount`.
-    """
+    `UnsupportedError` for writing to a store that cannot rename, errors of `kernel.mount`."""
     config = config or settings.load()
     mountpoint = Path(locate(mountpoint).path)
     if os.geteuid() == 0:  # where nobody else leads the name to another folder of the machine

@@ -79,11 +79,9 @@ class Gone(msgspec.Struct, tag=2, array_like=True, frozen=True):
 
 
 class Journal:
-    """What the servers of a mount have told of its nodes, in that order. One thread at a time tells.
-
-    It lies in one of two memfds, and is written anew in the other when most of it is old. What is told counts once the
-    cell says how long the journal is.
-    """
+    """What the servers of a mount have told of its nodes, in that order, one thread at a time; in one of two memfds,
+    and written anew in the other when most of it is old. What is told counts once the cell says how long the journal
+    is."""
 
     def __init__(self, areas: Sequence[int], counts: memoryview) -> None:
         self._areas, self._counts = areas, counts

@@ -354,10 +354,8 @@ class OpenFiles(StripeOperations, fuse.WritableOperations):
         self._handles |= {handle: (node, None) for handle, held in self._handles.items() if held[0] == node}
 
     def _differs(self, node: int, path: str) -> None:
-        """A node is no more what the store has at ``path``. With the lock.
-
-        A server after this one, which does not know what was written, must not take the node for the stored content,
-        as the kernel has other pages of it."""
+        """A node is no more what the store has at ``path``: a server after this one must not take it for the stored
+        content, as the kernel has other pages of it. With the lock."""
         self._versions.differ(node, path)
         self._set_content(node, _NOT_STORED)
 

@@ -1,7 +1,5 @@
-"""What a mount pulls into the node cache by itself: what a start before read, or whole files.
-
-Concurrency: one thread, with two of its own that read; any thread may look at the figures.
-"""
+"""What a mount pulls into the node cache by itself: what a start before read, or whole files. Concurrency: one thread,
+with two of its own that read; any thread may look at the figures."""
 
 from __future__ import annotations
 
@@ -33,11 +31,9 @@ _HOLD_SECONDS = 600.0
 
 
 class Prefetch:
-    """Prefetch of ``ranges``, or of the files and folders ``named``. ``total``, ``done``: bytes.
-
-    ``hold``: nothing is prefetched before `release`. ``memory``: bytes that ``ahead`` holds. ``operations`` are told
-    what of ``ranges`` is here.
-    """
+    """Prefetch of ``ranges``, or of the files and folders ``named``. ``total``, ``done``: bytes. ``hold``: nothing is
+    prefetched before `release`. ``memory``: bytes that ``ahead`` holds. ``operations`` are told what of ``ranges`` is
+    here."""
 
     def __init__(
         self,

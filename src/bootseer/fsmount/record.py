@@ -1,8 +1,6 @@
-"""What is known of a mount: what its server is told, what it has moved, and what stays when it has died.
-
-Its requests are ``status``, ``release`` (a prefetch that was held back may begin), ``end``, all answered with an
-`FsStatus`, and ``accessed``, with an `AccessRecord`.
-"""
+"""What is known of a mount: what its server is told, what it has moved, and what stays when it has died. Its requests
+are ``status``, ``release`` (a prefetch that was held back may begin), ``end``, all answered with an `FsStatus`, and
+``accessed``, with an `AccessRecord`."""
 
 from __future__ import annotations
 
@@ -62,13 +60,10 @@ class ServerSpec(msgspec.Struct, frozen=True):
 
 class FsStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What a mount has moved, in bytes. ``fetched_*``: from the store, because a reader waited or ahead of readers.
-    ``waited_seconds``: how long readers waited.
-
-    ``bytes_read``: through the server. ``opened_passthrough``: how often a file was opened that the kernel reads from
-    the node cache by itself; ``opened_served``: others. ``pid``: of the supervisor, 0 of a mount that has died;
-    ``server_pid``: of the process that serves now, which took over ``restarts`` times. ``unfinished``: files that are
-    being written and not published.
-    """
+    ``waited_seconds``: how long readers waited. ``bytes_read``: through the server. ``opened_passthrough``: how often a
+    file was opened that the kernel reads from the node cache by itself; ``opened_served``: others. ``pid``: of the
+    supervisor, 0 of a mount that has died; ``server_pid``: of the process that serves now, which took over ``restarts``
+    times. ``unfinished``: files that are being written and not published."""
 
     url: str
     mountpoint: str

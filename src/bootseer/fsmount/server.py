@@ -46,11 +46,8 @@ _PROVEN_SECONDS = 0.5
 
 
 def mount_options(spec: ServerSpec) -> fuse.Options:
-    """How the kernel treats the mount.
-
-    A pointer may be replaced at any time: names are believed for a second, contents (one node each) for ever,
-    permissions as long as names.
-    """
+    """How the kernel treats the mount. A pointer may be replaced at any time: names are believed for a second, contents
+    (one node each) for ever, permissions as long as names."""
     return fuse.Options(
         name="bootseer-fs",
         max_readahead=4 << 20 if os.geteuid() == 0 else 128 << 10,

@@ -29,7 +29,7 @@ class Spools:
 
 
 class Spool:
-    """That of one file: a private file of this node, from the first bytes on. One thread at a time. Its calls raise
+    """That of one file: a private file of this node, from the first bytes on. One thread at a time. Raises
     `OSError`."""
 
     def __init__(self, spools: Spools) -> None:

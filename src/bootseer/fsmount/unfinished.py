@@ -35,10 +35,8 @@ _PIECE = 4 << 20
 
 
 class Unfinished:
-    """The file at ``path``: empty, or with the bytes of ``base``, which stay and can only be added to.
-
-    Errors are `OSError` with the number for the process that writes, and those of the store. Any thread may call.
-    """
+    """The file at ``path``: empty, or with the bytes of ``base``, which stay and can only be added to. Errors are
+    `OSError` with the number for the process that writes, and those of the store. Any thread may call."""
 
     def __init__(
         self,

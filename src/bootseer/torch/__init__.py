@@ -67,11 +67,10 @@ def __getattr__(name: str) -> object:
 def save(state: object, url: Given, *, width: int = layout.WIDTH, unit: int = layout.UNIT) -> None:
     """Store ``state`` (anything ``torch.save`` takes: nested dicts, tensors, numbers) at ``url``, atomically.
 
-    ``url`` names a file; or, with a slash at its end, a checkpoint folder: then ``state`` is its file ``state.pt`` and
-    COMMIT is published after it. A file is replaced; a complete checkpoint is not (`NotWritableError`).
-    When the storage loses a stripe while it is written, everything is written once more, under fresh names.
-    Errors of `StripeFS.create`, `StripeFS.save` and `Save.commit`; after one, the old version is what there is.
-    """
+    ``url`` names a file, which is replaced; or, with a slash at its end, a checkpoint folder: then ``state`` is its
+    file ``state.pt`` and COMMIT is published after it. A complete checkpoint is not replaced (`NotWritableError`). When
+    the storage loses a stripe meanwhile, everything is written once more, under fresh names. Errors of
+    `StripeFS.create`, `StripeFS.save` and `Save.commit`; after one, the old version is what there is."""
     _torch()
     import torch
 
@@ -109,15 +108,13 @@ def load(
     """What `save` (or ``torch.save``) stored at ``url``, read in parallel and checked.
 
     ``url`` names a file, or a checkpoint folder with one ``.pt`` file. ``map_location`` as in `torch.load`. With
-    ``mmap`` the tensors share one block of memory, which lives as long as any of them; without, each has its own.
-    A file in the format from before torch 1.6 needs ``mmap=False`` (else `ConfigError`).
-    With a ``group`` (such as ``torch.distributed.group.WORLD``) all its ranks call this, and each byte is read from the
-    store once for all of them; see `bootseer.torch.shared_read`. Without, this process reads by itself.
-    Every chunk of a striped file is checked, and of a plain (small) one the digest that the COMMIT of its folder says;
-    a plain file outside of a checkpoint has nothing to check it with.
-    Raises `NotFoundError`, `DataError` for a folder without COMMIT, damaged bytes, and content that is no state dict.
-    Errors of devices (no such one, out of memory) are those of `torch.load`.
-    """
+    ``mmap`` the tensors share one block of memory, which lives as long as any of them; without, each has its own. A
+    file in the format from before torch 1.6 needs ``mmap=False`` (else `ConfigError`). With a ``group`` (such as
+    ``torch.distributed.group.WORLD``) all its ranks call this, and each byte is read from the store once for all of
+    them; see `bootseer.torch.shared_read`. Every chunk of a striped file is checked, and of a plain (small) one the
+    digest that the COMMIT of its folder says, if there is one. Raises `NotFoundError`, `DataError` for a folder without
+    COMMIT, damaged bytes, and content that is no state dict. Errors of devices (no such one, out of memory) are those
+    of `torch.load`."""
     _torch()
     import torch
 
@@ -157,12 +154,10 @@ def save_safetensors(
     width: int = layout.WIDTH,
     unit: int = layout.UNIT,
 ) -> None:
-    """Store ``tensors`` at ``url`` as a safetensors file, atomically, one tensor after the other.
-
-    ``url`` names a file; or, with a slash at its end, a checkpoint folder: then it is its file ``model.safetensors``,
-    and COMMIT is published after it. Errors of `save`, `ConfigError` for what is no tensor, tensors that share memory
-    or are sparse, and names and metadata that are no text, `UnsupportedError` for a dtype that the format has not.
-    """
+    """Store ``tensors`` at ``url`` as a safetensors file, atomically, one tensor after the other. ``url`` names a file;
+    or, with a slash at its end, a checkpoint folder: then it is its file ``model.safetensors``, and COMMIT is published
+    after it. Errors of `save`, `ConfigError` for what is no tensor, tensors that share memory or are sparse, and names
+    and metadata that are no text, `UnsupportedError` for a dtype that the format has not."""
     _torch()
     from bootseer.torch.safetensors_writer import Encoded
 
@@ -172,21 +167,17 @@ def save_safetensors(
 
 def load_safetensors(url: Given, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
     """All tensors of the safetensors model at ``url``, read in parallel and checked, straight into their memory.
-
     ``url`` names a file, an index (``*.safetensors.index.json``) or a folder with one of them. `NotFoundError`;
     `DataError` for damaged bytes, a header that the format does not allow, and a folder whose save did not finish;
-    `ConfigError` for a folder with several models.
-    """
+    `ConfigError` for a folder with several models."""
     with safe_open(url, device=device) as file:
         return file.get_tensors()
 
 
 def safe_open(url: Given, framework: str = "pt", device: str | torch.device = "cpu") -> SafetensorsFile:
-    """The safetensors model at ``url`` (as of `load_safetensors`), to read single tensors and slices of it.
-
-    A context manager with the methods of ``safetensors.safe_open``: ``keys``, ``metadata``, ``get_tensor``,
-    ``get_slice``. A slice reads the chunks of its rows only.
-    """
+    """The safetensors model at ``url`` (as of `load_safetensors`), to read single tensors and slices of it: a context
+    manager with the methods of ``safetensors.safe_open``: ``keys``, ``metadata``, ``get_tensor``, ``get_slice``. A
+    slice reads the chunks of its rows only."""
     _torch()
     from bootseer.torch.safetensors import SafetensorsFile
 

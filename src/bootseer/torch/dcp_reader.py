@@ -43,15 +43,13 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
     It reads what `StorageWriter` wrote, and what torch's own writers wrote through a mount or fsspec. Each rank reads
     the chunks of the parts that it needs, each once, into the memory of its tensors where these are contiguous and on
     the CPU; other tensors are copied from there. Every chunk is checked. No code of a checkpoint is run: its metadata,
-    and with ``weights_only`` also what is no tensor, may hold only numbers, text and containers of them.
-
-    With a ``group`` (the one of the load: ``torch.distributed.group.WORLD``) what several ranks need is read once for
-    all of them (`bootseer.torch.shared_read`); what is not read straight into its tensor needs memory at once.
+    and with ``weights_only`` also what is no tensor, may hold only numbers, text and containers of them. With a
+    ``group`` (the one of the load) what several ranks need is read once for all of them (`bootseer.torch.shared_read`);
+    what is not read straight into its tensor needs memory at once.
 
     DCP wraps what goes wrong in its `CheckpointException`, on every rank: `NotFoundError` for no checkpoint,
     `DataError` for one whose save did not finish and for damaged bytes, `UnsupportedError` for one written with
-    extensions of DCP or with ``use_collectives=False``.
-    """
+    extensions of DCP or with ``use_collectives=False``."""
 
     def __init__(self, url: Given, *, group: ProcessGroup | None = None, weights_only: bool = True) -> None:
         super().__init__()
@@ -208,10 +206,8 @@ class _Load:
         return [_Item(item, info, files[info.relative_path]) for item, info in found]
 
     def _find_layouts(self, items: list[_Item]) -> None:
-        """Of each tensor of which our writer does not say it, where its elements are: its first and last bytes do.
-
-        A tensor of at most a chunk is read whole: that is no more than its edges.
-        """
+        """Of each tensor of which our writer does not say it, where its elements are: its first and last bytes do. One
+        of at most a chunk is read whole: that is no more than its edges."""
         reads = self._reads()
         for it in items:
             if it.item.type == LoadItemType.BYTE_IO or hasattr(it.info, DATA_OFFSET):

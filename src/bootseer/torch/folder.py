@@ -44,11 +44,9 @@ class SmallFile(ChunkFile):
 
 
 class CheckpointFolder(Closing):
-    """The folder ``url`` for reading; any thread may use it.
-
-    A folder with COMMIT is a checkpoint, and so is one without in which no save of bootseer began: another program
-    wrote it. `DataError` when a save began and did not finish, `NotFoundError` when there is no such folder.
-    """
+    """The folder ``url`` for reading; any thread may use it. With COMMIT it is a checkpoint, and so is one without in
+    which no save of bootseer began: another program wrote it. `DataError` when a save began and did not finish,
+    `NotFoundError` when there is no such folder."""
 
     def __init__(self, url: Given, how: str) -> None:
         """``how``: by what it is loaded, for `load`."""

@@ -20,11 +20,9 @@ _GATHERED = 256 << 10
 
 
 class Output(io.RawIOBase):
-    """A `StripeWriter` as the file object that ``torch.save`` expects.
-
-    ``head`` and ``tail``: what was written through it, at most `EDGE` bytes of either end. ``failed``: the save has,
-    and what is still written, as by the end of a buffer, goes nowhere.
-    """
+    """A `StripeWriter` as the file object that ``torch.save`` expects. ``head`` and ``tail``: what was written through
+    it, at most `EDGE` bytes of either end. ``failed``: the save has, and what is still written, as by the end of a
+    buffer, goes nowhere."""
 
     def __init__(self, writer: StripeWriter) -> None:
         self._writer = writer

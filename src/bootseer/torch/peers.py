@@ -81,8 +81,7 @@ class Peers:
 
     def receive(self, data: memoryview, owner: int, tag: int, *, buckets: int = 1) -> Wait:
         """Fill ``data`` with what ``owner`` sends with this ``tag``, once it has read so many ``buckets``: it has the
-        deadline for each. Raises `UnavailableError`.
-        """
+        deadline for each. Raises `UnavailableError`."""
         return self._begin(self._group.recv, data, owner, tag, buckets * self._deadline)
 
     def _begin(self, call: Any, data: memoryview, other: int, tag: int, deadline: timedelta) -> Wait:
@@ -131,10 +130,8 @@ def _checked(data: bytes) -> bytes:
 
 
 def meet(group: ProcessGroup, needs: bytes, deadline: float) -> Peers:
-    """Those of the ranks of ``group`` that come within ``deadline`` seconds, of which this is one.
-
-    Raises `UnavailableError` with the reason when this rank is to read by itself.
-    """
+    """Those of the ranks of ``group`` that come within ``deadline`` seconds, of which this is one. Raises
+    `UnavailableError` with the reason when this rank is to read by itself."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 

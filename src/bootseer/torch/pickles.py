@@ -1,8 +1,5 @@
 """What is unpickled of a checkpoint, and what is not: `.metadata` of DCP, and a single tensor that torch.save wrote.
-
-A pickle names the functions and classes that make its objects. Those named here are allowed and no others, so a
-checkpoint cannot run code.
-"""
+Only the functions and classes named here may make its objects, so a checkpoint cannot run code."""
 
 from __future__ import annotations
 
@@ -263,8 +260,7 @@ def _small(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
 
 def tensor_layout(head: bytes, tail: bytes, length: int) -> TensorLayout | None:
     """Where the elements are in a tensor that torch.save wrote as ``length`` bytes, of which ``head`` and ``tail`` are
-    the first and the last. None when that cannot be told: then torch.load has to read it.
-    """
+    the first and the last. None when that cannot be told: then torch.load has to read it."""
     try:
         with zipfile.ZipFile(_Edges(head, tail, length)) as archive:
             entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}

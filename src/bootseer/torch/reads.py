@@ -29,9 +29,7 @@ _BLOCK = 64 << 20
 
 class Stored(NamedTuple):
     """A tensor in a file: its rows begin at byte ``offset``, one behind the other (the last dimension moves fastest).
-
-    ``sizes`` in elements of ``dtype``.
-    """
+    ``sizes`` in elements of ``dtype``."""
 
     file: ChunkFile
     offset: int
@@ -40,11 +38,9 @@ class Stored(NamedTuple):
 
 
 class TensorReads:
-    """Collects what is to be read into tensors; `flush` reads it with ``read``.
-
-    With ``staging`` (bytes) it also reads whenever that much memory besides that of the tensors is needed; None: only
-    when it is told to, as it must be for a ``read`` that the processes of a job call together.
-    """
+    """Collects what is to be read into tensors; `flush` reads it with ``read``. With ``staging`` (bytes) it also reads
+    whenever that much memory besides that of the tensors is needed; None: only when it is told to, as it must be for a
+    ``read`` that the processes of a job call together."""
 
     def __init__(self, read: Callable[[Sequence[Request]], object], *, staging: int | None = STAGING) -> None:
         self._read, self._staging = read, staging

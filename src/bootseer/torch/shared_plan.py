@@ -1,7 +1,5 @@
-"""Which rank reads which chunks for the others: needs of ranks, their encoding, and the plan. Pure functions.
-
-Every rank computes the same plan from the same needs. A chunk is the smallest unit, since its CRC covers all of it.
-"""
+"""Which rank reads which chunks for the others: needs of ranks, their encoding, and the plan. Pure functions: every
+rank computes the same plan from the same needs. A chunk is the smallest unit, since its CRC covers all of it."""
 
 from __future__ import annotations
 
@@ -67,11 +65,9 @@ def encode(needs: Needs) -> bytes:
 
 
 def plan(needs: Sequence[bytes], bucket: int) -> Plan:
-    """The plan for the encoded ``needs`` of each rank. Raises `DataError` for what is not understood, or absurd.
-
-    What several ranks need is cut into at most ``bucket`` bytes (but whole chunks), and each piece goes to the rank
-    among them that has the fewest bytes to read so far, counting first what only it needs.
-    """
+    """The plan for the encoded ``needs`` of each rank. What several need is cut into at most ``bucket`` bytes (but
+    whole chunks), and each piece goes to the rank among them that has the fewest bytes to read so far, counting first
+    what only it needs. Raises `DataError` for what is not understood, or absurd."""
     same: dict[bytes, int] = {}
     for rank, one in enumerate(needs):
         same[one] = same.get(one, 0) | 1 << rank

@@ -1,10 +1,9 @@
 """``python weigh.py BYTES``: whether the pickle on stdin is decoded within so many bytes of memory.
 
-A few bytes of a pickle can ask for gigabytes before anything of it can be checked, so `bootseer.torch.pickles`
-has this process decode it first, with a limit on its memory. It makes stand-ins of about the same size for what the
-pickle names and runs none of it. Exit code `TOO_MUCH` says no; whatever else is wrong with the pickle is for who
-decodes it after this. Standard library only: it is a script of its own, and quick to start.
-"""
+A few bytes of a pickle can ask for gigabytes before anything of it can be checked, so `bootseer.torch.pickles` has this
+process decode it first, with a limit on its memory. It makes stand-ins of about the same size for what the pickle names
+and runs none of it. Exit code `TOO_MUCH` says no; whatever else is wrong is for who decodes it after this. A script of
+its own, of the standard library only, and quick to start."""
 
 import collections
 import io

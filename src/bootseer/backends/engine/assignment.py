@@ -1,7 +1,5 @@
-"""Which run a DataNode reads next, of what size, and what it leaves to others.
-
-Pure: rates and breakers are those of `NodeState`, the time is an argument, the scheduler holds the lock.
-"""
+"""Which run a DataNode reads next, of what size, and what it leaves to others. Pure: rates and breakers are those of
+`NodeState`, the time is an argument, the scheduler holds the lock."""
 
 from __future__ import annotations
 
@@ -24,11 +22,9 @@ def plan(
     """Bytes that each replica of each stripe should give, in the order of ``replicas``. Every rate is above 0.
 
     Stripe ``i`` has ``sizes[i]`` bytes to read, any part of them from any of its replicas. DataNode ``n`` gives
-    ``rates[n]`` bytes a second and has ``backlog[n]`` bytes to give already. The shares make the last DataNode end as
-    early as possible: shares of one stripe are moved from its latest DataNode to its earliest until no such move helps.
-    Then no better shares exist, because a local optimum of this convex problem is the global one; the tests compare
-    with the bound by Hall's theorem.
-    """
+    ``rates[n]`` bytes a second and has ``backlog[n]`` bytes to give already. So that the last DataNode ends as early as
+    possible, shares of one stripe are moved from its latest DataNode to its earliest until no such move helps: a local
+    optimum of this convex problem is the global one. The tests compare with the bound by Hall's theorem."""
     shares: list[list[float]] = []
     load = [count / rate for count, rate in zip(backlog, rates, strict=True)]
     for size, nodes in zip(sizes, replicas, strict=True):

@@ -1,7 +1,5 @@
-"""What is known of one DataNode: how fast it has been, what it is doing for us, and whether to ask it.
-
-Pure: the caller passes the time and holds a lock.
-"""
+"""What is known of one DataNode: how fast it has been, what it is doing for us, and whether to ask it. Pure: the caller
+passes the time and holds a lock."""
 
 from __future__ import annotations
 
@@ -75,11 +73,9 @@ _ENOUGH = 0.005
 
 
 class NodeState:
-    """One DataNode. ``key``: its uuid; ``address``: for messages.
-
-    ``flying``: transfers under way, ``bulk``: those of more than a few bytes, ``bytes``: what they have still to give.
-    ``latency``: seconds that a small transfer takes (a moving average), 0 while unknown. ``served``: bytes in all.
-    """
+    """One DataNode. ``key``: its uuid; ``address``: for messages. ``flying``: transfers under way, ``bulk``: those of
+    more than a few bytes, ``bytes``: what they have still to give. ``latency``: seconds that a small transfer takes (a
+    moving average), 0 while unknown. ``served``: bytes in all."""
 
     def __init__(self, key: str, address: str) -> None:
         self.key, self.address = key, address

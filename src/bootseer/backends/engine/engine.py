@@ -1,9 +1,9 @@
-"""The threads of the read scheduler: they transfer what `Scheduler` decides, and check the bytes.
+"""The threads of the read scheduler (docs/internals/engine.md): they transfer what `Scheduler` decides, and check the
+bytes.
 
 Concurrency: one lock guards the scheduler and everything here; no transfer, check, copy or request to the NameNode
 happens under it. Callers of `Engine.read` only wait; workers transfer; a watcher looks at what is late. A call returns
-or raises when no transfer can touch the caller's memory any more. See docs/internals/engine.md.
-"""
+or raises when no transfer can touch the caller's memory any more."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""When an attempt takes too long, and what is done about it: a hedge (a second attempt elsewhere), or a stop.
-
-For HDFS; other stores have `bootseer.blocks.fetch.watch`.
-
-Pure: the caller passes times and holds a lock. `HedgePolicy` only gives verdicts; the scheduler does what they say.
-"""
+"""When an attempt takes too long, and what is done about it: a hedge (a second attempt elsewhere), or a stop. For HDFS;
+other stores have `bootseer.blocks.fetch.watch`. Pure: the caller passes times and holds a lock. `HedgePolicy` only
+gives verdicts; the scheduler does what they say."""
 
 from __future__ import annotations
 
@@ -103,9 +100,7 @@ class HedgePolicy:
 
     def verdict(self, attempt: Attempt, run: Run, now: float) -> Silence | NodeState | None:
         """What is to be done about ``attempt``, one of those at ``run``; None while it is well, or nothing would help.
-
-        A `NodeState` should be asked for the same run as well, because the request would wait for ``attempt``.
-        """
+        A `NodeState` should be asked for the same run as well, because the request would wait for ``attempt``."""
         if run.span.request.over or run.done or run.won is not None:
             return None
         late = self._durations.late(attempt.size)

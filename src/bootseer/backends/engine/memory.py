@@ -1,8 +1,5 @@
-"""Memory that reads may hold besides their callers' own: chunks fetched ahead, and scratch buffers of second tries.
-
-Concurrency: any thread; a lock guards the count. Nothing waits: who gets no bytes does without (no read-ahead, no
-second try) or makes room first.
-"""
+"""Memory that reads may hold besides their callers' own: chunks fetched ahead, and scratch buffers of second tries. Any
+thread; a lock guards the count. Nothing waits: who gets no bytes does without, or makes room first."""
 
 from __future__ import annotations
 

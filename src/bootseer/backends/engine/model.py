@@ -87,11 +87,9 @@ class Checksums:
 
 class Place:
     """One block of an open file. ``file``: what to ask for fresh locations; requests of one file share its places.
-
     ``keys``: DataNodes with a replica, nearest first. ``bad``: those of them not to be asked until there are fresh
     locations, and why. ``unchecked``: those without checksums. ``checksums``: the file's, kept when locations change.
-    ``tag``: the engine's.
-    """
+    ``tag``: the engine's."""
 
     def __init__(
         self, file: object, keys: Sequence[str], tag: object = None, checksums: Checksums | None = None
@@ -103,11 +101,9 @@ class Place:
 
     @property
     def without_checksums(self) -> bool:
-        """The file was written without checksums, as far as all its replicas say: it may be read as it is.
-
-        A replica that does not answer, is gone or damaged says nothing; and one that lost its checksums, of a file that
-        has them, is never read unchecked: nobody would notice wrong bytes.
-        """
+        """The file was written without checksums, as far as all its replicas say: it may be read as it is. One that
+        does not answer, is gone or damaged says nothing; one that lost its checksums is never read unchecked: nobody
+        would notice."""
         return bool(self.unchecked) and not self.checksums.seen and self.unchecked.issuperset(self.keys)
 
     @property
@@ -116,12 +112,10 @@ class Place:
 
 
 class BlockRange:
-    """Parts of a request in one block: part ``i`` is at ``starts[i]`` to ``starts[i + 1]`` of the block.
-
-    ``verify``: have the DataNode's checksums checked, because nothing else checks these bytes. ``split``: a piece of a
-    part that lies in several blocks. It is verified where the replica has checksums, because the check of the whole
-    part does not tell which replica is wrong.
-    """
+    """Parts of a request in one block: part ``i`` is at ``starts[i]`` to ``starts[i + 1]`` of the block. ``verify``:
+    have the DataNode's checksums checked, because nothing else checks these bytes. ``split``: a piece of a part that
+    lies in several blocks, verified where the replica has checksums: the check of the whole part does not tell which
+    replica is wrong."""
 
     def __init__(
         self, place: Place, starts: Sequence[int], *, verify: bool = False, split: bool = False, tag: object = None
@@ -154,12 +148,10 @@ class BlockRange:
 
 
 class Run:
-    """Parts ``first`` to ``last`` (exclusive) of ``span``. ``failures``: tries by DataNode that did not work.
-
-    ``won``: the hedge that has all bytes, while the primary attempt is being stopped. ``rounds``: how often fresh
-    locations were asked for on its account; it is not tried before the time ``not_before``. ``done``: its bytes are in
-    the caller's memory, right as far as they can be checked alone.
-    """
+    """Parts ``first`` to ``last`` (exclusive) of ``span``. ``failures``: tries by DataNode that did not work. ``won``:
+    the hedge that has all bytes, while the primary attempt is being stopped. ``rounds``: how often fresh locations were
+    asked for on its account; it is not tried before the time ``not_before``. ``done``: its bytes are in the caller's
+    memory, right as far as they can be checked alone."""
 
     def __init__(self, span: BlockRange, first: int, last: int) -> None:
         self.span, self.first, self.last = span, first, last
@@ -178,9 +170,7 @@ class Run:
 
 class ReadRequest:
     """One call of a reader. ``left``: bytes not there yet; ``pending``: those of them that wait for a DataNode.
-
-    ``touching``: attempts (or copies) that may write into the caller's memory; the call may return only at 0.
-    """
+    ``touching``: attempts (or copies) that may write into the caller's memory; the call may return only at 0."""
 
     def __init__(self, spans: Sequence[BlockRange], name: str = "") -> None:
         self.spans, self.name = list(spans), name
@@ -208,11 +198,9 @@ class ReadRequest:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One transfer. ``kind``: ``primary`` writes into the caller's memory, the others into scratch memory.
-
-    ``confirm``: asks whether a replica is damaged. ``size`` bytes from ``offset`` of the block at ``place``.
-    ``silent``: nothing has come for long, and there is nobody else to ask.
-    """
+    """One transfer. ``kind``: ``primary`` writes into the caller's memory, the others into scratch memory. ``confirm``:
+    asks whether a replica is damaged. ``size`` bytes from ``offset`` of the block at ``place``. ``silent``: nothing has
+    come for long, and there is nobody else to ask."""
 
     kind: str
     node: NodeState

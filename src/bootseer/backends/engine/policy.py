@@ -1,8 +1,5 @@
-"""The read scheduler: which DataNode reads which part of which request next. Pure policy, driven by the engine.
-
-The engine calls `submit`, `take`, `ended`, `tick` and so on under one lock, with the time; it does the transfers. The
-rules are in docs/internals/engine.md.
-"""
+"""The read scheduler: which DataNode reads which part of which request next. Pure policy, driven by the engine, which
+calls `submit`, `take`, `ended`, `tick` and so on under one lock, with the time. Rules: docs/internals/engine.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What is to be done about a run that did not work: another DataNode, fresh locations, or an error for the request.
-
-Pure, like the scheduler, which holds the lock.
-"""
+Pure, like the scheduler, which holds the lock."""
 
 from __future__ import annotations
 

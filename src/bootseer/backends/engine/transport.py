@@ -2,9 +2,7 @@
 
 A block's bytes do not change, except when its file is appended to or truncated, which gives it a new generation: what
 was read is of one version as long as blocks, generations and length are what they were when the file was opened.
-
-Nothing here knows of locks or threads; `bootseer.backends.engine.engine` calls it in its workers.
-"""
+Nothing here knows of locks or threads; `backends.engine.engine` calls it in its workers."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def replicas_of(place: Place) -> Replicas:
 
 class BlockFile:
     """``path`` as it was when ``blocks`` were asked for. Its places change under the engine's lock only.
-
-    ``unfinished``: its writer had not closed it then; ``size`` is what its complete blocks hold.
-    """
+    ``unfinished``: its writer had not closed it then; ``size`` is what its complete blocks hold."""
 
     def __init__(self, files: Files, path: str, blocks: FileBlocks) -> None:
         self.files, self.path = files, path
@@ -91,7 +87,7 @@ class BlockFile:
             place.unchecked.clear()
 
     def spans(self, piece: Piece, split: list[Callable[[], None]]) -> Iterator[BlockRange]:
-        """The parts of ``piece`` by block. ``split`` gets the checks of parts that lie in several: for when all is
+        """The parts of ``piece`` by block. ``split`` gets the checks of those that lie in several, for when all is
         there."""
         at = piece.offset
         if at < 0 or at + sum(map(len, piece.parts)) > self.size:
