@@ -1,8 +1,6 @@
-"""The local copy of what a mount of a tree needs at once: manifest, block map and EROFS metadata.
-
-Each is verified whenever it is used. In the node cache: ``<cache_dir>/trees/<digest>/``. A `Hold` keeps them there
-while somebody uses them.
-"""
+"""The local copy of what a mount of a tree needs at once: manifest, block map and EROFS metadata, each verified
+whenever it is used. In the node cache: ``<cache_dir>/trees/<digest>/``. A `Hold` keeps them there while somebody uses
+them."""
 
 from __future__ import annotations
 
@@ -50,12 +48,9 @@ class LocalTree(TreeParts, frozen=True):
 
 
 def localize(store: Store | None, digest: str, cache_dir: Path, *, meta: bool = True) -> LocalTree:
-    """Bring manifest, map and meta of a tree into ``cache_dir``, verified; what is there and intact is not fetched.
-    Without a ``store`` all of it must be there, else `NotFoundError`.
-
-    ``meta`` False: without it, for who only needs blocks. Raises `NotFoundError`, `DataError`, `UnavailableError`, or
-    `FullError` and kin for the cache.
-    """
+    """Bring manifest, map and meta (unless ``meta`` is False) of a tree into ``cache_dir``, verified; what is there and
+    intact is not fetched. Without a ``store`` all of it must be there, else `NotFoundError`. Raises `NotFoundError`,
+    `DataError`, `UnavailableError`, or `FullError` and kin for the cache."""
     parts = localize_manifest(store, digest, cache_dir)
     blocks = BlockMap.decode(localize_map(store, parts))
     if blocks.size != parts.manifest.data_size:
@@ -80,8 +75,7 @@ def localize_manifest(store: Store | None, digest: str, cache_dir: Path) -> Tree
 
 
 def localize_map(store: Store | None, tree: TreeParts) -> bytes:
-    """Bring the block map of ``tree`` to where it belongs, verified, and return it as it is stored. Raises as
-    `localize`."""
+    """Bring the block map of ``tree`` to where it belongs, verified; as it is stored. Raises as `localize`."""
     path, ref = tree.meta.parent / "map", tree.manifest.map
     with doing(f"keep tree {tree.digest[:12]} in cache {path.parent}"):
         encoded = _kept(path, ref.digest)
@@ -104,10 +98,8 @@ def localize_meta(store: Store | None, tree: TreeParts) -> None:
 
 
 def fetch(store: Store, ref: ObjectRef) -> bytes:
-    """The object's bytes, verified; where a mirror has them wrong, those of the store itself.
-
-    Raises `DataError`, `NotFoundError`, `UnavailableError`.
-    """
+    """The object's bytes, verified; where a mirror has them wrong, those of the store itself. Raises `DataError`,
+    `NotFoundError`, `UnavailableError`."""
     what = f"object {ref.key} in store {store.shown}"
     with store.open(ref.key) as reader:
         if reader.size != ref.size:
@@ -150,8 +142,8 @@ def _verified(pieces: Iterable[bytes], ref: ObjectRef, tree: str) -> Iterator[by
 
 
 def _with_room(folder: Path, write: Callable[[], T]) -> T:
-    """What ``write`` returns. Where the disk is full the node cache, of which ``folder`` is one, gives back what nobody
-    uses, and it is called again."""
+    """What ``write`` returns; where the disk is full, once the node cache of ``folder`` has given back what nobody
+    uses."""
     try:
         return write()
     except OSError as exc:

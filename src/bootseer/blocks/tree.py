@@ -89,12 +89,10 @@ class TreeMount:
         client.ask(self._folder, "ready")
 
     def unmount(self, *, timeout: float = _EXIT_SECONDS) -> None:
-        """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice.
-
-        A target in use is detached lazily after 5 s; its server then stays until nobody uses it any more. A server that
+        """Unmount; the last mount of a tree ends its server, which publishes its trace first. Safe to call twice. A
+        target in use is detached lazily after 5 s; its server then stays until nobody uses it any more. A server that
         has not ended after ``timeout`` is killed. Both leave a log line. Raises `UnavailableError` when the server
-        lives but does not answer: call it again later.
-        """
+        lives but does not answer: call it again later."""
         with locked(self._folder):
             with contextlib.suppress(BootseerError):  # then the target is in use for a moment, which is waited for
                 client.ask(self._folder, "still", self.target, timeout=_STILL_SECONDS)
@@ -136,11 +134,10 @@ def mount(
     to arrive at once.
 
     ``profile`` says whose traces to prefetch by and to add to (None: neither). ``config`` gives the time limits, the
-    number of streams and whether to fill in the background. ``server`` is the command that serves. ``store`` is the one
-    at ``store_url``, when the caller has it open. ``kin``: trees that it is like, for a start without a profile.
-    On any failure nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`,
-    `UnavailableError`, `PrivilegeError`, `UnsupportedError`, `FullError`.
-    """
+    number of streams and whether to fill in the background. ``server``: the command that serves. ``store``: that at
+    ``store_url``, when the caller has it open. ``kin``: trees that it is like, for a start without a profile. On any
+    failure nothing stays mounted or running. Raises `NotFoundError` (no such tree), `DataError`, `UnavailableError`,
+    `PrivilegeError`, `UnsupportedError`, `FullError`."""
     settings = config or Config()
     state_dir, cache_dir = private_folder(state_dir), private_folder(cache_dir)
     made = mounted(target, digest, state_dir)
@@ -220,10 +217,8 @@ def mounted(target: str | Path, digest: str, state_dir: Path) -> TreeMount:
 
 
 def attach(what: str | Path, state_dir: Path) -> TreeMount:
-    """The running mount with this target or id (or digest); also one whose server has died, for its `unmount`.
-
-    Raises `NotFoundError` when there is none, `UnavailableError` when a server that may be its own does not answer.
-    """
+    """The running mount with this target or id (or digest); also one whose server has died, for its `unmount`. Raises
+    `NotFoundError` when there is none, `UnavailableError` when a server that may be its own does not answer."""
     base = Path(os.path.abspath(state_dir)) / "trees"
     target = mounts.real(what)
     folders, left_by = sorted(base.glob("*/")) if base.is_dir() else [], records(base, TreeRecord)

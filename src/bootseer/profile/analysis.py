@@ -48,19 +48,16 @@ def analyse(
     whole: bool = True,
     now: int | None = None,
 ) -> JobReport:
-    """The report of one start-up: ``identity`` is (job, attempt, cycle), by default the one that began last.
-
-    ``nodes`` is how many nodes the job has, and ``names`` which, where the events do not say it (attributes ``nodes``
-    and ``nodelist``). Not ``whole``: the log is of some of the nodes alone. ``now``: ns since
-    1970, until when a start without an end goes on. Raises `NotFoundError` when the log does not hold the identity.
-    """
+    """The report of one start-up: ``identity`` is (job, attempt, cycle), by default the one that began last. ``nodes``
+    is how many nodes the job has, and ``names`` which, where the events do not say it (attributes ``nodes`` and
+    ``nodelist``). Not ``whole``: the log is of some of the nodes alone. ``now``: ns since 1970, until when a start
+    without an end goes on. Raises `NotFoundError` when the log does not hold the identity."""
     return look(log, identity, nodes=nodes, names=names, whole=whole, now=now)[0]
 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the collector of cycles: there are none here, and to search a million spans for them again and again
-    takes a tenth of the time."""
+    """Without the collector of cycles: there are none here, and it takes a tenth of the time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -145,10 +142,8 @@ def repeat_offenders(reports: Iterable[JobReport]) -> list[tuple[str, int]]:
 
 
 def find_stragglers(own: Mapping[str, float]) -> list[str]:
-    """Nodes whose own work (seconds, by node) is at least 1.5 times the median and 5 s over it; slowest first.
-
-    Nobody is flagged among fewer than 4 nodes.
-    """
+    """Nodes whose own work (seconds, by node) is at least 1.5 times the median and 5 s over it; slowest first. Nobody
+    is flagged among fewer than 4 nodes."""
     if len(own) < STRAGGLER_NODES:
         return []
     middle = median(own.values())
@@ -249,8 +244,8 @@ def _cost(line: Timeline, sums: Mapping[str, _Sums]) -> Cost:
 
 
 def _hours(line: Timeline, ns: Mapping[str, int]) -> float:
-    """GPU-hours of times by node, summed over its ranks, which hold equal parts of a node's GPUs. Node-hours where no
-    node has GPUs."""
+    """GPU-hours of times by node, summed over its ranks, which share its GPUs alike. Node-hours where no node has
+    GPUs."""
     held = any(line.gpus.values())
     hours = 0.0
     for node, tracks in line.tracks.items():
@@ -277,8 +272,8 @@ def _shares(line: Timeline, parts: Mapping[Track, Parts]) -> dict[str, int]:
 
 
 def _listed(spans: Spans, most: int) -> list[str]:
-    """The nodes that the longest attribute ``nodelist`` names; none where it cannot be read, as when it was cut, or
-    where they are more than ``most``."""
+    """The nodes that the longest attribute ``nodelist`` names; none where it was cut, or they are more than
+    ``most``."""
     given = (text for attrs in spans.attrs if attrs and isinstance(text := attrs.get("nodelist"), str))
     try:
         return hostlist.expand(max(given, key=len, default=""), most)

@@ -39,10 +39,8 @@ def render(report: JobReport, *, max_nodes: int = MAX_NODES) -> RenderableType:
 def render_side_by_side(
     reports: Sequence[tuple[str, JobReport]], extra_rows: Mapping[str, Sequence[str]] | None = None
 ) -> RenderableType:
-    """Several start-ups beside each other, each but the first with its change against the first.
-
-    ``extra_rows``: label -> one text per report, printed as they are. Raises `ValueError` for a row of another length.
-    """
+    """Several start-ups beside each other, each but the first with its change against the first. ``extra_rows``: label
+    -> one text per report, printed as they are. Raises `ValueError` for a row of another length."""
     table = new_table()
     table.add_column("stage", no_wrap=True)
     for title, _ in reports:

@@ -1,8 +1,6 @@
-"""Causes of a slow start-up, as far as its events tell: what held stragglers back, what a checkpoint moved.
-
-Pure functions of a report; the card, the pages and ``--json`` say what is found. Events name nodes and stages, and no
-DataNode.
-"""
+"""Causes of a slow start-up, as far as its events tell: what held stragglers back, what a checkpoint moved. Pure
+functions of a report; the card, the pages and ``--json`` say what is found. Events name nodes and stages, and no
+DataNode."""
 
 from __future__ import annotations
 

@@ -73,10 +73,8 @@ def hold(fd: int) -> None:
 
 
 def begin(stage: str, /, *, parent: str | None = None, **attrs: AttrValue) -> str:
-    """Write the begin of a span; returns its id (16 hex digits), or ``""`` when events go nowhere.
-
-    ``parent`` defaults to the span around this code (`span`), then to the one this process was started in.
-    """
+    """Write the begin of a span; returns its id (16 hex digits), or ``""`` when events go nowhere. ``parent`` defaults
+    to the span around this code (`span`), then to the one this process was started in."""
     return _begin(stage, parent, attrs)
 
 

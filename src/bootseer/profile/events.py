@@ -254,10 +254,8 @@ def origin(identity: Identity) -> Identity:
 
 
 def read(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str] | Found]) -> EventLog:
-    """Read event files, and every ``*.jsonl`` below folders.
-
-    Raises `NotFoundError` for a path that does not exist, `DataError` when there is not one event in all of them.
-    """
+    """Read event files, and every ``*.jsonl`` below folders. Raises `NotFoundError` for a path that does not exist,
+    `DataError` when there is not one event in all of them."""
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     joiner, seen = _Joiner(), set[tuple[int, int]]()
     for path in given:

@@ -97,10 +97,8 @@ NAMES = {"day": "%Y-%m-%d", "week": "%G-W%V", "month": "%Y-%m"}
 def analyse(
     paths: Sequence[Path], *, period: Period = "week", since_us: int = 0, team: str | None = None, limit: int = 20
 ) -> FleetReport:
-    """Look at what `starts.load` reads. ``since_us``: only starts that began then or later (us since 1970).
-
-    At most ``limit`` jobs and nodes are named (0: all). Raises what `starts.load` does.
-    """
+    """Look at what `starts.load` reads. ``since_us``: only starts that began then or later (us since 1970). At most
+    ``limit`` jobs and nodes are named (0: all). Raises what `starts.load` does."""
     return of(starts.load(paths), period=period, since_us=since_us, team=team, limit=limit)
 
 

@@ -105,9 +105,7 @@ def name_of(most: int) -> str:
 
 def analyse(starts: Sequence[Start], *, at: int = 0) -> GrowthReport:
     """All classes, the small ones first. ``at``: GPUs (or nodes) whose class the sentence is about; 0: the largest.
-
-    Raises `NotFoundError` when no start has the size ``at``: nothing is told of sizes that nobody has seen.
-    """
+    Raises `NotFoundError` when no start has the size ``at``: nothing is told of sizes that nobody has seen."""
     days = max((max(s.began_us for s in starts) - min(s.began_us for s in starts)) / _DAY_US, 1.0) if starts else 1.0
     classes = defaultdict[tuple[str, int], list[Start]](list)
     for start in starts:

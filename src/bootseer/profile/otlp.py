@@ -1,8 +1,6 @@
-"""Spans as OTLP/JSON (OpenTelemetry protocol 1, file and HTTP encoding): for a collector's ``/v1/traces``.
-
-A start-up is a trace, a node a resource (``host.name``; the job is its ``service.name``). Attributes of a span begin
-with ``bootseer.``. Only spans with both ends are told: the protocol has no others.
-"""
+"""Spans as OTLP/JSON (OpenTelemetry protocol 1, file and HTTP encoding): for a collector's ``/v1/traces``. A start-up
+is a trace, a node a resource (``host.name``; the job is its ``service.name``). Attributes of a span begin with
+``bootseer.``. Only spans with both ends are told: the protocol has no others."""
 
 from __future__ import annotations
 

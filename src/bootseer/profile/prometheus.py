@@ -1,7 +1,5 @@
-"""Start-ups as Prometheus text: for a node exporter's textfile collector, or a push gateway.
-
-Nodes and jobs are never labels: their number has no bound. Histograms count complete start-ups only.
-"""
+"""Start-ups as Prometheus text: for a node exporter's textfile collector, or a push gateway. Nodes and jobs are never
+labels: their number has no bound. Histograms count complete start-ups only."""
 
 from __future__ import annotations
 

@@ -46,12 +46,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def check(start: Start, baseline: Sequence[Start], *, tolerance: float = 0.2, seconds: float = 2.0) -> Verdict:
-    """Compare with complete starts of the same job and class of sizes, as hot as this one; the start itself is none.
-
-    A part is slower when it takes over ``tolerance`` (a share) and over ``seconds`` more than the median. Stages that
-    no earlier start had are compared with 0 s. Raises `NotFoundError` where there is no such start, `DataError` when
-    this one has not ended.
-    """
+    """Compare with complete starts of the same job and class of sizes, as hot as this one; the start itself is none. A
+    part is slower when it takes over ``tolerance`` (a share) and over ``seconds`` more than the median. Stages that no
+    earlier start had are compared with 0 s. Raises `NotFoundError` where there is no such start, `DataError` when this
+    one has not ended."""
     name = events.identity_text(start.job, start.attempt, start.cycle)
     if start.startup_seconds is None:
         raise DataError(

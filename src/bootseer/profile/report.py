@@ -46,9 +46,7 @@ class NodeReport(msgspec.Struct, frozen=True):
 
 class StageReport(msgspec.Struct, frozen=True):
     """One stage over the job. ``seconds`` is its share of start-up; the shares and the job's ``gap_seconds`` add up.
-
-    ``own_hours`` and ``wait_hours`` are in the unit of the cost; all stages' add up to its ``own`` and ``wait``.
-    """
+    ``own_hours`` and ``wait_hours`` are in the unit of the cost; all stages' add up to its ``own`` and ``wait``."""
 
     stage: str
     seconds: float

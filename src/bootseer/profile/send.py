@@ -17,11 +17,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 10.0
 
 
 def send(files: list[Path], url: str, token: str = "", *, timeout: float = 60.0) -> int:
-    """POST all lines of ``files`` to ``url``; returns the number of bytes. Gives up ``timeout`` seconds after it began.
-
-    Raises `UnavailableError` then, `PrivilegeError` when the token is wrong, `ConfigError` when the server
-    refuses what is sent or there is no such address.
-    """
+    """POST all lines of ``files`` to ``url``; returns the number of bytes. Raises `UnavailableError` ``timeout``
+    seconds after it began, `PrivilegeError` when the token is wrong, `ConfigError` when the server refuses what is sent
+    or there is no such address."""
     until = time.monotonic() + timeout
     sent = 0
     for file in files:

@@ -167,11 +167,9 @@ def compact(paths: Sequence[Path], output: Path) -> int:
 
 
 def load(paths: Sequence[Path | Found]) -> DuckDBPyConnection:
-    """A database with the table ``starts``: of Parquet files, event files and folders of both; each start-up once.
-
-    Of two rows of one start-up the complete one counts, then the one that saw more. Raises `NotFoundError` for a path
-    that does not exist, `DataError` for a file that is neither and when there is no start-up at all.
-    """
+    """A database with the table ``starts``: of Parquet files, event files and folders of both; each start-up once: of
+    two rows the complete one counts, then the one that saw more. Raises `NotFoundError` for a path that does not exist,
+    `DataError` for a file that is neither and when there is no start-up at all."""
     made: list[Start] = []
     written: list[Found] = []
     for path in paths:

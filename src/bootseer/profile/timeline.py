@@ -35,10 +35,8 @@ ORDER = {name: place for place, name in enumerate((*TOP_STAGES, *INIT_STAGES))}
 
 class Timeline:
     """Built once per analysis; read-only afterwards. Times in ns on ``axis``; ``queue`` costs nothing and stays out.
-
     Not ``whole``: ranks without any span are not waited for. ``now``: until when a start without an end goes on, in ns;
-    None: nobody knows.
-    """
+    None: nobody knows."""
 
     def __init__(self, rows: Spans, axis: Axis, *, whole: bool = True, now: int | None = None) -> None:
         self.rows, self.axis = rows, axis
@@ -174,10 +172,8 @@ class Timeline:
         return all(track in self.ready for track in self.tracks[node])
 
     def _init_ends(self) -> dict[Track, int]:
-        """Where ``init`` ends: with the first step of the track, for one without with the last of its node.
-
-        Whoever began it (a launcher) often cannot know when the first step inside the training process has ended.
-        """
+        """Where ``init`` ends: with the first step of the track, for one without with the last of its node. Who began
+        it (a launcher) often cannot know."""
         found: dict[Track, int] = {}
         for tracks in self.tracks.values():
             steps = [one for track in tracks for one in self.spans[track].get("first_step", ())]

@@ -32,10 +32,8 @@ class CommandError(BootseerError):
 
 
 def run(stage: str, argv: Sequence[str], attrs: Mapping[str, AttrValue]) -> int:
-    """Run ``argv``; returns its exit code, or minus the signal that killed it. Raises `CommandError`.
-
-    Of the command line only the program's name becomes an attribute: arguments may hold secrets.
-    """
+    """Run ``argv``; returns its exit code, or minus the signal that killed it. Raises `CommandError`. Of the command
+    line only the program's name becomes an attribute: arguments may hold secrets."""
     span = emit.begin(stage, command=os.path.basename(argv[0]))
     if attrs:
         emit.annotate(span, **attrs)

@@ -2,10 +2,7 @@
 
 A tree is made by others, and a folder is read by programs that trust the owner of what is in it. So all belongs to who
 extracts, nothing has set-uid or set-gid, and of the extended attributes only those of ``user.`` are kept: neither
-capabilities nor access lists.
-
-Concurrency: any thread; one lock guards the counts of what was left out.
-"""
+capabilities nor access lists. Any thread; one lock guards the counts of what was left out."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class Shares(Generic[_File]):
         return sorted(self._of_block)
 
     def overlaps(self, start: int, end: int) -> Iterator[tuple[_File, int, int, int]]:
-        """(file, offset in it, start, end) of what files have between ``start`` and ``end`` of the data; all of an
-        extent's part at once."""
+        """(file, offset in it, start, end) of what files have between ``start`` and ``end`` of the data, an extent's
+        all at once."""
         top = start >> self._shift
         for block in self._blocks(start, end - start):
             for begin, file, inner, length in self._of_block.get(block, ()):

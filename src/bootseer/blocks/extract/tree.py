@@ -62,12 +62,9 @@ def extract(
 
     Modes, times, hard links, holes and extended attributes of ``user.`` are kept, and overlayfs' whiteouts. Nothing
     that gives rights is, also for root: owners, set-id bits, capabilities, access lists, device nodes; log lines count
-    what is left out. ``profile``: whose earlier starts say which files to bring first.
-    ``progress(done, total)`` counts bytes. After a failure ``dest`` is empty. Nothing is synced to disk.
-
-    Raises `DataError` (also for more than ``most`` bytes of data), `FullError`, `NotFoundError`, or `UnavailableError`
-    when nothing came for ``stalled`` seconds.
-    """
+    what is left out. ``profile``: whose earlier starts say which files to bring first. ``progress(done, total)`` counts
+    bytes. After a failure ``dest`` is empty. Nothing is synced to disk. Raises `DataError` (also for more than ``most``
+    bytes of data), `FullError`, `NotFoundError`, or `UnavailableError` when nothing came for ``stalled`` seconds."""
     dest = Path(os.path.abspath(dest))
     with doing(f"extract into {dest}"):
         dest.mkdir(parents=True, exist_ok=True)

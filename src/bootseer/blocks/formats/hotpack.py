@@ -1,8 +1,6 @@
-"""The hot pack: the blocks that starts of a job touch, in first-touch order, as one object to be read from end to end.
-
-On disk and in the store: ``docs/internals/hotpack.md``. It is advice like the traces it is made from: every block is
-checked against the block map, so a bad pack costs time and nothing else.
-"""
+"""The hot pack: the blocks that starts of a job touch, in first-touch order, as one object to be read from end to end
+(``docs/internals/hotpack.md``). It is advice: every block is checked against the block map, so a bad pack costs time
+and nothing else."""
 
 from __future__ import annotations
 
@@ -32,12 +30,10 @@ _DRIFT = 3600 * 10**9
 
 
 class HotPack(msgspec.Struct, frozen=True):
-    """Header and index of a hot pack: ``blocks`` in first-touch order and the lengths of their frames.
-
-    Each frame has the bytes of the next ``per_frame`` blocks (the last frame: of those that are left). ``tree`` and
-    ``map`` (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. The frames follow one another from
-    byte `base` on.
-    """
+    """Header and index of a hot pack: ``blocks`` in first-touch order and the lengths of their frames. Each frame has
+    the bytes of the next ``per_frame`` blocks (the last frame: of those that are left). ``tree`` and ``map``
+    (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. The frames follow one another from byte
+    `base` on."""
 
     tree: str
     map: str
@@ -80,10 +76,8 @@ class HotPack(msgspec.Struct, frozen=True):
 
     @classmethod
     def decode(cls, raw: bytes, size: int, tree: str, map_digest: str, blocks: BlockMap) -> HotPack:
-        """Parse the beginning ``raw`` (at least header and index) of an object of ``size`` bytes.
-
-        Raises `DataError` for one that does not fit this tree and map, names a block twice, or is cut short.
-        """
+        """Parse the beginning ``raw`` (at least header and index) of an object of ``size`` bytes. Raises `DataError`
+        for one that does not fit this tree and map, names a block twice, or is cut short."""
         count, per_frame = shape_of(raw)
         end = index_size(count, per_frame) - hashing.SIZE
         if len(raw) < end + hashing.SIZE:

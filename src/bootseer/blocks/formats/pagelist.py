@@ -1,8 +1,6 @@
-"""Page lists: which ranges of which files the starts of a job read, in the order they read them.
-
-`bootseer.blocks.profiles.hotpack_builder` makes them, `bootseer.blocks.serving.readahead` reads them. On disk:
-``docs/internals/pagelist.md``. Like a trace a list is advice.
-"""
+"""Page lists: which ranges of which files the starts of a job read, in the order they read them
+(``docs/internals/pagelist.md``). `profiles.hotpack_builder` makes them, `serving.readahead` reads them. Like a trace a
+list is advice."""
 
 from __future__ import annotations
 
@@ -47,8 +45,7 @@ class PageRange(NamedTuple):
 
 
 class PageList(msgspec.Struct, frozen=True):
-    """What to read ahead of a start, in order. ``tree``: digest, hexadecimal; ``created``: Unix time in
-    nanoseconds."""
+    """What to read ahead of a start, in order. ``tree``: digest, hexadecimal; ``created``: Unix time in nanoseconds."""
 
     tree: str
     created: int

@@ -1,8 +1,6 @@
-"""A trace: which 4 KiB units of a data file a start touched, when first, and by which process.
-
-On disk: ``docs/internals/trace.md``. A trace is advice: `Trace.decode` refuses a damaged or oversized one with
-`DataError`, and whoever reads profiles logs that and goes on without.
-"""
+"""A trace: which 4 KiB units of a data file a start touched, when first, and by which process
+(``docs/internals/trace.md``). It is advice: `Trace.decode` refuses a damaged or oversized one with `DataError`, and
+whoever reads profiles logs that and goes on without."""
 
 from __future__ import annotations
 
@@ -41,11 +39,10 @@ class Touch(msgspec.Struct, frozen=True):
 
 class Trace(msgspec.Struct, frozen=True):
     """First touches in the order they happened. ``began`` is Unix time; ``tree`` the tree's digest (hexadecimal).
-
     ``complete`` is false when touches may be missing: recording stopped at its size limit, joined a warm mount, or
     pages were read ahead of the job. ``left_out``: how many processes were, as they read a large part of the tree.
-    ``source``: the tree of which the start was, where this one is only predicted from it; empty where it was recorded.
-    """
+    ``source``: the tree of which the start was, where this one is only predicted from it; empty where it was
+    recorded."""
 
     tree: str
     size: int

@@ -1,7 +1,5 @@
-"""Making the hot pack and the page list of a job after a recorded start, and putting them into the store.
-
-`renew` runs when a trace was published. It logs trouble and never raises for it: a profile is advice.
-"""
+"""Making the hot pack and the page list of a job after a recorded start, and putting them into the store. `renew` runs
+when a trace was published. It logs trouble and never raises for it: a profile is advice."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ LEVEL = 12
 QUICK_LEVEL = 3
 """Once somebody waits for the end."""
 _SHARE = 0.25
-"""Of a core. A low priority would be simpler, but a thread that does not run while
-it holds the interpreter's lock holds up the readers of this process."""
+"""Of a core. A low priority would be simpler, but a thread that does not run while it holds the interpreter's lock
+holds up the readers of this process."""
 _NEW = 0.01
 _OLD = 0.1
 """A hot pack or page list is renewed when more than this share of what is wanted is not in it, or of it not wanted."""
@@ -74,13 +72,11 @@ def renew(
     hurry: threading.Event,
 ) -> tuple[str, str]:
     """Make and publish a new hot pack, and a page list of the newest one, where they say something new. Takes a while:
-    give it a thread of its own.
-
-    ``meta``: the tree's metadata. ``work``: a folder with space for the pack. ``stop`` ends it, ``hurry`` its rests.
-    Returns what happened to the pack and to the list: ``published``, ``not needed`` (there is a good one), ``no
-    traces``, ``not ready`` (blocks are missing in the cache), ``no hot pack``, ``retired`` (the pack, meanwhile),
-    ``made elsewhere`` (another node is at it), ``over budget`` (of the owner), ``stopped`` or ``failed``.
-    """
+    give it a thread of its own. ``meta``: the tree's metadata. ``work``: a folder with space for the pack. ``stop``
+    ends it, ``hurry`` its rests. Returns what happened to the pack and to the list: ``published``, ``not needed``
+    (there is a good one), ``no traces``, ``not ready`` (blocks are missing in the cache), ``no hot pack``, ``retired``
+    (the pack, meanwhile), ``made elsewhere`` (another node is at it), ``over budget`` (of the owner), ``stopped`` or
+    ``failed``."""
     folder = key.prefix(target.tree)
     pack = pages = "failed"
     try:
@@ -170,11 +166,9 @@ def build(
     """Write the hot pack of those blocks of ``order`` that are ``ready`` to ``path`` (a new file).
 
     Works on one frame at a time and rests in between, so that it takes `_SHARE` of one core, until ``hurry`` is set:
-    from then on without rests, and with less compression. Within a frame blocks are in the order of the file: they come
-    at once anyway, and neighbours are written at once. Returns None when ``stop`` is set or no block is there; the file
-    is of no use then, nor after an error. Raises `DataError` when a block is not what the map says, `FullError` and
-    kin.
-    """
+    from then on without rests, and with less compression. Within a frame blocks are in the order of the file, in which
+    they are written. Returns None when ``stop`` is set or no block is there; the file is of no use then, nor after an
+    error. Raises `DataError` when a block is not what the map says, `FullError` and kin."""
     blocks = ready.map
     wanted = [block for block in dict.fromkeys(order) if not blocks.is_zero(block) and ready.is_ready(block, block)]
     wanted = wanted[: hotpack.MAX_BLOCKS]
@@ -213,10 +207,8 @@ def _frame(ready: ReadyBlocks[BlockMap], group: Sequence[int], level: int) -> by
 
 def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target) -> str:
     """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it (and
-    those that cannot be read) and their page lists.
-
-    Who reads an older one sees it vanish, and goes on with the packs. Returns the key.
-    """
+    those that cannot be read) and their page lists: who reads one sees it vanish, and goes on with the packs. Returns
+    the key."""
     key = hotpack.pack_key(folder, hashing.file_hexdigest(path))
     store.put(key, path)
     try:
@@ -234,11 +226,8 @@ def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target
 
 def build_pages(traces: Sequence[Trace], tree: str, meta: Path, created: int) -> PageList:
     """The list of what at least half of the newest ``traces`` touched, in the order of the median first touch; of one
-    trace, all that it touched.
-
-    ``meta``: the tree's metadata, which says what file each unit belongs to. Raises `DataError` when there are too many
-    units.
-    """
+    trace, all that it touched. ``meta``: the tree's metadata, which says what file each unit belongs to. Raises
+    `DataError` when there are too many units."""
     used = sorted(traces, key=lambda trace: trace.began)[-_TRACES:]
     if any(sum(touch.count for touch in trace.touches) > MAX_UNITS for trace in used):
         raise DataError(f"starts that read more than {MAX_UNITS * UNIT >> 30} GiB are not read ahead of")

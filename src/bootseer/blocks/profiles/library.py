@@ -57,11 +57,9 @@ OWNED_PROFILES = 8
 
 
 class ProfileKey(msgspec.Struct, frozen=True):
-    """Whose starts are alike: traces of one job signature (any text; empty means ``default``) are merged.
-
-    ``owner``: for whom a service with rights at the store mounts, who chose ``job`` and what is read: a name of
-    `owner_of`, or of a site's kind of tenants. Only starts of this owner use the profile. Empty: who mounts for itself.
-    """
+    """Whose starts are alike: traces of one job signature (any text; empty means ``default``) are merged. ``owner``:
+    for whom a service with rights at the store mounts, who chose ``job`` and what is read: a name of `owner_of`, or of
+    a site's kind of tenants. Only starts of this owner use the profile. Empty: who mounts for itself."""
 
     job: str = "default"
     owner: str = ""
@@ -80,8 +78,8 @@ class ProfileKey(msgspec.Struct, frozen=True):
         return f"{OWNED}/{tree}/{_part(self.owner, 'owner')}" if self.owner else f"profiles/{tree}"
 
     def others(self, tree: str) -> tuple[str, ...]:
-        """The store folders of profiles that a start without one of its own uses: those of its owner, then those of
-        who mounts for itself. None is another owner's."""
+        """The store folders of profiles that a start without one of its own uses: of its owner, then of who mounts for
+        itself."""
         return tuple(dict.fromkeys((self.all_of(tree), f"profiles/{tree}")))
 
 
@@ -113,9 +111,7 @@ class StoredPack(NamedTuple):
 
 def packs(store: Store, folder: str, target: Target) -> Iterator[StoredPack]:
     """The hot packs in ``folder`` (of a job, or of all jobs) that fit ``target``. A bad one is a line in the log.
-
-    Raises `UnavailableError`.
-    """
+    Raises `UnavailableError`."""
     found = (info for info in store.list(folder) if hotpack.is_pack(info.key))
     for info in itertools.islice(found, LOOKED_AT):
         try:
@@ -143,10 +139,8 @@ def _read_index(store: Store, info: ObjectInfo, target: Target) -> HotPack:
 
 
 def load_pages(store: Store, key: str, tree: str, size: int) -> PageList:
-    """The page list ``key`` of a store, for the tree ``tree`` with ``size`` bytes of data.
-
-    Raises `NotFoundError`, `UnavailableError`, and `DataError` for what is no such list.
-    """
+    """The page list ``key`` of a store, for the tree ``tree`` with ``size`` bytes of data. Raises `NotFoundError`,
+    `UnavailableError`, and `DataError` for what is no such list."""
     return PageList.decode(store.get(key, most=MAX_STORED), tree, size)
 
 
@@ -196,10 +190,8 @@ def read_trace(store: Store, info: ObjectInfo, tree: str, size: int) -> Trace | 
 
 
 def publish(store: Store, key: ProfileKey, trace: Trace, blocks: BlockMap) -> str:
-    """Add ``trace`` to the profile if it says something new. Returns what happened, in a few words for the status.
-
-    A start of which only scans were recorded ``reads everything``: of such a trace nothing is learnt.
-    """
+    """Add ``trace`` to the profile if it says something new. Returns what happened, in a few words for the status. A
+    start of which only scans were recorded ``reads everything``: of such a trace nothing is learnt."""
     try:
         mine = blocks_of(trace, blocks)
         if not mine:

@@ -33,11 +33,9 @@ class Prediction(NamedTuple):
 def predict(traces: Sequence[Trace], old: Side, new: Side, *, began: int) -> Prediction:
     """The trace of a start of ``new`` that reads the files which the starts ``traces`` of ``old`` read, in their order.
 
-    A unit of a file is that of the file of the same path; else of the only file whose path differs in its numbers
-    alone (``torch-2.6.0.dist-info``, ``python3.11``), or whose name is the same besides; else that with the same
-    content. Each foretells one unit at most, so the new trace has no more bytes than a start had. It is incomplete: any
-    recorded start takes its place. ``began``: its Unix time.
-    """
+    A unit of a file is that of the file of the same path; else of the only file whose path differs in its numbers alone
+    (``torch-2.6.0.dist-info``, ``python3.11``), or whose name is the same besides; else that with the same content.
+    Each foretells one unit at most. It is incomplete: any recorded start takes its place. ``began``: its Unix time."""
     runs = [units_of(trace) for trace in select(traces)]
     order = in_order(runs, RARE)
     places = _Places(old, new)

@@ -20,12 +20,9 @@ _SUSPECT = 0.25
 
 
 class Recording:
-    """A start being recorded.
-
-    ``since(n)`` gives the touches from number ``n`` on: (milliseconds since the mount, pid, first unit, units).
-    ``began``: Unix time of the mount. ``layout``: where the files of the tree lie, asked only of a start that reads
-    much.
-    """
+    """A start being recorded. ``since(n)`` gives the touches from number ``n`` on: (milliseconds since the mount, pid,
+    first unit, units). ``began``: Unix time of the mount. ``layout``: where the files of the tree lie, asked only of a
+    start that reads much."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
-"""What recorded starts touched: which files and folders, how much and when, and how two sets of starts differ.
-
-Everything is in bytes of the tree's data, touched in units of 4 KiB; the kernel's readahead counts as touched (see
-``docs/internals/trace.md``). Nothing here is on the way of a start.
-"""
+"""What recorded starts touched: which files and folders, how much and when, and how two sets of starts differ. In bytes
+of the tree's data, touched in units of 4 KiB; the kernel's readahead counts as touched (``docs/internals/trace.md``).
+Nothing here is on the way of a start."""
 
 from __future__ import annotations
 
@@ -61,10 +59,8 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def recorded(store: Store, tree: str, size: int) -> list[Recorded]:
-    """The starts a store knows of a tree whose data has ``size`` bytes, oldest first.
-
-    A damaged trace is left out with a line in the log.
-    """
+    """The starts a store knows of a tree whose data has ``size`` bytes, oldest first. A damaged trace is a line in the
+    log."""
     found = []
     for folder in (f"profiles/{tree}", f"{library.OWNED}/{tree}"):
         for info in store.list(folder):
@@ -78,10 +74,7 @@ def recorded(store: Store, tree: str, size: int) -> list[Recorded]:
 
 def choose(starts: Sequence[Recorded], what: str) -> list[Recorded]:
     """Those of the job ``what`` (of all owners, or ``OWNER/JOB``), or the one whose digest begins with it (at least 6
-    digits); all for an empty text.
-
-    Raises `NotFoundError`.
-    """
+    digits); all for an empty text. Raises `NotFoundError`."""
     if not what:
         return list(starts)
     folder = library.ProfileKey(what).folder

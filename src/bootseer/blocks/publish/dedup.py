@@ -1,7 +1,5 @@
-"""Blocks that other trees of a store have stored already, so that a new tree need not store them again.
-
-Made from the maps of some of those trees, kept in memory only. What cannot be read costs sharing, never a publication.
-"""
+"""Blocks that other trees of a store have stored already, so that a new tree need not store them again. Made from the
+maps of some of those trees, in memory only. What cannot be read costs sharing, never a publication."""
 
 from __future__ import annotations
 
@@ -34,11 +32,9 @@ class Place(NamedTuple):
 
 
 class KnownBlocks:
-    """An index of blocks by hash. Once it is made, any thread may ask it.
-
-    A map is not believed: every frame that `proven` names has been read from the store and compared with its hash. Of a
-    pack that was missing, damaged or not to be had, nothing is read any more.
-    """
+    """An index of blocks by hash. Once it is made, any thread may ask it. A map is not believed: every frame that
+    `proven` names has been read from the store and compared with its hash. Of a pack that was missing, damaged or not
+    to be had, nothing is read any more."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

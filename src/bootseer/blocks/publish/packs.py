@@ -51,16 +51,13 @@ _Block = tuple[bytes, bytes | Place | None]
 
 
 class PackWriter(Closing):
-    """A sequential sink of data; `finish` returns its block map.
+    """A sequential sink of data; `finish` returns its block map. A context manager: leaving it stops every thread.
 
-    Finished packs lie in ``folder`` until ``put(path, ref)``, called from other threads, has stored them: at most
-    four times ``pack_limit`` bytes. Equal blocks are stored once, blocks of ``known`` not at all, all-zero blocks have
-    no frame. Memory: ten MiB per thread and 200 bytes per block. Use as a context manager: leaving it stops every
-    thread.
-
-    Raises `FullError` and kin for ``folder``, `DataError` for more data than a block map has room for; what ``put``
-    raises comes out of a later call, `finish` at the latest. After an error each call raises it: some data is lost.
-    """
+    Finished packs lie in ``folder`` until ``put(path, ref)``, called from other threads, has stored them: at most four
+    times ``pack_limit`` bytes. Equal blocks are stored once, blocks of ``known`` not at all, all-zero blocks have no
+    frame. Memory: ten MiB per thread and 200 bytes per block. Raises `FullError` and kin for ``folder``, `DataError`
+    for more data than a block map has room for; what ``put`` raises comes out of a later call, `finish` at the latest.
+    After an error each call raises it: some data is lost."""
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
-"""The pack table of a tree in the making, and the packs that are being written and put.
-
-Concurrency: the caller's thread alone writes; two more threads hand finished packs to the store.
-"""
+"""The pack table of a tree in the making, and the packs that are being written and put. The caller's thread alone
+writes; two more threads hand finished packs to the store."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ Entry = tuple[int, int, int]
 
 class PackSpool:
     """Frames go to packs of at most ``limit`` bytes in ``folder``, which ``put(path, ref)`` stores from other threads.
-
-    Raises `FullError` and kin for ``folder``; what ``put`` raises comes out of a later call, `drain` at the latest.
-    """
+    Raises `FullError` and kin for ``folder``; what ``put`` raises comes out of a later call, `drain` at the latest."""
 
     def __init__(self, folder: Path, put: Callable[[Path, ObjectRef], None], limit: int) -> None:
         self._folder = folder

@@ -27,12 +27,10 @@ _PIECE = 4 << 20
 
 
 class TreeWriter:
-    """A tree on its way into a store: its data is written to ``packs``, then `seal` makes it a tree.
-
-    A context manager, as `PackWriter` is; ``folder`` and the other arguments are passed on to that. What the store has
-    of it already is read back, and replaced when it is damaged. Raises `NotWritableError`, `FullError`,
-    `UnavailableError`, and `DataError` when that cannot be.
-    """
+    """A tree on its way into a store: its data is written to ``packs``, then `seal` makes it a tree. A context manager,
+    as `PackWriter` is; ``folder`` and the other arguments are passed on to that. What the store has of it already is
+    read back, and replaced when it is damaged. Raises `NotWritableError`, `FullError`, `UnavailableError`, and
+    `DataError` when that cannot be."""
 
     def __init__(
         self,
@@ -61,11 +59,8 @@ class TreeWriter:
         self, meta: bytes, dead: Iterable[tuple[int, int]] = (), beside: Callable[[], None] = lambda: None
     ) -> TreeRef:
         """Publish what was written as the data of the EROFS image ``meta``. Data ranges ``dead`` are never read.
-        ``beside`` is called while the last data is on its way.
-
-        `DataError` for a tree that no reader would accept: more than 2 GiB of ``meta``, or far more than is stored of
-        it, a map of more than 1 GiB.
-        """
+        ``beside`` is called while the last data is on its way. `DataError` for a tree that no reader would accept: more
+        than 2 GiB of ``meta``, or far more than is stored of it, a map of more than 1 GiB."""
         if len(meta) > MAX_META:
             raise DataError(f"the tree is too large to be mounted: {len(meta)} bytes of metadata")
         objects: list[bytes] = [meta, stored := compress(meta, LEVEL)]
@@ -111,13 +106,9 @@ class TreeWriter:
 
 def publish(store: Store, meta: Path, data: Path, *, block_size: int = DEFAULT_BLOCK) -> TreeRef:
     """Publish the tree of the EROFS files ``meta`` and ``data``; again: changes nothing, same digest. It stays in the
-    store as long as the object ``published/<digest>`` does.
-
-    Up to 2 GiB of temporary space are used in the folder of
-    ``data``, less when the stored form is smaller. Nothing is shared with other trees, so the digest depends only on
-    the two files, ``block_size`` and the version of zstd.
-    Raises as `TreeWriter`, and `DataError` when ``data`` changes meanwhile.
-    """
+    store as long as the object ``published/<digest>`` does. Up to 2 GiB of temporary space are used in the folder of
+    ``data``. Nothing is shared with other trees, so the digest depends only on the two files, ``block_size`` and the
+    version of zstd. Raises as `TreeWriter`, and `DataError` when ``data`` changes meanwhile."""
     with doing(f"make a work folder in {data.parent}"):
         work = Path(tempfile.mkdtemp(prefix=".publish-", dir=data.parent))
     try:

@@ -58,9 +58,7 @@ _DETACHED_NAME = "bootseer-pack"
 
 class FetcherProcess:
     """One fetcher. `run` returns when the supervisor says that the last mount is gone, or nobody else is left.
-
-    ``cache``: as the supervisor opened it. ``detach`` is called when this process belongs to the server no more.
-    """
+    ``cache``: as the supervisor opened it. ``detach`` is called when this process belongs to the server no more."""
 
     def __init__(
         self,
@@ -186,8 +184,8 @@ class FetcherProcess:
     # -- other threads ---------------------------------------------------------------------------------------------
 
     def _prefetch(self) -> None:
-        """Prefetch by the profile, then fill in the background. What goes wrong is a line in the log: then blocks come
-        on demand."""
+        """Prefetch by the profile, then fill in the background. What goes wrong is logged: then blocks come on
+        demand."""
         try:
             if not self._cache.complete:
                 self._fetcher.known_here(NodeBlocks.find(self._tree.cache, self._tree.map, self._cache.ready))

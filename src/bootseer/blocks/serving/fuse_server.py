@@ -63,12 +63,9 @@ def mount(folder: Path) -> fuse.Device:
 
 
 class FuseServer:
-    """Serves ``device`` until the mount ends.
-
-    ``data_fd``: the cache's data file, as long as the tree's data. When the supervisor (process ``supervisor``) has
-    died, ``succeed`` is called in a child of this process, to be the next one. Without it the end of the supervisor is
-    this process's too.
-    """
+    """Serves ``device`` until the mount ends. ``data_fd``: the cache's data file, as long as the tree's data. When the
+    supervisor (process ``supervisor``) has died, ``succeed`` is called in a child of this process, to be the next one;
+    without it the end of the supervisor is this process's too."""
 
     def __init__(
         self,
@@ -185,11 +182,9 @@ class _Waiting(NamedTuple):
 
 
 class PendingReads:
-    """Reads that wait for blocks: asked for over ``channel``, answered when these came, or with an error.
-
-    Workers call `miss`, the main thread the rest; one lock, of the table and of the counters of slow reads. ``answer``
-    tells the kernel; ``rouse`` wakes the main thread, which has a deadline to mind then; ``clock`` is monotonic, in ns.
-    """
+    """Reads that wait for blocks: asked for over ``channel``, answered when these came, or with an error. Workers call
+    `miss`, the main thread the rest; one lock, of the table and of the counters of slow reads. ``answer`` tells the
+    kernel; ``rouse`` wakes the main thread, which has a deadline to mind then; ``clock`` is monotonic, in ns."""
 
     def __init__(
         self,

@@ -1,9 +1,7 @@
-"""Messages between FUSE server and fetcher of a block server.
-
-The channel, a SOCK_SEQPACKET pair, outlives both: the supervisor keeps both ends, so a message that is sent while the
-other side is being restarted waits for it. Every message may therefore come twice or not at all: a fetcher that starts
-says `Repeat`, and the FUSE server repeats what it still wants.
-"""
+"""Messages between FUSE server and fetcher of a block server. The channel, a SOCK_SEQPACKET pair, outlives both: the
+supervisor keeps both ends, so a message that is sent while the other side is being restarted waits for it. So every
+message may come twice or not at all: a fetcher that starts says `Repeat`, and the FUSE server repeats what it still
+wants."""
 
 from __future__ import annotations
 
@@ -35,11 +33,8 @@ class Wanted(msgspec.Struct, tag=1, array_like=True, frozen=True):
 
 
 class Came(msgspec.Struct, tag=2, array_like=True, frozen=True):
-    """Fetcher to FUSE server: the blocks of request ``id`` are ready (``errno`` 0), or failed.
-
-    A descriptor may come along: a memfd with the bytes of all blocks of the request, from the first one's first byte
-    on, because some could not be cached; they are not ready.
-    """
+    """Fetcher to FUSE server: the blocks of request ``id`` are ready (``errno`` 0), or failed. A descriptor may come
+    along: a memfd with the bytes of all blocks of the request, because some could not be cached; they are not ready."""
 
     id: int
     errno: int = 0
@@ -100,10 +95,8 @@ class Channel:
 
     def receive(self, *, timeout: float = 0.0) -> tuple[Message, int] | None:
         """The next message and its descriptor (-1: none; the caller must close it); None when none came within
-        ``timeout`` seconds.
-
-        Raises `UnavailableError` when every process of the other side is gone, `DataError` for what is no message.
-        """
+        ``timeout`` seconds. Raises `UnavailableError` when every process of the other side is gone, `DataError` for
+        what is no message."""
         if timeout > 0 and not _wait(self._sock, select.POLLIN, timeout):
             return None
         fds = array.array("i")

@@ -25,9 +25,8 @@ _KIB = 512
 
 @contextlib.contextmanager
 def note_mount(folder: Path) -> Iterator[None]:
-    """Around the mount of a tree's image: leave the name of the new mount's readahead in ``folder``.
-
-    It stays unknown when another EROFS image was mounted in the same moment; such a mount keeps 128 KiB."""
+    """Around the mount of a tree's image: leave the name of the new mount's readahead in ``folder``. It stays unknown
+    when another EROFS image was mounted in the same moment; such a mount keeps 128 KiB."""
     before = _names()
     yield
     new = _names() - before

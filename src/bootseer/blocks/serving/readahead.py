@@ -48,10 +48,8 @@ _LOOK_MOUNT = 0.02
 
 
 class Readahead:
-    """Reads ahead in the mount of tree ``digest`` on ``target`` by the profile ``key``.
-
-    ``pack`` gives the key of the hot pack in use, once it is known; `run` it when the tree is served.
-    """
+    """Reads ahead in the mount of tree ``digest`` on ``target`` by the profile ``key``. ``pack`` gives the key of the
+    hot pack in use, once it is known; `run` it when the tree is served."""
 
     def __init__(
         self, store: Store, key: ProfileKey, shared: SharedMemory, target: str, digest: str, pack: Callable[[], str]
@@ -158,8 +156,8 @@ class Readahead:
         return True
 
     def _open(self, path: bytes) -> int:
-        """The regular file ``path`` of the mounted tree; -1: it is none. The list comes from a store, and others may
-        replace folders above the mount: opening a device or a pipe, or what a link leads to, is not reading."""
+        """The regular file ``path`` of the mounted tree; -1: it is none: a device, a pipe or a link that the list (or
+        who replaced folders above the mount) leads to."""
         try:
             with beneath.folder(self._target) as root:
                 return beneath.open_regular(os.fsdecode(path), root=root)

@@ -1,7 +1,5 @@
 """The block server: the program that serves one lazy tree on a node, as a supervisor, a FUSE server and a fetcher.
-
-`bootseer.served.client` starts it with a `ServerSpec`; it answers with its driver when the tree may be mounted.
-"""
+`bootseer.served.client` starts it with a `ServerSpec`; it answers with its driver when the tree may be mounted."""
 
 from __future__ import annotations
 
@@ -19,8 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def main(*, store_for: Callable[[str], Store] = open_store) -> int:
-    """Serve until the end. ``store_for`` opens the store, in the fetcher; benchmarks pass one that wraps it with a rate
-    limit."""
+    """Serve until the end. ``store_for`` opens the store, in the fetcher; benchmarks pass one with a rate limit."""
 
     def serve(begun: entry.Begun) -> int:
         spec = json_as(begun.spec, ServerSpec)

@@ -96,10 +96,8 @@ class Count:
 
 
 class SharedMemory:
-    """The mapped memory; a fork inherits it. ``size`` and ``block_size`` are those of the data file, in bytes.
-
-    ``blocks`` of the data file each have a byte in ``ready`` and in ``hot``.
-    """
+    """The mapped memory; a fork inherits it. ``size`` and ``block_size`` are those of the data file, in bytes; its
+    ``blocks`` each have a byte in ``ready`` and in ``hot``."""
 
     def __init__(self, blocks: int, *, size: int, block_size: int) -> None:
         """Fresh memory, all zero. Raises `BootseerError`."""

@@ -1,9 +1,7 @@
 """The supervisor: parent of the FUSE server and the fetcher of one tree. It keeps every descriptor and restarts both.
-
 One process, one thread, one poll loop; no network, no store. It answers the control socket and decides alone who may
 join and when the server ends. When it is killed, the FUSE server forks the next one
-(``docs/internals/blocks-concurrency.md``).
-"""
+(``docs/internals/blocks-concurrency.md``)."""
 
 from __future__ import annotations
 
@@ -83,10 +81,8 @@ class Inherited(NamedTuple):
 
 def start(spec: ServerSpec, begun: Begun, store_for: Callable[[str], Store]) -> Supervisor:
     """Open the node's copy of the tree, mount FUSE unless every block is here, start the processes; returns when the
-    tree may be mounted.
-
-    Raises `UnavailableError` (another server owns the cache), `DataError`, `FullError`, `UnsupportedError` (no FUSE).
-    """
+    tree may be mounted. Raises `UnavailableError` (another server owns the cache), `DataError`, `FullError`,
+    `UnsupportedError` (no FUSE)."""
     cache_dir = Path(spec.cache_dir)
     tree = localize(None, spec.digest, cache_dir, meta=False)
     limits = eviction.Limits(spec.config.cache_limit, spec.config.cache_keep_free)
@@ -114,8 +110,8 @@ def start(spec: ServerSpec, begun: Begun, store_for: Callable[[str], Store]) -> 
 
 
 class Supervisor:
-    """Supervises one served tree for its ``users``: `begin`, then `run` until it is over. ``adopt``: the
-    other processes run already."""
+    """Supervises one served tree for its ``users``: `begin`, then `run` until it is over. ``adopt``: the others run
+    already."""
 
     def __init__(self, inherited: Inherited, users: Users, *, adopt: bool = False) -> None:
         self._inherited = inherited

@@ -37,14 +37,12 @@ _MUCH = 0.1
 
 
 class TracePublisher:
-    """Publishes ``recording`` once, for the starts with profile ``key`` (None: this start is not
-    recorded).
+    """Publishes ``recording`` once, for the starts with profile ``key`` (None: this start is not recorded).
 
     ``plan``: what this start fetched ahead, as far as that is known when asked. One thread calls; publishing has its
     own. `state`, `use` and `hot_pack` may be read from any thread. `state` is ``off``, ``recording``, ``publishing``,
     ``ended`` (by a fetcher before this one), or how the trace ended: what `library.publish` says, ``left to others``
-    (nodes of the job), ``read ahead`` (there is nothing to learn from it), ``failed``.
-    """
+    (nodes of the job), ``read ahead`` (there is nothing to learn from it), ``failed``."""
 
     def __init__(
         self,

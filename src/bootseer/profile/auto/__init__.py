@@ -17,8 +17,6 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__fil
 
 def variables(pythonpath: str = "", package: str = _PACKAGE) -> dict[str, str]:
     """The variables that turn the hooks on in every Python started with them; ``pythonpath`` is what the job has.
-
-    ``package`` is the folder of ``bootseer`` as the job sees it.
-    """
+    ``package`` is the folder of ``bootseer`` as the job sees it."""
     site = package + "/" + SITE
     return {"BOOTSEER_AUTO": "1", "PYTHONPATH": site + os.pathsep + pythonpath if pythonpath else site}

@@ -1,7 +1,5 @@
-"""``python -m bootseer.profile.auto train.py ...``: ``python train.py ...`` with the hooks.
-
-The interpreter starts itself again with the same options, so that the program runs as it always does.
-"""
+"""``python -m bootseer.profile.auto train.py ...``: ``python train.py ...`` with the hooks. The interpreter starts
+itself again with the same options, so that the program runs as it always does."""
 
 from __future__ import annotations
 

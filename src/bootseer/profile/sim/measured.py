@@ -23,8 +23,7 @@ _SOURCES: dict[str, Source] = {"image": "registry", "env": "index", LAST: "file"
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Medians over ``runs`` starts on ``nodes`` nodes: seconds until the last one is ready; of each stage on the
-    slowest node; bytes that one node got for each stage; processor seconds of one node, which
-    are 0 where nobody counted them."""
+    slowest node; bytes that one node got for each stage; processor seconds of one node, 0 where nobody counted them."""
 
     nodes: int
     runs: int

@@ -118,11 +118,8 @@ _READING = ("GET", "HEAD")
 
 
 def _own(request: Request) -> bool:
-    """Whether a program asks, or one of our pages, or for reading somebody who follows a link: no other site reads or
-    sends here.
-
-    Browsers say ``Origin`` for all that is not reading, whatever the address; ``Sec-Fetch-Site`` under TLS and at
-    loopback alone."""
+    """Whether a program asks, or one of our pages, or for reading somebody who follows a link: no other site. Browsers
+    say ``Origin`` for all that is not reading, ``Sec-Fetch-Site`` under TLS and at loopback alone."""
     reading, site = request.method in _READING, request.headers.get("sec-fetch-site", "none")
     if site not in ("none", "same-origin") and not (reading and request.headers.get("sec-fetch-mode") == "navigate"):
         return False
