@@ -1,7 +1,5 @@
 """Snapshots of a job's runtime dependencies: the set-up command runs once per distinct input, everyone else restores.
-
-``run`` is the whole stage; ``docs/internals/snapshot.md`` describes what is stored.
-"""
+``run`` is the whole stage; ``docs/internals/snapshot.md`` describes what is stored."""
 
 from bootseer.env.publication import Publication
 from bootseer.env.result import EnvResult

@@ -1,8 +1,6 @@
-"""What decides whether compiled code is of use on a node: the facts in the key of a compile cache.
-
-Frameworks look again at all that matters, and pass over what does not fit; what is here keeps apart what would only be
-carried along. Host names, jobs' numbers and the paths of one start are no facts.
-"""
+"""What decides whether compiled code is of use on a node: the facts in the key of a compile cache. Frameworks look
+again at all that matters; what is here keeps apart what would only be carried along. Host names, jobs' numbers and the
+paths of one start are no facts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The kinds of caches that starts hand on to each other: the one table of their variables, and of what is no entry.
-
-A kind of the group ``compile`` is filled by the training command, one of the group ``packages`` by a set-up command.
-"""
+"""The kinds of caches that starts hand on to each other: the one table of their variables, and of what is no entry. A
+kind of the group ``compile`` is filled by the training command, one of the group ``packages`` by a set-up command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Caches of package managers: what is in them changes with every start, and is no input of the command that uses them.
-
-Each holds what its manager fetched and checks by itself. What it was told to fetch is in files of the project.
-"""
+Each holds what its manager fetched and checks by itself. What it was told to fetch is in files of the project."""
 
 from __future__ import annotations
 

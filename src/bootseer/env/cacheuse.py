@@ -1,8 +1,5 @@
-"""The use of a cache: which of the entries that were restored were opened until a first step had ended.
-
-In an overlay the kernel tells of every open, also in containers. In a plain folder the times of access do, where the
-file system keeps them.
-"""
+"""The use of a cache: which of the entries that were restored were opened until a first step had ended. In an overlay
+the kernel tells of every open, also in containers; in a plain folder the times of access do, where they are kept."""
 
 from __future__ import annotations
 

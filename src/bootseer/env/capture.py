@@ -1,8 +1,6 @@
-"""Capture: what a command changed in the targets, as overlayfs layers.
-
-Two techniques. An overlay over each target (root, exact: its upper directory is the difference; changes outside the
-targets are not seen), or a stat-scan before and after (anywhere).
-"""
+"""Capture: what a command changed in the targets, as overlayfs layers. By an overlay over each target (root, exact: its
+upper directory is the difference; changes outside the targets are not seen), or a stat-scan before and after
+(anywhere)."""
 
 from __future__ import annotations
 
@@ -38,10 +36,8 @@ class ScanCapture:
 
 def begin(spec: EnvSpec, key: str, config: Config) -> overlay.Group | ScanCapture:
     """Get ready for the command: overlays where they are allowed and wanted, in whose upper directories it writes then;
-    a scan elsewhere (with a log line).
-
-    Raises `BootseerError` or `OSError` when neither is possible; nothing is left mounted then.
-    """
+    a scan elsewhere (with a log line). Raises `BootseerError` or `OSError` when neither is possible; nothing is left
+    mounted then."""
     if may_mount(spec):
         group = overlay.new_group(key, spec.targets, config, caller=spec.caller)
         try:

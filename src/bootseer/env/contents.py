@@ -69,11 +69,8 @@ class LayerContent(NamedTuple):
 
 def read_layers(contents: Contents, targets: int, *roots: Path) -> LayerContent:
     """Place all that the layer directories ``0``, ``1``, ... of ``roots`` hold; a name that several have is that of the
-    first.
-
-    Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can read;
-    `DataError` when something changes meanwhile, `OSError` when it cannot be read.
-    """
+    first. Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can
+    read; `DataError` when something changes meanwhile, `OSError` when it cannot be read."""
     items, gone = layer.list_layers(targets, *roots)
     first = layer.firsts(items)
     with contextlib.ExitStack() as stack:
@@ -119,8 +116,8 @@ class Contents:
 
     def finish(self, files: Sequence[File]) -> list[tuple[str, str]]:
         """Place what is left of ``files``, all there are at the end; (path, what) of secrets among them, and then not
-        all is placed: without these it may be called again. Raises `DataError` when one changes meanwhile, `OSError`.
-        """
+        all is placed: without these it may be called again. Raises `DataError` when one changes meanwhile,
+        `OSError`."""
         suspects, self._suspects = {file.path for file in self._suspects}, []
         for path in (self._early | suspects) - {file.path for file in files}:
             self._scan.forget(_below_target(path))

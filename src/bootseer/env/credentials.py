@@ -278,10 +278,8 @@ class SecretScan:
 
     def look(self, path: str, windows: Iterable[bytes]) -> bool:
         """Whether it is a suspect. ``path`` is relative to the root of its tree, ``windows`` its content in pieces, all
-        of which are taken.
-
-        A file whose first 8 KiB hold a NUL is binary, and not scanned. What was seen by this name before is forgotten.
-        """
+        of which are taken. A file whose first 8 KiB hold a NUL is not scanned. What was seen by this name before is
+        forgotten."""
         self.forget(path)
         folder, name = os.path.split(path)
         installed = folder.endswith(".dist-info")

@@ -1,8 +1,5 @@
-"""Export: a snapshot as a tar file, for other tools: the layer of an image, or an archive.
-
-The same snapshot gives the same bytes: what it holds is in the order of its inventory, with the attributes that are
-there, in PAX format without compression.
-"""
+"""Export: a snapshot as a tar file, for other tools: the layer of an image, or an archive. The same snapshot gives the
+same bytes: in the order of its inventory, with the attributes that are there, in PAX format without compression."""
 
 from __future__ import annotations
 
@@ -26,11 +23,9 @@ _KINDS = {"d": tarfile.DIRTYPE, "o": tarfile.DIRTYPE, "f": tarfile.REGTYPE, "l":
 
 
 def export(store: Store, found: SnapshotManifest, form: Format, work: Path, output: BinaryIO) -> None:
-    """Write the snapshot ``found`` to ``output``; all of it is verified in the empty folder ``work`` before.
-
-    An ``oci-layer`` says what the command deleted, as layers do; a ``tar`` has what it made alone. Raises `DataError`,
-    and `UnsupportedError` for a file that a layer cannot hold.
-    """
+    """Write the snapshot ``found`` to ``output``; all of it is verified in the empty folder ``work`` before. An
+    ``oci-layer`` says what the command deleted, as layers do; a ``tar`` has what it made alone. Raises `DataError`, and
+    `UnsupportedError` for a file that a layer cannot hold."""
     entries = snapshots.entries(store, found)
     if form == "oci-layer":
         for entry in entries:

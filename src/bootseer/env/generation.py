@@ -289,11 +289,8 @@ def restore(
     cache: Cache, store_url: str, config: Config, *, job: str = "", use: bool = True, how: Technique = "auto"
 ) -> Held:
     """The cache in its folder of this node, with the newest generation of the store that is good, unless it is not to
-    be of ``use``. ``job`` names the trace profile.
-
-    Trouble with a generation or the store is a log line: it is cold then. Raises `BootseerError` and `OSError` when
-    there can be no such folder.
-    """
+    be of ``use``. ``job`` names the trace profile. Trouble with a generation or the store is a log line: it is cold
+    then. Raises `BootseerError` and `OSError` when there can be no such folder."""
     held = Held(cache, store_url, config)
     base = private_folder(Path(config.cache_dir), sub=f"caches/{held.folder.parent.name}")
     if (free := shutil.disk_usage(base).free) < _FREE:

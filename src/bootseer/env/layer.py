@@ -75,28 +75,22 @@ def firsts(items: Iterable[Item]) -> dict[tuple[int, int], Item]:
 
 
 def entries_of(items: Iterable[Item], first: Mapping[tuple[int, int], Item], digest: Digest) -> list[Entry]:
-    """The inventory of ``items``, of which ``first`` are the `firsts`.
-
-    Raises `UnsupportedError` for device nodes, sockets and FIFOs, and for entries only their own overlay can read.
-    """
+    """The inventory of ``items``, of which ``first`` are the `firsts`. Raises `UnsupportedError` for device nodes,
+    sockets and FIFOs, and for entries only their own overlay can read."""
     return [_entry(item, first, digest) for item in items]
 
 
 def check_unchanged(root: Path, entries: Sequence[Entry]) -> None:
-    """Compare the layers with what `list_layers` found in them, by stat alone.
-
-    Raises `DataError` for the first difference: somebody writes there, so nothing read meanwhile can be relied upon.
-    """
+    """Compare the layers with what `list_layers` found in them, by stat alone. Raises `DataError` for the first
+    difference: somebody writes there, so nothing read meanwhile can be relied upon."""
     if path := first_difference(root, entries, "state"):
         raise DataError(f"{path.partition('/')[2] or 'a target'} changed while it was captured")
 
 
 def first_difference(root: Path, entries: Sequence[Entry], what: Literal["state", "shape", "content"]) -> str:
     """The path of the first entry that ``root`` does not hold as ``entries`` say; empty when it holds them all.
-
     Compared are kinds, the names in each directory, the text of links and sizes. The ``state`` has modes, owners and
-    times too; the ``shape`` which files are one file; the ``content`` has, beside the shape, what files hold.
-    """
+    times too; the ``shape`` which files are one file; the ``content`` has, beside the shape, what files hold."""
     names: dict[str, set[str]] = {"": set()}
     for entry in entries:
         parent, _, name = entry.path.rpartition("/")
@@ -229,11 +223,9 @@ def stage_layer(
     marks: Mapping[str, scan.Mark] | None = None,
 ) -> None:
     """Make ``layer`` an overlayfs layer of the difference of ``host``: files as hard links (copies on another file
-    system), deletions as whiteouts, directories anew with mode, owner, xattrs and times.
-
-    With ``marks`` files must be as these say, and directories become so, whatever they are by now. Raises `DataError`
-    when ``host`` changes meanwhile, `OSError`.
-    """
+    system), deletions as whiteouts, directories anew with mode, owner, xattrs and times. With ``marks`` files must be
+    as these say, and directories become so, whatever they are by now. Raises `DataError` when ``host`` changes
+    meanwhile, `OSError`."""
     marks = marks or {}
     folders = {""}
     for path in (*changed, *deleted):

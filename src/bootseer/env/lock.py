@@ -15,17 +15,15 @@ from bootseer.folders import private_folder
 from bootseer.kernel import flock
 
 WAIT_SECONDS = 3600.0
-"""Longer than a wait for another node and set-up commands usually take: the ranks of a node that start together all
-want the first one's result."""
+"""Longer than a wait for another node and set-up commands usually take: all ranks of a node want the first one's
+result."""
 _LOOK_SECONDS = 300.0
 
 
 @contextlib.contextmanager
 def locked(targets: tuple[Target, ...], state_dir: Path, *, wait: float = WAIT_SECONDS) -> Iterator[None]:
-    """Hold the locks of all targets (in one order everywhere, so two callers cannot wait for each other).
-
-    Raises `UnavailableError` when another stage holds one for longer than ``wait`` seconds.
-    """
+    """Hold the locks of all targets (in one order everywhere, so two callers cannot wait for each other). Raises
+    `UnavailableError` when another stage holds one for longer than ``wait`` seconds."""
     until = time.monotonic() + wait
     with contextlib.ExitStack() as stack:
         for host in sorted({os.path.realpath(target.host) for target in targets}):
@@ -37,9 +35,7 @@ def locked(targets: tuple[Target, ...], state_dir: Path, *, wait: float = WAIT_S
 @contextlib.contextmanager
 def groups_locked(state_dir: Path) -> Iterator[None]:
     """One process at a time looks which environments are in use, and takes them down: one may have several targets.
-
-    Raises `UnavailableError` when another one does so for too long.
-    """
+    Raises `UnavailableError` when another one does so for too long."""
     with _held(state_dir, "groups", time.monotonic() + _LOOK_SECONDS, "another start removes an environment"):
         yield
 

@@ -1,7 +1,5 @@
-"""The hit decision: is there a snapshot of this key that this node may use, and if not, why not.
-
-Guards are what must hold on this node for a snapshot to be used, beside its key; a failed one is a miss.
-"""
+"""The hit decision: is there a snapshot of this key that this node may use, and if not, why not. Guards are what must
+hold on this node for a snapshot to be used, beside its key; a failed one is a miss."""
 
 from __future__ import annotations
 

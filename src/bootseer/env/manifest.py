@@ -1,7 +1,5 @@
-"""The snapshot manifest: one JSON object, ``env/snapshots/<key>/<inputs>.json``.
-
-It is written last, so it means that all the rest is there.
-"""
+"""The snapshot manifest: one JSON object, ``env/snapshots/<key>/<inputs>.json``, written last: all the rest is
+there."""
 
 from __future__ import annotations
 
@@ -106,10 +104,8 @@ def index_key(found: SnapshotManifest) -> str:
 
 
 def decode(data: bytes, name: str) -> SnapshotManifest:
-    """The manifest called ``name`` (see `manifest_key`).
-
-    Raises `DataError` for damage, another name, or targets that are not plain.
-    """
+    """The manifest called ``name`` (see `manifest_key`). Raises `DataError` for damage, another name, or targets that
+    are not plain."""
     key = name.partition("/")[0]
     try:
         fields = loaded(json.loads, data)

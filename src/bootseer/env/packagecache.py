@@ -1,7 +1,5 @@
-"""The package caches of a set-up command: restored before it runs, captured when it has succeeded.
-
-They are a help: whatever goes wrong with them, the command runs with empty ones, or with none.
-"""
+"""The package caches of a set-up command: restored before it runs, captured when it has succeeded. They are a help:
+whatever goes wrong with them, the command runs with empty ones, or with none."""
 
 from __future__ import annotations
 

@@ -34,21 +34,16 @@ log = logging.getLogger(__name__)
 @contextlib.contextmanager
 def opened(target: Target, *, make: bool = False) -> Iterator[Path]:
     """A path that leads to the folder, and to what is mounted on it now, for as long as the context lasts. ``make``: a
-    missing folder is made, with those above it.
-
-    Raises `FileNotFoundError`, `ConfigError` when somebody else could lead the name elsewhere, and the errors of the
-    file system.
-    """
+    missing folder is made, with those above it. Raises `FileNotFoundError`, `ConfigError` when somebody else could lead
+    the name elsewhere, and the errors of the file system."""
     with descriptor(_open(target, make)) as fd:
         yield Path(beneath.shown(fd))
 
 
 @contextlib.contextmanager
 def name_of(target: Target) -> Iterator[Path]:
-    """A path that is that very name, link or not, for calls that follow none: to look at a mount and to end it.
-
-    As nothing but a mount of ours is ended by it, whose the folders on the way are does not matter.
-    """
+    """A path that is that very name, link or not, for calls that follow none: to look at a mount and to end it. As
+    nothing but a mount of ours is ended by it, whose the folders on the way are does not matter."""
     with contextlib.ExitStack() as stack:
         with doing(f"use the target {target.host}"):
             if inner := _inner(target):

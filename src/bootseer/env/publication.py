@@ -1,8 +1,6 @@
-"""A publication in the background: a process of idle priority beside the set-up command, and then beside the job.
-
-It begins with the command, and stores what that has finished with. What it publishes is frozen, so nothing the job
-writes gets in. It may be cancelled or killed at any time: a snapshot is published whole or not at all.
-"""
+"""A publication in the background: a process of idle priority beside the set-up command, and then beside the job. It
+begins with the command, and stores what that has finished with. What it publishes is frozen, so nothing the job writes
+gets in. It may be cancelled or killed at any time: a snapshot is published whole or not at all."""
 
 from __future__ import annotations
 

@@ -44,12 +44,11 @@ def publish(
     check: Callable[[], None],
     sign_key: str,
 ) -> TreeRef | None:
-    """Publish the snapshot of ``document`` and ``made.inputs``, and return its tree. None: another was first.
-
-    With ``replaces`` (manifests by name) the one of this name, expired or damaged, is replaced if it is still that one,
-    and what is damaged of its objects. ``check``: raises when what was read has changed meanwhile. Raises `FullError`,
-    `NotWritableError`, `UnavailableError`, `OSError`, and what ``check`` does; nothing half-published is visible then.
-    """
+    """Publish the snapshot of ``document`` and ``made.inputs``, and return its tree. None: another was first. With
+    ``replaces`` (manifests by name) the one of this name, expired or damaged, is replaced if it is still that one, and
+    what is damaged of its objects. ``check``: raises when what was read has changed meanwhile. Raises `FullError`,
+    `NotWritableError`, `UnavailableError`, `OSError`, and what ``check`` does; nothing half-published is visible
+    then."""
     snapshot = name_of(document.key, made.inputs, made.base)
     name, old = manifest_key(snapshot), (replaces or {}).get(snapshot)
     if old is None and store.exists(name):

@@ -1,9 +1,6 @@
-"""Byte code of a captured layer, compiled before the snapshot is made so that no node pays for it at its first import.
-
-Installers that write none (uv) leave that to the first import: seconds for large packages, on every node. It is
-compiled by the interpreter that will import it, into a folder beside the layer, which nobody sees. Advisory: a failure
-costs nothing but that.
-"""
+"""Byte code of a captured layer, compiled before the snapshot is made so that no node pays for it at its first import:
+seconds for large packages of installers that write none (uv). It is compiled by the interpreter that will import it,
+into a folder beside the layer, which nobody sees. Advisory: a failure costs nothing but that."""
 
 from __future__ import annotations
 
@@ -94,10 +91,7 @@ def missing(folder: Path, tag: str) -> list[str]:
 
 def compile_missing(spec: EnvSpec, target: Target, layer: Path, out: Path) -> None:
     """Compile what is `missing` in ``layer`` of ``target`` into ``out``, which is laid out as the layer is; tracebacks
-    will name the path that the job sees.
-
-    Time stamps of the sources stay valid because a snapshot keeps mtimes.
-    """
+    will name the path that the job sees. Time stamps of the sources stay valid because a snapshot keeps mtimes."""
     for home in homes(spec, target, layer):
         try:
             asked = subprocess.run(

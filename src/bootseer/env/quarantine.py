@@ -1,8 +1,6 @@
 """Quarantine: published snapshots that turned out damaged on this node, which it uses no more, or of which a check
-failed on any node, which none uses that believes its mark in the store.
-
-A snapshot is named by a hash of its manifest, so the one that the next successful run publishes in its place is free.
-"""
+failed on any node, which none uses that believes its mark in the store. A snapshot is named by a hash of its manifest,
+so the one that the next successful run publishes in its place is free."""
 
 from __future__ import annotations
 

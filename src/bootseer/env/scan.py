@@ -1,7 +1,5 @@
-"""Stat-scans of a directory: the fingerprint of its content, and the difference between before and after.
-
-A scan never crosses a mount point (GPU driver libraries are bind mounts) and never follows a link.
-"""
+"""Stat-scans of a directory: the fingerprint of its content, and the difference between before and after. A scan never
+crosses a mount point (GPU driver libraries are bind mounts) and never follows a link."""
 
 from __future__ import annotations
 
@@ -48,11 +46,9 @@ UNREADABLE = (errno.ENAMETOOLONG, errno.EACCES)
 
 
 def walk(root: Path, *, skip: Collection[int] = ()) -> Iterator[tuple[str, os.stat_result]]:
-    """(path relative to ``root``, lstat) of each entry below it, directories before their content; not ``root`` itself.
-
-    Mount points below ``root`` are left out with all they hold. Raises `OSError` for what cannot be read, but for the
-    errors to ``skip``; entries that vanish meanwhile are skipped.
-    """
+    """(path relative to ``root``, lstat) of each entry below it, directories before their content; not ``root`` itself,
+    nor mount points below it with all they hold. Raises `OSError` for what cannot be read, but for the errors to
+    ``skip``; entries that vanish meanwhile are skipped."""
     try:
         base = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -92,11 +88,8 @@ def _listing(root: int, folder: str, skip: Collection[int]) -> list[tuple[str, o
 
 
 def rows(root: Path) -> dict[str, str]:
-    """Path -> kind, mode, size and link target of what lies below ``root``.
-
-    ``__pycache__`` is left out, because any import changes it; times are, because they differ from node to node, and
-    set-id bits, which are not unpacked.
-    """
+    """Path -> kind, mode, size and link target of what lies below ``root``. ``__pycache__`` is left out, because any
+    import changes it; times are, because they differ from node to node, and set-id bits, which are not unpacked."""
     out: dict[str, str] = {}
     for path, found in walk(root):
         if counts(path):

@@ -18,11 +18,9 @@ Technique = Literal["auto", "mount", "unpack"]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """One directory that the command fills.
-
-    ``path`` is where the job sees it (part of the key); ``host_path`` is where it lies on this host, for example
-    inside the root file system of a container. Both are absolute; equal when there is no container.
-    """
+    """One directory that the command fills. ``path`` is where the job sees it (part of the key); ``host_path`` is where
+    it lies on this host, such as inside the root file system of a container. Both absolute; equal when there is
+    none."""
 
     path: str
     host_path: str = ""
@@ -153,11 +151,9 @@ class Outcome(enum.StrEnum):
 
 
 def resolve_in(root: Path, path: str) -> Path:
-    """Where the container path ``path`` lies on the host below ``root``, with the container's symbolic links followed.
-
-    Absolute links start again at ``root``; ``..`` never leaves it. Parts that do not exist are kept as written.
-    Raises `ConfigError` when more than 40 links are met.
-    """
+    """Where the container path ``path`` lies on the host below ``root``, with the container's symbolic links followed:
+    absolute ones start again at ``root``; ``..`` never leaves it. Parts that do not exist are kept as written. Raises
+    `ConfigError` when more than 40 links are met."""
     todo = path.split("/")[::-1]
     done: list[str] = []
     links = 0

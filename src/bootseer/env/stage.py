@@ -47,19 +47,16 @@ def run(
     check: Callable[[], int] | None = None,
     caches: PackageCaches | None = None,
 ) -> EnvResult:
-    """Bring the targets of ``spec`` to what its command makes of them; ``runner`` runs the command, at most once.
-    (Once more, without a snapshot, in the rare case that the overlay with its result cannot be mounted again.)
+    """Bring the targets of ``spec`` to what its command makes of them; ``runner`` runs the command, at most once. (Once
+    more, without a snapshot, in the rare case that the overlay with its result cannot be mounted again.)
 
     ``check`` tries what the targets show, after a restore and before a publication, and returns 0 when that is good: a
     snapshot with another one is restored on no node, or not published. ``caches`` are restored if ``runner`` is called,
-    which uses them as they say.
-
-    With mounts, the targets' overlays are there before ``runner`` is called and stay after it, until the result's
-    ``mounts`` are unmounted or ``bootseer unmount`` is called. Raises `ConfigError` for a wrong ``spec``,
-    `NotWritableError` when other processes use another environment on the targets, `NotFoundError` when ``spec`` is
-    frozen and no snapshot fits, and what ``runner`` raises (nothing stays mounted then); snapshot trouble is only
-    logged.
-    """
+    which uses them as they say. With mounts, the targets' overlays are there before ``runner`` is called and stay after
+    it, until the result's ``mounts`` are unmounted or ``bootseer unmount`` is called. Raises `ConfigError` for a wrong
+    ``spec``, `NotWritableError` when other processes use another environment on the targets, `NotFoundError` when
+    ``spec`` is frozen and no snapshot fits, and what ``runner`` raises (nothing stays mounted then); snapshot trouble
+    is only logged."""
     spec.check()
     began = time.monotonic()
     stage = _Stage(spec, Execution(spec, runner, check, store_url, config, Timer(), caches))
@@ -149,10 +146,8 @@ class _Stage:
     # -- before -----------------------------------------------------------------------------------------------------
 
     def _standing(self) -> overlay.Group | None:
-        """The group that already shows this key's result; another one that covers the targets is taken down.
-
-        Raises `InUseError` when other processes use that one.
-        """
+        """The group that already shows this key's result; another one that covers the targets is taken down. Raises
+        `InUseError` when other processes use that one."""
         spec = self.spec
         hosts = [target.host for target in spec.targets]
         for group in overlay.groups_on(hosts, Path(self.config.state_dir), spec.caller):

@@ -52,12 +52,9 @@ def unpack(
     check: Callable[[], None] = lambda: None,
 ) -> None:
     """Make ``targets`` what they were after the command, given that they are what they were before it. ``check`` may
-    raise when all is in place.
-
-    Raises what that does, `DataError`, `UnsupportedError` for a mount in the way (the targets are untouched then),
-    `UnavailableError`, `FullError`, `OSError`: what was moved in by then is taken back, as far as what it replaced
-    could be kept.
-    """
+    raise when all is in place. Raises what that does, `DataError`, `UnsupportedError` for a mount in the way (the
+    targets are untouched then), `UnavailableError`, `FullError`, `OSError`: what was moved in by then is taken back, as
+    far as what it replaced could be kept."""
     with contextlib.ExitStack() as stack:
         undo = [stack.enter_context(undoing(target)) for target in targets]
         stage = undo[0].folder / "tree"
@@ -289,10 +286,8 @@ def _dress(path: str, source: Path, entry: Entry) -> None:
 
 
 def place_entries(stage: Path, entries: Sequence[Entry], host: Path, undo: Undo) -> None:
-    """Move the entries of one target in, as an overlay would show them; directories get their times last.
-
-    Nothing of `check_mounts` may be in the way.
-    """
+    """Move the entries of one target in, as an overlay would show them; directories get their times last. Nothing of
+    `check_mounts` may be in the way."""
     fence = scan.mount_points_below(host)
     real = Path(os.path.realpath(host))
     moved = ""
