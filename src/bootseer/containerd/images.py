@@ -64,11 +64,8 @@ class Images:
         self._count()
 
     def find(self, manifest: str, *, anew: bool = False) -> ImageRecord:
-        """The record of the converted image ``manifest``; ``anew``: as the store has it now.
-
-        Raises `NotFoundError` (not converted), `DataError` (damaged, not signed as the settings want),
-        `UnavailableError`.
-        """
+        """The record of the converted image ``manifest``; ``anew``: as the store has it now. Raises `NotFoundError`
+        (not converted), `DataError` (damaged, not signed as the settings want), `UnavailableError`."""
         kept = None if anew else self._snapshots.record(manifest)
         if kept is not None:
             try:
@@ -116,10 +113,8 @@ class Images:
 
     def files(self, snapshot: Snapshot) -> Path:
         """A folder with the files of the lazy ``snapshot`` and of all below it: the mounted tree of its image when it
-        is the topmost layer of that, else its layers, which are downloaded and unpacked then.
-
-        Raises `UnavailableError` and whatever keeps both ways from working.
-        """
+        is the topmost layer of that, else its layers, which are downloaded and unpacked then. Raises `UnavailableError`
+        and whatever keeps both ways from working."""
         snapshot = self._snapshots.get(snapshot.name)  # it may have got its files since the caller looked
         layer = snapshot.layer
         assert layer is not None

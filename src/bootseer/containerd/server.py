@@ -1,7 +1,5 @@
-"""The snapshotter, a part of the node service.
-
-Mounts and block servers outlive it: containers go on, and the next one finds its state in the database.
-"""
+"""The snapshotter, a part of the node service. Mounts and block servers outlive it: containers go on, and the next one
+finds its state in the database."""
 
 from __future__ import annotations
 
@@ -33,11 +31,9 @@ _CODES = (
 
 
 def serve(root: Path, socket: Path, config: Config, part: Part) -> None:
-    """Be the ``part`` of the service that serves snapshots in the folder ``root`` at ``socket``.
-
-    Raises `PrivilegeError` without root, `ConfigError` for folders that others can write to, bad settings, and when
-    another process serves this ``root`` or ``socket``.
-    """
+    """Be the ``part`` of the service that serves snapshots in the folder ``root`` at ``socket``. Raises
+    `PrivilegeError` without root, `ConfigError` for folders that others can write to, bad settings, and when another
+    process serves this ``root`` or ``socket``."""
     if os.geteuid() != 0:
         raise PrivilegeError("the snapshotter needs root", hint="run it as a service of root")
     root = private_folder(root)

@@ -1,13 +1,10 @@
 """What the snapshotter knows: snapshots in SQLite, and a folder for each that has files of its own.
 
 ``ROOT/state.db`` is the truth. ``ROOT/snapshots/<random>/`` has ``fs`` and ``work`` of one snapshot; the name is never
-used again, also after a roll-back, so that nothing that deletes a folder can meet another snapshot's. A *lazy*
-snapshot stands for a layer that was not pulled: it is committed from the start and has no folder, unless its files had
-to be unpacked after all. Removing a snapshot only forgets it; `collect` deletes the folders that nobody names.
-
-Concurrency: any thread; one lock guards the database and the making of folders, and is never held while files of
-layers are read, written or deleted.
-"""
+used again, so that nothing that deletes a folder can meet another snapshot's. A *lazy* snapshot stands for a layer that
+was not pulled: it is committed from the start and has no folder, unless its files had to be unpacked after all.
+Removing a snapshot only forgets it; `collect` deletes the folders that nobody names. Concurrency: any thread; one lock
+guards the database and the making of folders, and is never held while files of layers are read, written or deleted."""
 
 from __future__ import annotations
 

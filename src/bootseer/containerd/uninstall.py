@@ -42,10 +42,8 @@ def needed(root: Path) -> list[str]:
 
 def remove(root: Path, socket: Path, config: Config) -> None:
     """Unmount the trees in ``root``, end their block servers unless others use them, delete ``root`` and ``socket``.
-
     Raises `ConfigError` for another folder, a socket in use, and while the snapshotter still runs, `BootseerError` when
-    something stays mounted.
-    """
+    something stays mounted."""
     root = trusted(root)
     if not root.exists():
         return

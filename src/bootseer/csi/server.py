@@ -1,7 +1,5 @@
 """The CSI driver, a part of the node service: it registers at the kubelet, and mounts and unmounts volumes of pods.
-
-Mounts and their servers outlive it: pods go on, and the next one ends them.
-"""
+Mounts and their servers outlive it: pods go on, and the next one ends them."""
 
 from __future__ import annotations
 
@@ -40,11 +38,9 @@ _CODES = (
 
 
 def serve(kubelet: Path, config: Config, part: Part) -> None:
-    """Be the ``part`` of the service that serves volumes to the kubelet with the root folder ``kubelet``.
-
-    Raises `PrivilegeError` without root, `ConfigError` when there is no kubelet, for folders that others can write to,
-    and when another process serves this kubelet.
-    """
+    """Be the ``part`` of the service that serves volumes to the kubelet with the root folder ``kubelet``. Raises
+    `PrivilegeError` without root, `ConfigError` when there is no kubelet, for folders that others can write to, and
+    when another process serves this kubelet."""
     if os.geteuid() != 0:
         raise PrivilegeError("the CSI driver needs root", hint="run it as a service of root")
     if not (kubelet / "plugins_registry").is_dir():

@@ -60,10 +60,8 @@ class PodVolume(NamedTuple):
 
 def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: Path) -> PodVolume:
     """What a volume with these attributes and secrets is to be; ``target`` is the folder that a kubelet gives it,
-    ``.../POD/volumes/kubernetes.io~csi/NAME/mount``.
-
-    Raises `ConfigError` for what is not understood, and when not the kubelet says whose the volume is.
-    """
+    ``.../POD/volumes/kubernetes.io~csi/NAME/mount``. Raises `ConfigError` for what is not understood, and when not the
+    kubelet says whose the volume is."""
     told = {key.removeprefix(_KUBELET): value for key, value in context.items() if key.startswith(_KUBELET)}
     asked = {key: value for key, value in context.items() if not key.startswith(_KUBELET)}
     uid, namespace = told.get("pod.uid", ""), told.get("pod.namespace", "")
@@ -101,10 +99,8 @@ class Volumes:
         self._count()
 
     def publish(self, volume: str, target: Path, wish: PodVolume) -> None:
-        """Mount what ``wish`` says on ``target``, unless something is mounted there: then this volume is.
-
-        Raises `ConfigError`, `NotFoundError`, `PrivilegeError`, `UnavailableError`, and others of the mounts.
-        """
+        """Mount what ``wish`` says on ``target``, unless something is mounted there: then this volume is. Raises
+        `ConfigError`, `NotFoundError`, `PrivilegeError`, `UnavailableError`, and others of the mounts."""
         with self._alone(volume):
             if mounts.is_mounted(target):
                 return

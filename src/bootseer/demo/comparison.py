@@ -1,7 +1,5 @@
-"""The comparison of one job's starts: ordinary, the bootseer way for the first time, and again on a cold node.
-
-What is started, and from which servers, a `Recipe` says.
-"""
+"""The comparison of one job's starts: ordinary, the bootseer way for the first time, and again on a cold node. What is
+started, and from which servers, a `Recipe` says."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The demo's container image: the Python that runs here with what it needs of this system, packages, and the job.
-
-Nothing but the packages is downloaded. The layers are cut as those of other images are: system, packages, job.
-"""
+Nothing but the packages is downloaded. The layers are cut as those of other images are: system, packages, job."""
 
 from __future__ import annotations
 
@@ -68,10 +66,8 @@ def compile_bytecode(python: str, folder: Path, seen_as: str) -> None:
 
 
 def build(layout: Path, work: Path, say: Say) -> Path:
-    """Write the image as an OCI layout to ``layout``; the folder of its packages, below ``work``.
-
-    ``work`` is for what is in between. Raises `BootseerError` without a package registry.
-    """
+    """Write the image as an OCI layout to ``layout``, by way of the folder ``work``; the folder of its packages, below
+    that. Raises `BootseerError` without a package registry."""
     executable, *libraries, packages = _python()
     say("packages: JAX and what images of such jobs have beside it, 320 MB from the package index")
     frame, system, rest, job = (work / name for name in ("frame", "system", "packages", "job"))

@@ -1,8 +1,5 @@
-"""What the demo needs before any start, made once and kept: the folder of the site, and the index.
-
-Each part has a stamp with what it was made from, and is made again when that changes. The stamp goes before a part is
-touched and comes when it is whole, so an interrupted one is made again.
-"""
+"""What the demo needs before any start, made once and kept: the folder of the site, and the index. Each part has a
+stamp with what it was made from, which goes before the part is touched and comes when it is whole."""
 
 from __future__ import annotations
 
@@ -54,11 +51,8 @@ def link_projects(wheels: Path, simple: Path) -> None:
 
 
 class Ingredients:
-    """Paths of the prepared parts below ``cache``.
-
-    ``site`` is the site's shared folder: ``image`` (an OCI layout), ``store`` (the image, converted), ``checkpoint``
-    (plain) and ``striped``.
-    """
+    """Paths of the prepared parts below ``cache``. ``site`` is the site's shared folder: ``image`` (an OCI layout),
+    ``store`` (the image, converted), ``checkpoint`` (plain) and ``striped``."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache

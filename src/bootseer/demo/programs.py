@@ -24,11 +24,9 @@ def run(
     accept: tuple[int, ...] = (0,),
     deadline: float = 1800.0,
 ) -> str:
-    """Run ``argv`` (``env``: more variables) and return what it prints.
-
-    Raises `UnsupportedError` when it is not installed, `BootseerError` for another exit code than ``accept`` has, and
-    when it takes longer than ``deadline`` seconds.
-    """
+    """Run ``argv`` (``env``: more variables) and return what it prints. Raises `UnsupportedError` when it is not
+    installed, `BootseerError` for another exit code than ``accept`` has, and when it takes longer than ``deadline``
+    seconds."""
     try:
         process = subprocess.Popen(
             argv,

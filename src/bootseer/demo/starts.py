@@ -1,8 +1,6 @@
-"""One start of a job on one node: its job file, the launcher as a process of its own, what it moved.
-
-The start is measured from outside: from the moment ``bootseer run`` is spawned to the end of the first step in its
-events, with the bytes that crossed the node's link, so every variant is held to the same clock.
-"""
+"""One start of a job on one node: its job file, the launcher as a process of its own, what it moved. The start is
+measured from outside: from the moment ``bootseer run`` is spawned to the end of the first step in its events, with the
+bytes that crossed the node's link, so every variant is held to the same clock."""
 
 from __future__ import annotations
 
@@ -56,11 +54,8 @@ def run(
     program: Sequence[str] = BOOTSEER,
 ) -> Measured:
     """Start ``job`` in the folder ``work`` and wait for its end. Raises `BootseerError` with the end of its log.
-
     ``received`` tells how many bytes have crossed the node's link. ``prefix`` begins the command line, and may put it
-    into the node's network. ``environ``: more variables, such as the settings. ``program``: what is run as
-    bootseer.
-    """
+    into the node's network. ``environ``: more variables, such as the settings. ``program``: what is run as bootseer."""
     work.mkdir(parents=True, exist_ok=True)
     job_path, summary, log_path = work / f"{variant}.toml", work / f"{variant}.json", work / f"{variant}.log"
     job_path.write_text(to_toml(job))

@@ -1,7 +1,5 @@
-"""The folder one demo works in, and the promise that nothing of it stays: no mount, no process, no file.
-
-A demo that is killed (SIGKILL, power) cannot keep that promise itself; the next one keeps it for it, see `sweep`.
-"""
+"""The folder one demo works in, and the promise that nothing of it stays: no mount, no process, no file. For a demo
+that is killed (SIGKILL, power) the next one keeps it, see `sweep`."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ _EXIT_SECONDS = 10.0
 
 def claim(cache: Path) -> Path:
     """The folder ``cache``, made if it is missing, as the demo's: it removes what has there the names of its own.
-
-    Raises `ConfigError` when somebody else has files in it, or could put some there.
-    """
+    Raises `ConfigError` when somebody else has files in it, or could put some there."""
     cache = private_folder(cache.resolve())
     if not (cache / _LOCK).exists() and any(cache.iterdir()):
         raise ConfigError(f"{cache} has files that are not the demo's", hint="name a new or an empty folder")

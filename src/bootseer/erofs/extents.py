@@ -18,11 +18,8 @@ class Extent(NamedTuple):
 
 
 class ExtentIndex:
-    """Which file each part of the data is of.
-
-    Every byte counts for one file: where several have it (``mkfs.erofs`` stores equal chunks once), for the one added
-    first. Bytes that no file has (padding) belong to nobody and are in no answer.
-    """
+    """Which file each part of the data is of. Every byte counts for one file: where several have it (``mkfs.erofs``
+    stores equal chunks once), for the one added first. Padding belongs to nobody and is in no answer."""
 
     def __init__(self, files: Iterable[tuple[bytes, Iterable[tuple[int, int]]]]) -> None:
         """``files``: each with its (offset, length) ranges. Takes n log n for n ranges, however they lie."""

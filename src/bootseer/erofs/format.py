@@ -1,7 +1,5 @@
 """The on-disk format of EROFS as the writer uses it (docs/internals/erofs.md; the kernel's ``fs/erofs/erofs_fs.h``).
-
-All numbers are little-endian; blocks are 4 KiB.
-"""
+All numbers are little-endian; blocks are 4 KiB."""
 
 from __future__ import annotations
 

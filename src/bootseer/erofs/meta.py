@@ -47,10 +47,8 @@ class _Item(NamedTuple):
 
 
 def assemble(root: Node, data_size: int) -> bytes:
-    """The meta device of the tree ``root`` over a data device of ``data_size`` bytes (a multiple of 4 KiB).
-
-    Sets ``nid`` and ``links`` of every node. The same tree gives the same bytes.
-    """
+    """The meta device of the tree ``root`` over a data device of ``data_size`` bytes (a multiple of 4 KiB). Sets
+    ``nid`` and ``links`` of every node. The same tree gives the same bytes."""
     order = _walk(root)
     epoch = _epoch(node for node, _ in order)
     bodies = xattr.Bodies(node.xattrs for node, _ in order)

@@ -25,9 +25,7 @@ _NO_XATTRS: Mapping[bytes, bytes] = {}
 
 class Attrs(NamedTuple):
     """Metadata of an inode. ``mode``: permission bits alone (07777); the method that adds it says the type.
-
-    ``mtime_ns`` counts from 1970, negative before; ``xattrs`` have full names (``b"user.key"``).
-    """
+    ``mtime_ns`` counts from 1970, negative before; ``xattrs`` have full names (``b"user.key"``)."""
 
     mode: int
     uid: int = 0

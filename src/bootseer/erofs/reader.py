@@ -1,8 +1,6 @@
-"""`Reader`: an EROFS image without a mount, in pure Python: names, attributes, contents, and what lies where.
-
-Reads uncompressed images of one or two devices, those of `bootseer.erofs.Writer` and of ``mkfs.erofs`` (1.5):
-contents flat, inline or in chunks; compact and extended inodes; inline and shared extended attributes.
-"""
+"""`Reader`: an EROFS image without a mount, in pure Python: names, attributes, contents, and what lies where. Of
+uncompressed images of one or two devices, those of `bootseer.erofs.Writer` and of ``mkfs.erofs`` (1.5): contents flat,
+inline or in chunks; compact and extended inodes; inline and shared extended attributes."""
 
 from __future__ import annotations
 
@@ -87,10 +85,8 @@ class Reader:
         return found
 
     def resolve(self, path: bytes) -> tuple[bytes, Inode]:
-        """``path`` with its symbolic links followed inside the image, the last one too, and what is there.
-
-        Raises `NotFoundError` (also for a circle of links).
-        """
+        """``path`` with its symbolic links followed inside the image, the last one too, and what is there. Raises
+        `NotFoundError` (also for a circle of links)."""
         todo, done, links = _parts(path)[::-1], [self.root], 0
         names: list[bytes] = []
         while todo:

@@ -1,9 +1,7 @@
-"""What lies where in the metadata of an EROFS image: superblock, inodes, directory blocks and extended attributes.
-
-Source: the kernel's ``fs/erofs/erofs_fs.h`` (Linux 6.12) and ``docs/internals/erofs.md``. Only uncompressed layouts.
-Every function takes the metadata as a `memoryview` and raises `DataError` for what no writer would have written, also
-where the kernel would look away; positions are checked before they are used.
-"""
+"""What lies where in the metadata of an EROFS image: superblock, inodes, directory blocks and extended attributes; only
+uncompressed layouts. Source: the kernel's ``fs/erofs/erofs_fs.h`` (Linux 6.12) and ``docs/internals/erofs.md``. Every
+function takes the metadata as a `memoryview` and raises `DataError` for what no writer would have written, also where
+the kernel would look away; positions are checked before they are used."""
 
 from __future__ import annotations
 
@@ -45,10 +43,8 @@ class Super(NamedTuple):
 
 
 class Inode(NamedTuple):
-    """One inode. ``rdev`` is as `os.makedev` has it; ``mtime_ns`` counts from 1970 and may be negative.
-
-    The fields from ``layout`` on are the reader's own.
-    """
+    """One inode. ``rdev`` is as `os.makedev` has it; ``mtime_ns`` counts from 1970 and may be negative. The fields from
+    ``layout`` on are the reader's own."""
 
     nid: int
     mode: int

@@ -58,12 +58,10 @@ class Tree(ABC):
         extents: int | None = None,
         at: Node | None = None,
     ) -> Node:
-        """Make a regular file of ``size`` bytes; its content is written as it comes.
-
-        Buffers are handed on without copying and must not change afterwards. ``Hole(length)`` stands for zeros.
-        ``extents``: the number of pieces between holes, of a file from outside: what such files cost is bounded then
-        (`DataError`) by the content of all files so far.
-        """
+        """Make a regular file of ``size`` bytes; its content is written as it comes. Buffers are handed on without
+        copying and must not change afterwards. ``Hole(length)`` stands for zeros. ``extents``: the number of pieces
+        between holes, of a file from outside: what such files cost is bounded then (`DataError`) by the content of all
+        files so far."""
         children, name = self._place(path, at, replace=True)
         node = Node(stat.S_IFREG, attrs)
         node.size = size

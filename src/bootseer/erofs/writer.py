@@ -12,11 +12,9 @@ from bootseer.erofs.tree import Tree
 
 
 class Writer(Tree):
-    """Builds an EROFS image: contents go to a sink at once, the tree of inodes stays in memory until `finish`.
-
-    Memory never grows with contents. Needs no root and no tool; the same calls give the same bytes. Format:
-    docs/internals/erofs.md.
-    """
+    """Builds an EROFS image (docs/internals/erofs.md): contents go to a sink at once, the tree of inodes stays in
+    memory until `finish`. Memory never grows with contents. Needs no root and no tool; the same calls give the same
+    bytes."""
 
     def __init__(self, sink: DataSink, *, align: int = 65536) -> None:
         """``sink`` (empty) takes the data device. ``align`` is a power of two of at least 4096: files of that size or

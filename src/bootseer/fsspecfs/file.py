@@ -1,7 +1,5 @@
-"""Files of a striped store as Python file objects, and many ranges of many files at once.
-
-Concurrency: a file object belongs to one thread at a time, like any file of Python.
-"""
+"""Files of a striped store as Python file objects, and many ranges of many files at once. A file object belongs to one
+thread at a time, like any file of Python."""
 
 from __future__ import annotations
 
@@ -248,11 +246,9 @@ def _release(process: int, ahead: ReadAhead, file: ChunkFile) -> None:
 
 
 class StripeFile(io.BufferedReader):
-    """A file of the store open for reading: ``size`` bytes, checked like every read of the store. Can be pickled.
-
-    With what clients of fsspec look for (``fs``, ``path``, ``details``). ``window``: most bytes that are fetched ahead
-    in one request once reads follow each other.
-    """
+    """A file of the store open for reading: ``size`` bytes, checked like every read of the store. Can be pickled. With
+    what clients of fsspec look for (``fs``, ``path``, ``details``). ``window``: most bytes that are fetched ahead in
+    one request once reads follow each other."""
 
     def __init__(self, fs: StripePaths, path: str, window: int = WINDOW) -> None:
         self.fs, self.path, self.blocksize = fs, path, window
@@ -303,10 +299,8 @@ class Wanted(NamedTuple):
 
 
 def read_ranges(file: ChunkFile, wanted: Sequence[Wanted], gap: int | None) -> list[bytes]:
-    """The bytes of each range, in order, as slices have them: fewer where the file ends before.
-
-    Of a striped file whole chunks or sectors are read, each once. Raises what `ChunkFile.readinto` does.
-    """
+    """The bytes of each range, in order, as slices have them: fewer where the file ends before. Of a striped file whole
+    chunks or sectors are read, each once. Raises what `ChunkFile.readinto` does."""
     ranges = [slice(item.start, item.end).indices(file.size)[:2] for item in wanted]
     striped = isinstance(file, StripedFile)
     grain = file.geometry.grain if striped else 1

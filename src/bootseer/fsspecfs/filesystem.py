@@ -1,9 +1,9 @@
-"""Striped stores as a file system of fsspec: ``bsx+hdfs://host:8020/ckpt/x``, and every client of fsspec.
-
-Paths are absolute in the storage that the URL names: "/ckpt/x". Those of ``StripeFileSystem(url="hdfs://host:8020/ckpt")``
-are relative to that folder: "/x". Errors are `OSError`, each with the `bootseer.errors` one as its cause. What differs
+"""Striped stores as a file system of fsspec: ``bsx+hdfs://host:8020/ckpt/x``, and every client of fsspec. What differs
 from other file systems: docs/howto/fsspec.md.
-"""
+
+Paths are absolute in the storage that the URL names: "/ckpt/x". Those of
+``StripeFileSystem(url="hdfs://host:8020/ckpt")`` are relative to that folder: "/x". Errors are `OSError`, each with the
+`bootseer.errors` one as its cause."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ Info = dict[str, object]
 
 class StripeFileSystem(StripePaths):
     """The striped store at ``url``: a folder, ``hdfs://...``, or what fsspec reaches, then with its ``options``.
-
-    ``width``, ``unit``: of new files (`StripeFS.create`).
-    """
+    ``width``, ``unit``: of new files (`StripeFS.create`)."""
 
     # Looking
 
@@ -275,9 +273,8 @@ class StripeFileSystem(StripePaths):
         **options: Any,
     ) -> IO[bytes]:
         """Modes rb, wb, xb (fails when there is a file), ab (the old file is read, and written again first).
-
-        ``block_size``: most bytes to read ahead. ``width``, ``unit``, ``striped`` (though it be small): of a new file.
-        """
+        ``block_size``: most bytes to read ahead. ``width``, ``unit``, ``striped`` (though it be small): of a new
+        file."""
         for ignored in ("cache_type", "size", "compression", "fill_cache"):
             options.pop(ignored, None)
         with doing(path):

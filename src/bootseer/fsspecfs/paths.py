@@ -1,7 +1,5 @@
-"""Which striped store a file system of fsspec has, which path of it a URL names, and its errors as OSError.
-
-``bsx+hdfs://host:8020/ckpt/x`` is the striped file ``hdfs://host:8020/ckpt/x``.
-"""
+"""Which striped store a file system of fsspec has, which path of it a URL names (``bsx+hdfs://host:8020/ckpt/x``: the
+striped file ``hdfs://host:8020/ckpt/x``), and its errors as OSError."""
 
 from __future__ import annotations
 
@@ -40,10 +38,8 @@ PROTOCOLS = (PROTOCOL, *(PREFIX + scheme for scheme in ("file", "hdfs", "memory"
 
 
 def split(url: str) -> Location:
-    """As `locate`, but the paths are those of fsspec's own file systems: ("s3://", "/bucket/x").
-
-    Raises ValueError, also for a URL that does not end with the path it names; ImportError when fsspec lacks a package.
-    """
+    """As `locate`, but the paths are those of fsspec's own file systems: ("s3://", "/bucket/x"). Raises ValueError,
+    also for a URL that does not end with the path it names; ImportError when fsspec lacks a package."""
     url = re.sub(rf"^(?:{re.escape(PREFIX)})?local://", "file://", url)
     try:
         found = locate(url)
@@ -96,11 +92,9 @@ _OWN = ("use_listings_cache", "listings_expiry_time", "max_paths", "asynchronous
 
 
 class StripePaths(AbstractFileSystem):  # type: ignore[misc]
-    """What `StripeFileSystem` knows of stores and paths.
-
-    The class has no store: it strips the storage from a URL. An instance also strips its own base folder, and refuses
-    the URL of another store, whose file of the same name would be read in its place.
-    """
+    """What `StripeFileSystem` knows of stores and paths. The class has no store: it strips the storage from a URL. An
+    instance also strips its own base folder, and refuses the URL of another store, whose file of the same name would be
+    read."""
 
     protocol = PROTOCOLS
     root_marker = "/"

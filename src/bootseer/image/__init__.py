@@ -1,7 +1,5 @@
-"""Container images that start before they have arrived: convert once, mount lazily, record, prefetch, run.
-
-The code that converts is loaded when it is first used, since no start of a converted image needs it.
-"""
+"""Container images that start before they have arrived: convert once, mount lazily, record, prefetch, run. The code
+that converts is loaded when it is first used, since no start of a converted image needs it."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -275,11 +275,9 @@ def _answer(argv: list[str]) -> str:
 
 
 def _cgroup_path(name: str) -> str:
-    """Where a runtime is to make the cgroup ``name``, so that the limits of this process hold for it, too.
-
-    With cgroup v1 it is relative, and below the cgroup of this process of each controller. With v2 alone it is beside
-    the cgroup of this process: one with processes in it cannot have others below it and share out controllers.
-    """
+    """Where a runtime is to make the cgroup ``name``, so that the limits of this process hold for it, too. With cgroup
+    v1: relative, below the cgroup of this process of each controller. With v2 alone beside it: one with processes in it
+    cannot have others below it and share out controllers."""
     first = procfs.cgroups()[0]
     if first.controllers:
         return name

@@ -1,9 +1,8 @@
 """Comparison of a converted image with its source: each name, with all that a reader can see of it.
 
-The layers are applied once more, by the rules of `bootseer.oci.layers`, to a tree that keeps a hash of each content;
-the converted tree is read back from the store. So it finds what was damaged or lost in writing, storing and sharing
-blocks, not another reading of the rules.
-"""
+The layers are applied once more, by the rules of `oci.layers`, to a tree that keeps a hash of each content; the
+converted tree is read back from the store. So it finds what was damaged or lost in writing, storing and sharing
+blocks, not another reading of the rules."""
 
 from __future__ import annotations
 

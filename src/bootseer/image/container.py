@@ -133,10 +133,8 @@ def spec(
 
 
 def check_command(document: dict[str, Any]) -> None:
-    """Say that the command of a `spec` is missing before a runtime does in its own words. `NotFoundError`.
-
-    What may be mounted, or come from a mounted folder, is not checked.
-    """
+    """Say that the command of a `spec` is missing before a runtime does in its own words. `NotFoundError`. What may be
+    mounted, or come from a mounted folder, is not checked."""
     process, root = document["process"], document["root"]["path"]
     name, cwd = process["args"][0], process["cwd"]
     paths = dict(item.partition("=")[::2] for item in process["env"])["PATH"].split(":")
@@ -285,10 +283,8 @@ def _lines(rootfs: Path, path: str, numbers_from: int) -> list[list[str]]:
 
 def open_in_root(root: int, path: bytes, flags: int) -> int:
     """``openat2(2)`` of ``path`` below the folder descriptor ``root``: absolute paths, links and ``..`` stay inside it.
-
     Returns a descriptor the caller closes. Raises `OSError`, EPERM where a seccomp filter refuses openat2(2), or
-    `UnsupportedError` before Linux 5.6: there is no other way to do it.
-    """
+    `UnsupportedError` before Linux 5.6: there is no other way to do it."""
     try:
         return libc.open_in_root(root, path, flags)
     except OSError as exc:

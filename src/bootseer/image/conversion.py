@@ -61,16 +61,15 @@ def ensure(
     """Convert ``ref`` into the store, unless that image has been converted before and its tree is still there.
 
     ``platform`` (``os/architecture[/variant]``; default: this machine's): for which machines; those find it by that.
-
     Uses up to the image's compressed size (and that of an archive which is compressed itself, decompressed) and 2 GiB
-    more under ``work_dir`` while it runs, and leaves nothing there, whatever happens. The same layers give the same
-    tree, but for blocks that other images in the store have already: those are referred to. ``repair`` converts it
-    again, and shares nothing. ``sign_key``: the private key to sign the record with. A record in the store that is not
-    signed with it may be anybody's: it is not signed, but replaced by that of another conversion. ``wait``: seconds to
-    wait at most for another node that converts the image; None: do not wait, and let nobody wait for this node.
+    more under ``work_dir`` while it runs, and leaves nothing there. The same layers give the same tree, but for blocks
+    that other images in the store have already: those are referred to. ``repair`` converts it again, and shares
+    nothing. ``sign_key``: the private key to sign the record with; a record that is not signed with it may be
+    anybody's, and is replaced by that of another conversion. ``wait``: seconds to wait at most for another node that
+    converts the image; None: do not wait, and let nobody wait for this node.
+
     Raises `NotFoundError`, `UnavailableError`, `DataError` (naming the layer), `FullError`, `NotWritableError`,
-    `ConfigError` for what is no key, and, after two failures on nodes that it waited for, the last one's.
-    """
+    `ConfigError` for what is no key, and, after two failures on nodes that it waited for, the last one's."""
     key = signature.signing_key(sign_key) if sign_key else None
     keys = [key.public_key()] if key else []
     store = open_store(store_url)

@@ -31,11 +31,8 @@ def resolve(
 ) -> ImageRecord:
     """The record of what ``ref`` names now, in ``store`` (or the one at that URL), for ``platform`` (default: this
     machine's). A tag is looked up at its registry, as it may have moved. ``config`` (None: the settings of this node)
-    says whose signature it must have.
-
-    Raises `NotFoundError` (no such image, or not converted into this store), `UnavailableError`, `UnsignedError`, and
-    `ConfigError` for what is no key.
-    """
+    says whose signature it must have. Raises `NotFoundError` (no such image, or not converted into this store),
+    `UnavailableError`, `UnsignedError`, and `ConfigError` for what is no key."""
     parsed = oci.Reference.parse(ref) if isinstance(ref, str) else ref
     store = open_store(store) if isinstance(store, str) else store
     if parsed.digest:
@@ -65,10 +62,7 @@ def named(
 ) -> list[ImageRecord]:
     """The records of what a user calls ``text``: a name, as `resolve` takes it, of one platform (default: this
     machine's); or the digest of an image, or first digits of it, of each platform that it was converted for (or of
-    ``platform``).
-
-    Raises as `resolve`, and `ConfigError` for digits that several images begin with.
-    """
+    ``platform``). Raises as `resolve`, and `ConfigError` for digits that several images begin with."""
     platform = str(Platform.parse(platform)) if platform else ""
     if digits := _ID.fullmatch(text):
         images = records.platforms(store, digits[1])
@@ -121,11 +115,9 @@ def readable_for(
     ref: oci.Reference, store: Store, config: Config, digest_for: Callable[[oci.Reference], str]
 ) -> ImageRecord:
     """The record of the image that ``ref`` names at its registry, for somebody whom that registry, and the one that the
-    image was converted from, give its manifest: ``digest_for`` asks a registry as this somebody.
-
-    Raises `NotFoundError`, `PrivilegeError`, `UnavailableError` (also when a registry does not answer: then nobody
-    knows who may read it), `UnsignedError`, `ConfigError`.
-    """
+    image was converted from, give its manifest: ``digest_for`` asks a registry as this somebody. Raises
+    `NotFoundError`, `PrivilegeError`, `UnavailableError` (also when a registry does not answer: then nobody knows who
+    may read it), `UnsignedError`, `ConfigError`."""
     record = converted(ref, digest_for(ref), store, config)
     origin = oci.Reference.parse(record.reference)
     if not origin.registry:

@@ -1,8 +1,5 @@
-"""Running a command in a container with runc or crun, whichever works on this machine.
-
-Which one works is found out by running one (crun 1.8 refuses hybrid cgroups, for instance) and remembered until the
-next boot.
-"""
+"""Running a command in a container with runc or crun, whichever works on this machine: that is found out by running one
+(crun 1.8 refuses hybrid cgroups, for instance) and remembered until the next boot."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""The container of an ordinary user: no runtime, `bootseer.rootless` instead.
-
-The command is this user, with the host's processes and network in sight, and ends with this process. What it writes in
-the image lies in memory and ends with it.
-"""
+"""The container of an ordinary user: no runtime, `bootseer.rootless` instead. The command is this user, with the host's
+processes and network in sight. What it writes in the image lies in memory. All of it ends with this process."""
 
 from __future__ import annotations
 

@@ -163,8 +163,8 @@ class Caches:
             self.close()
 
     def close(self) -> Report:
-        """The programs have ended: a capture that runs is cancelled, and the folder goes with its last user. Once or
-        twice."""
+        """The programs have ended: a capture that runs is cancelled, and the folder goes with its last user. Safe to
+        call twice."""
         until = time.monotonic() + _CANCEL_SECONDS
         self._end(until)
         held, self._held = self._held, None

@@ -1,7 +1,5 @@
-"""Accounts: out of whose share a user number has what the node daemon holds for it, and how large the shares are.
-
-A person may have thousands of numbers (subuid(5)), so what counts by number is bounded for nobody.
-"""
+"""Accounts: out of whose share a user number has what the node daemon holds for it, and how large the shares are. A
+person may have thousands of numbers (subuid(5)), so what counts by number is bounded for nobody."""
 
 from __future__ import annotations
 

@@ -61,12 +61,9 @@ def mount_image(
     """Have the converted image ``ref`` mounted read-only, in a folder that only ``user`` (a number; None: whoever asks;
     others only for root) can enter, and where this user owns what root does in the image. It ends with `unmount`, at
     the latest with the session of this process (with ``process``: with this process), or, when ``job`` names one, with
-    `unmount_job`. ``profile`` says whose earlier starts to prefetch by.
-
-    Raises `AbsentError`, `PrivilegeError` (that user's logins may not read it at the registry it was converted from),
-    `NotFoundError` (no such image, or not converted), `UnavailableError`, `UnsignedError`, `ConfigError`, and what
-    `bootseer.image.mount` raises.
-    """
+    `unmount_job`. ``profile`` says whose earlier starts to prefetch by. Raises `AbsentError`, `PrivilegeError` (that
+    user's logins may not read it at the registry it was converted from), `NotFoundError` (no such image, or not
+    converted), `UnavailableError`, `UnsignedError`, `ConfigError`, and what `bootseer.image.mount` raises."""
     logins = {name: os.path.abspath(os.environ[name]) for name in LOGINS if os.environ.get(name)}
     mount = _ask(
         "mount",

@@ -1,8 +1,6 @@
 """The mounts of the node daemon: each is made by one process, then it may be ended by another, then its record goes.
-
 What was made by half is ended in the same way. What must outlive the daemon is in `Records`, in the mounts themselves
-and in their block servers.
-"""
+and in their block servers."""
 
 from __future__ import annotations
 

@@ -54,10 +54,8 @@ def show(place: Path, user: User) -> None:
 
 def remove(place: Path, state_dir: Path, *, killed: bool) -> None:
     """Unmount the image and remove ``place``; nothing of it need be there. A mount in use is detached, and ends with
-    its last user. ``killed``: the process that was mounting it was killed.
-
-    Raises `BootseerError`; then call it again later.
-    """
+    its last user. ``killed``: the process that was mounting it was killed. Raises `BootseerError`; then call it again
+    later."""
     tree = tree_of(place)
     if killed:
         image.sweep(state_dir)

@@ -1,8 +1,6 @@
-"""What clients and the node daemon say to each other: one packet each way per connection, over a Unix socket.
-
-The socket is ``<node_dir>/node.sock``, SOCK_SEQPACKET: a request is one JSON document in one packet, never a part of
-one. Who asks the kernel says (SO_PEERCRED, SO_PEERPIDFD), never the request.
-"""
+"""What clients and the node daemon say to each other: one packet each way per connection, over the Unix socket
+``<node_dir>/node.sock``, SOCK_SEQPACKET: a request is one JSON document in one packet, never a part of one. Who asks
+the kernel says (SO_PEERCRED, SO_PEERPIDFD), never the request."""
 
 from __future__ import annotations
 

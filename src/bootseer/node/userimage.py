@@ -29,11 +29,8 @@ class UserImage:
 
     def __init__(self, ref: str, folder: Path, config: Config, *, job: str = "", own: bool = False) -> None:
         """``folder``: where it is extracted to if it must be, and does not exist. ``job``: whose earlier starts to
-        prefetch by. ``own``: the store or the keys of ``config`` are not those of the node, which are the daemon's: it
-        is not asked.
-
-        Raises as `client.mount_image`, or as `image.resolve` and `extract`.
-        """
+        prefetch by. ``own``: the store or the keys of ``config`` are not those of the node, so the daemon is not asked.
+        Raises as `client.mount_image`, or as `image.resolve` and `extract`."""
         self._node = config
         self._mount: Mount | None = None
         reason = "settings of this command are not the node daemon's"

@@ -1,10 +1,9 @@
 """Leases: objects in a store by which nodes that start together agree on the one that does a piece of work.
 
 ``leases/<name>/<number>`` says which node does it, and how that ended; the rules are in ``docs/internals/lease.md``.
-All is advisory: each wait is bounded, and any trouble means only that a node does the work without waiting. So does
-what others say of a failure, for whoever may write to the store may say it. And whoever
-publishes a result must itself see to it that the first one wins (`Store.put`, `Store.replace`).
-"""
+All is advisory: each wait is bounded, and any trouble, or what others say of a failure, means only that a node does the
+work without waiting. Whoever publishes a result must see to it that the first one wins (`Store.put`,
+`Store.replace`)."""
 
 from __future__ import annotations
 
@@ -98,10 +97,7 @@ class Handed(NamedTuple):
 
 class Lead:
     """This node does the work. A context manager; at its end the others look for the result, and one of them does the
-    work if there is none.
-
-    Concurrency: a thread renews the lease in between.
-    """
+    work if there is none. A thread renews the lease in between."""
 
     def __init__(self, store: Store, folder: str, number: int, node: str, failures: int) -> None:
         self._store, self._folder, self._number = store, folder, number
@@ -198,10 +194,8 @@ def take_turn(
     """Become the one node that does a piece of work, or wait for the one that does, at most ``seconds``.
 
     ``name`` is that of the work, a relative path of the store; ``work`` says it in log lines: ``converts IMAGE``.
-    ``settled`` looks whether there is a result, or another reason to go on without taking turns. It is called after
-    each wait and each time that this node could lead: what the caller knows from before may be old by then.
-    ``waits`` says whether to wait on for a result on its way.
-    """
+    ``settled`` looks whether there is a result, or another reason to go on without taking turns: after each wait and
+    each time that this node could lead. ``waits`` says whether to wait on for a result on its way."""
     try:
         if not store.exclusive:
             log.info("store %s cannot make one of two writers lose: each node %s by itself", store.shown, work)

@@ -14,9 +14,7 @@ from bootseer.objects.on_backend import ObjectStore
 
 def open_store(given: Given) -> Store:
     """Open the store at ``given``: ``registry://host/name``, or a path or URL as of `bootseer.backends.open.locate`.
-
-    Opening touches no network; the first operation does.
-    """
+    Opening touches no network; the first operation does."""
     url = os.fsdecode(given)
     if not url:
         raise ConfigError("no store given", hint="pass --store or set BOOTSEER_STORE")

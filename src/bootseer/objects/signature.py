@@ -1,8 +1,5 @@
-"""Signatures of what the store has of images and environments: Ed25519, with keys in PEM files. What is signed:
-docs/internals/image.md, "Signatures", and docs/internals/snapshot.md.
-
-No message of this module has anything in it of what is in a key file.
-"""
+"""Signatures of what the store has of images and environments: Ed25519, with keys in PEM files, of which no message
+says anything. What is signed: docs/internals/image.md, "Signatures", and docs/internals/snapshot.md."""
 
 from __future__ import annotations
 
@@ -45,10 +42,8 @@ def signing_key(path: Path) -> Ed25519PrivateKey:
 
 
 def trusted_keys(config: Config) -> Sequence[Ed25519PublicKey]:
-    """The keys one of which must have signed an image or an environment; none when any may be used.
-
-    Raises `ConfigError` when a signature is required and there is no key to verify it with, and as `signing_key` does.
-    """
+    """The keys one of which must have signed an image or an environment; none when any may be used. Raises
+    `ConfigError` when a signature is required and there is no key to verify it with, and as `signing_key` does."""
     if not config.verify_key:
         if config.require_signature:
             raise ConfigError(

@@ -2,10 +2,8 @@
 so that the store knows what was used last.
 
 ``uses/<tree>.<node>``: another one for each node and user, renewed while a mount stands, all in one folder that every
-user may write to. It counts for `LIFE` by the
-clock of the store, and nothing is deleted because of one. ``published/<tree>`` stands for good: a tree that belongs to
-no image and no environment.
-"""
+user may write to. It counts for `LIFE` by the clock of the store, and nothing is deleted because of one.
+``published/<tree>`` stands for good: a tree that belongs to no image and no environment."""
 
 from __future__ import annotations
 
@@ -36,8 +34,7 @@ def hold(store: Store, tree: str, keys: Iterable[str]) -> None:
     collection deletes none of them from now on. Raises `UnavailableError` when some are gone, and as `Store.put`.
 
     In this order: a collection withdraws an object, then looks at the notes, and deletes it when there is none. Either
-    it sees the note, or it is seen here that the object was withdrawn.
-    """
+    it sees the note, or it is seen here that the object was withdrawn."""
     if not store.dated:  # nothing is collected there
         return
     _put(store, tree)
@@ -51,8 +48,8 @@ def hold(store: Store, tree: str, keys: Iterable[str]) -> None:
 
 
 def note(store: Store, tree: str) -> None:
-    """Say that this node uses ``tree``. Never raises: of a store that cannot be written
-    there is a line in the log, and its trees are kept by their images and environments alone."""
+    """Say that this node uses ``tree``. Never raises: of a store that cannot be written there is a line in the log,
+    and its trees are kept by their images and environments alone."""
     with logged(log.info, "no note of use of tree %s", tree[:12]):
         if store.dated:  # even where there is one: it may be a neighbour's, who takes it away again
             _put(store, tree)

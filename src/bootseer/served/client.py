@@ -61,12 +61,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def ask(folder: Path, request: Request, kind: type[T], *, timeout: float = PATIENCE) -> T:
-    """What the server whose state is in ``folder`` answers; every request may be repeated, and is.
-
-    Raises `GoneError` when there is no such server, `UnavailableError` when it does not answer within ``timeout``
-    seconds (then it may well live), and the error of its own that it answers with. While a process of the server lives
-    and nobody answers, another is about to start, or it is about to end: that is waited for.
-    """
+    """What the server whose state is in ``folder`` answers; every request may be repeated, and is, while a process of
+    the server lives: another is about to start, or it is about to end. Raises `GoneError` when there is no such server,
+    `UnavailableError` when it does not answer within ``timeout`` seconds (then it may well live), and the error of its
+    own that it answers with."""
     until = time.monotonic() + timeout
     while True:
         try:
@@ -115,10 +113,8 @@ def start(
     ending: signal.Signals = signal.SIGKILL,
 ) -> T:
     """Have a new ``server`` with its state in ``folder``, which is made, serve what ``spec`` says. What it answers.
-
     ``record``: what is to be known of it when it has died (`records`). One that does not answer in time gets the signal
-    ``ending``. Raises what kept it from starting; then the folder is for the caller to clear.
-    """
+    ``ending``. Raises what kept it from starting; then the folder is for the caller to clear."""
     with doing(f"start a server in {folder}"):
         folder.mkdir(mode=0o700)
         records(folder.parent, type(record)).save(record)

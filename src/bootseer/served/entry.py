@@ -26,8 +26,7 @@ _LOCK_SECONDS = 0.1
 
 
 class Answer(background.Answer):
-    """Answers who has started this server, once: `done` or `failed`. False: nobody waits any more, and the server is to
-    end."""
+    """Answers who has started this server, once: `done` or `failed`. False: nobody waits, and the server is to end."""
 
     def done(self, value: object) -> bool:
         return self(msgspec.json.encode(Reply(msgspec.Raw(msgspec.json.encode(value)))).decode())

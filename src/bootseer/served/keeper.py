@@ -29,12 +29,10 @@ _SHORTEST, _LONGEST = 0.1, 5.0
 
 
 class Kept:
-    """Process ``name`` of a server, as its supervisor keeps it: ``body`` runs in it and returns its exit code.
-
-    Four ``cells`` of shared memory tell of it to the next supervisor: its number; how many there were; which of them
-    was the last that did its work (the process itself says so); its heartbeat. ``silence``: seconds without a heartbeat
-    after which it is killed. ``adopt``: it runs already.
-    """
+    """Process ``name`` of a server, as its supervisor keeps it: ``body`` runs in it and returns its exit code. Four
+    ``cells`` of shared memory tell of it to the next supervisor: its number; how many there were; which of them was the
+    last that did its work (the process itself says so); its heartbeat. ``silence``: seconds without a heartbeat after
+    which it is killed. ``adopt``: it runs already."""
 
     def __init__(
         self, name: str, body: Callable[[], int], cells: memoryview, silence: float, *, adopt: bool = False

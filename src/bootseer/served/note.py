@@ -9,10 +9,8 @@ _LENGTH = struct.Struct("<I")
 
 
 class Note:
-    """The bytes that were written last; none at first. It has room for a little less than half its memory.
-
-    Byte 0 numbers the notes, which are in two places by turns: until a new one is whole the old one is there.
-    """
+    """The bytes that were written last; none at first. It has room for a little less than half its memory. Byte 0
+    numbers the notes, which are in two places by turns: until a new one is whole the old one is there."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory

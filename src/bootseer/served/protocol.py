@@ -1,9 +1,7 @@
-"""What crosses the control socket of a server, and the names of the files through which it is reached.
-
-A server has a state folder, mode 0700; beside it are its log, ``<folder>.log``, and ``<folder>.lock``, which is held
-while it is started or ended. A request and its reply are one JSON line each. What a server says when it has started, or
-cannot, is a reply too.
-"""
+"""What crosses the control socket of a server, and the names of the files through which it is reached. A server has a
+state folder, mode 0700; beside it are its log, ``<folder>.log``, and ``<folder>.lock``, which is held while it is
+started or ended. A request and its reply are one JSON line each. What a server says when it has started, or cannot, is
+a reply too."""
 
 from __future__ import annotations
 

@@ -160,11 +160,9 @@ def has_answer(folder: Path) -> bool:
 
 
 def end(job: int, began: float) -> None:
-    """Mark all attempts that an Epilog of ``job`` ends that began at ``began``, in seconds since boot.
-
-    These are all that began before it. Its restart count does not tell: the Epilog of an attempt that is requeued has
-    that of the next attempt, whose Prolog may run before a slow Epilog has come as far as here.
-    """
+    """Mark all attempts that an Epilog of ``job`` ends that began at ``began``, in seconds since boot: all that began
+    before it. Its restart count does not tell: the Epilog of an attempt that is requeued has that of the next attempt,
+    whose Prolog may run before a slow Epilog has come as far as here."""
     for folder in BASE.glob(f"{job}.*"):
         with contextlib.suppress(FileNotFoundError):
             if float((folder / _BEGAN).read_text()) < began:
