@@ -48,10 +48,8 @@ class BlockLost(UnavailableError):
 
 class BlockWriter:
     """The block ``located`` of the file ``path``, with a pipeline that is set up. `pipeline.Broken` when that fails.
-
     `write` and `finish` raise `BlockLost`, and errors of the NameNode. ``slow``: which of the DataNodes the block had
-    better leave; it is told how the pipeline does.
-    """
+    better leave; it is told how the pipeline does."""
 
     def __init__(
         self,
@@ -102,10 +100,8 @@ class BlockWriter:
 
     @property
     def ends_early(self) -> bool:
-        """Whether another block had better take the rest: one more failure would lose this one, or it is held up.
-
-        Not where the NameNode found only one DataNode: another block has no more.
-        """
+        """Whether another block had better take the rest: one more failure would lose this one, or it is held up. Not
+        where the NameNode found only one DataNode: another block has no more."""
         return self._hopeless or len(self.nodes) < min(ENOUGH, self._began_with)
 
     def idle(self) -> bool:
@@ -128,10 +124,8 @@ class BlockWriter:
         return self._pipeline.used
 
     def write(self, parts: Sequence[memoryview], length: int) -> None:
-        """Append ``parts``, ``length`` bytes together; waits while more than `WINDOW` bytes are unacknowledged.
-
-        The memory of ``parts`` must not change until `finish` has returned.
-        """
+        """Append ``parts``, ``length`` bytes together, whose memory must not change until `finish` has returned; waits
+        while more than `WINDOW` bytes are unacknowledged."""
         sums = checksum.of(parts, self._terms.bytes_per_checksum)
         packet = Packet(self._number, self.length, length, sums, tuple(parts))
         self._number += 1

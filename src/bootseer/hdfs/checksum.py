@@ -54,11 +54,8 @@ class Chunks:
         self._sparse = memoryview(bytearray(0))
 
     def first_wrong(self, sums: memoryview, pieces: Sequence[memoryview]) -> int | None:
-        """The index of the first chunk that has not its checksum, or None when all have.
-
-        ``pieces`` in order are the bytes of the chunks, of which only the last may be short; ``sums`` holds 4 bytes for
-        each of them.
-        """
+        """The index of the first chunk that has not its checksum, or None when all have. ``pieces`` in order are the
+        bytes of the chunks, of which only the last may be short; ``sums`` holds 4 bytes for each."""
         length = sum(map(len, pieces))
         count = len(sums) // SIZE
         if count != -(-length // self.bytes_per) or len(sums) % SIZE:

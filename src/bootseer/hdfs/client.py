@@ -1,10 +1,7 @@
-"""Bytes of files that are erasure-coded or encrypted, through ``hdfs-native``, with this project's errors.
-
-It has no timeouts: a read from a frozen DataNode hangs beside a healthy replica. So each call runs under
-`bootseer.hdfs.deadline`.
-
-Every object here may be used from any thread, except `HdfsWriter`, which has one user at a time.
-"""
+"""Bytes of files that are erasure-coded or encrypted, through ``hdfs-native``, with this project's errors. It has no
+timeouts: a read from a frozen DataNode hangs beside a healthy replica. So each call runs under
+`bootseer.hdfs.deadline`. Every object here may be used from any thread, except `HdfsWriter`, which has one user at a
+time."""
 
 from __future__ import annotations
 
@@ -64,11 +61,8 @@ def connect(url: str) -> HdfsClient:
 
 
 class HdfsClient:
-    """Files of one HDFS, by absolute paths.
-
-    Errors: `NotFoundError`, `NotWritableError`, `FullError`, `UnavailableError` (also when the deadline passes);
-    a name that exists already is `FileExistsError`, so that callers can tell who was first.
-    """
+    """Files of one HDFS, by absolute paths. Errors: `NotFoundError`, `NotWritableError`, `FullError`,
+    `UnavailableError` (also when the deadline passes); a name that exists already is `FileExistsError`."""
 
     def __init__(self, url: str, *, deadline: float = DEADLINE) -> None:
         self.url, self.deadline = url, deadline
@@ -171,9 +165,8 @@ class HdfsReader:
 
 
 class HdfsWriter(NewFile):
-    """Sequential writes to one new file. Removed by its path when it is abandoned: ``hdfs-native`` does not tell a
-    file's id. Where another writer moved its own file there meanwhile, that one is removed.
-    """
+    """Sequential writes to one new file. Removed by its path when it is abandoned, as ``hdfs-native`` does not tell a
+    file's id: where another writer moved its own file there meanwhile, that one is removed."""
 
     def __init__(self, client: HdfsClient, path: str, writer: FileWriter) -> None:
         super().__init__(path)

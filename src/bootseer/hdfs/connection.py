@@ -34,11 +34,8 @@ _VECTORS = 512  # buffers of one call; Linux takes 1024
 
 
 class Transfer:
-    """One read under way, for those who watch it from other threads.
-
-    ``received``: bytes that have arrived, not yet verified; with those of headers until a batch of packets is complete,
-    and counted again after a retry.
-    """
+    """One read under way, for those who watch it from other threads. ``received``: bytes that have arrived, not yet
+    verified; with those of headers until a batch of packets is complete, and counted again after a retry."""
 
     def __init__(self) -> None:
         self.received = 0
@@ -63,10 +60,8 @@ class Transfer:
 
 
 class Connection:
-    """A connected socket to ``address``. Every wait ends by the deadline of `begin` with `TimeoutError`.
-
-    Other failures are `OSError`; `EOFError` when the other side closed; `Cancelled`.
-    """
+    """A connected socket to ``address``. Every wait ends by the deadline of `begin` with `TimeoutError`. Other failures
+    are `OSError`; `EOFError` when the other side closed; `Cancelled`."""
 
     def __init__(self, sock: socket.socket, address: Address) -> None:
         sock.settimeout(None)
@@ -275,10 +270,8 @@ def _rest(views: Sequence[memoryview], used: int) -> Sequence[memoryview]:
 
 
 def connect(address: Address, until: float, transfer: Transfer, *, silent_ms: int = 0) -> Connection:
-    """A new connection. `OSError` (`TimeoutError` past ``until``), `ConfigError`, `Cancelled`.
-
-    ``silent_ms``: bytes that a dead network swallows for so long end it (``TCP_USER_TIMEOUT``); 0: the kernel decides.
-    """
+    """A new connection. `OSError` (`TimeoutError` past ``until``), `ConfigError`, `Cancelled`. ``silent_ms``: bytes
+    that a dead network swallows for so long end it (``TCP_USER_TIMEOUT``); 0: the kernel decides."""
     try:
         sock = dial(*address, until, transfer.attach)
     except OSError:
@@ -290,11 +283,8 @@ def connect(address: Address, until: float, transfer: Transfer, *, silent_ms: in
 
 
 class Pool:
-    """Idle connections, kept for ``seconds`` and at most ``most`` to all addresses together. All threads share it.
-
-    A pool lives as long as its process, and closes them at its end. That of a forked child is empty: `hdfs.dial`
-    closes its copies.
-    """
+    """Idle connections, kept for ``seconds`` and at most ``most`` to all addresses together. All threads share it. A
+    pool closes them at its process's end. That of a forked child is empty: `hdfs.dial` closes its copies."""
 
     def __init__(self, seconds: float, most: int) -> None:
         self.seconds, self.most = seconds, most

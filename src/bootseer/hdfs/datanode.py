@@ -108,15 +108,13 @@ def read(
     verify: bool,
     transfer: Transfer | None = None,
 ) -> None:
-    """Fill ``parts`` in order with the block's bytes from ``offset`` in the block, as ``node`` has them.
-
-    ``parts`` are writable and contiguous. ``deadline``: seconds from now for everything. ``verify``: ask for HDFS's
-    checksums and check them; without, the caller has checksums of its own.
+    """Fill ``parts``, writable and contiguous, in order with the block's bytes from ``offset`` in the block, as
+    ``node`` has them. ``deadline``: seconds from now for everything. ``verify``: ask for HDFS's checksums and check
+    them; without, the caller has checksums of its own.
 
     Raises `StaleReplica` (refresh the locations), `CorruptReplica` and `UncheckedReplica` (only with ``verify``),
     `UnavailableError` (refused, closed, not in time, not understood), `Cancelled`. After an error the parts hold
-    anything. A kept connection that the DataNode had closed meanwhile is replaced by a fresh one, once.
-    """
+    anything. A kept connection that the DataNode had closed meanwhile is replaced by a fresh one, once."""
     views = [part if part.format == "B" and part.ndim == 1 else part.cast("B") for part in parts if part.nbytes]
     size = sum(map(len, views))
     if offset < 0 or offset + size > located.block.length:
@@ -384,11 +382,8 @@ class _Reader:
         return control[good * stride :][:_HEADER]
 
     def _foreseen(self) -> int:
-        """How many packets of one size to receive at once, counting the one whose header was read.
-
-        They and the next header are no more bytes than must come, however they are cut: all data that is wanted, and
-        one header after it.
-        """
+        """How many packets of one size to receive at once, counting the one whose header was read: they and the next
+        header are no more bytes than must come, however they are cut."""
         if self._single:
             return 1
         more = _HEADER + self._sums

@@ -1,10 +1,8 @@
 """Calls with a deadline: a blocking call runs in a thread of its own, and its caller waits no longer than it said.
 
 A call that never returns keeps its thread; the others go on, until so many hang that another would be no use: then new
-calls fail at once. The threads are daemons, so that such a call does not hold up the end of the process either.
-
-Concurrency: any thread may call `Workers.call`.
-"""
+calls fail at once. The threads are daemons: such a call does not hold up the end of the process. Any thread may call
+`Workers.call`."""
 
 from __future__ import annotations
 
@@ -34,10 +32,8 @@ class Workers:
         self._lock, self._late = threading.Lock(), 0  # a forked child has none of its parent's threads
 
     def call(self, function: Callable[[], T], seconds: float) -> T:
-        """``function()``, or `TimeoutError` after ``seconds``; the call itself then goes on unseen.
-
-        `UnavailableError` at once while `LIMIT` earlier calls go on so.
-        """
+        """``function()``, or `TimeoutError` after ``seconds``; the call itself then goes on unseen. `UnavailableError`
+        at once while `LIMIT` earlier calls go on so."""
         with self._lock:
             if self._late >= LIMIT:
                 raise UnavailableError(

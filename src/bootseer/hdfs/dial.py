@@ -1,7 +1,4 @@
-"""Connections to daemons of HDFS, made within a deadline; a forked child closes its copies of them.
-
-Concurrency: any thread.
-"""
+"""Connections to daemons of HDFS, made within a deadline, by any thread; a forked child closes its copies of them."""
 
 from __future__ import annotations
 
@@ -52,12 +49,9 @@ def remaining(until: float) -> float:
 def dial(
     host: str, port: int, until: float, watch: Callable[[socket.socket | None], None] = lambda sock: None
 ) -> socket.socket:
-    """A connection to the first address of ``host`` that takes it; small writes go out at once.
-
-    Looking the name up has the deadline, too. ``watch`` is given each socket before it is connected, and None when
-    that failed; what it raises ends the attempt. `OSError`, of which `TimeoutError` is one; `ConfigError` for what
-    cannot be the name of a host.
-    """
+    """A connection to the first address of ``host`` that takes it; small writes go out at once. Looking the name up has
+    the deadline, too. ``watch`` is given each socket before it is connected, and None when that failed; what it raises
+    ends the attempt. `OSError`, of which `TimeoutError` is one; `ConfigError` for what cannot be the name of a host."""
     found = _resolve(host, port, until)
     problem: OSError = ConnectionError(f"{host} has no address")
     for i, (family, kind, protocol, _, address) in enumerate(found):

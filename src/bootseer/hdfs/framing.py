@@ -33,10 +33,8 @@ def delimited(message: Message) -> bytes:
 
 
 def locate(raw: bytes | bytearray | memoryview, start: int = 0) -> tuple[int, int] | None:
-    """Where the message behind the length at ``start`` begins and ends; None when more bytes are needed to tell.
-
-    The end may lie behind that of ``raw``. `ValueError` when no length begins so.
-    """
+    """Where the message behind the length at ``start`` begins and ends, perhaps behind the end of ``raw``; None when
+    more bytes are needed to tell. `ValueError` when no length begins so."""
     length = 0
     for i, byte in enumerate(raw[start : start + 5]):
         length |= (byte & 0x7F) << 7 * i

@@ -18,11 +18,9 @@ _log = logging.getLogger(__name__)
 
 class NewFile(abc.ABC):
     """The file at ``path``, open for writing. As a context manager it closes the file, or abandons it on an exception.
-
     After an error of `write` or `close`, also a passed deadline, only `abandon` makes sense: some of its bytes are
-    lost, or may still be on their way, so whoever goes on is told so. In a forked child `write` and `close` raise
-    `BootseerError`, and giving up touches neither the file nor the lock.
-    """
+    lost, or may still be on their way. In a forked child `write` and `close` raise `BootseerError`, and giving up
+    touches neither the file nor the lock."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -50,10 +48,8 @@ class NewFile(abc.ABC):
                 self._open = False
 
     def abandon(self) -> None:
-        """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises.
-
-        Does nothing to a closed file, and in a forked child.
-        """
+        """Stop writing and remove the unfinished file, as far as the NameNode answers. Never raises. Does nothing to a
+        closed file, and in a forked child."""
         if self._foreign:
             return
         with self._lock:

@@ -289,11 +289,9 @@ class FileOutput(NewFile):
             pause = min(2 * pause, 0.5)
 
     def _remove(self) -> None:
-        """Delete this very file, by its id: between a look at the path and a deletion of it others may rename.
-
-        Behind a router of several NameNodes an id may stand for another one's file. There, and where ids cannot be
-        asked for, the path is deleted; in that window of two calls another writer's file could be met.
-        """
+        """Delete this very file, by its id: between a look at the path and a deletion of it others may rename. Behind a
+        router of several NameNodes an id may stand for another one's file. There, and where ids cannot be asked for,
+        the path is deleted; in that window of two calls another writer's file could be met."""
         lease.release(self)
         self._pieces = []
         if self._block is not None:

@@ -58,10 +58,8 @@ CREATE, RECOVER, CLOSE = 6, 3, 5
 
 
 class Broken(Exception):
-    """A pipeline that cannot go on. ``bad``: positions in it of the DataNodes at fault, at least one.
-
-    ``slow``: they answer, but are to be left.
-    """
+    """A pipeline that cannot go on. ``bad``: positions in it of the DataNodes at fault, at least one. ``slow``: they
+    answer, but are to be left."""
 
     def __init__(self, reason: str, bad: Sequence[int], *, slow: bool = False) -> None:
         super().__init__(reason)
@@ -97,9 +95,7 @@ class Terms(NamedTuple):
 
 class Setup(NamedTuple):
     """How a block stands: ``stage``; the new ``generation`` of its replicas (0 at first); bytes acknowledged, sent.
-
-    ``copy_to``: no packets follow; the DataNode copies what it has to that one, and answers when that is done.
-    """
+    ``copy_to``: no packets follow; the DataNode copies what it has to that one, and answers when that is done."""
 
     stage: int = CREATE
     generation: int = 0
@@ -151,15 +147,11 @@ def _connect(node: DataNode) -> socket.socket:
 
 
 class Pipeline:
-    """A pipeline to the DataNodes of ``located``, set up and ready for packets.
-
-    ``unacked``: packets sent, or being sent, that are not on every DataNode yet. ``acked``: bytes of the block that
-    are. ``waited``: seconds that its user waited for it. ``watch``: called while its user waits; raises `Broken` where
-    it had better not.
-
-    Every method raises `Broken` when a DataNode fails, and then only `close` may be called. What this process lacks for
-    a connection (files, ports, memory) is `BootseerError`.
-    """
+    """A pipeline to the DataNodes of ``located``, set up and ready for packets. ``unacked``: packets sent, or being
+    sent, that are not on every DataNode yet. ``acked``: bytes of the block that are. ``waited``: seconds that its user
+    waited for it. ``watch``: called while its user waits; raises `Broken` where it had better not. Every method raises
+    `Broken` when a DataNode fails, and then only `close` may be called. What this process lacks for a connection
+    (files, ports, memory) is `BootseerError`."""
 
     def __init__(self, located: Located, terms: Terms, setup: Setup, watch: Callable[[], None] = lambda: None) -> None:
         self.located, self.nodes = located, located.nodes
@@ -241,10 +233,8 @@ class Pipeline:
             self._receive()
 
     def heartbeat(self) -> None:
-        """Keep an idle pipeline alive: its DataNodes close it after a minute without a packet.
-
-        Waits for nobody, but for the answers of the DataNodes (`probe.PROBE`) when the connection has ended.
-        """
+        """Keep an idle pipeline alive: its DataNodes close it after a minute without a packet. Waits for nobody, but
+        for the answers of the DataNodes (`probe.PROBE`) when the connection has ended."""
         self._poll.modify(self._sock, select.POLLIN | select.POLLOUT)
         events = self._poll.poll(0)
         if events and events[0][1] & ~select.POLLOUT:

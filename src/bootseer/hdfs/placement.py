@@ -64,10 +64,8 @@ def shun(nodes: Iterable[DataNode], *, slow: bool = False) -> None:
 
 
 def shunned(*, slow: bool = True) -> list[DataNode]:
-    """The DataNodes to leave out now: those that failed and, with ``slow``, those that are only slow.
-
-    One that was silent is none of them any more once it has answered: a pause of it is over.
-    """
+    """The DataNodes to leave out now: those that failed and, with ``slow``, those that are only slow; none that was
+    silent and has answered since."""
     now = time.monotonic()
     with _lock:
         for uuid in [uuid for uuid, (until, *_) in shunned_nodes.items() if probe.thawed(uuid) or until <= now]:
@@ -113,10 +111,8 @@ Idle = Callable[[], Callable[[], bool] | None]
 
 class Placement:
     """Shared by files that are written at the same time, so that they burden all DataNodes alike. A ``file`` is any
-    number that stands for one of them.
-
-    ``turn``: who asks for a new block holds it until `begin`, so that the next one knows.
-    """
+    number that stands for one of them. ``turn``: who asks for a new block holds it until `begin`, so that the next one
+    knows."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()

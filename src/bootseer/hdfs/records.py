@@ -74,10 +74,8 @@ class FileStatus:
 
 @dataclass(frozen=True, slots=True)
 class DataNode:
-    """One DataNode; two are equal when their ``uuid`` is. ``message`` is what the NameNode said of it.
-
-    ``storage_type`` and ``storage_id``: of its disk with the replica, when it is one of a `Located`.
-    """
+    """One DataNode; two are equal when their ``uuid`` is. ``message`` is what the NameNode said of it. ``storage_type``
+    and ``storage_id``: of its disk with the replica, when it is one of a `Located`."""
 
     uuid: str
     host: str = field(compare=False)
@@ -120,11 +118,9 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A block of a file: where it begins in the file, and the DataNodes with a replica, nearest first.
-
-    ``token`` lets its holder read or write the block (empty where the cluster has no block tokens). ``guard``: how
-    connections to its DataNodes begin.
-    """
+    """A block of a file: where it begins in the file, and the DataNodes with a replica, nearest first. ``token`` lets
+    its holder read or write the block (empty where there are none). ``guard``: how connections to its DataNodes
+    begin."""
 
     block: Block
     offset: int
@@ -164,9 +160,7 @@ def storage_ids(nodes: Iterable[DataNode]) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class FileBlocks:
     """All blocks of one file in order. ``length``: bytes of the file, without a last block that is being written.
-
-    ``erasure``: name of its erasure coding policy, "" for replicated files. ``encrypted``: in an encryption zone.
-    """
+    ``erasure``: name of its erasure coding policy, "" for replicated files. ``encrypted``: in an encryption zone."""
 
     length: int
     blocks: tuple[Located, ...]

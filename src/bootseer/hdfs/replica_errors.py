@@ -18,17 +18,13 @@ class StaleReplica(UnavailableError):
 
 
 class UncheckedReplica(UnavailableError):
-    """The DataNode has no checksums for the block, and the reader asked for bytes that are verified.
-
-    Either the file was written without checksums, or the DataNode lost those of this replica: it does not say which.
-    """
+    """The DataNode has no checksums for the block (written without, or lost: it does not say which), and the reader
+    asked for bytes that are verified."""
 
 
 class CorruptReplica(DataError):
-    """The replica's bytes do not have the checksums that the DataNode keeps of them.
-
-    ``offset``: where in the block the first damaged chunk begins.
-    """
+    """The replica's bytes do not have the checksums that the DataNode keeps of them. ``offset``: where in the block the
+    first damaged chunk begins."""
 
     def __init__(self, message: str, *, offset: int = 0) -> None:
         super().__init__(message)

@@ -61,11 +61,8 @@ _log = logging.getLogger(__name__)
 
 
 class RpcClient:
-    """Calls of one protocol at one server as one user.
-
-    ``addresses``: (host, port), several for a name service. ``name`` is how messages call it: ``hdfs://host:port``.
-    ``client_id``: 16 random bytes, others in a forked child.
-    """
+    """Calls of one protocol at one server as one user. ``addresses``: (host, port), several for a name service.
+    ``name`` is how messages call it: ``hdfs://host:port``. ``client_id``: 16 random bytes, others in a forked child."""
 
     def __init__(
         self,
@@ -103,12 +100,10 @@ class RpcClient:
             shared.close()
 
     def call(self, method: str, request: Message, answer: type[M], doing: str, *, deadline: float) -> M:
-        """Call ``method``; ``doing`` is a phrase such as ``"create /a"``.
-
-        Tries again while the server cannot be reached, restarts, is in safe mode or not active, for ``deadline``
-        seconds. Raises what `bootseer.hdfs.errors.remote` makes of the server's exception, `UnavailableError` when the
-        time is over (the operation may have happened all the same), `DataError` for an answer that makes no sense.
-        """
+        """Call ``method``; ``doing`` is a phrase such as ``"create /a"``. Tries again while the server cannot be
+        reached, restarts, is in safe mode or not active, for ``deadline`` seconds. Raises what
+        `bootseer.hdfs.errors.remote` makes of the server's exception, `UnavailableError` when the time is over (the
+        operation may have happened all the same), `DataError` for an answer that makes no sense."""
         began = time.monotonic()
         until = began + deadline
         with self._lock:

@@ -1,8 +1,5 @@
-"""Images as registries and OCI layouts hold them: names, manifests, verified layers, and unpacking.
-
-What handles layers is loaded when it is first used: a registry store needs none of it, and block servers wait for each
-module that they import.
-"""
+"""Images as registries and OCI layouts hold them: names, manifests, verified layers, and unpacking. What handles layers
+is loaded when it is first used: block servers wait for each module that they import."""
 
 import importlib
 from typing import TYPE_CHECKING

@@ -44,11 +44,9 @@ class _Saved(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Archive:
-    """An archive to read from; it closes ``members``.
-
-    There is no manifest in it: one is made of what it says, so that the digest of an image is another than in a
-    registry. Not safe for use by several threads. Raises `DataError` when it is no such archive.
-    """
+    """An archive to read from; it closes ``members``. There is no manifest in it: one is made of what it says, so that
+    the digest of an image is another than in a registry. Not safe for use by several threads. Raises `DataError` when
+    it is no such archive."""
 
     def __init__(self, members: Members) -> None:
         self._files, self._path = members, members.path
@@ -112,10 +110,8 @@ class Archive:
         return Descriptor(LAYER, digest, size)
 
     def manifest(self, selector: str) -> tuple[bytes, Descriptor]:
-        """The manifest of the image with a name, tag or digest; of the only one when nothing is said.
-
-        Raises `ConfigError` when there are several to choose from, `NotFoundError`.
-        """
+        """The manifest of the image with a name, tag or digest; of the only one when nothing is said. Raises
+        `ConfigError` when there are several to choose from, `NotFoundError`."""
         where = f"archive {self._path}"
         if selector.startswith("sha256:"):
             bodies = map(self._manifest, dict.fromkeys(made_of for _, made_of in self._images))

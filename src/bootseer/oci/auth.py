@@ -86,10 +86,8 @@ class Auth:
         return f"Bearer {token}" if token else ""
 
     def challenged(self, answer: Answer, used: str) -> bool:
-        """Follow the challenge of a 401 to a request that sent ``used``; whether to ask again.
-
-        Raises `PrivilegeError` (the login is refused), `UnavailableError` (no token to be had).
-        """
+        """Follow the challenge of a 401 to a request that sent ``used``; whether to ask again. Raises `PrivilegeError`
+        (the login is refused), `UnavailableError` (no token to be had)."""
         found = challenges(answer.headers.get_all("www-authenticate") or [])
         with self._lock:
             current = f"Bearer {self._token}" if self._token else self._basic

@@ -43,10 +43,8 @@ class Blobs:
         self._told = False
 
     def stream(self, item: Descriptor, start: int) -> Iterator[bytes]:
-        """The blob's bytes from ``start``, resumed where they broke off; `UnavailableError` when no progress is made.
-
-        ``RETRIES`` failures in a row without a byte between them are the end.
-        """
+        """The blob's bytes from ``start``, resumed where they broke off; `UnavailableError` when no progress is made:
+        after ``RETRIES`` failures in a row without a byte between them."""
         at, failures = start, 0
         while at < item.size:
             try:

@@ -189,10 +189,8 @@ def limited(limit: float) -> type[http.client.HTTPResponse]:
 
 
 class _Watched(io.RawIOBase):
-    """A socket's raw file whose reads give up when ``PROGRESS`` bytes cost more than ``limit`` seconds of waiting.
-
-    Only time inside a read counts: a consumer may pause as long as it likes.
-    """
+    """A socket's raw file whose reads give up when ``PROGRESS`` bytes cost more than ``limit`` seconds of waiting. Only
+    time inside a read counts: a consumer may pause as long as it likes."""
 
     def __init__(self, sock: socket.socket, raw: io.RawIOBase, limit: float) -> None:
         self._sock, self._raw = sock, raw

@@ -84,12 +84,10 @@ def given(text: str) -> Logins:
 
 
 def find(registry: str, name: str = "", logins: Logins | None = None) -> Credential | None:
-    """The login for ``registry`` (``host[:port]``), most specific first when logins name parts of ``name`` too.
-
-    ``logins``: those to look in; None: those of this machine. None when there is none: the registry is then asked
-    anonymously. A file that is not understood is passed over with
-    a warning. Raises `UnsupportedError` or `UnavailableError` when a configured helper is missing or fails.
-    """
+    """The login for ``registry`` (``host[:port]``), most specific first when logins name parts of ``name`` too, in
+    ``logins`` (None: those of this machine). None when there is none: the registry is then asked anonymously. A file
+    that is not understood is passed over with a warning. Raises `UnsupportedError` or `UnavailableError` when a
+    configured helper is missing or fails."""
     for path, found in _of_this_machine() if logins is None else [(Path("the given logins"), logins)]:
         keys = list(_keys(registry, name))
         for helper in (found.cred_helpers[key] for key in keys if key in found.cred_helpers):

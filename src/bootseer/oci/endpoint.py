@@ -93,10 +93,8 @@ class Endpoint:
         limit: int = 0,
     ) -> Answer:
         """The answer to a request for ``path`` (below the repository, or a whole URL), with any final status.
-
-        ``limit``: read a good answer's body, up to that many bytes and one more, into ``Answer.body`` as well.
-        A refused connection is final too: a registry that is not there is said at once. Raises `UnavailableError`.
-        """
+        ``limit``: read a good answer's body, up to that many bytes and one more, into ``Answer.body`` as well. A
+        refused connection is final too: a registry that is not there is said at once. Raises `UnavailableError`."""
         left = RETRIES if retries is None else retries
         failures = 0
         while True:
@@ -187,10 +185,8 @@ class Endpoint:
         time.sleep(seconds)
 
     def check(self, answer: Answer, what: str, *, writing: bool = False, detail: str = "") -> None:
-        """Raise the error that a final status means, after closing ``answer``; return for 2xx.
-
-        ``detail``: what `detail` has read from it already.
-        """
+        """Raise the error that a final status means, after closing ``answer``; return for 2xx. ``detail``: what
+        `detail` has read from it already."""
         code = answer.status
         if 200 <= code < 300:
             return

@@ -29,11 +29,9 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def unpack(image: Image, root: Path) -> None:
-    """Apply all layers of ``image`` to ``root``, an empty or new folder; needs root, for owners and devices.
-
-    Raises `DataError` naming the layer (truncated, corrupt, hostile), `PrivilegeError`, `FullError`. Downloads are
-    spooled in the folder of ``root`` as unlinked files; contents that later layers hide take room until the end.
-    """
+    """Apply all layers of ``image`` to ``root``, an empty or new folder; needs root, for owners and devices. Raises
+    `DataError` naming the layer (truncated, corrupt, hostile), `PrivilegeError`, `FullError`. Downloads are spooled in
+    the folder of ``root`` as unlinked files; contents that later layers hide take room until the end."""
     if os.geteuid() != 0:
         raise PrivilegeError("unpacking an image needs root: files get their owners and devices", hint="run with sudo")
     with doing(f"unpack {image.ref} to {root}"):

@@ -27,12 +27,9 @@ _ERRORS = (cast(type[Exception], isal_zlib.error), gzip.BadGzipFile, zstandard.Z
 
 
 def inflate(chunks: Iterator[bytes], what: str) -> Iterator[bytes]:
-    """Decompress gzip (any number of members), zstd frames or plain tar, told apart by their first bytes.
-
-    Output chunks are at most 1 MiB, whatever the input expands to. Raises `DataError` naming ``what``, also when it
-    expands to more than `FREE` and `TIMES` allow. A truncated zstd stream just ends (python-zstandard's reader does not
-    tell): the diff id is what notices it.
-    """
+    """Decompress gzip (any number of members), zstd frames or plain tar, told apart by their first bytes, to chunks of
+    at most 1 MiB. Raises `DataError` naming ``what``, also when it expands to more than `FREE` and `TIMES` allow. A
+    truncated zstd stream just ends (python-zstandard's reader does not tell): the diff id is what notices it."""
     came, made = [0], 0
     for plain in _inflate(_counted(chunks, came), what):
         made += len(plain)

@@ -81,11 +81,8 @@ class LayeredTree:
         self._left_out: set[bytes] = set()
 
     def apply(self, reader: tar.ChunkReader) -> None:
-        """Apply one layer, read to its end; call `Writer.begin_layer` first where layers should share blocks.
-
-        Raises `DataError` for a malformed or hostile layer, or one that no EROFS image can hold; the tree is useless
-        then.
-        """
+        """Apply one layer, read to its end; call `Writer.begin_layer` first where layers should share blocks. Raises
+        `DataError` for a malformed or hostile layer, or one that no EROFS image can hold; the tree is useless then."""
         self._fresh = {}
         self._parent = None
         for entry in tar.entries(reader):
@@ -211,10 +208,8 @@ class LayeredTree:
 
     def _resolve(self, parts: list[bytes], *, make: bool = False) -> _Folder:
         """The folder that ``parts`` leads to, links followed inside the root; with ``make``, missing ones are made.
-
         `_Missing` when a part is not there, `DataError` when one is no directory, links go in circles, or one that
-        dangles would have to be made.
-        """
+        dangles would have to be made."""
         here = _Folder(self._tree.root)
         followed = 0
         for part in parts:

@@ -61,10 +61,8 @@ class Layout(Closing):
 
     def manifest(self, selector: str) -> tuple[bytes, Descriptor]:
         """The manifest or index of a name, tag or digest, verified, with its descriptor (media type empty: nobody
-        says); of the only image when none is said. Of several under one name, one for each platform, an index.
-
-        Raises `ConfigError` when there are several to choose from, `NotFoundError`, `DataError`.
-        """
+        says); of the only image when none is said. Of several under one name, one for each platform, an index. Raises
+        `ConfigError` when there are several to choose from, `NotFoundError`, `DataError`."""
         entry, *more = found = self._entries(selector)
         if more:
             body = msgspec.json.encode(Index(schema_version=2, manifests=tuple(found)))

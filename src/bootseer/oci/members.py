@@ -72,11 +72,9 @@ def _headers() -> type[_Header]:
 
 
 class Members(Closing):
-    """The members of the tar file ``path`` by their names, ``./a``, ``/a`` and ``a`` being one; of several the last.
-
-    A compressed file is decompressed to a temporary file first, in ``spool`` (default: where those are). Not safe for
-    use by several threads. Raises `NotFoundError`, and `DataError` when it is no archive.
-    """
+    """The members of the tar file ``path`` by their names, ``./a``, ``/a`` and ``a`` being one; of several the last. A
+    compressed file is decompressed to a temporary file first, in ``spool`` (default: where those are). Not safe for use
+    by several threads. Raises `NotFoundError`, and `DataError` when it is no archive."""
 
     def __init__(self, path: Path, spool: Path | None = None) -> None:
         self.path, self._spool = path, spool or Path(tempfile.gettempdir())

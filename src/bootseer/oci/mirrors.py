@@ -1,7 +1,5 @@
 """Which of a registry's mirrors is asked for what: one that fails rests, one that lacks a blob is asked for it once.
-
-Used by any number of threads; no request is made under the lock.
-"""
+Used by any number of threads; no request is made under the lock."""
 
 from __future__ import annotations
 

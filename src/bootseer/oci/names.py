@@ -14,10 +14,8 @@ T = TypeVar("T")
 def chosen(images: Iterable[tuple[Collection[str], T]], wanted: str, where: str) -> list[T]:
     """The images, each with its names, that ``wanted`` names: exactly, else by a name that means the same (``x:1`` is
     ``docker.io/library/x:1``), else by its tag alone; when it is empty, the only image or the one named ``latest``.
-
     Several are found only under one name: one for each platform. Raises `ConfigError` when there are others to choose
-    from, `NotFoundError`.
-    """
+    from, `NotFoundError`."""
     rows = list(images)
     names = {name for has, _ in rows for name in has}
     if not wanted and len({frozenset(has) for has, _ in rows}) == 1:

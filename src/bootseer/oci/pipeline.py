@@ -31,9 +31,8 @@ _STREAMS = 3
 _POLL = 0.2
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(step, done, total)`` in bytes (total 0: unknown), from any thread; cheap and never raising.
-
-Steps are ``download`` (compressed) and, of a conversion, ``convert`` (data of the tree) and ``publish`` (as stored).
-They overlap."""
+Steps, which overlap: ``download`` (compressed) and, of a conversion, ``convert`` (data of the tree), ``publish`` (as
+stored)."""
 
 
 class Stopped(Exception):
@@ -41,10 +40,8 @@ class Stopped(Exception):
 
 
 class Layers(Closing):
-    """Opens an image's layers for reading in order, downloading some ahead into files under ``spool``.
-
-    `FullError` when the disk of ``spool`` has not room for these and ``more`` bytes.
-    """
+    """Opens an image's layers for reading in order, downloading some ahead into files under ``spool``. `FullError` when
+    the disk of ``spool`` has not room for these and ``more`` bytes."""
 
     def __init__(self, image: Image, spool: Path, *, more: int = 0, progress: Progress | None = None) -> None:
         self._image = image
@@ -66,11 +63,9 @@ class Layers(Closing):
                 self._start(self._download, "download")
 
     def apply(self, index: int, put: Callable[[Iterator[bytes]], None], doing: str) -> None:
-        """Give the plain tar bytes of layer ``index`` to ``put``, which consumes them; call in order.
-
-        Raises `DataError` naming the layer when its digest, size, compression or diff id is wrong, and for what ``put``
-        raises: ``doing`` is a verb.
-        """
+        """Give the plain tar bytes of layer ``index`` to ``put``, which consumes them; call in order. Raises
+        `DataError` naming the layer when its digest, size, compression or diff id is wrong, and for what ``put``
+        raises: ``doing`` is a verb."""
         what = f"layer {self._image.layers[index].digest} of {self._image.ref}"
         try:
             put(self._tar_chunks(index, what))

@@ -53,10 +53,8 @@ _turns: dict[str, list[threading.Lock]] = {}
 
 
 def turn(name: str, kind: str) -> threading.Lock:
-    """The lock of ``name``, shared with some others of its ``kind``: threads that write the same go one by one.
-
-    Nobody may take two of one kind. A ``key`` of a store may take an ``index``, not the other way round.
-    """
+    """The lock of ``name``, shared with some others of its ``kind``: threads that write the same go one by one. Nobody
+    may take two of one kind. A ``key`` of a store may take an ``index``, not the other way round."""
     locks = _turns.setdefault(kind, [threading.Lock() for _ in range(64)])
     return locks[hash(name) % len(locks)]
 

@@ -1,4 +1,2 @@
-"""SASL: how this process and the daemons of a secured cluster prove who they are, and what protects their bytes then.
-
-`negotiation` is the login at a NameNode, `transfer` at a DataNode; `gssapi` proves by a ticket, `digest` by a token.
-"""
+"""SASL: how this process and the daemons of a secured cluster prove who they are, and what protects their bytes then:
+`negotiation` at a NameNode, `transfer` at a DataNode; `gssapi` proves by a ticket, `digest` by a token."""

@@ -1,7 +1,5 @@
 """DIGEST-MD5 (RFC 2831), the client's side: both sides prove that they know the password of a token, which is not sent.
-
-Its ciphers are 3des and rc4, of which rc4 is the quicker by far. They, and the MD5, are Hadoop's choice, not ours.
-"""
+Its ciphers are 3des and rc4, of which rc4 is the quicker by far. They, and the MD5, are Hadoop's choice, not ours."""
 
 from __future__ import annotations
 

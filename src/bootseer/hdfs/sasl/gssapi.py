@@ -152,10 +152,8 @@ class _Given(_Buffer):
 
 class Kerberos:
     """A login at the service ``name``: ``primary/host@REALM``, or ``primary@host`` where its realm is not known.
-
     ``tickets``: where they are, "": where the library looks by itself. ``seconds``: for which a KDC may be waited for,
-    at most `KDC`.
-    """
+    at most `KDC`."""
 
     def __init__(self, name: str, qops: Sequence[str], tickets: str = "", seconds: float = KDC) -> None:
         self._process, self._turn = os.getpid(), threading.Lock()

@@ -90,10 +90,8 @@ class Mechanism(Seal, Protocol):
 
 
 def qops(setting: str, name: str = "hadoop.rpc.protection") -> Sequence[str]:
-    """What a site's setting allows (``authentication``, ``integrity,privacy``), and what is stronger than all of that.
-
-    "": everything. `ConfigError` for other words: nobody knows how strong they were meant.
-    """
+    """What a site's setting allows (``authentication``, ``integrity,privacy``), and what is stronger than all of that;
+    "": everything. `ConfigError` for other words: nobody knows how strong they were meant."""
     words = [each.strip().lower() for each in setting.split(",") if each.strip()]
     if unknown := [word for word in words if word not in _NAMES]:
         raise ConfigError(f"{name} has {unknown[0]!r}", hint=f"it is a list of {', '.join(_NAMES)}")

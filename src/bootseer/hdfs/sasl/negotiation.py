@@ -44,10 +44,7 @@ _resolvers = Workers()
 
 def log_in(connection: Connection, who: Identity) -> str:
     """Log in over a new connection to a NameNode; as whom, as a phrase. A token of somebody else than ``who`` acts for
-    is not used.
-
-    `LoginFailed`, `RemoteError`, `DataError`, and the errors of `nameservice.setting`.
-    """
+    is not used. `LoginFailed`, `RemoteError`, `DataError`, and the errors of `nameservice.setting`."""
     connection.send(_HELLO)
     told = _ask(connection, wire.RpcSasl(state=_NEGOTIATE))
     try:

@@ -52,11 +52,9 @@ class Token:
 
 
 def read(path: str) -> list[Token]:
-    """The tokens for NameNodes in the file ``path``; none when that is "".
-
-    Read anew each time, as who renews a token writes another one. `LoginFailed`: there is no such file, or it is
-    another one, or one that is just being written.
-    """
+    """The tokens for NameNodes in the file ``path``; none when that is "". Read anew each time, as who renews a token
+    writes another one. `LoginFailed`: there is no such file, or it is another one, or one that is just being
+    written."""
     if not path:
         return []
     why, hint, kind = f"{path} ({_VARIABLE}) is no token file", "hdfs fetchdt writes one", ConfigError

@@ -56,11 +56,9 @@ class KeyRefused(LoginFailed):
 
 
 class Guard:
-    """How connections to the DataNodes of a cluster begin.
-
-    ``secured``: whether its NameNode wanted a login. ``ask``: asks it for the key for all transfers until a time
-    (monotonic seconds); None where the cluster does not encrypt them.
-    """
+    """How connections to the DataNodes of a cluster begin. ``secured``: whether its NameNode wanted a login. ``ask``:
+    asks it for the key for all transfers until a time (monotonic seconds); None where the cluster does not encrypt
+    them."""
 
     def __init__(self, secured: Callable[[], bool], ask: Callable[[float], wire.DataKey | None]) -> None:
         self.secured, self._ask = secured, ask
