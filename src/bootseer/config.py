@@ -1,8 +1,6 @@
 """Settings of this node: one typed object, one TOML file, environment overrides; ``bootseer doctor --settings`` prints.
-
 Order, later wins: defaults, the file (``$BOOTSEER_CONFIG`` or ``/etc/bootseer.toml``), environment variables
-(``BOOTSEER_CACHE_DIR`` and so on: the field's name in capitals).
-"""
+(``BOOTSEER_CACHE_DIR`` and so on: the field's name in capitals)."""
 
 from __future__ import annotations
 

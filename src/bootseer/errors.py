@@ -1,8 +1,6 @@
-"""Errors a user can meet: one line that says what failed, on what, and what to do, with a documented exit code.
-
-Exit codes follow BSD ``sysexits.h``, so that they do not collide with the codes training commands usually return. The
-table in ``docs/reference/exit-codes.md`` is checked against this module by a test.
-"""
+"""Errors a user can meet: one line that says what failed, on what, and what to do, with a documented exit code: those
+of BSD ``sysexits.h``, which training commands usually do not return. The table in ``docs/reference/exit-codes.md`` is
+checked against this module by a test."""
 
 from __future__ import annotations
 
@@ -14,11 +12,9 @@ from typing import ClassVar
 
 
 class BootseerError(Exception):
-    """Base of every error bootseer raises on purpose.
-
-    ``message`` says what failed and on what; ``hint`` (optional) says what to do about it. Neither ends with a full
-    stop. The command line prints ``bootseer: <message>; <hint>`` and exits with ``exit_code``.
-    """
+    """Base of every error bootseer raises on purpose. ``message`` says what failed and on what; ``hint`` (optional)
+    what to do about it; neither with a full stop. The command line prints ``bootseer: <message>; <hint>`` and exits
+    with ``exit_code``."""
 
     exit_code: ClassVar[int] = 70
 
@@ -45,10 +41,8 @@ class NotFoundError(BootseerError):
 
 
 class UnavailableError(BootseerError):
-    """A server did not answer within its deadline, or refused the connection.
-
-    ``retry_after``: seconds after which it asked to be asked again, if it said so.
-    """
+    """A server did not answer within its deadline, or refused the connection. ``retry_after``: seconds after which it
+    asked to be asked again, if it said so."""
 
     exit_code = 69
 

@@ -1,10 +1,7 @@
-"""Named points at which tests make a step fail: ``faults.point("store.put.before-publish")``.
-
-A point does nothing unless ``BOOTSEER_FAULTS`` is set, as a comma-separated list of ``name=action``; actions are
-``kill`` (SIGKILL to this process), ``stop`` (SIGSTOP, until somebody sends SIGCONT), ``enospc``, ``eio`` (raise that
-`OSError`), and ``sleep:SECONDS``.
-``name=action@3`` acts on the third visit only.
-"""
+"""Named points at which tests make a step fail: ``faults.point("store.put.before-publish")``. A point does nothing
+unless ``BOOTSEER_FAULTS`` is set, as a comma-separated list of ``name=action``; actions are ``kill`` (SIGKILL to this
+process), ``stop`` (SIGSTOP, until somebody sends SIGCONT), ``enospc``, ``eio`` (raise that `OSError`), and
+``sleep:SECONDS``. ``name=action@3`` acts on the third visit only."""
 
 from __future__ import annotations
 

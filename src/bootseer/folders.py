@@ -1,8 +1,5 @@
-"""Our own folders on a node that others use, too.
-
-Private folders: others can neither enter nor replace them. Owned folders: they belong to a running process, and are
-known again when it was killed.
-"""
+"""Our own folders on a node that others use, too. Private folders: others can neither enter nor replace them. Owned
+folders: they belong to a running process, and are known again when it was killed."""
 
 from __future__ import annotations
 
@@ -79,11 +76,8 @@ def trusted(path: Path) -> Path:
 
 def settled(path: Path) -> Path:
     """``path`` without links, for root to use by name: nobody else can lead it elsewhere. What is missing of it stays
-    as it is written.
-
-    Raises `ConfigError` when somebody else could put another file, folder or link in its place, or in that of a folder
-    or a link on the way, as far as owners and modes of the folders say.
-    """
+    as it is written. Raises `ConfigError` when somebody else could put another file, folder or link in its place, or in
+    that of a folder or a link on the way, as far as owners and modes of the folders say."""
     todo, real, links = list(reversed(path.absolute().parts[1:])), Path("/"), 0
     while todo:
         part, found = todo.pop(), os.stat(real)

@@ -1,8 +1,5 @@
-"""Commands in an image as an ordinary user: `become` one, or `run` one to its end.
-
-Concurrency: `run` has a process of its own for the command, which it becomes (`kernel.enter`), and waits for it in the
-caller's thread.
-"""
+"""Commands in an image as an ordinary user: `become` one, or `run` one to its end. `run` has a process of its own for
+the command, which it becomes (`kernel.enter`), and waits for it in the caller's thread."""
 
 from __future__ import annotations
 
@@ -82,13 +79,10 @@ def become(command: Command, parent: int = 0) -> NoReturn:
 
 
 def run(command: Command, *, stop_grace: float | None = None, stdin: bool = True) -> int:
-    """Run the command to its end and return its exit code (128+n: signal n). Streams are the caller's, but for an
-    input that is no terminal where ``stdin`` is false; signals are passed on (in the main thread). ``stop_grace``:
-    seconds after SIGINT or SIGTERM until it is killed.
-
-    What it leaves in its process group is killed. Raises `NotFoundError` when the image has no such command, and what
-    `become` raises.
-    """
+    """Run the command to its end and return its exit code (128+n: signal n). Streams are the caller's, but for an input
+    that is no terminal where ``stdin`` is false; signals are passed on (in the main thread). ``stop_grace``: seconds
+    after SIGINT or SIGTERM until it is killed. What it leaves in its process group is killed. Raises `NotFoundError`
+    when the image has no such command, and what `become` raises."""
     try:
         document = msgspec.json.encode((os.getpid(), command))
     except UnicodeEncodeError as exc:

@@ -1,12 +1,10 @@
 """Types of messages and documents: what msgspec must know before it decodes one.
 
 msgspec builds what it knows of a struct or a named tuple when it is decoded for the first time, and shows it to other
-threads half built: two threads that decode the same type for the first time end the process. So each call that decodes
-or converts names its type through `known`; ``tests/unit/test_wiretypes.py`` finds one that does not.
-
-Readers of documents raise `RecursionError`, which is no `ValueError`, for one that is nested deeply. So documents are
-read through `json_as` and `loaded`; the same test finds one that is not.
-"""
+threads half built: two threads that do so end the process. So each call that decodes or converts names its type through
+`known`; ``tests/unit/test_wiretypes.py`` finds one that does not. Readers of documents raise `RecursionError`, which is
+no `ValueError`, for one that is nested deeply. So documents are read through `json_as` and `loaded`; the same test
+finds one that is not."""
 
 from __future__ import annotations
 

@@ -186,10 +186,8 @@ class Registry(Closing):
         return body, describe(body, kind, f"manifest of {what}")
 
     def head_manifest(self, selector: str, *, retries: int | None = None) -> Descriptor:
-        """Media type, digest and size of the manifest, without its bytes; the digest is the registry's word.
-
-        A mirror is not asked: this says whether the registry itself lets us in.
-        """
+        """Media type, digest and size of the manifest, without its bytes; the digest is the registry's word. A mirror
+        is not asked: this says whether the registry itself lets us in."""
         what = f"image {self._named(selector)}"
         headers = {"Accept": ", ".join(MANIFEST_TYPES)}
         path = f"/manifests/{selector}"
@@ -276,11 +274,8 @@ class Registry(Closing):
         return True
 
     def put_manifest(self, body: bytes, media_type: str, selector: str) -> str:
-        """Store a manifest under a tag or its digest; returns the digest after reading it back.
-
-        A manifest with a ``subject`` is also entered in the fallback index of that subject where the registry does not
-        say that it did so itself.
-        """
+        """Store a manifest under a tag or its digest; returns the digest after reading it back. One with a ``subject``
+        is also entered in the fallback index of that subject where the registry does not say that it did so itself."""
         what = f"manifest of {self._named(selector)}"
         indexed = self.store_manifest(body, media_type, selector)
         digest = digest_of(body)

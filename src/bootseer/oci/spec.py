@@ -171,10 +171,7 @@ def decode(data: bytes, kind: type[T], what: str) -> T:
 
 def describe(body: bytes, media_type: str, what: str) -> Descriptor:
     """Of the manifest or index ``body``, whose media type is ``media_type`` to who gave it (empty: nobody says).
-
-    `DataError` when the document says otherwise, or can be read as a manifest and as an index (CVE-2021-41190): one
-    digest would name two images.
-    """
+    `DataError` when the document says otherwise, or can be read as a manifest and as an index (CVE-2021-41190)."""
     found = decode(body, Document, what)
     if media_type and found.media_type not in ("", media_type):
         raise DataError(f"{what} was given as {media_type!r} and calls itself {found.media_type!r}")

@@ -95,10 +95,8 @@ class ChunkReader:
 
 
 def entries(reader: ChunkReader) -> Iterator[Entry]:
-    """The members in order. The caller must consume exactly ``entry.size`` bytes of `reader` before the next one.
-
-    Padding is skipped here. Raises `DataError` for anything malformed.
-    """
+    """The members in order. The caller must consume exactly ``entry.size`` bytes of `reader` before the next one;
+    padding is skipped here. Raises `DataError` for anything malformed."""
     try:
         yield from _entries(reader)
     except KeyError as exc:

@@ -92,9 +92,8 @@ class Answer(Closing):
 
 
 class Transport:
-    """Connections to any number of hosts. ``close`` drops the idle ones; later requests still work.
-
-    ``named``: see `connect.connect`."""
+    """Connections to any number of hosts. ``close`` drops the idle ones; later requests still work. ``named``: see
+    `connect.connect`."""
 
     def __init__(self, named: Container[str] | None = None) -> None:
         self.named = named
@@ -120,11 +119,9 @@ class Transport:
         body: bytes | FilePart | None = None,
         patience: float | None = None,
     ) -> Answer:
-        """One request, no redirects followed; ``patience`` seconds (default ``STALL``) until the answer begins;
-        where that is less than ``STALL`` it limits each stretch of the body as well.
-
-        Raises `TransportError`. A kept connection that turns out dead is replaced by a new one, unseen.
-        """
+        """One request, no redirects followed; ``patience`` seconds (default ``STALL``) until the answer begins; where
+        that is less than ``STALL`` it limits each stretch of the body as well. Raises `TransportError`. A kept
+        connection that turns out dead is replaced by a new one, unseen."""
         origin = Origin.of(url)
         proxy = connect.proxy_for(origin.scheme, origin.host)
         path = url if proxy and origin.scheme == "http" else target(url)

@@ -1,8 +1,6 @@
-"""Uploading blobs: small ones in one request, large ones in pieces that are resumed, or begun again.
-
-A piece that broke off is resumed where the registry says it is; a registry that cannot say (docker-registry 2.8 keeps
-the offset in the upload's own URL) gets the blob from its beginning.
-"""
+"""Uploading blobs: small ones in one request, large ones in pieces. One that broke off is resumed where the registry
+says it is; a registry that cannot say (docker-registry 2.8 keeps the offset in the upload's own URL) gets the blob from
+its beginning."""
 
 from __future__ import annotations
 

@@ -88,10 +88,8 @@ def onward(url: str, location: str) -> str:
 
 
 def secured(url: str, there: str) -> str:
-    """``there``, with TLS when ``url`` has it and both are of one host; empty when it would lead elsewhere without.
-
-    Registries behind a balancer that ends TLS often name themselves ``http``.
-    """
+    """``there``, with TLS when ``url`` has it and both are of one host (registries behind a balancer that ends TLS
+    often name themselves ``http``); empty when it would lead elsewhere without."""
     ours, theirs = Origin.of(url), Origin.of(there)
     if ours.scheme != "https" or theirs.scheme == "https":
         return there

@@ -38,10 +38,8 @@ def write_layout(
     packers: Sequence[tuple[str, Packer]] = (),
 ) -> str:
     """Write an image of ``layers`` (uncompressed tar files, or folders), bottom first, to the OCI layout ``folder``.
-
     ``packers``: of each layer the end of its media type and what compresses it; none: gzip. Adds to a layout that is
-    there already; ``tag`` moves. Returns the manifest's digest; same input gives same bytes.
-    """
+    there already; ``tag`` moves. Returns the manifest's digest; same input gives same bytes."""
     os_name, arch = spec.host_platform().split("/")
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,6 @@
 """What a free thread of the fetcher fetches: what readers wait for, then the hot stream, then the hot list, then
-everything else in a quiet moment.
-
-Bookkeeping without threads, locks or clocks; the fetcher calls it under its lock and hands the time in.
-"""
+everything else in a quiet moment. Bookkeeping without threads, locks or clocks; the fetcher calls it under its lock and
+hands the time in."""
 
 from __future__ import annotations
 

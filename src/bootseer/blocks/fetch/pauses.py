@@ -1,7 +1,5 @@
-"""When a source that did not answer is asked again.
-
-Pure policy without threads or clocks: the fetcher calls it under its lock and hands the time in.
-"""
+"""When a source that did not answer is asked again. Pure policy without threads or clocks: the fetcher calls it under
+its lock and hands the time in."""
 
 from __future__ import annotations
 

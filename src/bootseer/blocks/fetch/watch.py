@@ -24,10 +24,8 @@ _SILENCE = 10.0
 
 
 class Flight:
-    """A request to the source, for what is left of ``batch``. ``stream``: whose range it is, if any.
-
-    ``skipped``: the stream goes on without it. ``abandoned``: nobody waits for its thread either.
-    """
+    """A request to the source, for what is left of ``batch``. ``stream``: whose range it is, if any. ``skipped``: the
+    stream goes on without it. ``abandoned``: nobody waits for its thread either."""
 
     def __init__(self, batch: Batch, stream: HotStream | None, now: float, brought: int) -> None:
         self.batch = batch
