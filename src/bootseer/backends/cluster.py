@@ -83,8 +83,6 @@ class HdfsBackend(Backend):
     def space(self) -> tuple[int, int]:
         return self.namenode().space()
 
-    # -- names ------------------------------------------------------------------------------------------------------
-
     def _status(self, path: str) -> FileStatus:
         names, full = self.namenode(), self.full(path)
         if (status := names.info(full)) is None:
@@ -159,8 +157,6 @@ class HdfsBackend(Backend):
     def replicate(self, path: str, copies: int) -> None:
         if self._status(path).replication < copies:
             self.namenode().set_replication(self.full(path), copies)
-
-    # -- bytes ------------------------------------------------------------------------------------------------------
 
     def open(self, path: str, *, pinned: bool = False) -> Source:
         full = self.full(path)

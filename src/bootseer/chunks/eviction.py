@@ -215,9 +215,6 @@ def _bytes(value: float, size: int) -> int:
     return int(value * size) if value <= 1 else int(value)
 
 
-# -- single steps --------------------------------------------------------------------------------------------------
-
-
 def _cold_blocks(owned: OwnedFolder, blocks: Blocks, need: int) -> list[int]:
     """Ready blocks that starts do not touch, from the end of the file, until they hold ``need`` bytes; none when that
     is not known."""

@@ -140,8 +140,6 @@ class Images:
                 hint=f"remove it (crictl rmi {layer.image}) and pull it again",
             ) from exc
 
-    # -- trees ---------------------------------------------------------------------------------------------------------
-
     def _mounted(self, snapshot: Snapshot, digest: str) -> Path:
         target, config = self._trees / digest, self._config
         with self._alone(digest):
@@ -194,8 +192,6 @@ class Images:
         """Held while the tree ``digest`` is mounted or unmounted."""
         with self._guard:
             return self._busy[digest]
-
-    # -- the long way --------------------------------------------------------------------------------------------------
 
     def _unpacked(self, snapshot: Snapshot, layer: Layer) -> Path:
         """Unpack the layers that ``layer`` names, as its manifest lists them, from where the image was pulled."""

@@ -48,8 +48,6 @@ class Service:
         self._ignored: dict[str, float] = {}
         self._index_off = Path("/sys/module/overlay/parameters/index").exists()
 
-    # -- what is made --------------------------------------------------------------------------------------------------
-
     async def prepare(self, request: messages.CreateRequest) -> messages.MountsResponse:
         """A writable snapshot. For a layer of a converted image `ExistsError`: containerd need not pull it."""
         layer = _layer(request)
@@ -114,8 +112,6 @@ class Service:
             options += [f"workdir={self._snapshots.work(snapshot)}", f"upperdir={self._snapshots.files(snapshot)}"]
         options.append(f"lowerdir={':'.join(below)}")
         return messages.MountsResponse(mounts=[messages.Mount(type="overlay", source="overlay", options=options)])
-
-    # -- what is known -------------------------------------------------------------------------------------------------
 
     async def commit(self, request: messages.CommitRequest) -> messages.Empty:
         await asyncio.to_thread(self._snapshots.commit, request.key, request.name, dict(request.labels))

@@ -124,8 +124,6 @@ class Snapshots:
             kind = FullError if exc.sqlite_errorcode == sqlite3.SQLITE_FULL else BootseerError
             raise kind(f"cannot use {self.root}/state.db: {exc}", hint="look at its disk") from None
 
-    # -- snapshots -----------------------------------------------------------------------------------------------------
-
     def create(self, name: str, parent: str, kind: Kind, labels: Mapping[str, str], like: Path | None) -> Snapshot:
         """A new snapshot with a folder, whose ``fs`` has owner and mode of the folder ``like``. Raises `ExistsError`,
         `MissingError` (no such parent), `StateError` (it is not committed)."""
@@ -243,8 +241,6 @@ class Snapshots:
             )
             return self._get(name)
 
-    # -- folders -------------------------------------------------------------------------------------------------------
-
     def files(self, snapshot: Snapshot) -> Path:
         """Where its own files are."""
         return self._folders / snapshot.folder / "fs"
@@ -288,8 +284,6 @@ class Snapshots:
                     found = os.lstat(os.path.join(base, name))
                     seen[found.st_dev, found.st_ino] = found.st_blocks * 512
         return sum(seen.values()), len(seen)
-
-    # -- converted images ----------------------------------------------------------------------------------------------
 
     def record(self, manifest: str) -> bytes | None:
         """The stored form of the image record that was kept, or None."""

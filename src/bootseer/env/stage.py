@@ -143,8 +143,6 @@ class _Stage:
         where a snapshot of this key tells."""
         return max(_LEAST_PATIENCE, _TIMES * look.nearest.seconds) if look.nearest else self.spec.wait
 
-    # -- before -----------------------------------------------------------------------------------------------------
-
     def _standing(self) -> overlay.Group | None:
         """The group that already shows this key's result; another one that covers the targets is taken down. Raises
         `InUseError` when other processes use that one."""
@@ -177,8 +175,6 @@ class _Stage:
             log.log(level, "removing the overlay of snapshot %s, with what was written to it", record.key[:12])
             group.take_down()
         return None
-
-    # -- restore ----------------------------------------------------------------------------------------------------
 
     def _restored(self, look: Lookup, unpacking: bool) -> EnvResult | None:
         """Restore what was found; None, with the reason in ``look``, when the command has to run instead."""

@@ -65,8 +65,6 @@ class Reader:
         """Bytes of metadata: bounds what can be in it."""
         return len(self._meta)
 
-    # -- names ---------------------------------------------------------------------------------------------------
-
     @property
     def root(self) -> Inode:
         found = self.inode(self._super.root)
@@ -151,8 +149,6 @@ class Reader:
             if len(here) > _MAX_PATH or letters < 0:
                 raise DataError("bad EROFS image: its paths are absurdly long")
             found = self.inode(entry.nid)
-
-    # -- contents ------------------------------------------------------------------------------------------------
 
     def readlink(self, inode: Inode) -> bytes:
         if not inode.is_symlink or not 0 < inode.size < _MAX_LINK:

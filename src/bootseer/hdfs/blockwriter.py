@@ -168,8 +168,6 @@ class BlockWriter:
     def _block(self, length: int) -> Block:
         return self._located.block._replace(length=length)
 
-    # -- recovery -------------------------------------------------------------------------------------------------
-
     def _drain(self, left: int) -> None:
         """Wait until at most ``left`` bytes are unacknowledged, whatever pipelines that takes."""
         while True:

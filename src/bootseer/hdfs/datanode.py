@@ -253,8 +253,6 @@ class _Reader:
         self._data, self._sums = 0, 0  # bytes of the packet whose header was read last
         self._single = False  # packets are not as foreseen
 
-    # -- request and answer ---------------------------------------------------------------------------------------
-
     def receive(self) -> bool:
         """Ask for the range and receive all of it. Whether the connection serves another read."""
         self._connection.send(self._request())
@@ -324,8 +322,6 @@ class _Reader:
         self._at = told.chunk_offset
         if not self._begin - self._step < self._at <= self._begin or self._begin - self._at > _MOST:
             raise _Malformed(f"it begins at {self._at}")
-
-    # -- packets --------------------------------------------------------------------------------------------------
 
     def _take(self, raw: memoryview) -> bool:
         """Look at the next packet's header; False when it is the empty packet at the end."""

@@ -56,9 +56,6 @@ def status_text(status: int) -> str:
     return _STATUS.get(status, f"status {status}")
 
 
-# -- Hadoop RPC -------------------------------------------------------------------------------------------------------
-
-
 def frame(*messages: Message) -> bytes:
     """The messages, each behind its length, behind the length of all."""
     body = b"".join(map(delimited, messages))

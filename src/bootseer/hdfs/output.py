@@ -118,8 +118,6 @@ class FileOutput(NewFile):
         self._packet = min(-(-PACKET // step) * step, self.block_size)
         self._terms = Terms(self.namenode.client_name, self.block_size, step)
 
-    # -- writing --------------------------------------------------------------------------------------------------
-
     def _write(self, data: bytes | bytearray | memoryview) -> int:
         """`bytes`, and views of them, are not copied."""
         view = kept(data)
@@ -265,8 +263,6 @@ class FileOutput(NewFile):
             raise
         finally:
             block.close()
-
-    # -- the end --------------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         self._flush()

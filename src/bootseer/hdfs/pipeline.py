@@ -217,8 +217,6 @@ class Pipeline:
         except DataError:
             raise Broken(f"{self.nodes[0].address} {else_}", (0,)) from None
 
-    # -- sending --------------------------------------------------------------------------------------------------
-
     def send(self, packet: Packet) -> None:
         """Send ``packet`` whole; acknowledgements that arrive meanwhile are taken."""
         self._begin_waiting()
@@ -274,8 +272,6 @@ class Pipeline:
             if count:
                 views[0] = views[0][count:]
         self.used = time.monotonic()
-
-    # -- receiving ------------------------------------------------------------------------------------------------
 
     def _wait(self, events: int) -> int:
         """Wait for ``events`` of the socket, and look after the DataNodes when nothing comes."""

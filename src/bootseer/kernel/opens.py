@@ -192,8 +192,6 @@ class Opens:
                 self.seen[os.readlink("/proc/self/fd/0")] = state
                 self.read.add(state.file)
 
-    # -- mounts -----------------------------------------------------------------------------------------------------
-
     def _look(self, *, first: bool = False) -> None:
         """Mark all mounts that are there: a new one may look just as one that is gone."""
         found = list(mounts.entries())
@@ -244,8 +242,6 @@ class Opens:
 
     def _is_ignored(self, target: str) -> bool:
         return (target + "/").startswith(self._ignored)
-
-    # -- events -----------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
         events, wake, told = self._fds["events"], self._fds["wake"], self._fds.get("told", -1)

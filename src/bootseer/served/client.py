@@ -139,9 +139,6 @@ def _forget_logs(base: Path) -> None:
                 path.unlink()
 
 
-# -- the end -----------------------------------------------------------------------------------------------------------
-
-
 def unmount(target: Path, ours: Callable[[], bool] = lambda: True, *, users: str = "keep it until they end") -> None:
     """Unmount what is on ``target`` as long as it is ``ours``; lazily, with a log line, when it stays in use.
     ``users``: what becomes of them then."""

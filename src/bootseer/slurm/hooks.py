@@ -56,9 +56,6 @@ def _log_to(path: Path, who: str) -> None:
     logging.basicConfig(level=logging.INFO, filename=path, format=form)
 
 
-# -- the hooks ---------------------------------------------------------------------------------------------------------
-
-
 def _prolog(argv: list[str]) -> None:
     seconds, began = map(float, argv)
     if not comment.concerns_us(os.environ.get("SLURM_JOB_COMMENT", "")):
@@ -117,9 +114,6 @@ def _ended(worker: subprocess.Popen[bytes], seconds: float) -> bool:
         worker.wait(max(0.0, seconds))
         return True
     return False
-
-
-# -- their work --------------------------------------------------------------------------------------------------------
 
 
 def _mount(argv: list[str]) -> None:

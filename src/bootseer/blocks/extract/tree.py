@@ -254,8 +254,6 @@ class Extraction:
         if whole:
             self._place(file)
 
-    # -- single files --------------------------------------------------------------------------------------------
-
     def _at(self, path: bytes) -> bytes:
         return os.path.join(self._dest, path) if path else self._dest
 

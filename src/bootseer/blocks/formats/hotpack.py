@@ -126,9 +126,6 @@ def shape_of(raw: bytes) -> tuple[int, int]:
     return int(count), int(per_frame)
 
 
-# -- names in a store ----------------------------------------------------------------------------------------------
-
-
 def pack_key(folder: str, digest: str) -> str:
     """The store key of the hot pack whose bytes have this ``digest``, in the folder ``profiles/<tree>/<job>``."""
     return f"{folder}/hot-{digest}.pack"

@@ -86,8 +86,6 @@ class Digest:
             hint = "does the token belong to this cluster?"
             raise LoginFailed("the server does not know the password of the token", hint)
 
-    # -- messages -----------------------------------------------------------------------------------------------------
-
     def wrap(self, data: bytes) -> bytes:
         number = struct.pack(">I", self._sent)
         self._sent += 1

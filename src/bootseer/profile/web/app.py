@@ -276,8 +276,6 @@ class _Pages:
             self._streams[visitor] -= 1
             self._streams += Counter()  # without visitors that have none
 
-    # -- what went wrong ------------------------------------------------------------------------------------------
-
     def login(self, request: Request, why: str = "") -> Response:
         return self._page("login.html", request, 401, title="A token is needed", why=why)
 

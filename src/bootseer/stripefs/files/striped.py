@@ -123,8 +123,6 @@ class StripedFile(ChunkFile):
         name = self.pointer.stripe_path(self.path, chunk % self.geometry.width)
         return DataError(f"chunk {chunk} of {self.path} is damaged ({name})", hint="restore it from a copy")
 
-    # -- sectors --------------------------------------------------------------------------------------------------
-
     def apart(self, offset: int, size: int) -> bool:
         found = dict[int, int]()
         for chunk in range(offset // self.unit, -(-(offset + size) // self.unit)):

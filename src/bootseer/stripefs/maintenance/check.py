@@ -118,8 +118,6 @@ class _Check:
         for folder in self._folders.values():
             yield from self._folder(folder)
 
-    # -- manifests ------------------------------------------------------------------------------------------------
-
     def _read_commit(self, store: Backend, folder: str) -> Commit:
         full = join(self._base, folder) if store is self._backend else folder
         try:
@@ -155,8 +153,6 @@ class _Check:
             found = (pointer.size, pointer.uuid) if pointer else (seen.entries[name].size, "")
             if name not in seen.damaged and found != (file.size, file.uuid):
                 yield _finding("commit-other-file", path, f"changed after {where} was written")
-
-    # -- one folder -----------------------------------------------------------------------------------------------
 
     def _folder(self, folder: Folder) -> Iterator[Finding]:
         striped = [it for name, pointer in folder.pointers.items() for it in self._pointer(folder, name, pointer)]
@@ -282,8 +278,6 @@ class _Check:
         """Seconds since anything of the set ``uuid`` was modified."""
         stripes = [*folder.stripes.get(uuid, {}).values(), *folder.trash.get(uuid, {}).values()]
         return self._now - max(entry.mtime for entry in stripes + folder.temporaries.get(uuid, []))
-
-    # -- one striped file -----------------------------------------------------------------------------------------
 
     def _pointer(self, folder: Folder, name: str, pointer: Pointer) -> Iterator[Finding]:
         path, owners = join(folder.path, name), folder.owners(pointer.uuid)
