@@ -48,7 +48,7 @@ def copy(url: str, destination: Path) -> None:
 
 @contextlib.contextmanager
 def nydus_rootfs(ref: str, rootfs: Path) -> Iterator[oci.Image]:
-    """Stands in for `bootseer.launch.whole.unpacked`: the image served by nydusd, writable by an overlay."""
+    """Stands in for `bootseer.launch.node.unpacked`: the image served by nydusd, writable by an overlay."""
     work = Path(os.environ["BOOTSEER_CACHE_DIR"], "nydus")  # what is in its cache stays on the node
     work.mkdir(exist_ok=True)
     upper, inner = rootfs.with_name("upper"), rootfs.with_name("inner")

@@ -24,7 +24,7 @@ _DEADLINE = 3600.0
 
 @contextlib.contextmanager
 def containerd_rootfs(ref: str, rootfs: Path) -> Iterator[oci.Image]:
-    """Stands in for `bootseer.launch.whole.unpacked`: pulled and unpacked by containerd, mounted writable."""
+    """Stands in for `bootseer.launch.node.unpacked`: pulled and unpacked by containerd, mounted writable."""
     ctr = ["ctr", "--address", os.environ["BENCH_CONTAINERD"], "images"]
     run([*ctr, "pull", "--plain-http", ref], deadline=_DEADLINE)
     rootfs.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def containerd_rootfs(ref: str, rootfs: Path) -> Iterator[oci.Image]:
 
 
 def copy_checkpoint(url: str, destination: Path) -> None:
-    """Stands in for `bootseer.launch.whole.copy_checkpoint`."""
+    """Stands in for `bootseer.launch.checkpoint.copy_checkpoint`."""
     destination.mkdir(parents=True, exist_ok=True)
     client = shlex.split(os.environ["BENCH_HDFS_CLIENT"])
     run([*client, "-get", "-f", "-t", "4", f"{url.rstrip('/')}/*", str(destination)], deadline=_DEADLINE)

@@ -17,10 +17,11 @@ from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError
 from bootseer.launch.identity import Identity
 from bootseer.launch.job import CheckpointTable
-from bootseer.launch.whole import copy_checkpoint
 from bootseer.objects import open_store
 from bootseer.profile import emit
+from bootseer.stripefs import localcopy
 from bootseer.stripefs.checkpoint import access, jobaccess
+from bootseer.stripefs.checkpoint.commit import NAME as COMMIT
 
 log = logging.getLogger(__name__)
 
@@ -123,3 +124,15 @@ class CheckpointStage:
 
 def _below(url: str, name: str | None) -> str:
     return f"{url.rstrip('/')}/{name}" if name else url
+
+
+def copy_checkpoint(url: str, destination: Path) -> None:
+    """Copy every file below ``url``, striped or plain, into the folder ``destination``. Raises `NotFoundError` where
+    there is none, `DataError` for bytes that are not those of its COMMIT."""
+    fs = stripefs.open_fs(url, shown=True)
+    names = fs.files()
+    if COMMIT in names:
+        fs.checkpoint("")  # else a file that is missing would not be missed
+    for target, name in ((destination / name, name) for name in names if name != COMMIT):
+        localcopy.folder(target.parent)
+        fs.get(name, target)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bootseer import env, fsmount, image
+from bootseer import env, fsmount, image, oci
 from bootseer.blocks import tree
 from bootseer.config import Config
 from bootseer.env import cachekey, cachekinds
@@ -39,7 +39,6 @@ from bootseer.launch.job import CachesTable, EnvTable, Job
 from bootseer.launch.leftovers import CHECKPOINT, EVENTS, ROOTFS, sweep
 from bootseer.launch.ready import ReadyWatch
 from bootseer.launch.turn import until_hot
-from bootseer.launch.whole import unpacked
 from bootseer.node.client import in_daemon_cgroup
 from bootseer.objects import lease
 from bootseer.profile import emit
@@ -423,6 +422,14 @@ def _jobs_events(folder: Path, name: str) -> Path:
         file.touch()
         file.chmod(0o666)
     return file
+
+
+@contextlib.contextmanager
+def unpacked(ref: str, rootfs: Path) -> Iterator[oci.Image]:
+    """The image ``ref``, pulled and unpacked into the folder ``rootfs``."""
+    with oci.open_image(ref) as pulled:
+        oci.unpack(pulled, rootfs)
+    yield pulled
 
 
 def _convert(ref: str, config: Config) -> None:
