@@ -39,7 +39,7 @@ def test_a_write_that_neither_spool_nor_store_could_take_is_not_taken_the_next_t
     with fs.open("f") as stored:
         assert stored.read(0, stored.size) == bytes(PIECE) * 2
     file.discard()
-    assert spools.take(1500)
+    assert spools.try_take(1500)
 
 
 def test_what_is_stored_is_read_on_after_an_append_that_failed(tmp_path, monkeypatch):
@@ -63,7 +63,7 @@ def test_what_is_stored_is_read_on_after_an_append_that_failed(tmp_path, monkeyp
     with fs.open("f") as stored:
         assert stored.read(0, stored.size) == b"b" * 5000 + bytes(PIECE)
     file.discard()
-    assert spools.take(100)
+    assert spools.try_take(100)
 
 
 def test_while_the_stored_bytes_are_fetched_for_an_append_the_size_is_that_of_all(tmp_path, monkeypatch):

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 from pathlib import Path
 from typing import IO
 
 from bootseer import faults
+from bootseer.backends.engine.memory import ByteBudget
 from bootseer.fsmount.record import SPOOLS
 
 
-class Spools:
+class Spools(ByteBudget):
     """The room that the spools of one mount share: ``limit`` bytes in ``folder``, which only this user can enter."""
 
     def __init__(self, folder: Path, limit: int = SPOOLS) -> None:
-        self.folder, self._left = folder, limit
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bool:
-        """``size`` bytes more (fewer, when negative); False: there is no room."""
-        with self._lock:
-            if size > self._left:
-                return False
-            self._left -= size
-            return True
+        super().__init__(limit)
+        self.folder = folder
 
 
 class Spool:
@@ -45,7 +37,7 @@ class Spool:
     def keep(self, offset: int, data: memoryview) -> bool:
         """Put ``data`` at ``offset``; False: there is no room."""
         more = max(0, offset + len(data) - self._taken)
-        if not self._spools.take(more):
+        if not self._spools.try_take(more):
             return False
         self._taken += more
         faults.point("fsmount.spool")
@@ -56,7 +48,7 @@ class Spool:
 
     def extend(self, size: int) -> bool:
         """Zeros up to ``size``; False: there is no room."""
-        if not self._spools.take(max(0, size - self._taken)):
+        if not self._spools.try_take(max(0, size - self._taken)):
             return False
         self._taken = max(self._taken, size)
         os.ftruncate(self._open(), size)
@@ -75,7 +67,7 @@ class Spool:
         file, self._file = self._file, None
         if file is not None:
             file.close()
-        self._spools.take(-self._taken)
+        self._spools.give(self._taken)
         self._taken = 0
 
     def _open(self) -> int:
