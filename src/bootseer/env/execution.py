@@ -97,7 +97,6 @@ class Execution:
 
     def run(self, look: Lookup, turn: lease.Turn) -> EnvResult:
         """Run the command after the miss ``look`` and publish what it made; the lead is given up when that is done.
-
         After a publication that was killed this one is waited for: perhaps each start ends at once."""
         self._refuse(look.reason)
         with self._helped():

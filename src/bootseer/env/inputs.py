@@ -1,7 +1,5 @@
 """Observed inputs: the files that a set-up command read, by path and digest, beside the inputs that its key states.
-
-`bootseer.env.observer` finds out which; here they are compared with those of this node.
-"""
+`bootseer.env.observer` finds out which; here they are compared with those of this node."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""The observer of a set-up command: which files it opened, and what of them counts as an input.
-
-What counts: every regular file that the command opened, unless it made the file itself, or the file lies in a target, a
-folder of the system, a cache of packages or the standard library of an interpreter, or holds nothing but credentials.
-Of byte code its source counts.
-"""
+"""The observer of a set-up command: which files it opened, and what of them counts as an input: every regular file,
+unless it made the file itself, or the file lies in a target, a folder of the system, a cache of packages or the
+standard library of an interpreter, or holds nothing but credentials. Of byte code its source counts."""
 
 from __future__ import annotations
 

@@ -281,10 +281,8 @@ class Group:
 
     def freeze(self) -> bool:
         """Put a new upper directory on each target and the captured one, which nothing changes any more, beneath it.
-
         False, with a log line, when that is not possible; what was captured is still whole and mounted then, but may
-        change. Raises `BootseerError` when a target cannot be mounted again; the group is unmounted then.
-        """
+        change. Raises `BootseerError` when a target cannot be mounted again; the group is unmounted then."""
         for number, target in enumerate(self.record.targets):
             try:
                 self._unmount(target)
@@ -338,10 +336,8 @@ class Group:
             log.warning("%s; %s is left", exc, self.area)
 
     def take_down(self) -> None:
-        """Unmount all and delete what the overlays held. A target in use is detached lazily, with a log line.
-
-        What somebody still uses or reads is never deleted: such an area is left to a later `sweep`.
-        """
+        """Unmount all and delete what the overlays held, but never what somebody still uses or reads: such an area is
+        left to a later `sweep`. A target in use is detached lazily, with a log line."""
         status = self._tree_status()
         if status and status.failed_reads and status.bad_blocks:
             why = f"{status.bad_blocks} blocks of it are damaged in the store"

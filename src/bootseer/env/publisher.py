@@ -1,10 +1,9 @@
 """The publisher: what a set-up command makes, on its way to being a snapshot.
 
 ``python -m bootseer.env.publisher FD`` is the process of a `Publication`; who waits for it anyway uses `Work` itself.
-The process takes two messages from FD: one that the command begins, and, when something can be read from its standard
-input, another that it has succeeded. Meanwhile it stores files that have settled in the upper layers. It says at the
-end that the snapshot is published, or why not.
-"""
+It takes two messages from FD: one that the command begins, and, when something can be read from its standard input,
+another that it has succeeded. Meanwhile it stores files that have settled in the upper layers. It says at the end that
+the snapshot is published, or why not."""
 
 from __future__ import annotations
 

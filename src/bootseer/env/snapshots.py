@@ -42,10 +42,8 @@ def load(store: Store, start: str) -> SnapshotManifest:
 
 
 def resolve(store: Store, start: str) -> str:
-    """The name of the one snapshot whose key begins with ``start``; ``KEY/INPUTS`` tells those of one key apart.
-
-    Raises `NotFoundError` for none, `ConfigError` for several, `UnavailableError`.
-    """
+    """The name of the one snapshot whose key begins with ``start``; ``KEY/INPUTS`` tells those of one key apart. Raises
+    `NotFoundError` for none, `ConfigError` for several, `UnavailableError`."""
     if not re.fullmatch(r"[0-9a-f]{1,64}(/[0-9a-f]{0,64})?", start):
         raise ConfigError(f"{start!r} is not a snapshot key", hint="bootseer store ls prints keys")
     key, _, inputs = start.partition("/")
@@ -117,10 +115,8 @@ def entries(store: Store, found: SnapshotManifest) -> list[Entry]:
 
 
 def verify(store: Store, found: SnapshotManifest, work: Path) -> int:
-    """Fetch all of ``found`` into the empty folder ``work`` and check it; returns the number of entries.
-
-    Raises `DataError` for the first thing that is wrong.
-    """
+    """Fetch all of ``found`` into the empty folder ``work`` and check it; returns the number of entries. Raises
+    `DataError` for the first thing that is wrong."""
     listed = entries(store, found)
     tree.extract(store, found.tree, work / "tree")
     verify_stage(work / "tree", listed)

@@ -68,10 +68,8 @@ _PASSING = re.compile(r"SafeModeException|StandbyException|RetriableException|Ob
 
 
 class RemoteError(Exception):
-    """An exception that the server answered with: its Java class and the first line of its text.
-
-    ``fatal``: the server closes the connection. The cause (``__cause__``) of what `remote` makes of it.
-    """
+    """An exception that the server answered with: its Java class and the first line of its text. ``fatal``: the server
+    closes the connection. The cause (``__cause__``) of what `remote` makes of it."""
 
     def __init__(self, java: str, text: str, *, fatal: bool = False) -> None:
         self.java = " ".join(java.split()).rpartition(".")[2].rpartition("$")[2]

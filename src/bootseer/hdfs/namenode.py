@@ -55,10 +55,8 @@ _known: dict[tuple[str, ...], NameNode] = {}
 
 
 def login_user() -> tuple[str, str]:
-    """Whom the NameNode is told we are, as (user, real user): ``HADOOP_USER_NAME``, else the login name.
-
-    With ``HADOOP_PROXY_USER`` the operations are that user's and the other is the real user; else that is empty.
-    """
+    """Whom the NameNode is told we are, as (user, real user): ``HADOOP_USER_NAME``, else the login name. With
+    ``HADOOP_PROXY_USER`` the operations are that user's and the other is the real user; else that is empty."""
     user = os.environ.get("HADOOP_USER_NAME", "")
     if not user:
         try:
@@ -105,10 +103,8 @@ class NameNode:
     @classmethod
     def connect(cls, url: str) -> NameNode:
         """The NameNode of ``hdfs://host:port/...`` or ``hdfs://service/...``; touches no network but DNS for a service.
-
-        One object per process, address or service, and `caller`. Raises `ConfigError` for
-        another URL, and for a service whose NameNodes the site's configuration does not tell.
-        """
+        One object per process, address or service, and `caller`. Raises `ConfigError` for another URL, and for a
+        service whose NameNodes the site's configuration does not tell."""
         base = split(url)[0]
         parts = urlsplit(base)
         host, port = parts.hostname or "", parts.port
@@ -149,11 +145,9 @@ class NameNode:
         return FileStatus.of(found.status, path) if found.HasField("status") else None
 
     def list(self, path: str) -> builtins.list[FileStatus]:
-        """What is in the folder ``path``, in the order of the names' bytes; a file lists itself.
-
-        The NameNode gives a page at a time (``dfs.ls.limit``, 1000), and each page has the deadline. Entries that
-        come or go meanwhile may be in it or not. Raises `NotFoundError` when there is no such folder.
-        """
+        """What is in the folder ``path``, in the order of the names' bytes; a file lists itself. By pages of the
+        NameNode (``dfs.ls.limit``, 1000), each with the deadline: entries that come or go meanwhile may be in it or
+        not. Raises `NotFoundError` when there is no such folder."""
         return [status for page in self.pages(path) for status, _ in page]
 
     def pages(
@@ -252,10 +246,8 @@ class NameNode:
         mode: int | None = None,
         deadline: float = DEADLINE,
     ) -> FileStatus:
-        """A new, empty file whose lease `client_name` holds; missing parent folders are made.
-
-        In a folder with an erasure coding policy the file has that policy. `FileExistsError` when it exists.
-        """
+        """A new, empty file whose lease `client_name` holds; missing parent folders are made. In a folder with an
+        erasure coding policy the file has that policy. `FileExistsError` when it exists."""
         if replication is None or block_size is None:
             defaults = self.defaults(deadline=deadline)
             replication, block_size = replication or defaults.replication, block_size or defaults.block_size
@@ -334,9 +326,7 @@ class NameNode:
 
     def update_block_for_pipeline(self, block: Block, path: str, *, deadline: float = DEADLINE) -> Located:
         """A new generation (and token) for the block, with which a pipeline goes on without a failed DataNode.
-
-        ``path``: the file that it belongs to, for messages.
-        """
+        ``path``: the file that it belongs to, for messages."""
         request = wire.UpdateBlockForPipelineRequest(block=block.message, client=self.client_name)
         answer = wire.UpdateBlockForPipelineResponse
         doing = f"renew block {block.id} of {path}"

@@ -26,10 +26,8 @@ _DNS_SECONDS = 10.0
 
 def split(url: str) -> tuple[str, str]:
     """``hdfs://host:port/base/dir`` as (``hdfs://host:port``, ``/base/dir``). `ConfigError` for other URLs.
-
     ``hdfs:///base/dir`` is in the file system that the site has as ``fs.defaultFS``. All behind the host is the path,
-    with every ``#``, ``?`` and ``%`` that is in it.
-    """
+    with every ``#``, ``?`` and ``%`` that is in it."""
     scheme, _, rest = url.partition("://")
     host, _, path = rest.partition("/")
     parts = [part for part in path.split("/") if part]
@@ -69,10 +67,8 @@ def addresses(service: str) -> tuple[Address, ...]:
 
 
 def by_hostname() -> bool:
-    """Whether DataNodes are reached by their names only (``dfs.client.use.datanode.hostname``). `ConfigError`.
-
-    Where their addresses are those of a network of their own.
-    """
+    """Whether DataNodes are reached by their names only (``dfs.client.use.datanode.hostname``), as where their
+    addresses are those of a network of their own. `ConfigError`."""
     return setting("dfs.client.use.datanode.hostname").lower() == "true"
 
 

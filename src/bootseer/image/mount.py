@@ -87,10 +87,8 @@ class ImageMount:
 
     def unmount(self) -> None:
         """Unmount, end the block server if it was the last user, delete what was written on top. Safe to call twice.
-
         Raises `BootseerError` when the target is in use, `UnavailableError` when the block server lives but does not
-        answer; then everything stays.
-        """
+        answer; then everything stays."""
         if self.record.overlay and mounts.is_mounted(self.rootfs):
             mounts.unmount(self.rootfs)
         self._tree().unmount()
@@ -210,10 +208,8 @@ def recorded(state_dir: Path) -> list[ImageMount]:
 
 
 def sweep(state_dir: Path, seconds: float = SWEEP_SECONDS) -> None:
-    """End what killed launchers of containers left: the containers, the mounts of their images, the block servers.
-
-    What takes longer than ``seconds``, as with a server that does not answer, goes on in the background.
-    """
+    """End what killed launchers of containers left: the containers, the mounts of their images, the block servers. What
+    takes longer than ``seconds``, as with a server that does not answer, goes on in the background."""
     state_dir, until = trusted(state_dir), time.monotonic() + seconds
     end_left(state_dir.glob("containers/[!.]*"), bundle.delete, until)
 

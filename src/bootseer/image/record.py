@@ -80,11 +80,8 @@ def key_of(image: str, platform: str) -> str:
 
 
 def load(store: Store, image: str, platform: str, keys: Sequence[Ed25519PublicKey] = ()) -> ImageRecord:
-    """The record, signed by one of ``keys`` if there are any.
-
-    Raises `NotFoundError` when the image is not converted, `DataError` when the record is no such thing, and its kin
-    `UnsignedError`.
-    """
+    """The record, signed by one of ``keys`` if there are any. Raises `NotFoundError` when the image is not converted,
+    `DataError` when the record is no such thing, and its kin `UnsignedError`."""
     return read(
         store.get(key_of(image, platform), most=MAX_STORED), image, platform, keys, where=f"in store {store.shown}"
     )
@@ -107,10 +104,8 @@ def save(
     old: bytes | None = None,
     key: Ed25519PrivateKey | None = None,
 ) -> bool:
-    """Publish, signed with ``key``; False when another conversion of the same image was first.
-
-    ``old``: the record that this one replaces, if it is still that one; with ``overwrite`` it replaces any.
-    """
+    """Publish, signed with ``key``; False when another conversion of the same image was first. ``old``: the record that
+    this one replaces, if it is still that one; with ``overwrite`` it replaces any."""
     raw = msgspec.json.encode(record)
     if key is not None:
         raw = raw[:-1] + _SIGNATURE + signature.sign(key, raw) + b'"}'
@@ -177,11 +172,9 @@ def platforms(store: Store, digits: str) -> dict[str, list[str]]:
 
 
 def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
-    """Trees of records that are likely to share blocks with the image ``ref``, the likeliest first.
-
-    Those with the most layers in common, then of the same repository, then the newest; of up to 256 records read in
-    about ten seconds. A store that fails here costs sharing only.
-    """
+    """Trees of records that are likely to share blocks with the image ``ref``, the likeliest first: those with the most
+    layers in common, then of the same repository, then the newest; of up to 256 records read in about ten seconds. A
+    store that fails here costs sharing only."""
     mine = set(config.rootfs.diff_ids)
     name = str(msgspec.structs.replace(ref, tag="", digest=""))
     ranked: list[tuple[tuple[int, bool, int], str]] = []

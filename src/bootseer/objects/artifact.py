@@ -65,11 +65,9 @@ def build(objects: Mapping[str, Descriptor], subject: Descriptor | None) -> byte
 
 
 def tag_of(key: str) -> str:
-    """The tag of ``key``: ``bootseer``, then each part of the key, as it is when it is short and plain, else hashed.
-
-    80 bits a part, at most 7 parts (deeper ones are hashed together): any key fits in a tag's 128 characters. The
-    manifest has the key itself, so a collision is seen and never gives another key's bytes.
-    """
+    """The tag of ``key``: ``bootseer``, then each part of the key, as it is when it is short and plain, else hashed: 80
+    bits a part, at most 7 parts (deeper ones are hashed together), so any key fits in a tag's 128 characters. The
+    manifest has the key itself, so a collision is seen and never gives another key's bytes."""
     parts = key.split("/")
     if len(parts) > _LEVELS:
         parts = [*parts[: _LEVELS - 1], "/".join(parts[_LEVELS - 1 :])]

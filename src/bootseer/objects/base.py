@@ -27,10 +27,8 @@ class ObjectInfo(msgspec.Struct, frozen=True):
 
 
 class Store(abc.ABC):
-    """Immutable objects under keys such as ``blobs/ab/abcd...``. Every method may be called from any thread.
-
-    Errors: `NotFoundError` (no such key), `NotWritableError`, `FullError`, `UnavailableError`.
-    """
+    """Immutable objects under keys such as ``blobs/ab/abcd...``. Every method may be called from any thread. Errors:
+    `NotFoundError` (no such key), `NotWritableError`, `FullError`, `UnavailableError`."""
 
     url: str
 
@@ -63,17 +61,13 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def put(self, key: str, data: bytes | Path, *, overwrite: bool = False) -> bool:
-        """Publish ``data`` (bytes, or the content of a local file) atomically.
-
-        Returns False, and changes nothing, when the key exists and ``overwrite`` is false (first publish wins).
-        """
+        """Publish ``data`` (bytes, or the content of a local file) atomically. Returns False, and changes nothing, when
+        the key exists and ``overwrite`` is false (first publish wins)."""
 
     def replace(self, key: str, data: bytes, *, old: bytes) -> bool:
         """Publish ``data`` in place of ``old``. False, and nothing has changed, when the object is another one by now.
-
         For a moment there is no such object, so that who is late by any time replaces nothing that another node has
-        published since. A store that is not `exclusive` replaces what is there when it is written.
-        """
+        published since. A store that is not `exclusive` replaces what is there when it is written."""
         try:
             if self.stat(key).size != len(old) or self.get(key, most=len(old)) != old:
                 return False
@@ -109,17 +103,13 @@ class Store(abc.ABC):
 
     @contextlib.contextmanager
     def batch(self, *, subject: Descriptor | None = None) -> Iterator[None]:
-        """Puts meanwhile belong together and to the image manifest ``subject``: a registry keeps them as one artifact.
-
-        Elsewhere nothing changes. In a registry others see the objects when the block ends; on an exception, never.
-        """
+        """Puts meanwhile belong together and to the image manifest ``subject``: a registry keeps them as one artifact,
+        which others see when the block ends; on an exception, never. Elsewhere nothing changes."""
         yield
 
     def keep(self, key: str) -> None:  # noqa: B027 - most stores have nothing to do
-        """Inside `batch`: what is put needs the stored object ``key`` as well, so they should live and move together.
-
-        A registry lists it in the batch's artifact too; elsewhere nothing happens.
-        """
+        """Inside `batch`: what is put needs the stored object ``key`` as well, so they should live and move together. A
+        registry lists it in the batch's artifact too; elsewhere nothing happens."""
 
     def replicate(self, key: str, copies: int) -> None:  # noqa: B027 - most stores have nothing to do
         """Many nodes will read the object at once: have at least ``copies`` copies of it, where a store counts them."""

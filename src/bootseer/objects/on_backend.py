@@ -18,10 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class ObjectStore(Store):
-    """Objects as files below ``url``, in ``backend``. The folder is made by the first publication.
-
-    Messages name the store as ``backend`` does: without the login that may be in ``url``.
-    """
+    """Objects as files below ``url``, in ``backend``. The folder is made by the first publication. Messages name the
+    store as ``backend`` does: without the login that may be in ``url``."""
 
     def __init__(self, url: str, backend: Backend) -> None:
         self.url, self._backend = url.rstrip("/") or url, backend

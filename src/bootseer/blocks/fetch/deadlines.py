@@ -1,7 +1,5 @@
-"""Who waits for which blocks, since when and until when.
-
-Bookkeeping without threads or locks: the fetcher calls it under its lock, and `BlockRequest.answer` without it.
-"""
+"""Who waits for which blocks, since when and until when. Bookkeeping without threads or locks: the fetcher calls it
+under its lock, and `BlockRequest.answer` without it."""
 
 from __future__ import annotations
 

@@ -45,11 +45,9 @@ class Fetcher:
     """Fills ``cache`` from ``source``, which it closes at the end, with up to ``streams`` range requests at once.
 
     ``window``: bytes that a miss fetches at first. ``deadline``: seconds a reader waits before `UnavailableError`.
-    ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that. ``make_room``
-    is called when the disk is full; it may take its time, and says whether there is space now. ``allow``
-    says whether so many bytes may be written. ``stats``: the cells of
-    `Fetched`, where this fetcher is to count on.
-    """
+    ``quiet``: background fill starts after this many seconds without demand, until `eager` lifts that. ``make_room`` is
+    called when the disk is full; it may take its time, and says whether there is space now. ``allow`` says whether so
+    many bytes may be written. ``stats``: the cells of `Fetched`, where this fetcher is to count on."""
 
     def __init__(
         self,
@@ -105,12 +103,9 @@ class Fetcher:
     def submit(self, first: int, last: int, done: Done) -> None:
         """Bring blocks ``first`` to ``last``; ``done(error, memory)`` is called once, from a thread of the fetcher, the
         one in `close`, or, where all of them are ready, from this one: it must be short and take no lock that is held
-        while calling the fetcher.
-
-        ``error`` is None when all blocks are ready or, those that could not be cached, in ``memory``; else
-        `UnavailableError` (after the deadline) or `DataError` (a block is damaged in the store). Raises
-        `UnavailableError`, and never calls ``done``, after `close`.
-        """
+        while calling the fetcher. ``error`` is None when all blocks are ready or, those that could not be cached, in
+        ``memory``; else `UnavailableError` (after the deadline) or `DataError` (a block is damaged in the store).
+        Raises `UnavailableError`, and never calls ``done``, after `close`."""
         now = time.monotonic()
         ready = self._cache.ready
         with self._lock:

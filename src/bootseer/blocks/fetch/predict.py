@@ -1,8 +1,6 @@
-"""The hot set of a tree that nobody has started yet, predicted from starts of its nearest kin in the store.
-
-A prediction lies where the recorded starts will: a trace that says which tree it is from, and a hot pack made of it. It
-is advice like these; trouble is a line in the log.
-"""
+"""The hot set of a tree that nobody has started yet, predicted from starts of its nearest kin in the store: a trace
+that says which tree it is from, and a hot pack made of it, where those of recorded starts will lie. It is advice like
+these; trouble is a line in the log."""
 
 from __future__ import annotations
 
@@ -62,11 +60,9 @@ def predict_profiles(
 ) -> str:
     """Give the tree ``digest`` the profiles of the first tree of ``kin``, the nearest first, whose starts touched files
     that it has, too. Returns that tree's digest; empty: there is none, or profiles of ``digest`` are there already.
-
-    ``subject``: the image whose tree it is; a registry keeps what is published with it, so that it is copied along.
-    ``work``: a folder with space for the metadata of both and for the hot blocks. Trouble is a line in the log: what
-    was published before is there.
-    """
+    ``subject``: the image whose tree it is; a registry keeps what is published with it. ``work``: a folder with space
+    for the metadata of both and for the hot blocks. Trouble is a line in the log: what was published before is
+    there."""
     end = time.monotonic() + _SECONDS
     with _as_advice(digest), store.batch(subject=subject):
         found = _foretold(store, digest, kin, work, end)

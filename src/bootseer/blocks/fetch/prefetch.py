@@ -48,13 +48,12 @@ def begin(
     tell: Callable[[Plan], None] = lambda plan: None,
 ) -> Plan:
     """Start the prefetch of a tree that is being mounted. Raises `BootseerError`, which who calls logs and goes on: a
-    profile is advice.
+    profile is advice. ``tell`` hears of the stream when it begins.
 
-    ``tell`` hears of the stream when it begins. Blocking: one listing and a request before the stream starts, and then
-    for its whole length: loading and merging traces takes the interpreter from those who fetch, and what they know
-    comes after the stream anyway. Without a hot pack the hot list comes in ranges of the packs; without any profile
-    nothing happens, and a miss fetches its window.
-    """
+    Blocking: one listing and a request before the stream starts, and then for its whole length: loading and merging
+    traces takes the interpreter from those who fetch, and what they know comes after the stream anyway. Without a hot
+    pack the hot list comes in ranges of the packs; without any profile nothing happens, and a miss fetches its
+    window."""
     traces: list[Trace] = []
     found = newest_pack(store, key.prefix(target.tree), target)
     if found is None:
@@ -94,12 +93,9 @@ def fetch_all(
     here: NodeBlocks | None = None,
 ) -> bool:
     """Fetch the blocks ``wanted`` into ``cache``, in this order, those ``here`` from there; False when it could not
-    take one.
-
-    ``progress(done, total)`` counts blocks. Raises `UnavailableError` when nothing came for ``stalled`` seconds or
-    not all by the monotonic time ``until``, `DataError` for a block that no source has right, and at once what a source
-    refuses with.
-    """
+    take one. ``progress(done, total)`` counts blocks. Raises `UnavailableError` when nothing came for ``stalled``
+    seconds or not all by the monotonic time ``until``, `DataError` for a block that no source has right, and at once
+    what a source refuses with."""
     # The fetcher keeps a third of its threads for readers, of which there are none.
     threads = streams + max(1, streams // 2)
     fetcher = Fetcher(cache, StoreSource(store, cache.map), streams=threads, deadline=stalled)

@@ -1,7 +1,5 @@
-"""What to fetch next: demand before hot before background, each as one range of neighbouring frames of one pack.
-
-Pure bookkeeping without threads or clocks; the fetcher calls it under its lock.
-"""
+"""What to fetch next: demand before hot before background, each as one range of neighbouring frames of one pack. Pure
+bookkeeping without threads or clocks; the fetcher calls it under its lock."""
 
 from __future__ import annotations
 
@@ -43,11 +41,9 @@ class Frame(NamedTuple):
 
 
 class Batch(msgspec.Struct):
-    """``blocks`` that are wanted out of the bytes ``offset .. offset + length`` of ``pack``.
-
-    ``frames``: those with wanted blocks, in stored order. ``pack`` is `STREAM` for a range of the hot pack; a range of
-    any other has no gaps. Blocks that are `HERE` have neither frames nor a range.
-    """
+    """``blocks`` that are wanted out of the bytes ``offset .. offset + length`` of ``pack``. ``frames``: those with
+    wanted blocks, in stored order. ``pack`` is `STREAM` for a range of the hot pack; a range of any other has no gaps.
+    Blocks that are `HERE` have neither frames nor a range."""
 
     priority: Priority
     blocks: list[int]
@@ -106,10 +102,8 @@ class FetchQueue:
         return adjoin(self._map, left, right)
 
     def _grow(self, block: int, step: int, fits: Callable[[int, int], bool]) -> list[int]:
-        """Missing blocks next to ``block`` in the direction ``step`` that come with it; ``fits(block, bytes)``.
-
-        Zero blocks and a few that are stored elsewhere may lie between; those are not taken.
-        """
+        """Missing blocks next to ``block`` in the direction ``step`` that come with it; ``fits(block, bytes)``. Zero
+        blocks and a few that are stored elsewhere may lie between; those are not taken."""
         lengths = self._map.lengths
         taken: list[int] = []
         each = self._map.block_size if self.here[block] else 0  # frames may be much shorter than their blocks
@@ -155,9 +149,7 @@ class FetchQueue:
 
     def hot(self, order: Sequence[int]) -> None:
         """Replace the hot list by blocks in the order in which they will be touched; not after `stop_prefetch`.
-
-        Neighbours are merged in one request when their turn comes within the next few requests anyway.
-        """
+        Neighbours are merged in one request when their turn comes within the next few requests anyway."""
         rank = {block: index for index, block in enumerate(order) if self._map.lengths[block]}
         planned: set[int] = set()
         self._hot.clear()

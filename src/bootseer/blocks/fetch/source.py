@@ -31,11 +31,8 @@ class _Open:
 class StoreSource:
     """Ranges of the packs of ``blocks``, for several threads. Nothing is opened before the first read: a complete cache
     needs no store. A text instead of a map is the key of one object, which is then pack 0. ``others``: stores that are
-    tried before ``store``, as those that later mounts have named.
-
-    Reads raise `UnavailableError` (worth another try), `DataError` (too short) or another `BootseerError` (not worth
-    one).
-    """
+    tried before ``store``, as those that later mounts have named. Reads raise `UnavailableError` (worth another try),
+    `DataError` (too short) or another `BootseerError` (not worth one)."""
 
     def __init__(self, store: Store, blocks: BlockMap | str, others: Callable[[], Iterable[Store]] = tuple) -> None:
         self._keys = [blocks] if isinstance(blocks, str) else [pack.key for pack in blocks.packs]
@@ -135,10 +132,8 @@ class StoreSource:
 
 def read_block(source: StoreSource, blocks: BlockMap, block: int, count: Callable[[int], None]) -> bytes:
     """The verified bytes of ``block``; ``count(bytes)`` for each answer. A source whose mirror has it wrong is asked
-    once more, without the mirror.
-
-    Raises `DataError` when it is damaged, `UnavailableError` when the source does not answer.
-    """
+    once more, without the mirror. Raises `DataError` when it is damaged, `UnavailableError` when the source does not
+    answer."""
     where = blocks.pack_of[block], blocks.offsets[block], blocks.lengths[block]
     trouble: DataError | None = None
     for read in (source.read, source.original):

@@ -1,7 +1,5 @@
-"""The hot pack as a stream: which of its ranges is read next, and how far each has come.
-
-Bookkeeping without threads or locks: the fetcher calls it under its lock.
-"""
+"""The hot pack as a stream: which of its ranges is read next, and how far each has come. Bookkeeping without threads or
+locks: the fetcher calls it under its lock."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ _PATIENCE = 30.0
 
 class HotStream:
     """Fetches ``blocks`` (each once) in this order. Their frames, of ``per_frame`` blocks and ``lengths`` bytes each,
-    follow one another in pack 0 of ``source`` from byte ``base`` on.
-    """
+    follow one another in pack 0 of ``source`` from byte ``base`` on."""
 
     def __init__(
         self, blocks: Sequence[int], lengths: Sequence[int], base: int, source: StoreSource, per_frame: int = 1

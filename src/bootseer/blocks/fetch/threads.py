@@ -1,7 +1,5 @@
-"""The threads that fetch: as many at work as are wanted, besides those that are stuck in the source.
-
-The fetcher calls it under its lock.
-"""
+"""The threads that fetch: as many at work as are wanted, besides those that are stuck in the source. The fetcher calls
+it under its lock."""
 
 from __future__ import annotations
 
@@ -17,10 +15,8 @@ _MOST = 4
 
 class Threads:
     """Those that do ``work``, ``size`` of them where the system gives so many. ``at_work``: those that are not stuck.
-
     `stuck` says of a thread that nobody counts on it any more; when it comes back after all, `returned` says whether it
-    is needed.
-    """
+    is needed."""
 
     def __init__(self, work: Callable[[], None], size: int) -> None:
         self.size, self.at_work = size, 0

@@ -1,7 +1,5 @@
-"""What a thread of the fetcher does with the bytes of a request: verify the blocks and write them to the cache.
-
-Nothing here takes the lock of the fetcher or is called under it.
-"""
+"""What a thread of the fetcher does with the bytes of a request: verify the blocks and write them to the cache. Nothing
+here takes the lock of the fetcher or is called under it."""
 
 from __future__ import annotations
 
