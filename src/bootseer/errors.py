@@ -123,8 +123,7 @@ def from_exit_code(code: int, message: str, *, hint: str = "") -> BootseerError:
 
 @contextlib.contextmanager
 def extra(name: str, what: str) -> Iterator[None]:
-    """An import inside that fails because the extra ``name`` is not installed is an `UnsupportedError`: ``what`` needs
-    it."""
+    """An import inside that fails without the extra ``name``, which ``what`` needs, is an `UnsupportedError`."""
     try:
         yield
     except ImportError as exc:

@@ -76,8 +76,7 @@ class Records(Generic[R]):
             path.unlink()
 
     def all(self) -> list[R]:
-        """The oldest first, without those that cannot be read: these get a line in the log. None where this user cannot
-        even look."""
+        """The oldest first, without those that cannot be read, which are logged. None where this user cannot look."""
         found, paths = [], list[Path]()
         with contextlib.suppress(PermissionError):
             paths = list(self._folder.glob(f"[!.]*{self._ending}"))

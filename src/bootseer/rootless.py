@@ -164,8 +164,7 @@ def _files(root: Path) -> dict[str, bytes]:
 
 
 def _users(root: Path, path: str) -> bytes:
-    """What is in a file of the image; nothing where there is none. Whoever made the image may have put a link there, a
-    pipe, or terabytes."""
+    """What is in a file of the image; nothing where there is none. It may be a link, a pipe, or terabytes."""
     try:
         return beneath.read_inside(root, path, _MAX_USERS)
     except OSError as exc:

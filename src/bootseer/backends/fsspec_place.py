@@ -100,8 +100,7 @@ class FsspecPlace:
 
     def _filesystem(self) -> tuple[AbstractFileSystem, str]:
         """The file system and the base in it: one for all backends of that place, but not the one that users of fsspec
-        get, whose transactions would hold our files back. A forked child, which has not the event loop of its parent,
-        makes it afresh."""
+        get, whose transactions would hold our files back. A forked child, without that event loop, makes it afresh."""
         import fsspec
 
         key = os.getpid(), self._token

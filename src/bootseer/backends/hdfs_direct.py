@@ -81,8 +81,7 @@ class DirectSource(Source):
 
     def check(self) -> None:
         """`DataError` when bytes that were just read may be of another version than `version`: the file was changed in
-        place (truncated, appended to). One that was removed or replaced keeps its blocks as long as they can be
-        read."""
+        place (truncated, appended to). One that was removed or replaced keeps its blocks."""
         if self._status is not None:
             now = NameNode.connect(self._url).info(self.file.path)
             if now is not None and now.file_id == self._status.file_id and now.version != self.version:

@@ -218,8 +218,7 @@ class Backend(abc.ABC):
         `siblings`, which files that are written together share."""
 
     def siblings(self) -> object:
-        """What has files that are written together begin on different servers, where there are several: one for all of
-        them."""
+        """One for all files written together, which then begin on different servers, where there are several."""
         return None
 
     def put(self, path: str, data: bytes | Path, *, overwrite: bool) -> None:

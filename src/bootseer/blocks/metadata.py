@@ -142,8 +142,7 @@ def _verified(pieces: Iterable[bytes], ref: ObjectRef, tree: str) -> Iterator[by
 
 
 def _with_room(folder: Path, write: Callable[[], T]) -> T:
-    """What ``write`` returns; where the disk is full, once the node cache of ``folder`` has given back what nobody
-    uses."""
+    """What ``write`` returns; on a full disk, once the node cache of ``folder`` has given back what it can."""
     try:
         return write()
     except OSError as exc:

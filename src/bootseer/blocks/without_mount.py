@@ -67,9 +67,8 @@ class OpenTree(Closing, msgspec.Struct, frozen=True):
 
 
 def look(store: Store, digest: str, cache_dir: Path) -> OpenTree:
-    """Open a tree for reading names and single files, which come straight from the store. Its metadata are kept in
-    ``cache_dir``, or in memory only where that cannot be written. Raises `NotFoundError`, `DataError`,
-    `UnavailableError`."""
+    """Open a tree for reading names and single files straight from the store. Its metadata are kept in ``cache_dir``,
+    or in memory only where that cannot be written. Raises `NotFoundError`, `DataError`, `UnavailableError`."""
     try:
         tree = localize(store, digest, Path(os.path.abspath(cache_dir)))
         meta = tree.meta.read_bytes()

@@ -280,8 +280,7 @@ class CacheFile(ReadyBlocks[Map]):
 
 def in_use(fd: int) -> bool:
     """Whether the file behind ``fd`` is open anywhere else: in another process, or in the kernel under a mount.
-    Descriptors shared by fork or over a socket do not count. True when nobody can tell: the file system has no
-    leases."""
+    Descriptors shared by fork or over a socket do not count. True on a file system without leases."""
     if not lease(fd):
         return True
     fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -87,8 +87,7 @@ def wish(context: Mapping[str, str], secrets: Mapping[str, str], target: Path) -
 
 
 class Volumes:
-    """The volumes of a node, with the store and the rights that ``config`` names. Methods block; for one volume at a
-    time."""
+    """The volumes of a node, with store and rights of ``config``. Methods block; for one volume at a time."""
 
     def __init__(self, config: Config, part: Part) -> None:
         """Raises `ConfigError` for folders that others can write to."""

@@ -25,8 +25,7 @@ def run(
     deadline: float = 1800.0,
 ) -> str:
     """Run ``argv`` (``env``: more variables) and return what it prints. Raises `UnsupportedError` when it is not
-    installed, `BootseerError` for another exit code than ``accept`` has, and when it takes longer than ``deadline``
-    seconds."""
+    installed, `BootseerError` for another exit code than ``accept`` has, or past ``deadline`` seconds."""
     try:
         process = subprocess.Popen(
             argv,

@@ -219,8 +219,7 @@ class Held:
     def capture(self, used: Iterable[str] = (), *, seconds: float = 0.0, last: bool = False) -> Publication | None:
         """Have a process of idle priority make the next generation, when anything was added. ``used``: the entries that
         this start has used beside those; ``seconds``: how long it took to fill a cache that was empty. ``last``: nobody
-        writes to it any more, and the process gives it up if this one has ended by then. Raises `BootseerError`,
-        `OSError`."""
+        writes to it any more: the process gives it up if this one has ended. Raises `BootseerError`, `OSError`."""
         added = self.added()
         if not added:
             return None

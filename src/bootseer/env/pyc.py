@@ -69,8 +69,7 @@ def _program(path: Path) -> str:
 
 def missing(folder: Path, tag: str) -> list[str]:
     """Sources below ``folder`` (paths relative to it) without a compiled file for Pythons of the cache tag ``tag``
-    (``cpython-311``). Not those in folders that somebody else can write to: what is compiled is named, and he could
-    change names meanwhile."""
+    (``cpython-311``). Not in folders that others can write to: they could change names meanwhile."""
     suffix = f".{tag}.pyc"
     out: list[str] = []
     for where, dirs, names in os.walk(folder):

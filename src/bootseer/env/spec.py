@@ -104,8 +104,7 @@ class EnvSpec(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.image_digest) and target.within == self.rootfs
 
     def root_of(self, path: str | Path) -> str:
-        """The folder of this host in which ``path`` of this host lies, and a container may change every name; empty
-        when there is none."""
+        """The folder of this host in which ``path`` lies, and a container may change every name; else empty."""
         roots = [root for root in (self.rootfs, *(source for source, _ in self.mounts)) if root]
         return max((root for root in roots if Path(path).is_relative_to(root)), key=len, default="")
 

@@ -1,5 +1,4 @@
-"""The processes of a mount, a server of `bootseer.served`: it is started with a `ServerSpec`, and answers when the
-mount works."""
+"""The processes of a mount, a server of `bootseer.served`: starts with a `ServerSpec`, answers when it works."""
 
 from __future__ import annotations
 

@@ -91,8 +91,7 @@ class FsMount:
 
 
 def _end(folder: Path, mountpoint: Path) -> None:
-    """Unmount; see the server out, as long as this takes: a namespace that some container made may still hold a
-    copy."""
+    """Unmount; see the server out: a namespace of a container may still hold a copy."""
     unmount(mountpoint, lambda: _is_ours(mountpoint), users="get errors")
     if not ended(folder, _UNMOUNTED_SECONDS):
         with contextlib.suppress(BootseerError):

@@ -21,8 +21,7 @@ class Spools(ByteBudget):
 
 
 class Spool:
-    """That of one file: a private file of this node, from the first bytes on. One thread at a time. Raises
-    `OSError`."""
+    """That of one file: a private file of this node, from the first byte. One thread at a time. Raises `OSError`."""
 
     def __init__(self, spools: Spools) -> None:
         self.folder, self._spools = spools.folder, spools

@@ -237,8 +237,7 @@ class FileOutput(NewFile):
             time.sleep(min(1.0, left))
 
     def _ask(self, exclude: Sequence[DataNode], enough: int, until: float, wanted: Sequence[DataNode] = ()) -> Located:
-        """A new block on at least ``enough`` DataNodes, those ``wanted`` first, none that is left out. Raises
-        `_TooFew`."""
+        """A new block on at least ``enough`` DataNodes, those ``wanted`` first, none left out. Raises `_TooFew`."""
         left = max(until - time.monotonic(), 1.0)
         try:
             located = self.namenode.add_block(self.path, self.file_id, self._previous, exclude, wanted, deadline=left)

@@ -90,16 +90,14 @@ def _everything(cluster: str) -> list[DataNode]:
 
 
 class Pace(NamedTuple):
-    """How a pipeline did for a while: the share of it that its writer ``waited``, and its ``rate`` in bytes per
-    second."""
+    """How a pipeline did for a while: the share of it that its writer ``waited``, and its ``rate`` in bytes/s."""
 
     waited: float
     rate: float
 
 
 class Choice(NamedTuple):
-    """DataNodes that are ``wanted`` for a new block, or others that are ``left_out`` of it. Without either, any will
-    do."""
+    """DataNodes that are ``wanted`` for a new block, or ``left_out`` of it. Without either, any will do."""
 
     wanted: list[DataNode]
     left_out: list[DataNode]
@@ -111,8 +109,7 @@ Idle = Callable[[], Callable[[], bool] | None]
 
 class Placement:
     """Shared by files that are written at the same time, so that they burden all DataNodes alike. A ``file`` is any
-    number that stands for one of them. ``turn``: who asks for a new block holds it until `begin`, so that the next one
-    knows."""
+    number for one of them. ``turn``: who asks for a new block holds it until `begin`, so that the next one knows."""
 
     def __init__(self) -> None:
         self.turn = threading.Lock()

@@ -39,8 +39,7 @@ def _whose(data: bytearray) -> int:
 
 def parse_answer(data: bytes | bytearray, call_id: int) -> memoryview:
     """The answer to call ``call_id`` in ``data``, a frame without its length. Raises `RemoteError` for an exception of
-    the server, `SaslRequired` when it wants authentication, `DataError` for anything that is not an answer to this
-    call."""
+    the server, `SaslRequired` when it wants authentication, `DataError` for anything else."""
     view = memoryview(data)
     head, end = take(view, 0)
     header = parse(wire.RpcResponseHeader, head)

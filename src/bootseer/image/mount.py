@@ -195,8 +195,7 @@ def attach(target: Path | str, state_dir: Path) -> ImageMount:
 
 
 def listing(state_dir: Path) -> list[ImageMount]:
-    """The images mounted by this ``state_dir``, by target; not those that are being mounted, or were when their process
-    was killed."""
+    """The images mounted by this ``state_dir``, by target; not those being mounted, or left so by a killed process."""
     return [found for found in recorded(state_dir) if not is_owned(Path(state_dir, "images", found.record.id))]
 
 

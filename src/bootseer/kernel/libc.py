@@ -72,8 +72,7 @@ def no_new_privileges() -> None:
 
 
 def pivot_root() -> None:
-    """pivot_root(2): the working folder, a mount, becomes the root; the old root lies on top of it until it is
-    unmounted as ``.``."""
+    """pivot_root(2): the working folder, a mount, becomes the root; the old one lies on it until ``.`` is unmounted."""
     _check(_libc.pivot_root(b".", b"."), "pivot_root")
 
 

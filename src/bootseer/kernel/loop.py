@@ -24,8 +24,7 @@ _CONFIG = struct.Struct(f"=II{_INFO64.size}s8Q")
 def attached(path: Path) -> Iterator[str]:
     """A read-only loop device over ``path``: yields ``/dev/loopN``, which frees itself (autoclear) when this block has
     ended and nothing mounted uses it. Raises `UnsupportedError` where the kernel has no loop driver, `PrivilegeError`
-    without the right to configure one, `BootseerError` when other processes take each free device first (10
-    attempts)."""
+    without the right to configure one, `BootseerError` when others take each free device first (10 times)."""
     with doing(f"open {path}"):
         backing = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -163,8 +163,7 @@ TECHNIQUES = ("image", "env", "caches", "checkpoint")
 
 
 def load(path: Path) -> tuple[Job, int]:
-    """A job file, and the user whose file it is. Raises `NotFoundError`, or `ConfigError` that names the key it does
-    not understand."""
+    """A job file, and the user whose file it is. Raises `NotFoundError`, or `ConfigError` that names the bad key."""
     try:
         with path.open() as file:
             text, owner = file.read(), os.fstat(file.fileno()).st_uid

@@ -51,8 +51,7 @@ class Entry:
 
 
 class Entries:
-    """All of them, in the folder ``places``; ``records`` has what is known of them, ``state_dir`` their block
-    servers."""
+    """All of them, in the folder ``places``; ``records``: what is known of them, ``state_dir``: their block servers."""
 
     def __init__(self, loop: Loop, workers: Workers, records: Path, places: Path, state_dir: Path) -> None:
         self._loop, self._workers, self._records = loop, workers, Records(records, MountRecord)

@@ -15,8 +15,7 @@ _ABANDONED = 86400.0
 
 
 class FolderStore(ObjectStore):
-    """Objects as files under ``root``. A publication removes what killed writers of the same user left in its folder
-    long ago."""
+    """Objects as files under ``root``. A publication removes what killed writers of its user left there long ago."""
 
     def __init__(self, root: Path) -> None:
         self._folder = FolderBackend(root)

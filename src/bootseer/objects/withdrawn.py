@@ -1,7 +1,6 @@
 """The place of withdrawn objects: where a collection puts what it is about to delete, and whence it may come back:
 ``collection/withdrawn/<run>/<key, with commas for slashes>``. Who reads an object finds it there too. ``<run>`` is
-another one for each collection: who stood still for long and goes on deletes nothing that was put back and withdrawn
-again meanwhile."""
+another one for each collection: who stood still for long deletes nothing that was put back and withdrawn again."""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def find(registry: str) -> Hosts:
-    """What this machine says of ``registry``; that of ``_default`` where nothing is said of it. Raises `ConfigError`
-    for what is no such file."""
+    """What this machine says of ``registry``, else of ``_default``. Raises `ConfigError` for what is no such file."""
     host, colon, port = registry.rpartition(":")
     names = [f"{host}_{port}_"] if colon else []
     for folder in FOLDERS:

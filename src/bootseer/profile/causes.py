@@ -1,6 +1,5 @@
 """Causes of a slow start-up, as far as its events tell: what held stragglers back, what a checkpoint moved. Pure
-functions of a report; the card, the pages and ``--json`` say what is found. Events name nodes and stages, and no
-DataNode."""
+functions of a report; card, pages and ``--json`` say what is found. Events name nodes and stages, and no DataNode."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def _hot_blocks(report: JobReport) -> list[str]:
 
 
 def _another_way(report: JobReport, slow: NodeReport, stage: str) -> str:
-    """What a straggler's technique says of itself, where most other nodes went one other way: the attributes ``how``
-    and ``reason``."""
+    """The attributes ``how`` and ``reason`` of a straggler's technique, where most other nodes went another way."""
     told = slow.stages[stage].attrs
     cells = [cell for node in report.nodes if node is not slow and (cell := node.stages.get(stage))]
     ways = Counter(str(cell.attrs["how"]) for cell in cells if cell.attrs.get("how"))

@@ -15,8 +15,7 @@ _NODES = 4
 
 
 def estimates(report: JobReport) -> list[WhatIf]:
-    """Nothing before start-up has ended. A stage saves what its slowest node's own work shrinks by, at most its share
-    of start-up."""
+    """None before start-up has ended. A stage saves what its slowest node's own work shrinks by, at most its share."""
     if report.startup_seconds is None:
         return []
     found = (

@@ -50,8 +50,7 @@ class Tasks:
 
 
 async def within(task: Future[T], seconds: float, what: str) -> T:
-    """The result of ``task``, which goes on when this is cancelled or takes longer than ``seconds``; then raises
-    `UnavailableError`."""
+    """The result of ``task``, which outlives this; `UnavailableError` when it takes longer than ``seconds``."""
     waiting = asyncio.wrap_future(task)
     waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio says nobody asked
     await asyncio.wait({waiting}, timeout=seconds)

@@ -87,8 +87,7 @@ def supervise(what: str, step: Callable[[], bool], end: Callable[[], object]) ->
 
 
 class Heir:
-    """In a process that the supervisor ``pid`` keeps: when that has ended, ``start`` starts another, and says its
-    number."""
+    """In a process that the supervisor ``pid`` keeps: after its end ``start`` starts another, and says its number."""
 
     def __init__(self, pid: int, start: Callable[[], int]) -> None:
         self._start, self._fd = start, -1

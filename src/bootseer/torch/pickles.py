@@ -26,8 +26,7 @@ from bootseer.torch.output import EDGE
 _log = logging.getLogger(__name__)
 
 _ROOM, _GROWTH = 512 << 20, 64
-"""Bytes of memory that decoding a pickle may take, and how many more for each of its own. DCP's metadata take about 15
-for each."""
+"""Bytes of memory that decoding a pickle may take, and more for each of its own (DCP's metadata: about 15)."""
 _WEIGH_SECONDS = 60.0
 """And so long, besides a second for each MB."""
 

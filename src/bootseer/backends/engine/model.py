@@ -101,9 +101,8 @@ class Place:
 
     @property
     def without_checksums(self) -> bool:
-        """The file was written without checksums, as far as all its replicas say: it may be read as it is. One that
-        does not answer, is gone or damaged says nothing; one that lost its checksums is never read unchecked: nobody
-        would notice."""
+        """The file was written without checksums, as far as all its replicas say. One that does not answer, is gone or
+        damaged says nothing; one that lost its checksums is never read unchecked: nobody would notice."""
         return bool(self.unchecked) and not self.checksums.seen and self.unchecked.issuperset(self.keys)
 
     @property

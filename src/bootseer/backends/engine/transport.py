@@ -87,8 +87,7 @@ class BlockFile:
             place.unchecked.clear()
 
     def spans(self, piece: Piece, split: list[Callable[[], None]]) -> Iterator[BlockRange]:
-        """The parts of ``piece`` by block. ``split`` gets the checks of those that lie in several, for when all is
-        there."""
+        """The parts of ``piece`` by block. ``split`` gets the checks of those in several, for when all is there."""
         at = piece.offset
         if at < 0 or at + sum(map(len, piece.parts)) > self.size:
             raise DataError(f"{self.path} ends at {self.size}, more was expected")

@@ -8,8 +8,7 @@ from bootseer.blocks.fetch.queue import Priority
 
 
 class Fetched(enum.IntEnum):
-    """Cells of `Fetcher.stats`, named as in the status; bytes are stored (compressed) bytes, that is, what came over
-    the network."""
+    """Cells of `Fetcher.stats`, named as in the status; bytes are as stored, as they came over the network."""
 
     BYTES_DEMAND = 0
     BYTES_HOT = 1

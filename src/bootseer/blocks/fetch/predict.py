@@ -61,8 +61,7 @@ def predict_profiles(
     """Give the tree ``digest`` the profiles of the first tree of ``kin``, the nearest first, whose starts touched files
     that it has, too. Returns that tree's digest; empty: there is none, or profiles of ``digest`` are there already.
     ``subject``: the image whose tree it is; a registry keeps what is published with it. ``work``: a folder with space
-    for the metadata of both and for the hot blocks. Trouble is a line in the log: what was published before is
-    there."""
+    for the metadata of both and for the hot blocks. Trouble is a line in the log."""
     end = time.monotonic() + _SECONDS
     with _as_advice(digest), store.batch(subject=subject):
         found = _foretold(store, digest, kin, work, end)

@@ -142,8 +142,7 @@ class FetchQueue:
     # -- wishes ------------------------------------------------------------------------------------------------
 
     def demand(self, block: int, begin: float = 0.0) -> None:
-        """A reader waits for ``block``, which is not to be asked for before ``begin``; one in flight is not queued
-        again."""
+        """A reader waits for ``block``, not to be asked for before ``begin``, unless it is in flight."""
         if self.missing(block):
             self._demand.setdefault(block, begin)
 

@@ -49,8 +49,7 @@ class StoreSource:
         return b"".join(self.pieces(pack, offset, [length]))
 
     def pieces(self, pack: int, offset: int, lengths: Sequence[int]) -> Generator[bytes, None, None]:
-        """What ``pack`` has from ``offset`` on, in pieces of these lengths, each as soon as it is there; may raise
-        after some of them."""
+        """What ``pack`` has from ``offset`` on, in pieces of these lengths, as they come; may raise after some."""
         with self._reader(pack) as reader:
             for length, piece in zip(lengths, reader.pieces(offset, lengths), strict=True):
                 if len(piece) != length:

@@ -1,5 +1,4 @@
-"""The threads that fetch: as many at work as are wanted, besides those that are stuck in the source. The fetcher calls
-it under its lock."""
+"""The threads that fetch: as many at work as are wanted, besides those stuck in the source. With the fetcher's lock."""
 
 from __future__ import annotations
 

@@ -115,8 +115,7 @@ class CacheWriter:
         return sorted(lost.difference(there))
 
     def write(self, block: int, data: Buffer) -> list[Came]:
-        """Write the verified bytes of ``block``, or of several from there on, or have them in memory for those who
-        wait."""
+        """Write the verified bytes of ``block``, or of several from there on, or keep them in memory."""
         size = self._cache.map.block_size
         try:
             self._room.write(self._cache, block, data)

@@ -32,8 +32,7 @@ _DRIFT = 3600 * 10**9
 class HotPack(msgspec.Struct, frozen=True):
     """Header and index of a hot pack: ``blocks`` in first-touch order and the lengths of their frames. Each frame has
     the bytes of the next ``per_frame`` blocks (the last frame: of those that are left). ``tree`` and ``map``
-    (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. The frames follow one another from byte
-    `base` on."""
+    (hexadecimal) say what it fits, ``created`` is Unix time in nanoseconds. Frames begin at byte `base`."""
 
     tree: str
     map: str

@@ -24,8 +24,7 @@ MAX_RANGES, MAX_FILES = 1 << 18, 1 << 16
 FRESH = 86_400.0
 """Seconds after which some starts are recorded in full again, as jobs change, and renew a list."""
 LONGEST = 32
-"""Units of one range, 128 KiB: of a longer one Linux reads no more ahead (``force_page_cache_ra``: the readahead window
-of the mount)."""
+"""Units of one range, 128 KiB: of a longer one Linux reads no more ahead (``force_page_cache_ra``)."""
 
 _HEADER = struct.Struct("<8sHHI32sQQI4x")  # magic, version, seen by, unit, tree digest, created, ranges, files
 _NAME = struct.Struct("<H")

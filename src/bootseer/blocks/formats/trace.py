@@ -41,8 +41,7 @@ class Trace(msgspec.Struct, frozen=True):
     """First touches in the order they happened. ``began`` is Unix time; ``tree`` the tree's digest (hexadecimal).
     ``complete`` is false when touches may be missing: recording stopped at its size limit, joined a warm mount, or
     pages were read ahead of the job. ``left_out``: how many processes were, as they read a large part of the tree.
-    ``source``: the tree of which the start was, where this one is only predicted from it; empty where it was
-    recorded."""
+    ``source``: the tree of which the start was, if this one is only predicted; else empty."""
 
     tree: str
     size: int

@@ -207,8 +207,7 @@ def _frame(ready: ReadyBlocks[BlockMap], group: Sequence[int], level: int) -> by
 
 def publish(store: Store, folder: str, path: Path, pack: HotPack, target: Target) -> str:
     """Put the hot pack at ``path`` into the store folder ``profiles/<tree>/<job>``, then remove older ones of it (and
-    those that cannot be read) and their page lists: who reads one sees it vanish, and goes on with the packs. Returns
-    the key."""
+    those that cannot be read) and their page lists, of which readers go on with the packs. Returns the key."""
     key = hotpack.pack_key(folder, hashing.file_hexdigest(path))
     store.put(key, path)
     try:

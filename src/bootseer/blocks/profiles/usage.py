@@ -47,8 +47,7 @@ class FolderUse(msgspec.Struct):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """One start. Files and folders come with the most bytes first; ``unowned`` bytes belong to no file (padding that
-    readahead brought)."""
+    """One start. Files and folders come with the most bytes first; ``unowned`` bytes belong to no file (padding)."""
 
     data_size: int
     touched: int
@@ -59,8 +58,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def recorded(store: Store, tree: str, size: int) -> list[Recorded]:
-    """The starts a store knows of a tree whose data has ``size`` bytes, oldest first. A damaged trace is a line in the
-    log."""
+    """The starts a store knows of a tree whose data has ``size`` bytes, oldest first. A damaged one is logged."""
     found = []
     for folder in (f"profiles/{tree}", f"{library.OWNED}/{tree}"):
         for info in store.list(folder):

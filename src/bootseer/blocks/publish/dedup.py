@@ -90,8 +90,7 @@ class KnownBlocks:
         return good
 
     def _read(self, pack: ObjectRef, some: Sequence[tuple[BlockMap, int]]) -> Iterator[tuple[bytes, Place]]:
-        """Those blocks of ``pack``, which come in the order of their frames, that are right, up to the first that is
-        not."""
+        """Those blocks of ``pack``, in the order of their frames, that are right, up to the first that is not."""
         try:
             with self._store.open(pack.key) as reader:
                 if reader.size != pack.size:

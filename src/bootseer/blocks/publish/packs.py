@@ -145,8 +145,7 @@ class PackWriter(Closing):
         return Packed(made, self._spool.stored, self._shared, foreign)
 
     def close(self) -> None:
-        """Stop the threads, waiting for what they have begun. What was put before a `finish` stays as objects that
-        nothing refers to."""
+        """Stop the threads, after what they have begun. Without a `finish` nothing refers to what was put."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._spool.close()
 

@@ -184,8 +184,7 @@ class FetcherProcess:
     # -- other threads ---------------------------------------------------------------------------------------------
 
     def _prefetch(self) -> None:
-        """Prefetch by the profile, then fill in the background. What goes wrong is logged: then blocks come on
-        demand."""
+        """Prefetch by the profile, then fill in the background. Trouble is logged: blocks come on demand."""
         try:
             if not self._cache.complete:
                 self._fetcher.known_here(NodeBlocks.find(self._tree.cache, self._tree.map, self._cache.ready))

@@ -69,8 +69,7 @@ def site_of(job: Job, one: Measured) -> Site:
 
 
 def ways(job: Job) -> dict[str, Way]:
-    """``local``, ``bootseer``, and, where it was measured on one node, ``ordinary`` and ``bootseer`` without each
-    technique."""
+    """``local``, ``bootseer``; ``ordinary`` and ``bootseer`` without each technique, as measured on one node."""
     alone = {way: starts[0] for way, starts in job.starts.items()}
     own = alone["local"].cpu_seconds or alone["local"].stages[LAST]
     lazy = _lazy(job, alone["again"])

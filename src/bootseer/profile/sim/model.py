@@ -62,8 +62,7 @@ _MOST = 100_000
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it starts. Rates of links are Mbit/s, of each node or server; what has 0 nodes to a ``rack`` has no cache
-    there."""
+    """Where it starts. Rates of links are Mbit/s, of each node or server; ``rack`` 0: no cache there."""
 
     node_mbit: float = 25_000.0
     registry_mbit: float = 25_000.0

@@ -193,8 +193,7 @@ def _set_aside(backend: Backend, path: str, pointer: Pointer) -> str:
 
 
 def _discard(backend: Backend, path: str, pointer: Pointer, owned: Permissions | None, tmp: str) -> None:
-    """Remove what is left of the file that ``pointer`` was at ``path``, and then ``tmp``; arguments of
-    `remove_stripes`."""
+    """Remove what is left of the file of ``pointer``, and then ``tmp``; arguments of `remove_stripes`."""
     if tmp != _temporary(path, pointer.uuid):
         _log.warning(UNFINISHED, path)
         backend.delete(tmp)

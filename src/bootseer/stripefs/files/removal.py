@@ -45,8 +45,7 @@ def remove_stripes(backend: Backend, path: str, pointer: Pointer, owned: Permiss
 
 
 def _namers(backend: Backend, folder: str, pointer: Pointer) -> tuple[bool, bool]:
-    """Whether a pointer in ``folder`` names the stripes of ``pointer``, and whether a damaged one does, or cannot be
-    read."""
+    """Whether a pointer in ``folder`` names the stripes of ``pointer``; whether a damaged or unreadable one may."""
     uuid = pointer.uuid
 
     def read(one: tuple[str, str, str]) -> str | None:

@@ -34,8 +34,7 @@ Tables = dict[tuple[int, int], bytes]
 
 
 class StripedFile(ChunkFile):
-    """A striped file, whose ``pointer`` was read from a file of that ``version``. Opening reads and checks every
-    footer."""
+    """A striped file, whose ``pointer`` was read from a file of that ``version``. Opening checks every footer."""
 
     def __init__(self, backend: Backend, path: str, pointer: Pointer, version: str = "") -> None:
         super().__init__(backend, path, pointer.geometry)
@@ -234,8 +233,7 @@ class StripedFile(ChunkFile):
         return Piece(self._source(stripe), begin, parts, check, self._reopened(stripe), self.path)
 
     def check_rest(self) -> None:
-        """Read and check what reads of the whole content do not need: the header of every stripe, the checksums of its
-        sectors."""
+        """Read and check what reads of the whole content do not need: headers of stripes, checksums of sectors."""
         if self._few:
             for chunk in range(0, self.geometry.chunks, self._page * self.geometry.width):
                 self._fetch(
