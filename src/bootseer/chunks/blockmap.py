@@ -1,7 +1,5 @@
-"""The block map: where each block of a data file lies in the stored packs, and what its bytes must hash to.
-
-On disk: ``docs/internals/blockmap.md``. A map in memory is immutable and may be used from any thread.
-"""
+"""The block map: where each block of a data file lies in the stored packs, and what its bytes must hash to. On disk:
+``docs/internals/blockmap.md``. A map in memory is immutable and may be used from any thread."""
 
 from __future__ import annotations
 

@@ -67,10 +67,9 @@ class ReadyBlocks(Closing, Generic[Map]):
 
 
 class CacheFile(ReadyBlocks[Map]):
-    """Blocks of one data file on this node. `open` it; reads and writes may come from any thread.
-
-    ``ready`` may be tested without a lock: its byte of a block turns 1 only after the data is in the file, and 0 again
-    only when the cache breaks (``broken``: the disk lost data, blocks are not kept any more)."""
+    """Blocks of one data file on this node. `open` it; reads and writes may come from any thread. ``ready`` may be
+    tested without a lock: its byte of a block turns 1 only after the data is in the file, and 0 again only when the
+    cache breaks (``broken``: the disk lost data, blocks are not kept any more)."""
 
     def __init__(self, folder: Path, blocks: Map, digest: bytes, lock_fd: int, ready: Ready | None) -> None:
         super().__init__(folder, -1, bytearray(blocks.count) if ready is None else ready, blocks)

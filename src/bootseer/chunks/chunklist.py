@@ -1,7 +1,5 @@
-"""The chunk list: place, size and checksums of one striped file, by which its cached chunks are known and checked.
-
-On disk: ``docs/internals/blockmap.md``, "Cache folder". For a cache folder it is what a block map is for one of a tree.
-"""
+"""The chunk list: place, size and checksums of one striped file, by which its cached chunks are known and checked. On
+disk: ``docs/internals/blockmap.md``, "Cache folder". For a cache folder it is what a block map is for one of a tree."""
 
 from __future__ import annotations
 

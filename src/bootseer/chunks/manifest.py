@@ -1,8 +1,6 @@
-"""Tree manifests: the small JSON object that names the parts of a lazy tree.
-
-Store keys: ``trees/<digest>.json`` (the manifest; its name is the BLAKE3 of its bytes) and ``blobs/<aa>/<digest>`` (by
-BLAKE3 of the stored bytes). Everything a tree consists of is verified against this chain before it is used.
-"""
+"""Tree manifests: the small JSON object that names the parts of a lazy tree. Store keys: ``trees/<digest>.json`` (the
+manifest; its name is the BLAKE3 of its bytes) and ``blobs/<aa>/<digest>`` (by BLAKE3 of the stored bytes). Everything a
+tree consists of is verified against this chain before it is used."""
 
 from __future__ import annotations
 

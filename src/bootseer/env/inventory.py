@@ -69,11 +69,9 @@ def digest(stored: bytes) -> str:
 
 
 def decode(stored: bytes, *, targets: int, expect: str = "") -> list[Entry]:
-    """Entries of a stored inventory for a snapshot of ``targets`` targets.
-
-    Raises `DataError` for wrong bytes (``expect`` is the object's SHA-256) and for every entry that could write outside
-    its target: nothing has been written by then.
-    """
+    """Entries of a stored inventory for a snapshot of ``targets`` targets. Raises `DataError` for wrong bytes
+    (``expect`` is the object's SHA-256) and for every entry that could write outside its target: nothing has been
+    written by then."""
     if expect and digest(stored) != expect:
         raise DataError("inventory of the snapshot has the wrong checksum")
     try:

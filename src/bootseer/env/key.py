@@ -1,7 +1,5 @@
-"""The key of a snapshot: SHA-256 of a document with every input that decides what the command makes.
-
-The document (``docs/internals/snapshot.md``) travels with the snapshot, so that a miss can be explained by a diff.
-"""
+"""The key of a snapshot: SHA-256 of a document with every input that decides what the command makes. The document
+(``docs/internals/snapshot.md``) travels with the snapshot, so that a miss can be explained by a diff."""
 
 from __future__ import annotations
 

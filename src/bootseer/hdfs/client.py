@@ -53,8 +53,7 @@ def _keep_for_ever(native: object) -> None:
 
 
 def connect(url: str) -> HdfsClient:
-    """The client for the NameNode (or name service) of ``url``; one per process and `caller`. Touches no
-    network."""
+    """The client for the NameNode (or name service) of ``url``; one per process and `caller`. Touches no network."""
     base = split(url)[0]
     key = (base, *caller())
     return _clients.get(key) or _clients.setdefault(key, HdfsClient(base))

@@ -1,7 +1,5 @@
-"""Bytes on their way to a socket, as pieces of memory that nobody changes: cut and gathered without copies.
-
-Pure functions; nothing here is shared.
-"""
+"""Bytes on their way to a socket, as pieces of memory that nobody changes: cut and gathered without copies. Pure
+functions; nothing here is shared."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Conversion of an image to a lazy tree in a store, once per digest.
-
-Layers stream: registry or layout -> inflate -> tar members -> EROFS writer -> blocks -> packs -> store; nothing is
-unpacked on the way. Concurrency: the caller's thread applies members; threads of `oci.pipeline` bring their bytes,
-those of `blocks.publish.packs` take the data.
-"""
+"""Conversion of an image to a lazy tree in a store, once per digest. Layers stream: registry or layout -> inflate ->
+tar members -> EROFS writer -> blocks -> packs -> store; nothing is unpacked on the way. Concurrency: the caller's
+thread applies members; threads of `oci.pipeline` bring their bytes, those of `blocks.publish.packs` take the data."""
 
 from __future__ import annotations
 

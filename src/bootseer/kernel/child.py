@@ -188,9 +188,7 @@ def answer(name: str, say: Callable[[int], int], seconds: float, most: int) -> b
 
 def born(pid: int) -> int:
     """When a process began, in clock ticks since boot; 0 when there is none, or it has ended and is only to be reaped.
-
-    With its number it names a process for as long as the machine runs.
-    """
+    With its number it names a process for as long as the machine runs."""
     try:
         fields = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,6 @@
 """Copies of mounts in other mount namespaces: who makes a namespace gets one of each mount that is there. Where mounts
 are private (in most virtual machines and containers), or were made so with the namespace, an unmount here leaves the
-copies, and what they show has to be served for as long as the namespace lasts.
-"""
+copies, and what they show has to be served for as long as the namespace lasts."""
 
 from __future__ import annotations
 

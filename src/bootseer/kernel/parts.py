@@ -1,8 +1,6 @@
-"""The parts of a service: processes that one parent keeps, each of which ends and is started again alone.
-
-The parent has one thread and loads nothing that must not be forked. What the processes say of themselves, and what the
-parent tells them, is in memory that they share (`Part`). A part ends with the parent.
-"""
+"""The parts of a service: processes that one parent keeps, each of which ends and is started again alone. The parent
+has one thread and loads nothing that must not be forked. What the processes say of themselves, and what the parent
+tells them, is in memory that they share (`Part`). A part ends with the parent."""
 
 from __future__ import annotations
 

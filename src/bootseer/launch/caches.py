@@ -1,8 +1,6 @@
 """The compile caches of a start: restored before the programs begin, captured beside them once the first step is over.
-
 Advice throughout: without them the programs compile. Concurrency: one thread looks whether what was added has settled
-and starts the process that captures it (`env.generation.Held.capture`).
-"""
+and starts the process that captures it (`env.generation.Held.capture`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""The checkpoint of a start: a striped mount, prefetched in its turn, or a copy.
-
-What earlier starts of the job read of their checkpoints is known from the store; just that is prefetched into the node
-cache. Where nothing is known, all is. The turn of either comes after the hot blocks of the image, which the job needs
-first, and before the rest of it.
-"""
+"""The checkpoint of a start: a striped mount, prefetched in its turn, or a copy. What earlier starts of the job read of
+their checkpoints is known from the store; just that is prefetched into the node cache. Where nothing is known, all is.
+The turn of either comes after the hot blocks of the image, which the job needs first, and before the rest of it."""
 
 from __future__ import annotations
 

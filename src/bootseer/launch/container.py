@@ -1,8 +1,6 @@
-"""The job's container: one root file system in which the set-up command and then the training command run.
-
-An ordinary user's is `image.user`: what a command writes in the image itself ends with the command, so that targets of
-the set-up command are folders of this host (`Container.keep`).
-"""
+"""The job's container: one root file system in which the set-up command and then the training command run. An ordinary
+user's is `image.user`: what a command writes in the image itself ends with the command, so that targets of the set-up
+command are folders of this host (`Container.keep`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The socket of the node daemon: who connects, one request of each, one answer.
-
-Users can neither fill it (limits on the connections of each and of all, and on the time until the request comes) nor
-break it: a packet is whole or refused, and what it says is a document of known fields or refused.
-"""
+"""The socket of the node daemon: who connects, one request of each, one answer. Users can neither fill it (limits on
+the connections of each and of all, and on the time until the request comes) nor break it: a packet is whole or refused,
+and what it says is a document of known fields or refused."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Logging in to one registry: Basic, or bearer tokens with their refresh (distribution spec, token authentication).
-
 Concurrency: any thread asks for `Auth.header`. A token is renewed before it ends by one thread, while others go on with
-the old one; when it has ended they wait for the one that renews (its requests have deadlines).
-"""
+the old one; when it has ended they wait for the one that renews (its requests have deadlines)."""
 
 from __future__ import annotations
 

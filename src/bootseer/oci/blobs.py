@@ -1,8 +1,6 @@
-"""Reading blobs: whole ones as resumed streams, ranges as bytes. Digests are the caller's to verify.
-
-Where a registry redirects blobs to storage elsewhere, the place is remembered per blob for ``LINK_AGE`` seconds, so a
-range costs one request; when such a signed link has expired the registry is asked for a new one.
-"""
+"""Reading blobs: whole ones as resumed streams, ranges as bytes. Digests are the caller's to verify. Where a registry
+redirects blobs to storage elsewhere, the place is remembered per blob for ``LINK_AGE`` seconds, so a range costs one
+request; when such a signed link has expired the registry is asked for a new one."""
 
 from __future__ import annotations
 

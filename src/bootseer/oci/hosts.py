@@ -1,8 +1,6 @@
-"""``hosts.toml`` of containerd: by which hosts a registry is asked, and how.
-
-Read are ``server``, and of it and of each ``[host."URL"]`` ``capabilities`` (``resolve``, ``pull``), ``ca``,
-``skip_verify`` and ``override_path``. Anything else (``client``, ``header``, timeouts) is not: the log names it.
-"""
+"""``hosts.toml`` of containerd: by which hosts a registry is asked, and how. Read are ``server``, and of it and of each
+``[host."URL"]`` ``capabilities`` (``resolve``, ``pull``), ``ca``, ``skip_verify`` and ``override_path``. Anything else
+(``client``, ``header``, timeouts) is not: the log names it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Small parts of HTTP that the client's modules share: addresses, numbers in headers, bodies from files, what failed.
-
 Nothing a server sends may raise anything but `TransportError` here, and no message quotes an address: its path and
-query may be signed.
-"""
+query may be signed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Start-up cards for the terminal. Everything is said in words and signs, so it reads the same without colour.
-
-Text from events goes through `_text` and never through rich's markup, which a job name could otherwise inject.
-"""
+"""Start-up cards for the terminal. Everything is said in words and signs, so it reads the same without colour. Text
+from events goes through `_text` and never through rich's markup, which a job name could otherwise inject."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Chrome trace event JSON, for chrome://tracing and ui.perfetto.dev.
-
-A node is a process (pid), a rank a thread (tid 0: work done once for the node). A ``DONE`` span is one complete event
-(``X``), an ``OPEN`` one a begin without an end (``B``), a ``LOST`` or ``SKEWED`` one an instant (``i``). Times are
-microseconds since the first event.
-"""
+"""Chrome trace event JSON, for chrome://tracing and ui.perfetto.dev. A node is a process (pid), a rank a thread (tid 0:
+work done once for the node). A ``DONE`` span is one complete event (``X``), an ``OPEN`` one a begin without an end
+(``B``), a ``LOST`` or ``SKEWED`` one an instant (``i``). Times are microseconds since the first event."""
 
 from __future__ import annotations
 

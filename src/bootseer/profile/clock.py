@@ -1,8 +1,6 @@
-"""One time axis for a job: each node's monotonic clock, moved to wall time once per boot.
-
-Within a node, order and distance come from the monotonic clock, so a wall clock that is set during start-up moves
-nothing. Across nodes the axis is only as good as the nodes' wall clocks, but for what `Axis.align` can prove.
-"""
+"""One time axis for a job: each node's monotonic clock, moved to wall time once per boot. Within a node, order and
+distance come from the monotonic clock, so a wall clock that is set during start-up moves nothing. Across nodes the axis
+is only as good as the nodes' wall clocks, but for what `Axis.align` can prove."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Read start-up events and join them to spans. Format and states: ``docs/internals/events.md``.
-
-Reading never fails on a bad line: it drops and counts it. Memory: spans only, about 0.25 kB each; lines are not kept.
-"""
+"""Read start-up events and join them to spans. Format and states: ``docs/internals/events.md``. Reading never fails on
+a bad line: it drops and counts it. Memory: spans only, about 0.25 kB each; lines are not kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Files of start-ups below the paths that were named: found, and opened so that no neighbour's link leads elsewhere.
-
 Who writes events shares the folders with others. A path that was named is followed wherever it leads; below it the only
-links that count are those to files that this user made. A folder is looked through down to `_DEPTH` levels.
-"""
+links that count are those to files that this user made. A folder is looked through down to `_DEPTH` levels."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Growth with size: what start-ups of small and large jobs cost, as a share of the GPU time that the jobs held.
-
-Sizes are classes of two: 1, 2, 3-4, 5-8 and so on, of GPUs, or of nodes where a start names no GPUs. Shares are of the
-attempts whose end is known (the run's own end, or sacct): hours before first steps by hours held.
-"""
+"""Growth with size: what start-ups of small and large jobs cost, as a share of the GPU time that the jobs held. Sizes
+are classes of two: 1, 2, 3-4, 5-8 and so on, of GPUs, or of nodes where a start names no GPUs. Shares are of the
+attempts whose end is known (the run's own end, or sacct): hours before first steps by hours held."""
 
 from __future__ import annotations
 

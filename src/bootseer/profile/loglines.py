@@ -1,8 +1,6 @@
-"""A line of a log: its text, and the time, rank and node that the line names, without what carried it.
-
-Carriers stand in front of a program's own text: container runtimes, kubectl, collectors, launchers, loggers. A line has
-several frames where a progress bar drew itself anew; each has the head of its line.
-"""
+"""A line of a log: its text, and the time, rank and node that the line names, without what carried it. Carriers stand
+in front of a program's own text: container runtimes, kubectl, collectors, launchers, loggers. A line has several frames
+where a progress bar drew itself anew; each has the head of its line."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""One start-up as one HTML file that opens from disk: card, time line of the nodes, node x stage table, what-if.
-
-No script and nothing from a network. Everything that events say is escaped, and a content security policy forbids the
-rest. Nothing is said by colour alone. From `MAX_ROWS` nodes on a row of the time line is a band of nodes.
-"""
+"""One start-up as one HTML file that opens from disk: card, time line of the nodes, node x stage table, what-if. No
+script and nothing from a network. Everything that events say is escaped, and a content security policy forbids the
+rest. Nothing is said by colour alone. From `MAX_ROWS` nodes on a row of the time line is a band of nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""What the analysis of one start-up says: plain records, printed by ``profile show --json`` as they are.
-
-Times in seconds. Definitions: ``docs/reference/definitions.md``.
-"""
+"""What the analysis of one start-up says: plain records, printed by ``profile show --json`` as they are. Times in
+seconds. Definitions: ``docs/reference/definitions.md``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""One row for each start-up, in Parquet: what is kept of its events when a fleet's weeks are looked at.
-
-Format 3, the columns of `Start`; the file's metadata have the key ``bootseer_starts``. Read and written by DuckDB
-(extra ``fleet``). Hours are GPU-hours, or node-hours of a start-up whose events name no GPUs (``gpus`` is 0 then).
-"""
+"""One row for each start-up, in Parquet: what is kept of its events when a fleet's weeks are looked at. Format 3, the
+columns of `Start`; the file's metadata have the key ``bootseer_starts``. Read and written by DuckDB (extra ``fleet``).
+Hours are GPU-hours, or node-hours of a start-up whose events name no GPUs (``gpus`` is 0 then)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Where a rank waited for others: at the barrier after a stage, inside a rendezvous, for the slowest first step, and
-where it said so itself.
-
-A rank is only said to wait where its own events show it: it went on after the slowest one arrived, not before. Each
-wait belongs to the stage that it follows or lies in.
-"""
+where it said so itself. A rank is only said to wait where its own events show it: it went on after the slowest one
+arrived, not before. Each wait belongs to the stage that it follows or lies in."""
 
 from __future__ import annotations
 

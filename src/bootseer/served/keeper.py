@@ -1,8 +1,6 @@
 """Processes of a server that keep each other: a supervisor restarts the others, and one of those, as its heir, has
-another supervisor start when the first has died.
-
-A supervisor has one thread. It holds every descriptor that must outlive the others, and does nothing that may wait.
-"""
+another supervisor start when the first has died. A supervisor has one thread. It holds every descriptor that must
+outlive the others, and does nothing that may wait."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Where the pieces of a load go: the callers' memory, and scratch memory for a piece that is not in one place there.
-
-A piece is consecutive whole chunks of one file. It is read, sent and received as a whole, also where the requests want
-parts of its chunks only: a CRC, and a rank that it is sent to, need all of it.
-"""
+"""Where the pieces of a load go: the callers' memory, and scratch memory for a piece that is not in one place there. A
+piece is consecutive whole chunks of one file. It is read, sent and received as a whole, also where the requests want
+parts of its chunks only: a CRC, and a rank that it is sent to, need all of it."""
 
 from __future__ import annotations
 

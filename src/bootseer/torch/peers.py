@@ -1,8 +1,6 @@
-"""The ranks that came to read together: a gloo group of their own, and what each of them needs.
-
-They find each other through the job's store. It is not `torch.distributed.new_group`, which is a collective of every
-rank of the job, and what goes wrong in it is not the job's: docs/internals/shared-read.md.
-"""
+"""The ranks that came to read together: a gloo group of their own, and what each of them needs. They find each other
+through the job's store. It is not `torch.distributed.new_group`, which is a collective of every rank of the job, and
+what goes wrong in it is not the job's: docs/internals/shared-read.md."""
 
 from __future__ import annotations
 
@@ -43,8 +41,7 @@ Wait = Callable[[], None]
 
 class Peers:
     """Those who came. ``ranks`` of the job's group and their encoded ``needs``, both by number in the group of their
-    own, in which this rank has the number ``me``. Any thread may send and receive; each wait has the ``deadline``.
-    """
+    own, in which this rank has the number ``me``. Any thread may send and receive; each wait has the ``deadline``."""
 
     def __init__(self, store: Store, me: int, count: int, deadline: float, rank: int, needs: bytes) -> None:
         """Raises `RuntimeError`, and `UnavailableError` when what they say is damaged."""

@@ -1,9 +1,6 @@
-"""safetensors files in a striped store: tensors, and slices of them, straight into memory.
-
-The format: the length of a header (8 bytes, little-endian), the header (JSON: name -> dtype, shape, data_offsets, and
-``__metadata__``), the elements. A model of several files has an index (``*.safetensors.index.json``) that says which
-tensor is in which.
-"""
+"""safetensors files in a striped store: tensors, and slices of them, straight into memory. The format: the length of a
+header (8 bytes, little-endian), the header (JSON: name -> dtype, shape, data_offsets, and ``__metadata__``), the
+elements. A model of several files has an index (``*.safetensors.index.json``) that says which tensor is in which."""
 
 from __future__ import annotations
 

@@ -272,8 +272,7 @@ class Engine:
 
 class Reading:
     """One call of a reader: begun, and waited for or left, by one thread. It ends in the process that made it: a forked
-    child has its engine without the threads.
-    """
+    child has its engine without the threads."""
 
     def __init__(self, engine: Engine, pieces: Sequence[tuple[BlockFile, Piece]]) -> None:
         self._engine = engine

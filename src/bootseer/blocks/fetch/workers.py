@@ -65,8 +65,7 @@ class BlockCache(Protocol):
 
 class CacheWriter:
     """Writes blocks to ``cache``, for many threads. ``tell`` hears what became of each block, ``full`` that blocks
-    cannot be written any more. ``make_room`` and ``allow``: as of `bootseer.chunks.keeping.Room`.
-    """
+    cannot be written any more. ``make_room`` and ``allow``: as of `bootseer.chunks.keeping.Room`."""
 
     def __init__(
         self,

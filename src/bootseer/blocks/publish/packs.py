@@ -1,8 +1,6 @@
 """Packs: a stream of data cut in blocks, hashed and compressed on all cores, and written to stored objects in order.
-
 The caller's thread alone fills batches, takes results in order and writes packs; a pool hashes and compresses; threads
-of `PackSpool` hand finished packs to the store. Bytes depend on the input only, never on which thread was first.
-"""
+of `PackSpool` hand finished packs to the store. Bytes depend on the input only, never on which thread was first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""When the recording of a start ends, and how its trace and the hot pack get to where the next starts find them.
-
-All is advice for later starts: what goes wrong costs a line in the log, never the fetcher process. Who unmounts waits
-for the trace, not for the hot pack, which is finished when the mount and its server are gone, for a minute at most.
-"""
+"""When the recording of a start ends, and how its trace and the hot pack get to where the next starts find them. All is
+advice for later starts: what goes wrong costs a line in the log, never the fetcher process. Who unmounts waits for the
+trace, not for the hot pack, which is finished when the mount and its server are gone, for a minute at most."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The demo's training job: a small transformer in JAX that resumes from a checkpoint and goes on training.
-
-Nothing in it is special to bootseer but the spans around its initialisation, and it runs without them too. It prints
-one JSON line a step. With ``--save FILE`` it trains from scratch and writes the checkpoint that other starts resume.
-"""
+"""The demo's training job: a small transformer in JAX that resumes from a checkpoint and goes on training. Nothing in
+it is special to bootseer but the spans around its initialisation, and it runs without them too. It prints one JSON line
+a step. With ``--save FILE`` it trains from scratch and writes the checkpoint that other starts resume."""
 
 from __future__ import annotations
 

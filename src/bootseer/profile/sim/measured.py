@@ -1,8 +1,6 @@
 """Ways to start, from what the benchmarks measured: ``measured.json``, which ``python -m bench.page`` makes of reports.
-
 What a report does not split is split by one rule: what a stage of a node alone takes beyond its bytes at the rate of
-the link is work. What then is left of that start comes behind the last byte (`calibrated`).
-"""
+the link is work. What then is left of that start comes behind the last byte (`calibrated`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Jobs, Job, Compare, Fleet and Growth as pages, JSON and CSV, rendered here; and the door for events that are sent.
-
 Names of jobs, nodes and stages are input: templates escape all, and the content security policy allows this server's
-own script and nothing else. Who may read is decided by `bootseer.profile.web.access`.
-"""
+own script and nothing else. Who may read is decided by `bootseer.profile.web.access`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Events that are sent to the server: each body becomes one file, named by what it holds, in a folder for its sender.
-
 So who does not know whether a body has arrived sends it again: the second one changes nothing. What is kept is bounded,
-for all and for each sender, which is an address; a file that somebody removes makes room.
-"""
+for all and for each sender, which is an address; a file that somebody removes makes room."""
 
 from __future__ import annotations
 

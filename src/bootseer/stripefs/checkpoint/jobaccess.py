@@ -1,7 +1,6 @@
-"""What the processes of a job read of its checkpoint by themselves, by URL: handed over to who started the job.
-
-The launcher names the checkpoint in `VARIABLE`. A process that reads of it keeps an `AccessRecord` beside the job's
-events, and the launcher merges these with what was read through its mount. Advice: trouble is a log line."""
+"""What the processes of a job read of its checkpoint by themselves, by URL: handed over to who started the job. The
+launcher names the checkpoint in `VARIABLE`. A process that reads of it keeps an `AccessRecord` beside the job's events,
+and the launcher merges these with what was read through its mount. Advice: trouble is a log line."""
 
 from __future__ import annotations
 

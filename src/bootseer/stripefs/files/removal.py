@@ -1,8 +1,6 @@
-"""Removing the stripes of a file that is gone, unless they may be another file's.
-
-What a pointer says is its writer's word: its name, and whose stripes it names. So each removal looks who else names
-them, among the files of the folder that can by their length (`layout.may_name`), which no forged pointer changes.
-"""
+"""Removing the stripes of a file that is gone, unless they may be another file's. What a pointer says is its writer's
+word: its name, and whose stripes it names. So each removal looks who else names them, among the files of the folder
+that can by their length (`layout.may_name`), which no forged pointer changes."""
 
 from __future__ import annotations
 

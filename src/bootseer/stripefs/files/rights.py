@@ -17,8 +17,7 @@ _log = logging.getLogger(__name__)
 def change(backend: Backend, path: str, pointer: Pointer | None, *, at: str = "", **rights: Unpack[Attributes]) -> None:
     """Change the rights of the file at ``path``: of the stripes that ``pointer`` (None: a plain file) names, then of
     the pointer, so that nobody is promised a privacy that the bytes do not have yet. ``at``: where the pointer lies as
-    long as it is not published. Errors as of `Backend.change`.
-    """
+    long as it is not published. Errors as of `Backend.change`."""
 
     def of_stripe(stripe: str) -> None:
         with contextlib.suppress(NotFoundError):  # the file is damaged, or was replaced just now

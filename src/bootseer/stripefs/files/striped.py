@@ -1,8 +1,6 @@
-"""Striped files as they are read: footers, the checksums of their chunks, and those of the sectors of a chunk.
-
-A request that wants little of a chunk reads only those sectors, once it has their checksums, which the footer proves.
-Concurrency: as in `reader`.
-"""
+"""Striped files as they are read: footers, the checksums of their chunks, and those of the sectors of a chunk. A
+request that wants little of a chunk reads only those sectors, once it has their checksums, which the footer proves.
+Concurrency: as in `reader`."""
 
 from __future__ import annotations
 

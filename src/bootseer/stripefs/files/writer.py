@@ -121,10 +121,8 @@ class StripeWriter:
         return self._digest.hexdigest()
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Append ``data``. Returns its length in bytes, as a file's ``write`` does.
-
-        `bytes`, and views of them, are not copied; anything else is, once, since it may change before it is stored.
-        """
+        """Append ``data``. Returns its length in bytes, as a file's ``write`` does. `bytes`, and views of them, are not
+        copied; anything else is, once, since it may change before it is stored."""
         self._check_process()
         view = flat(data)
         length = len(view)
