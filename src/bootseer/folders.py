@@ -36,8 +36,7 @@ def private_folder(path: Path, *, sub: str = "") -> Path:
     Use the path that is returned: it has no links in it, which somebody could let point elsewhere afterwards.
 
     Raises `ConfigError` when ``path`` or ``sub`` is a link, is somebody else's, or can be written to by others, or when
-    somebody else could put another folder in its place; and the error of the file system when it cannot be made.
-    """
+    somebody else could put another folder in its place; and the error of the file system when it cannot be made."""
     with doing(f"use the folder {path}"):
         path.absolute().parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         path = _real(path)

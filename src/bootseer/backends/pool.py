@@ -2,8 +2,7 @@
 
 Every piece is cut in runs. Each run fills its parts and checks them, in a thread of the request; one that fails is
 tried once more, on a source opened afresh where the piece says how. A call returns, or raises, when none of its runs
-can touch the destination any more.
-"""
+can touch the destination any more."""
 
 from __future__ import annotations
 

@@ -2,5 +2,4 @@
 
 The package knows nothing of images or environments. ``tree`` is its door: publish a directory tree once, mount it
 anywhere while its bytes still arrive. Formats: ``docs/internals/blockmap.md`` and ``docs/internals/trace.md``;
-threads and locks: ``docs/internals/blocks-concurrency.md``.
-"""
+threads and locks: ``docs/internals/blocks-concurrency.md``."""

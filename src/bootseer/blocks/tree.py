@@ -3,8 +3,7 @@
 A tree is a two-part EROFS image: ``meta`` is local before the mount, ``data`` is served by a block server
 (``blocks.serving.server``) that outlives the caller; several mounts with the same ``state_dir`` share it. State of a
 running tree, in ``<state_dir>/trees/``: ``<id>/`` (record, control socket, FUSE mount point), ``<id>.log`` and
-``<id>.lock`` (held while mounting and unmounting).
-"""
+``<id>.lock`` (held while mounting and unmounting)."""
 
 from __future__ import annotations
 

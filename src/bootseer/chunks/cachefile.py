@@ -7,8 +7,7 @@ with the state from before it, so that it never promises more than the disk hold
 (images) or compares the block once more (striped files) is said in docs/internals/nodecache.md, "What is believed".
 
 After one failed ``fdatasync`` the cache is broken for good: the kernel counts the pages it could not write as clean,
-so the next one would succeed without them. Blocks since the last good one are not ready any more, nothing is added.
-"""
+so the next one would succeed without them. Blocks since the last good one are not ready any more, nothing is added."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A folder that nothing uses is owned for a second at a time (`locks.maintain`), so that a mount waits no longer than
 that; what a mount uses is read through its data file beside the mount, and only reported. Ready blocks are those of the
-bitmap on disk. Folders in use are read from the page cache where they are in it, others from the disk.
-"""
+bitmap on disk. Folders in use are read from the page cache where they are in it, others from the disk."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ One collection at a time per cache (flock of its folder ``blocks``); others leav
 folder is a log line and the next one is tried. What is used is never touched (`locks.maintain`).
 
 A crash at any moment leaves right bytes: a block leaves the bitmap, durably, before its bytes leave the disk (a hole in
-the data file); a folder loses its bitmap, durably, before anything else.
-"""
+the data file); a folder loses its bitmap, durably, before anything else."""
 
 from __future__ import annotations
 

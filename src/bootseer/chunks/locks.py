@@ -2,8 +2,7 @@
 
 Maintenance (`maintain`) owns a folder for moments only, and only one that nothing uses: the lock is not enough for
 that, as an EROFS mount may read a complete data file without any process. A write lease on the data file tells: the
-kernel grants it to the only one who has the file open, and while it is held, others wait in open(2).
-"""
+kernel grants it to the only one who has the file open, and while it is held, others wait in open(2)."""
 
 from __future__ import annotations
 

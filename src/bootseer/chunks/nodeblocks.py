@@ -2,8 +2,7 @@
 
 Known by their hash in the block maps, as in the dedup of a store: trees whose maps name a pack in common are looked at,
 the one with most of them first. Nothing there is believed: bytes are compared with the hash in the map that wants them,
-and what is not right, or gone by then, comes from the store. Trust and limits: ``docs/internals/nodecache.md``.
-"""
+and what is not right, or gone by then, comes from the store. Trust and limits: ``docs/internals/nodecache.md``."""
 
 from __future__ import annotations
 

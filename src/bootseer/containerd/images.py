@@ -3,8 +3,7 @@ a tree cannot stand for a layer.
 
 Methods block; `service` calls them in threads of their own (`tasks`). The record of an image is kept with the
 snapshots as the store had it, signature and all: it is verified each time it is used, with the keys of this process,
-and a restart needs no store for it.
-"""
+and a restart needs no store for it."""
 
 from __future__ import annotations
 

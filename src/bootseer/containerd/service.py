@@ -3,8 +3,7 @@
 containerd makes some of them (Commit, Update) inside a transaction of its own database, and all of a snapshotter wait
 for its garbage collection, which waits for the calls that run: so none may take long. What may, such as mounting a tree
 while the store is away, is a task (`tasks`) that a call waits for with a deadline and without a thread; after that the
-caller is told to try again, and the next call finds the task or its result.
-"""
+caller is told to try again, and the next call finds the task or its result."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ that the registry gives it to (`image.lookup.readable_for`), an environment for 
 which is a digest of all that went in, and a checkpoint where the settings let the pod's namespace.
 
 What is mounted for a volume is below ``<state_dir>/csi/<volume>``, which only root can enter, and bound to the folder
-of the pod. That and the kernel's mount table are all that is remembered: a driver that starts again finds it there.
-"""
+of the pod. That and the kernel's mount table are all that is remembered: a driver that starts again finds it there."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The folder is a FUSE file system of this process, the index a web server of this process; both count and delay what they
 pass on in the same `Link`. What a node writes to the shared folder (snapshots, traces) lies in an overlay of its own
-until the end of the start, which puts it where the next node reads it through its link.
-"""
+until the end of the start, which puts it where the next node reads it through its link."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ is written through a mapping that exists changes no times), and the file is the 
 times); what was placed in vain is of no file then, and nobody reads it.
 
 Byte code names the time of its source, which is another one after each install. A source with byte code beside it gets
-one that follows from its content, as does that byte code: equal sources give equal bytes.
-"""
+one that follows from its content, as does that byte code: equal sources give equal bytes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Key documents hold digests of scripts, files and values, and texts only after `redact`. The scan reads captured files
 before publication; what a wheel from an index brought itself (listed in a RECORD with the same hash) is public already
-and does not count, because packages ship example URLs and test keys that would otherwise stop every publication.
-"""
+and does not count, because packages ship example URLs and test keys that would otherwise stop every publication."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Every entry that is on this node, and every one of the newest generation that is not, but for those that nobody has used
 for long, and those beyond the limits. Where all that is here is in that generation already, nothing is written. What
-the job changes meanwhile is looked at again; what it is just writing waits for the next time.
-"""
+the job changes meanwhile is looked at again; what it is just writing waits for the next time."""
 
 from __future__ import annotations
 

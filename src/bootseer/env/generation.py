@@ -4,8 +4,7 @@ A set-up command makes the same at each start, so that its snapshot is there onc
 what the one before held, and what the starts since have added. It is a snapshot of the key of its cache, whose number
 stands in the place of the observed inputs, so that of two nodes that make the same number at once one comes too late,
 and makes the next. `gathering` makes them; here they are restored: as a writable overlay, where that is allowed, else
-as files of the node's own folder.
-"""
+as files of the node's own folder."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Who writes a requirements file chooses what it includes, and whoever may write beside it what a name leads to. So a
 container's files are opened below the folder of this host that they lie in, with no link followed by then. Without one
 root reads, outside of the job's folder and those of the files that were named, only what everybody may read. No text is
-kept of what lies outside, nor as root of what is not root's own or not for everybody. Nothing waits for a pipe.
-"""
+kept of what lies outside, nor as root of what is not root's own or not for everybody. Nothing waits for a pipe."""
 
 from __future__ import annotations
 

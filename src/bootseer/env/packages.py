@@ -2,8 +2,7 @@
 
 That is packages, and what says which is which. Left out are pages of an index (they are asked for anew each time),
 locks, what is of one node, and whatever a login may be in: of pip's answers go only the headers that pip needs, and no
-entry of uv goes of which a file holds what may be a login.
-"""
+entry of uv goes of which a file holds what may be a login."""
 
 from __future__ import annotations
 

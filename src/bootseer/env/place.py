@@ -2,8 +2,7 @@
 
 Root follows a link on the way to a target only where nobody else can change it (`bootseer.folders.settled`), and below
 a folder that a container sees (`Target.within`) none at all. What is then mounted, read and written goes by descriptor.
-Each use opens the target anew, and so finds what is mounted on it by then.
-"""
+Each use opens the target anew, and so finds what is mounted on it by then."""
 
 from __future__ import annotations
 

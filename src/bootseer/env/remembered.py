@@ -2,8 +2,7 @@
 
 Device, inode, size and the times of the last write and the last change name a file's content where the kernel keeps
 these times itself; elsewhere (in images, in FUSE mounts, in overlays) somebody else chooses them, and nothing is
-remembered. All facts are in one file of a private folder of the node cache, which is read once (`at_hand`).
-"""
+remembered. All facts are in one file of a private folder of the node cache, which is read once (`at_hand`)."""
 
 from __future__ import annotations
 

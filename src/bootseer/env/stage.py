@@ -2,8 +2,7 @@
 
 Advisory throughout: whatever goes wrong with a snapshot is a log line and a reason, and the command runs. Concurrency:
 one thread, and with ``EnvSpec.background`` one more that publishes (`publication`); ranks of one node that ask for the
-same targets wait for each other (`lock`), nodes for the one that runs the command (`bootseer.objects.lease`).
-"""
+same targets wait for each other (`lock`), nodes for the one that runs the command (`bootseer.objects.lease`)."""
 
 from __future__ import annotations
 

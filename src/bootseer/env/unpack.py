@@ -7,8 +7,7 @@ itself stays whose it is.
 
 What is replaced is kept in a folder ``.bootseer-restore-*`` beside the target (in it, when it is a mount of its own)
 until all is in place, with a journal that is written before each step. A restore that was killed is taken back by
-`recover`. A power failure may lose the end of the journal.
-"""
+`recover`. A power failure may lose the end of the journal."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ def build(tree: Path, meta: Path, data: Path) -> None:
     error).
 
     Raises `NotFoundError` (no such folder), `DataError` (the tree changed, or holds what EROFS cannot), `FullError`
-    (no space), `NotWritableError` (also: a file that may not be read), `BootseerError` for other I/O errors.
-    """
+    (no space), `NotWritableError` (also: a file that may not be read), `BootseerError` for other I/O errors."""
     tree, meta, data = tree.absolute(), meta.absolute(), data.absolute()
     if not tree.is_dir():
         raise NotFoundError(f"cannot build an image of {tree}: it is no folder")

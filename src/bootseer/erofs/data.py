@@ -5,8 +5,7 @@ multiple of 4 KiB. Chunks of ``align`` bytes that are zero throughout are not wr
 
 A map of extents costs its author a few bytes each, but an image 8 bytes of metadata for every unit of the file and
 real zeros around every extent: 300 members of a 5 kB layer once made 157 MB of metadata. So where the extents are
-known, their number says how large units are, and both costs are bounded by the content of all files together.
-"""
+known, their number says how large units are, and both costs are bounded by the content of all files together."""
 
 from __future__ import annotations
 

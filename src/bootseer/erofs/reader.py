@@ -35,8 +35,7 @@ class Reader:
     Paths are bytes from the root, with or without slashes at either end; the root is ``b""``. Anything that cannot be
     right raises `DataError`, and work is bounded by the size of ``meta``: a directory seen twice, or more names than
     ``meta`` has room for, end a walk. The checksum of the superblock is checked, nothing else has one: whoever wants
-    to know that the bytes are the right ones verifies ``meta`` and what ``read_data`` gives.
-    """
+    to know that the bytes are the right ones verifies ``meta`` and what ``read_data`` gives."""
 
     def __init__(
         self,

@@ -24,8 +24,7 @@ class Tree(ABC):
     name that is taken is replaced, except that `add_dir` keeps the members of a directory, and that nothing replaces a
     directory (`remove` it first). `DataError` for whatever an image cannot hold: a name over 255 bytes, a missing
     parent, a size that is wrong. After such an error the tree is as before and adding may go on. ``at``, a folder of
-    this tree, stands for the root in one call: what is far down need not be walked to.
-    """
+    this tree, stands for the root in one call: what is far down need not be walked to."""
 
     def __init__(self) -> None:
         self.root = Node(stat.S_IFDIR, _ROOT)

@@ -2,8 +2,7 @@
 
 Each change is told to the journal before the kernel can know of it, and the next server begins with what was told.
 How often the kernel looked a node up is not: the FORGETs that a dead server had read are lost, so what it left is kept
-until the mount ends. A number is never given twice.
-"""
+until the mount ends. A number is never given twice."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ synced or renamed, or when its last descriptor is closed; not when its writer di
 through this mount only, under its node. Its node becomes that of the published content, whose pages the kernel has.
 
 Concurrency: ``_lock`` of `StripeOperations` guards the tables here as well, and is never held during storage calls;
-each `Unfinished` has a lock of its own.
-"""
+each `Unfinished` has a lock of its own."""
 
 from __future__ import annotations
 

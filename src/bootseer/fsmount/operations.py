@@ -70,8 +70,7 @@ class StripeOperations(fuse.Operations):
 
     ``cache``: where files that are open are kept on the node's disk. ``shared``: with the owners and modes of the
     storage, for a mount that others may use; else everything is readable. ``expected``: what a start before read; it is
-    noted of files that the kernel reads by itself, all of a file that is not in it.
-    """
+    noted of files that the kernel reads by itself, all of a file that is not in it."""
 
     def __init__(
         self,

@@ -38,8 +38,7 @@ class ServerSpec(msgspec.Struct, frozen=True):
     ``prefetch``: paths as of `mount.start`; ``ranges`` of files go before; ``hold``: it begins after
     `FsMount.release`; ``memory``: bytes of read-ahead. ``allow_other``: other users may use the mount, with ``shared``
     as far as the owners and modes of the storage let them, else for everything. ``writable``: with files of ``width``
-    and ``unit``, and at most ``spool`` bytes of them, unfinished, on this node. ``silence``: as `SILENCE`.
-    """
+    and ``unit``, and at most ``spool`` bytes of them, unfinished, on this node. ``silence``: as `SILENCE`."""
 
     url: str
     mountpoint: str

@@ -2,8 +2,7 @@
 
 Concurrency: FUSE workers, read threads, read-ahead threads, and for the prefetch one thread with two of its own; one
 thread answers the control socket and replaces a dead supervisor; the main thread notes for the next server what was
-moved, while it waits for the unmount or for SIGTERM.
-"""
+moved, while it waits for the unmount or for SIGTERM."""
 
 from __future__ import annotations
 

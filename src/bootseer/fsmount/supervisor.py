@@ -3,8 +3,7 @@
 One process, one thread, no storage and no disk. What a successor must know is in shared memory (`MountMemory`), so a
 killed server costs its readers a moment. One that is stopped or stuck has no heartbeat and is killed
 (`record.SILENCE`). What a server had unfinished is lost with it. When the supervisor is killed, its server starts
-another.
-"""
+another."""
 
 from __future__ import annotations
 

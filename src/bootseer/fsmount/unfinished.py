@@ -5,8 +5,7 @@ They lie in a `Spool` as long as the spools of the mount have room: there they c
 the spool must go, the file goes on without: its bytes come in order then, and are not read back.
 
 What was published before does not change: the next version has the same bytes, and more behind them. What is in the
-spool can, also when it was published: a mapping is written when its descriptor is closed already.
-"""
+spool can, also when it was published: a mapping is written when its descriptor is closed already."""
 
 from __future__ import annotations
 

@@ -41,8 +41,7 @@ class StripeOutput(io.BufferedIOBase):
     since it cannot tell a ``finally`` that the exception passes through from an ``except`` that has nothing to do with
     the file. A finaliser is no owner: what wraps the file (a text file, an archive) and is collected only ends the
     writing. Without ``autocommit`` closing only ends the writing, too: `commit` publishes, `discard` gives up.
-    Belongs to one thread at a time.
-    """
+    Belongs to one thread at a time."""
 
     def __init__(
         self,

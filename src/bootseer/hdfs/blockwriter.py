@@ -10,8 +10,7 @@ The new generation is what makes the replica of the failed DataNode stale, shoul
 on every DataNode that is left; what was not is still in memory. A failure at the end of a block is repaired with the
 stage `pipeline.CLOSE`, in which the DataNodes finish the block at once.
 
-Concurrency: as `bootseer.hdfs.pipeline`: one thread at a time.
-"""
+Concurrency: as `bootseer.hdfs.pipeline`: one thread at a time."""
 
 from __future__ import annotations
 

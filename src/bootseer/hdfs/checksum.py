@@ -8,8 +8,7 @@ except for each chunk's CRC where the next chunk begins. Hence two calls per pac
 Why that is a check as good as one by one: a chunk that is damaged changes the packet's CRC exactly when it changes its
 own, because moving a CRC past the bytes that follow is a bijection. Only damage in several chunks of one packet can
 cancel, with the probability of any CRC, 2^-32. When the packet is wrong, its chunks are checked one by one, to say
-where.
-"""
+where."""
 
 from __future__ import annotations
 

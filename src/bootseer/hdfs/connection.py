@@ -6,8 +6,7 @@ hold: `Transfer.cancel` shuts the socket down, which wakes its user wherever it 
 
 Sockets are blocking, and the kernel keeps the deadline (``SO_RCVTIMEO``), where sockets with Python's own timeouts poll
 before each call (a tenth more CPU). In the main thread those are used nevertheless, because there signal handlers
-interrupt a wait, and Python would then begin it anew with its whole time.
-"""
+interrupt a wait, and Python would then begin it anew with its whole time."""
 
 from __future__ import annotations
 

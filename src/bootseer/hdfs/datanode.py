@@ -11,8 +11,7 @@ the headers are what they had to be. If one is not, what follows it is put back,
 by one from there. No call waits for more bytes than must come in any case, however they are cut.
 
 Concurrency: any thread; a read uses one connection alone. When `read` has returned or raised, nothing writes to the
-caller's memory any more.
-"""
+caller's memory any more."""
 
 from __future__ import annotations
 

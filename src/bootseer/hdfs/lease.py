@@ -4,8 +4,7 @@ After a minute without a renewal the NameNode lets others take over a file, and 
 nothing came for a minute. Checkpoints are written by threads that stop for longer than that.
 
 Concurrency: one daemon thread per process, while there are files open; it holds no lock while it asks. A forked child
-has no such thread and none of its parent's files.
-"""
+has no such thread and none of its parent's files."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A DataNode that is frozen still accepts connections (its kernel does), so each is asked for a block that does not exist;
 any answer will do, an error as well as the end of the connection: one that wants a login closes it unread.
 
-Concurrency: one call waits for a thread per DataNode; calls share who was last found not to answer.
-"""
+Concurrency: one call waits for a thread per DataNode; calls share who was last found not to answer."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def silent(nodes: Sequence[DataNode], pool: str, since: float = math.inf) -> tup
     stripes of a file that wait for one frozen DataNode leave it together.
 
     One that could not be asked because this process has no socket for it (too many open files, no free port) is not
-    among them: nothing is known of it, and a line in the log says so.
-    """
+    among them: nothing is known of it, and a line in the log says so."""
     known = [i for i, node in enumerate(nodes) if _found.get(node.uuid, -math.inf) > since]
     if known := [i for i in known if not thawed(nodes[i].uuid)]:
         return tuple(known)

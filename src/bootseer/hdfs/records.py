@@ -31,8 +31,7 @@ class FileStatus:
     ``file_id`` names this very file as long as it exists, also after a rename; one that replaces it has another.
     ``erasure``: the name of its erasure coding policy, or of the policy that new files in this folder get; else "".
     ``encrypted``: in an encryption zone. ``acl``: it has an access control list, and the group bits of ``mode`` are
-    only the mask of that. What ``hdfs-native`` does not tell is 0 or "".
-    """
+    only the mask of that. What ``hdfs-native`` does not tell is 0 or ""."""
 
     path: str
     size: int

@@ -2,8 +2,7 @@
 
 What a reader of files should do next differs: ask the NameNode again where the block is (`StaleReplica`), tell the
 NameNode of damage and read elsewhere (`CorruptReplica`), only read elsewhere (`UncheckedReplica` and plain
-`UnavailableError`), or nothing, since it is its own doing (`Cancelled`).
-"""
+`UnavailableError`), or nothing, since it is its own doing (`Cancelled`)."""
 
 from __future__ import annotations
 

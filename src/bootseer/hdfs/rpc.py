@@ -17,8 +17,7 @@ A NameNode that wants a login is logged in at (`bootseer.hdfs.sasl.negotiation`)
 Kerberos, else when it says so: from then on every connection of this client is.
 
 Concurrency: any thread may call. Calls at one address share a connection (`bootseer.hdfs.shared`): a process logs in
-once. A forked child begins with no connections and a client id of its own.
-"""
+once. A forked child begins with no connections and a client id of its own."""
 
 from __future__ import annotations
 

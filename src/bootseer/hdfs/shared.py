@@ -5,8 +5,7 @@ There is no thread for it. Of those who wait one reads, and gives each its answe
 another one. What has been received of a frame when a reader's time is over stays here for the next one. No new call is
 made over a connection that was silent for all the time of a call: what is between here and there may have lost it.
 
-Concurrency: any thread may call. Only the reader receives, and only who holds ``_sending`` sends.
-"""
+Concurrency: any thread may call. Only the reader receives, and only who holds ``_sending`` sends."""
 
 from __future__ import annotations
 

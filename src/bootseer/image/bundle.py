@@ -3,8 +3,7 @@
 Signals mean in a container what they mean without one. Process 1, for which the kernel drops every signal that it has
 no handler for, is not the command but a small program (init/init.c) that passes signals on to it. Where there is none
 for this machine, a signal that would have ended the command ends the container. The runtime is a child in its own
-process group, so that a signal reaches the container exactly once: by us.
-"""
+process group, so that a signal reaches the container exactly once: by us."""
 
 from __future__ import annotations
 

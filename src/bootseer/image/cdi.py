@@ -2,8 +2,7 @@
 
 Vendors describe their devices in files of ``/etc/cdi`` and ``/var/run/cdi``, as ``nvidia-ctk cdi generate`` does for
 GPUs and the libraries of their driver. A device is named ``vendor.com/class=name``; its edits and those of its file are
-merged into the OCI runtime configuration. Files are JSON, or YAML where PyYAML is installed.
-"""
+merged into the OCI runtime configuration. Files are JSON, or YAML where PyYAML is installed."""
 
 from __future__ import annotations
 
@@ -143,8 +142,7 @@ def select(
     ``gpus``: names of the class ``gpu``, with or without the vendor, or ``all`` that the cgroup of this process and
     ``CUDA_VISIBLE_DEVICES`` in ``environ`` allow. The numbers in that variable count what the cgroup allows, and in the
     container what is in it. Raises `NotFoundError` for a device that nobody describes, `PrivilegeError` for one that
-    may not be used, `ConfigError` for a name that several vendors have.
-    """
+    may not be used, `ConfigError` for a name that several vendors have."""
     if gpus is None and not devices:
         return None
     known = _Known(folders)

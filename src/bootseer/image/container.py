@@ -88,8 +88,7 @@ def spec(
     are not. Where GPUs are ``chosen`` these are shown instead, with what their vendor says that they need. The
     container may use these, device nodes among ``mounts``, and what runtimes allow every container.
 
-    No limits are set: no cgroup limits, no rlimits, no OOM score, so that no further capability is needed.
-    """
+    No limits are set: no cgroup limits, no rlimits, no OOM score, so that no further capability is needed."""
     if network not in ("host", "none"):
         raise ConfigError(f"unknown container network {network!r}", hint="host or none")
     for folder in ("dev", "proc", "sys"):

@@ -2,8 +2,7 @@
 
 A runtime takes names, and one that lies in a folder of somebody else's may lead elsewhere by the time it is mounted. So
 the runtime gets a mount namespace of its own, in which such a source is already mounted at a place that only root can
-change. Nothing is left of it when container and runtime have ended.
-"""
+change. Nothing is left of it when container and runtime have ended."""
 
 from __future__ import annotations
 

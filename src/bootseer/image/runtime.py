@@ -78,8 +78,7 @@ def run(
     ``stop_grace``: seconds after SIGINT or SIGTERM until a command that handles them is killed (None: it may take its
     time). ``network`` ``host`` is the network namespace of the caller. ``devices``: see `cdi.select`. The container
     is in the caller's cgroups, and gone when this returns. Raises `PrivilegeError`, `UnsupportedError` (no working
-    runtime), `NotFoundError` (no such command in the image), `ConfigError`.
-    """
+    runtime), `NotFoundError` (no such command in the image), `ConfigError`."""
     state = state_dir or Path(settings.load().state_dir)
     found = find(state, runtime)
     args = container.command_of(config, argv)

@@ -3,8 +3,7 @@
 Capabilities that a container lacks forbid most of these already; but keys of the kernel have no namespace, a user
 namespace of its own gives a process all capabilities in it, and what a job has no use for may have errors. All other
 calls are allowed, also those of later kernels: profilers (ptrace, perf_event_open), NCCL between processes
-(process_vm_readv, pidfd_getfd), NUMA, io_uring.
-"""
+(process_vm_readv, pidfd_getfd), NUMA, io_uring."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Who runs with more rights than those who can write to a folder (root in a tenant's folder, a user in a shared one) uses
 names in it through this module alone. A link is never followed: one on the way to a name is ELOOP, or ENOTDIR in
 place of the last folder; a name that leads out is EXDEV. Opening never waits, as it would for a pipe or a device that
-somebody put there.
-"""
+somebody put there."""
 
 from __future__ import annotations
 

@@ -30,8 +30,7 @@ class Child:
 
     ``before`` is the one it replaces: failures in a row are counted on, and `wait_seconds` grows with them. Call
     `succeeded` once it does its work: a later death is not its start's fault. One that could not be forked (no memory,
-    too many processes) has ``pid`` 0 and counts as dead.
-    """
+    too many processes) has ``pid`` 0 and counts as dead."""
 
     def __init__(self, name: str, body: Callable[[], int], before: Child | None = None) -> None:
         self.name = name

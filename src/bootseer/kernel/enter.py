@@ -35,8 +35,7 @@ def enter(root: Path, shown: Sequence[Shown], files: Mapping[str, bytes], made: 
 
     Raises `PrivilegeError` when this user may not enter ``root``, `NotFoundError` when it or a source is missing,
     `ConfigError` for a target that cannot be, `UnsupportedError` where the kernel does not let users do that. After an
-    error this process must end: it may be half inside.
-    """
+    error this process must end: it may be half inside."""
     for one in shown:
         if (
             not os.path.isabs(one.target)

@@ -2,8 +2,7 @@
 
 A finaliser runs anywhere: while its thread holds any lock, and at the end of the interpreter, when no other thread goes
 on and none can be started. So it takes no lock, waits for nothing and starts no thread: `later` has another thread do
-that, which `prepare` started while the object was made. A test looks for those that do it themselves.
-"""
+that, which `prepare` started while the object was made. A test looks for those that do it themselves."""
 
 from __future__ import annotations
 

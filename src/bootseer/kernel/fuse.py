@@ -4,8 +4,7 @@ those that are written to (`WritableOperations`). Ways to end, forks and takeove
 Concurrency: ``workers`` threads read requests from one device descriptor and answer them until it is unmounted. An
 operation that waits holds its worker: give as many workers as reads may wait at once, and some more, or return `LATER`.
 Operations must not touch their own mount: with each worker waiting for a request that no worker is left to answer, the
-mount hangs.
-"""
+mount hangs."""
 
 from __future__ import annotations
 

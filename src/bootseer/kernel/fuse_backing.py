@@ -2,8 +2,7 @@
 
 The kernel wants all open descriptors of one inode alike: the first open of a node decides for those that come while it,
 or one of them, is open. A server that takes over must answer with the number that the one before gave a node, as
-descriptors of it may still be open. It does not know of how many, so such a number stays until the mount ends.
-"""
+descriptors of it may still be open. It does not know of how many, so such a number stays until the mount ends."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 kernel for its mount (`Options`), and what it granted (`Negotiated`).
 
 Nodes are integers the operations choose (1 is the root); names are `str` with surrogate escapes for bytes that are not
-UTF-8. Every operation may be called from several threads at once.
-"""
+UTF-8. Every operation may be called from several threads at once."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ that a user named; paths lie below it, or on the way to it.
 
 Root of a user namespace has the rights of a user, and is one here. Root and neighbours have one number there: folders
 on the way to ``base``, and what links lead to, count as root's, links and folders below ``base`` as a neighbour's.
-What is opened is what was looked at: all of it is done by descriptors.
-"""
+What is opened is what was looked at: all of it is done by descriptors."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def open_followed(path: str, flags: int, *, base: str, writing: bool = False, sh
 
     ``shown``: what root reads is shown to others, perhaps to a container that can write there; then root's own links
     are followed on the way to ``base`` only. Raises `OSError`: EACCES for a link that is not followed, EINVAL for what
-    is neither a regular file nor a folder, unless it is only held (``O_PATH``).
-    """
+    is neither a regular file nor a folder, unless it is only held (``O_PATH``)."""
     flags |= os.O_CLOEXEC | (0 if flags & os.O_PATH else os.O_NONBLOCK | os.O_NOCTTY)
     try:
         fd, opened = libc.open_without_links(os.fsencode(path), flags), True

@@ -3,8 +3,7 @@
 Only mounts of the command's own namespace are marked, so that nobody else's opens are seen: a thread and its children
 get a namespace here; a container has its runtime's, which tells of it before the command starts (`hook`). What is
 mounted later is marked as soon as it is there. Needs CAP_SYS_ADMIN. Concurrency: one thread reads events from
-`Opens.begin` to `Opens.end`.
-"""
+`Opens.begin` to `Opens.end`."""
 
 from __future__ import annotations
 

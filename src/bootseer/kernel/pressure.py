@@ -2,8 +2,7 @@
 
 I/O is also that of files which come over the network, as those of a lazy image do.
 
-https://docs.kernel.org/accounting/psi.html
-"""
+https://docs.kernel.org/accounting/psi.html"""
 
 from __future__ import annotations
 

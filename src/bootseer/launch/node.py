@@ -3,8 +3,7 @@
 Whatever a stage mounts is unmounted at the end, also after an error or Ctrl-C, in reverse order by one `ExitStack`.
 Concurrency: the stages run one after the other in the caller's thread; beside them run the process that forks their
 servers (`kernel.background`), the checkpoint's prefetch (in its own process) and a thread that waits for its turn, a
-snapshot's publication and one `ReadyWatch` thread.
-"""
+snapshot's publication and one `ReadyWatch` thread."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@ is ready.
 
 The file is the job's, which may be root: it may put a link, a pipe or terabytes there. What is handed on is JSON that
 we have written, and no shell that sources it finds anything to expand in it.
-Concurrency: one thread that polls the file (an append-only file of a few KiB) every 50 ms, and later every second.
-"""
+Concurrency: one thread that polls the file (an append-only file of a few KiB) every 50 ms, and later every second."""
 
 from __future__ import annotations
 

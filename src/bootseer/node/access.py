@@ -3,8 +3,7 @@
 The registry is asked. Logins of users may name programs (credential helpers), and what those run may be the user's own.
 So the question is asked by a process that has become the user (for a pod: nobody), in a session, keyring and process
 namespace of its own: all that it starts ends with it. It reads nothing of the settings but which registries have no
-TLS, and asks no mirrors, as these let anybody in.
-"""
+TLS, and asks no mirrors, as these let anybody in."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ The image itself is mounted on ``closed/tree`` beside ``private``; ``closed`` on
 
 ``private`` is a file system of its own, of a few kilobytes, with the one folder ``root`` in it. It belongs to the user
 and only the user can enter it. It is read-only before the user can reach it at all, so that even its owner can open it
-to nobody else, nor put anything else where ``root`` is, in no mount namespace.
-"""
+to nobody else, nor put anything else where ``root`` is, in no mount namespace."""
 
 from __future__ import annotations
 

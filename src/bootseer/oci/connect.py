@@ -2,8 +2,7 @@
 
 Reads of answers are judged by progress: `http.client` has a deadline for each read of a socket only. They are stricter
 as well. `http.client` takes any 1xx answer but 100 for the final one, so that the real one is left for the next request
-on the connection; it skips 100s and trailers without end; and it takes a chunk of -1 bytes for all that is to come.
-"""
+on the connection; it skips 100s and trailers without end; and it takes a chunk of -1 bytes for all that is to come."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Files, first hit wins: ``$REGISTRY_AUTH_FILE``; ``$DOCKER_CONFIG/config.json``; ``~/.docker/config.json``;
 ``$XDG_RUNTIME_DIR/containers/auth.json`` (docker's config.json, containers-auth.json(5)). Inside a file a helper named
 for the registry (``credHelpers``) goes before ``auths``, and ``credsStore`` is asked last. Nothing is kept in memory
-longer than a request for a token needs it, and nothing of it is ever logged.
-"""
+longer than a request for a token needs it, and nothing of it is ever logged."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Retries: a transfer without an answer, and 429, 500, 502, 503 and 504, are tried again ``RETRIES`` times with growing
 pauses, or after what ``Retry-After`` says. A longer one than `MAX_RETRY_AFTER`, and everything else, is final. The
-``Authorization`` header goes to this registry's own scheme, host and port only.
-"""
+``Authorization`` header goes to this registry's own scheme, host and port only."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The layers are applied in memory (`bootseer.oci.layers`); contents are written as they come, to numbered files of a
 working folder inside the root. Then the tree is made: folders, what is in them, and at last the folders' attributes,
-the deepest first. No path of a layer is ever resolved on the disk, so nothing in one can lead out of the root.
-"""
+the deepest first. No path of a layer is ever resolved on the disk, so nothing in one can lead out of the root."""
 
 from __future__ import annotations
 

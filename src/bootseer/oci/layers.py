@@ -2,8 +2,7 @@
 
 The rules are those of the OCI image-spec 1.1 ("Applying changesets") and of docs/internals/image.md ("Rules where
 layers leave room"). Layers come from outside: every path is resolved inside the root, as ``openat2`` with
-``RESOLVE_IN_ROOT`` would (tests/node/test_erofs_layers.py compares the two).
-"""
+``RESOLVE_IN_ROOT`` would (tests/node/test_erofs_layers.py compares the two)."""
 
 from __future__ import annotations
 

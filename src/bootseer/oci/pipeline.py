@@ -3,8 +3,7 @@
 Concurrency: layers of a registry are downloaded in order by a few *download* threads into unlinked spool files; for the
 layer being applied one *inflate* thread reads its spool (while it may still grow) and one *hash* thread checks the diff
 id; the caller, a single thread, takes the chunks in order. All hand over through bounded queues and watch one stop
-event, so leaving the context ends them; downloads end by the registry client's progress deadlines.
-"""
+event, so leaving the context ends them; downloads end by the registry client's progress deadlines."""
 
 from __future__ import annotations
 

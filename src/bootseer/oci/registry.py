@@ -7,8 +7,7 @@ threads at once; waits and retries are those of `bootseer.oci.transport` and `bo
 Where a registry keeps no list of the artifacts that refer to an image, the index tagged ``sha256-<hex>`` is that list
 (distribution spec 1.1). There is no conditional write: an entry is added by reading, writing and looking again, and one
 that another writer overwrote between is entered again. Two processes can still lose an entry when one writes long
-after its read; bootseer finds its own objects by their own tags as well (`bootseer.objects.registry`).
-"""
+after its read; bootseer finds its own objects by their own tags as well (`bootseer.objects.registry`)."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ class Registry(Closing):
     ``mirrors``: ``[http[s]://]host[:port][/prefix]`` each; None: what the settings say for this registry, else
     `hosts`, which says also where it is itself. ``logins``: see `credentials.find`. ``stranger``: it is asked for
     somebody who is not of this machine: then it has no address of the machine's own, unless ``plain_http`` of the
-    settings names it, nor what it leads to.
-    """
+    settings names it, nor what it leads to."""
 
     def __init__(
         self,
@@ -164,8 +162,7 @@ class Registry(Closing):
         and the media type that the registry and the document agree upon (empty: neither says).
 
         ``fresh``: ask no mirror, as it may be behind. Raises `DataError` for other bytes than the digest's, and
-        for what is ambiguous (`spec.describe`).
-        """
+        for what is ambiguous (`spec.describe`)."""
         what = f"image {self._named(selector)}"
         if fresh:
             return self._manifest(self._origin, selector, what, accept)
@@ -227,8 +224,7 @@ class Registry(Closing):
 
         Few retries, as its callers have their own and other sources. Raises `DataError` (past the end, or an answer
         for another range), `UnavailableError`, `NotFoundError`, `PrivilegeError`. The bytes are not verified: who finds
-        them damaged asks again, ``fresh``, past the mirrors; the one that gave them then rests.
-        """
+        them damaged asks again, ``fresh``, past the mirrors; the one that gave them then rests."""
         if fresh:
             self._mirrors.damaged(item.digest)
             return b"".join(self._blobs[self._origin].pieces(item, offset, [length]))

@@ -2,8 +2,7 @@
 
 The standard library's ``tarfile`` gives times as floats (nanoseconds are lost), re-reads through 10 KiB buffers in
 stream mode and hides PAX extended attributes behind text; this reader keeps names and attributes as bytes.
-Formats: POSIX.1-2008 pax, and the GNU tar manual's appendix on sparse members.
-"""
+Formats: POSIX.1-2008 pax, and the GNU tar manual's appendix on sparse members."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ takes with urllib3 (measured by turns); none of those we know judges a transfer 
 
 Concurrency: any thread may call `Transport.request`; a connection belongs to one answer until that is closed. No
 threads of its own. Waits: ``CONNECT`` seconds to connect; afterwards every 16 KiB (or the end of what is sent or
-expected) must take less than ``STALL`` seconds of waiting, so neither a silent nor a dripping server holds us.
-"""
+expected) must take less than ``STALL`` seconds of waiting, so neither a silent nor a dripping server holds us."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ and no shell that sources an events file finds anything to expand in what is wri
 written to: where network file systems and user namespaces map users, one's own file is another user's.
 
 Concurrency: safe from threads and after fork; an event is one ``open``/``write``/``close`` with ``O_APPEND``: no lock,
-and no descriptor that the host program could close and reuse. Measured by ``scripts/bench emit``.
-"""
+and no descriptor that the host program could close and reuse. Measured by ``scripts/bench emit``."""
 
 from __future__ import annotations
 

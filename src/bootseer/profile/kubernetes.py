@@ -4,8 +4,7 @@ Reads what ``kubectl get pods,events -o json`` prints, of jobs in it when they w
 many GPUs they hold. The cluster keeps events
 for an hour only: without them the image is taken to have come when the pod's first container started. Of a container
 that has started again Kubernetes keeps the last two starts; what it does not know is left out. Times are whole seconds
-mostly.
-"""
+mostly."""
 
 from __future__ import annotations
 

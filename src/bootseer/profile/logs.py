@@ -4,8 +4,7 @@ A lane is one rank of one node, as far as the lines say; lines of several logs o
 names no rank is of all ranks of its node that have a stage open. A stage ends where the next one of its lane begins;
 where one rank alone says when its first step ended, the others' stages end with its own. Only lines that carry a time
 count; others that match are counted. The patterns and their form: ``logpatterns.toml`` beside this file; what a line
-says: `loglines`.
-"""
+says: `loglines`."""
 
 from __future__ import annotations
 

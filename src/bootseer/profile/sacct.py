@@ -2,8 +2,7 @@
 
 Reads ``sacct -D`` (all records of a job that was requeued), with ``--json``, which Slurm has since 21.08, or the table
 of ``--parsable2``. An attempt is named as `bootseer run` names it: JOB_ID.RESTART.STEP_ID, of its first ``srun`` step.
-Times are whole seconds.
-"""
+Times are whole seconds."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ The command inherits stdin, stdout, stderr and every other descriptor; its exit 
 becomes ours. Signals sent to us are passed on; those the terminal sends reach the command by themselves (they go to the
 whole foreground group) and are not sent twice. Trouble with events is never the command's.
 
-Concurrency: one thread; signals are blocked and taken one by one with ``sigwaitinfo``, so there are no handlers.
-"""
+Concurrency: one thread; signals are blocked and taken one by one with ``sigwaitinfo``, so there are no handlers."""
 
 from __future__ import annotations
 

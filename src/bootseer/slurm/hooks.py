@@ -3,8 +3,7 @@
 A hook that fails, or that Slurm finds too slow, drains its node; and slurmd kills the process group of a hook and waits
 for its standard output. So the hook itself only starts a worker, with a session and output of its own, and waits for it
 within its time. It exits with 0 whatever happens: trouble is told in the job folder, where the job's steps find it, and
-in the log.
-"""
+in the log."""
 
 from __future__ import annotations
 

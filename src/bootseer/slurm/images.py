@@ -2,8 +2,7 @@
 
 With a daemon the user of the job must be able to read the image, by the user's own logins, and its block servers are in
 the daemon's cgroup: jobs that use one image share them, and no end of a job ends them. The daemon's mounts are those of
-the job ``slurm-<job id>.<restart count>``, so that whoever removes the job folder ends them.
-"""
+the job ``slurm-<job id>.<restart count>``, so that whoever removes the job folder ends them."""
 
 from __future__ import annotations
 

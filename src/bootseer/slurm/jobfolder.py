@@ -9,8 +9,7 @@ users may share a group) but not list it. Files, in the order of their making:
 - ``state``: else the ``state_dir`` that it is mounted by, on
 - ``rootfs``
 - ``image.json`` (`Image`) when it is ready, or ``error``, a line for the user, when it will not be
-- ``ended``: the Epilog has come; what is left is to be removed by whoever sees it
-"""
+- ``ended``: the Epilog has come; what is left is to be removed by whoever sees it"""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ its bytes are on the disk for sure; only then may the kernel read it from the fi
 again.
 
 Concurrency: any thread may call anything. Who opened a `NodeFile` may use it until `NodeFile.close`; one thread
-syncs, and closes those that nobody uses.
-"""
+syncs, and closes those that nobody uses."""
 
 from __future__ import annotations
 

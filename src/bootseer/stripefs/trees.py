@@ -2,8 +2,7 @@
 
 A listing tells what is where, so no file is looked up by itself: a name that is not listed is new, and where files are
 opened as they are listed, many small ones are read in one request. Large files, which have many streams each, go one
-after another.
-"""
+after another."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 `save` and `load` have the content of an ordinary ``torch.save`` file, so `torch.load` reads it too, from a mount or
 after `bootseer fs get`; ``load`` unpickles with ``weights_only``, so a checkpoint can hold no code. `StorageWriter` and
 `StorageReader` are for torch.distributed.checkpoint (DCP); `save_safetensors`, `load_safetensors` and `safe_open` for
-safetensors. torch is imported when the first of them is used.
-"""
+safetensors. torch is imported when the first of them is used."""
 
 from __future__ import annotations
 

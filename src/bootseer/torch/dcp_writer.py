@@ -3,8 +3,7 @@
 The files are those of torch's own writer: ``.metadata``, and for rank N ``__N_0.distcp`` with one torch.save of each
 item behind the other. So torch's reader reads them too, from a mount or a copy. The coordinator begins the save and
 tells the others its epoch in their plans; each rank publishes its file; when all have, the coordinator publishes
-``.metadata`` and then COMMIT.
-"""
+``.metadata`` and then COMMIT."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
 
     DCP wraps what goes wrong in its `CheckpointException`, on every rank: `NotWritableError` for a folder that has a
     checkpoint already, `FullError`, `UnavailableError`, and `UnsupportedError` for ``use_collectives=False``.
-    A planner that caches plans must not be used for a folder in which an earlier save was interrupted.
-    """
+    A planner that caches plans must not be used for a folder in which an earlier save was interrupted."""
 
     def __init__(self, url: Given, *, width: int = layout.WIDTH, unit: int = layout.UNIT) -> None:
         super().__init__()

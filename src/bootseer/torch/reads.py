@@ -4,8 +4,7 @@ A stored tensor is an array of rows at an offset of a file. A part of it is one 
 piece, else several. Ranges that lie further apart than a chunk are read one by one; what is nearer to each other would
 touch the same chunks anyway and is read as one, into memory of its own. So is what goes to another device, to another
 dtype, or into a tensor that is not contiguous, or whose memory another part has, too (tied weights); it is copied from
-there, in order.
-"""
+there, in order."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ memory where a request covers a piece of them. Nothing writes there after the ca
 broken and its threads have ended then.
 
 Concurrency: one thread calls. Beside it: some that read a bucket each and send it, and one for each rank from which
-something is received.
-"""
+something is received."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ def read_shared(
     Every rank of ``group`` calls this, each time, with whatever it needs, which may be nothing; with None this process
     reads by itself. It does so, too, when it cannot meet the others within ``deadline`` seconds. Ranks that need the
     same bytes must have opened the same version of a file; others do not share. Raises what `ChunkFile.readinto` does,
-    for this rank alone; then the memory holds rubbish.
-    """
+    for this rank alone; then the memory holds rubbish."""
     began = time.monotonic()
     destination = Destination(requests)
     before, needs = destination.read_so_far, shared_plan.encode(destination.needs())

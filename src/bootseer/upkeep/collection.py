@@ -3,8 +3,7 @@
 A first run notes since when an object is not needed (``collection/condemned``). A run after the grace time withdraws it
 (`bootseer.objects.withdrawn`), looks once more at all that may need it, and then puts it back or deletes it. What a run
 that was killed has withdrawn, the next one goes on with. `bootseer.objects.uses.hold` is the other side: a publication
-notes the use of its tree, then sees whether all is in its place. Neither relies on the other's clock or speed.
-"""
+notes the use of its tree, then sees whether all is in its place. Neither relies on the other's clock or speed."""
 
 from __future__ import annotations
 

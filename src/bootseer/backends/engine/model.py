@@ -6,8 +6,7 @@
           Attempt   one transfer: the primary one into the caller's memory, at most one more into scratch memory
 
 Nothing here does input or output; the engine keeps its own things (buffers, transfers) in the fields ``tag`` and
-``handle``.
-"""
+``handle``."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Folders, links and special files are made first, from the metadata. Then blocks come, hot ones first, and go straight
 into files of a hidden folder in the destination; a file gets its place by rename once all its bytes are there, verified
-and with its attributes. So whoever looks early finds a file whole or not at all, and never zeros.
-"""
+and with its attributes. So whoever looks early finds a file whole or not at all, and never zeros."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Pure policy without threads or clocks: the fetcher calls it under its lock and hands the time in. It is for stores that
 are one server: registries and object stores. A store in HDFS has replicas below, which its engine asks long before
-(`backends.engine.hedging`, `backends.engine.model.Tuning`).
-"""
+(`backends.engine.hedging`, `backends.engine.model.Tuning`)."""
 
 from __future__ import annotations
 

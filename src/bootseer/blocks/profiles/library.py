@@ -2,8 +2,7 @@
 
 Keys: ``profiles/<tree digest>/<job>/<trace digest>.trace``, and beside these ``hot-<digest>.pack`` and its page list;
 ``profiles/owned/<tree digest>/<owner>/<job>/...`` of starts that a service mounts for others. Everything here is
-advice: any trouble is one log line and an empty answer, never an error for the job.
-"""
+advice: any trouble is one log line and an empty answer, never an error for the job."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 It may be killed at any time: the supervisor forks another, which goes on with the shared memory and the descriptors of
 the dead one. Threads: the fetcher's own, ``requests`` (of the FUSE server), ``sync`` (bitmap, counters), ``prefetch``,
 ``readahead``, ``predict``, ``hotpack`` (after the recording); the main thread says how it goes and waits for the end of
-the recording.
-"""
+the recording."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ supervisor. A read whose blocks are ready is answered at once from the data file
 the channel, and answered when its blocks came, so waiting readers hold no worker.
 
 When this process is killed readers wait for the next one (`_serve`). When the supervisor is killed this process forks
-the next one, which never comes near the locks that the workers may hold at that moment.
-"""
+the next one, which never comes near the locks that the workers may hold at that moment."""
 
 from __future__ import annotations
 

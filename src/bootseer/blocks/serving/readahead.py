@@ -5,8 +5,7 @@ ahead is not seen when the job touches it, so such a start adds nothing to the p
 ``docs/internals/pagelist.md``.
 
 One thread, in the fetcher process. It looks at each range whether it is to end (`Count.STILL`), and then has no file
-open any more: an unmount must not find the mount in use.
-"""
+open any more: an unmount must not find the mount in use."""
 
 from __future__ import annotations
 

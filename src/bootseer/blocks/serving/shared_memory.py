@@ -13,8 +13,7 @@ Who writes what, so that nothing needs a lock across processes (each cell has on
 | ``users``: the mounts of the tree, and the stores they name | supervisor | the next supervisor, fetcher |
 
 A process may be killed between any two instructions. What others rely on is therefore written last: a ready byte after
-the block's data, ``Count.TOUCHES`` after the touch.
-"""
+the block's data, ``Count.TOUCHES`` after the touch."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@
     initiate, response ->   what the mechanism says, until "success"; with integrity or privacy, "wrap" around all after
 
 What the NameNode claims to be is compared with the site's ``dfs.namenode.kerberos.principal``: any service of the realm
-could claim to be it.
-"""
+could claim to be it."""
 
 from __future__ import annotations
 

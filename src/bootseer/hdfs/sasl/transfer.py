@@ -4,8 +4,7 @@ are encrypted (``dfs.encrypt.data.transfer``). It sends nothing itself, so that 
     client  DE AD BE EF | TransferSasl
     server  TransferSasl: challenge
     client  TransferSasl: response, and with privacy "AES, if you please"
-    server  TransferSasl: its proof, and with privacy the keys of AES, or none: then DIGEST-MD5's own cipher stays
-"""
+    server  TransferSasl: its proof, and with privacy the keys of AES, or none: then DIGEST-MD5's own cipher stays"""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 ``PYTHONPATH`` begins with a folder whose ``sitecustomize`` Python imports by itself; that puts `hooks` in, and runs the
 site's own ``sitecustomize``. Standard library only, Python 3.8 or later: containers mount it beside
-``bootseer.profile.emit``. What is recorded: ``docs/howto/profile.md``.
-"""
+``bootseer.profile.emit``. What is recorded: ``docs/howto/profile.md``."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ lines, and nothing is imported that the program does not import.
 Python 3.8 or later; loaded by ``sitecustomize`` as a file, so it imports only what every interpreter has.
 
 Concurrency: calls in any thread. Each method is safe to run in several at once; a lost race records a span too many,
-or one too few, and nothing else.
-"""
+or one too few, and nothing else."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Pure and deterministic: the same way, site and seed give the same outcome. What it assumes: `sweep.ASSUMED`.
 A link serves pieces in the order in which they were asked for, at its rate; a node asks for a few at a time. What lies
-in HDFS has its replicas on DataNodes that the seed draws.
-"""
+in HDFS has its replicas on DataNodes that the seed draws."""
 
 from __future__ import annotations
 

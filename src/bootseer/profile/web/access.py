@@ -2,8 +2,7 @@
 
 A token comes as ``Authorization: Bearer TOKEN``, or once through the form, which leaves a cookie that is good until the
 server ends. It is never part of an address. A cookie is good for reading alone: browsers send it along with what pages
-of other ports of the same host ask for.
-"""
+of other ports of the same host ask for."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 A claim is a file ``.bsx/save.N`` with a random token that is made without overwriting; N counts the saves of the
 folder. Taking it renames the temporary files of earlier saves away, so that nothing can be published from them. A
-commit takes the next claim. Why this leaves no gap: docs/internals/stripe.md.
-"""
+commit takes the next claim. Why this leaves no gap: docs/internals/stripe.md."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ class Save:
         ``before`` is called with the manifest; when it raises, nothing is published. ``only``: the paths to list; the
         log names the others. The digest of a striped file is the one its writer computed; plain files are read. Raises
         `NotWritableError` when there is a COMMIT or a later save, or a file is still being written or changes,
-        `DataError` when there is nothing to list, `ConfigError` for names that are not UTF-8.
-        """
+        `DataError` when there is nothing to list, `ConfigError` for names that are not UTF-8."""
         self.check()
         found = _listed(self._backend, self.folder)
         made = Commit(created=time.time(), files=tuple(self._files(found, only)))

@@ -5,8 +5,7 @@ stripes or claims the folder, then takes the temporary file away. So each check 
 and one that passed is void when the rename finds no source.
 
 No storage replaces a file only where it is still the one that its writer knew: who replaces one claims its name first,
-with a file of its own, and looks then (`alone`).
-"""
+with a file of its own, and looks then (`alone`)."""
 
 from __future__ import annotations
 

@@ -6,8 +6,7 @@ that is read in order is fetched ahead in growing steps by background threads.
 
 Every chunk has memory of its own, so that what is dropped is free; what is being fetched counts like what is held.
 
-Concurrency: any number of threads may read. ``_lock`` guards the tables and is never held while bytes move.
-"""
+Concurrency: any number of threads may read. ``_lock`` guards the tables and is never held while bytes move."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ class ReadAhead:
     Read-ahead stays below it; what a reader waits for is fetched in any case, and what is held makes room for it.
     ``step``, ``far``: smallest and largest distance of read-ahead; a read that begins within ``step`` bytes of the end
     of the one before is in order.
-    ``demand``, ``ahead``: bytes fetched from the store because a reader waited for them, and ahead of readers.
-    """
+    ``demand``, ``ahead``: bytes fetched from the store because a reader waited for them, and ahead of readers."""
 
     def __init__(self, *, memory: int = MEMORY, step: int | None = None, far: int | None = None) -> None:
         self._memory = memory

@@ -80,8 +80,7 @@ class ChunkFile(Closing):
 
     ``unfinished``: a plain file that a writer still had open; it is read as far as it was complete.
     ``local``: where its chunks are looked for first and kept, see `attach`. ``fetched``, ``cached``: bytes that came
-    from the storage and from there.
-    """
+    from the storage and from there."""
 
     content: str
     identity: str

@@ -4,8 +4,7 @@ Concurrency: the caller's thread cuts chunks and computes the digest. Each strip
 fed by a short queue, so a slow stripe holds back the caller. Memory stays below ``width * (depth + 1) * unit``, and
 what a storage keeps until it has it safely (`bootseer.hdfs.output.WINDOW` for each stripe on HDFS).
 
-A forked child has neither these threads nor a right to the file: there, giving up touches nothing.
-"""
+A forked child has neither these threads nor a right to the file: there, giving up touches nothing."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ class StripeWriter:
     ``known``, ``exclusive``: as of `Publication`.
 
     ``temporary``: path of what is renamed into place, a pointer or the whole content of a plain file. ``replaces``:
-    whether there was a file at the path at first. ``size``: bytes written so far.
-    """
+    whether there was a file at the path at first. ``size``: bytes written so far."""
 
     def __init__(
         self,

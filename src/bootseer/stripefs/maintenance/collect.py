@@ -3,8 +3,7 @@
 A set of stripes is first renamed aside. Then its temporary files are removed, because its writer could still publish it
 from one of them. Then the pointers are read again: when none names the set it is deleted, else it is renamed back. So a
 writer that slept for any time has either published, and keeps its stripes, or it fails. Many sets of one folder take
-these steps together, for one listing of it.
-"""
+these steps together, for one listing of it."""
 
 from __future__ import annotations
 

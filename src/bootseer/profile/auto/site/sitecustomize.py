@@ -3,8 +3,7 @@
 Afterwards the folder is not in ``sys.path``, and ``sitecustomize`` is the site's own module or, as without us, none.
 No error of ours gets out; those of the site's module do, as always. ``__loader__`` loads our other files, so that
 nothing is imported for it and nothing of it is in ``sys.modules``. A job may start any Python, so that this file is
-for all of them, 2.7 too; the hooks are for 3.8 and later.
-"""
+for all of them, 2.7 too; the hooks are for 3.8 and later."""
 
 import os
 import sys
