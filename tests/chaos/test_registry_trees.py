@@ -29,14 +29,14 @@ pytestmark = [pytest.mark.root, pytest.mark.registry]
 
 
 @pytest.fixture(autouse=True)
-def login(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def login(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Logs in to a registry, in a docker configuration of this test's own."""
     folder = place / "docker"
     folder.mkdir()
     monkeypatch.setenv("DOCKER_CONFIG", str(folder))
 
-    def log_in(address: str) -> None:
-        auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    def log_in(address: str, password: str = PASSWORD) -> None:
+        auth = base64.b64encode(f"{USER}:{password}".encode()).decode()
         path = folder / "config.json"
         known = json.loads(path.read_text())["auths"] if path.exists() else {}
         path.write_text(json.dumps({"auths": {**known, address: {"auth": auth}}}))
@@ -73,9 +73,7 @@ def right(crowd: Crowd, found: Tally) -> None:
     assert (found.mismatches, found.zeros, found.hangs) == (0, 0, 0), crowd.findings
 
 
-def test_tokens_that_end_soon(
-    small: Site, nodes: Callable[..., Node], place: Path, login: Callable[[str], None]
-) -> None:
+def test_tokens_that_end_soon(small: Site, nodes: Callable[..., Node], place: Path, login: Callable[..., None]) -> None:
     """Two seconds, while the tree needs six to arrive; the fetcher that renews them is killed twice meanwhile."""
     with (
         TokenServer(place / "tokens", users={USER: PASSWORD}) as tokens,
@@ -99,8 +97,32 @@ def test_tokens_that_end_soon(
         node.close()
 
 
+def test_a_login_that_ends_and_is_renewed_while_blocks_are_lazy(
+    small: Site, nodes: Callable[..., Node], place: Path, login: Callable[..., None]
+) -> None:
+    """As those of clouds, which are good for some hours."""
+    with (
+        TokenServer(place / "tokens", users={USER: PASSWORD}) as tokens,
+        DockerRegistry(tokens=tokens) as registry,
+    ):
+        login(registry.address)
+        store, tree = put(small, registry.address, place)
+        tokens.lifetime = 2.0
+        node = nodes(store, tree, rate=1.2e6)
+        made = node.mount()
+        with crowd_of(small, node, made.target) as crowd:
+            tokens.users[USER] = "another"
+            until(lambda: "refuses the login" in node.log, 20, "the end of the login")
+            time.sleep(2)
+            login(registry.address, "another")
+            found = crowd.join(60)
+        right(crowd, found)
+        assert found.errors == 0, crowd.findings
+        node.close()
+
+
 def test_tokens_that_end_during_a_conversion(
-    small: Site, place: Path, login: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    small: Site, place: Path, login: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two seconds, while each layer and each piece of an upload takes more than one."""
     monkeypatch.setattr(uploads, "PIECE", 1 << 20)

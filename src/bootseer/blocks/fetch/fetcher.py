@@ -28,7 +28,7 @@ from bootseer.blocks.fetch.threads import Threads
 from bootseer.blocks.fetch.watch import Flight, Watch
 from bootseer.blocks.fetch.workers import BlockCache, CacheWriter, Came, read_parts
 from bootseer.chunks.nodeblocks import NodeBlocks
-from bootseer.errors import BootseerError, DataError, NotFoundError, UnavailableError
+from bootseer.errors import BootseerError, DataError, NotFoundError, PrivilegeError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -317,7 +317,7 @@ class Fetcher:
                 self._copy(flight)
             else:
                 self._read(flight)
-        except UnavailableError as exc:
+        except (UnavailableError, PrivilegeError) as exc:  # a login that has ended may be renewed at any moment
             with self._lock:
                 self.stats[Fetched.RETRIES] += 1
                 self._back_off(flight.batch, exc)
@@ -427,7 +427,7 @@ class Fetcher:
                     continue
                 data = read_block(self._source, self._cache.map, block, answers.append)
                 self._finish(self._writer.write(block, data))
-            except UnavailableError:
+            except (UnavailableError, PrivilegeError):
                 with self._lock:
                     if not answers or block in self._waiting:
                         lost.append(block)
