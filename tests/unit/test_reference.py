@@ -80,7 +80,7 @@ def test_a_name_means_the_same_whatever_files_there_are(scheme: str, tmp_path: P
     ["", "Busybox", "-x", "r.io/", "r.io/Upper", "r.io/a:", "r.io/a:bad tag", "r.io/../a", "oci:",
      "oci:/a:ba d", "r.io/a@sha256:12", "r.io/a@md5:" + "a" * 64, "r.io//a", "r io/a", "r.io/a:b/c",
      "docker-archive:", "docker-archive:/a:", "oci-archive:", "oci-archive:/a:ba d", "docker://",
-     "docker://dir:/a", "docker://docker://x"],
+     "docker://dir:/a", "docker://docker://x", "sha256:00", "sha256:" + "a" * 64, "sha512:ab", "docker://sha256:00"],
 )  # fmt: skip
 def test_what_is_no_reference(text: str) -> None:
     with pytest.raises(ConfigError):

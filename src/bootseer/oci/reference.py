@@ -13,6 +13,7 @@ import msgspec
 from bootseer.errors import ConfigError
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
+_ALGORITHM = re.compile(r"(?:sha[0-9]+|blake3):")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 _NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
 _SAVED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:/-]*\Z")
@@ -64,6 +65,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
                 return cls(layout=path, tag=tag, digest=digest)
             return cls(archive=path, is_oci_archive=kind == "oci-archive:", tag=tag, digest=digest)
         body = body.removeprefix("docker://")
+        if _ALGORITHM.match(body):  # at docker.io it would be a name with a tag
+            hint = "write NAME@sha256:... with all 64 digits; for what is converted, 6 digits do to look at it"
+            raise ConfigError(f"{text!r} is a digest, and no image's name", hint=hint)
         if (scheme := _SCHEME.match(body)) is not None:
             raise ConfigError(f"bad image reference {text!r}: {scheme[0]} is not known", hint=_FORM)
         if body.startswith(("/", "./", "../")) or (_TAR.search(body) and "/" not in body):
