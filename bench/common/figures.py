@@ -14,7 +14,7 @@ SPEED = "mib_per_s"
 class Figures:
     """Replaces the figures of ``report``. Of each that its runs do not allow it says which run is missing.
 
-    A ``field`` is ``seconds`` or a key of a run's ``details`` or ``bytes``; runs that failed do not count.
+    A ``field`` is ``seconds`` or a key of a run's ``details``, ``bytes`` or ``stages``; runs that failed do not count.
     """
 
     def __init__(self, report: Report, say: Say) -> None:
@@ -24,7 +24,7 @@ class Figures:
     def values(self, variant: str, field: str = "seconds") -> list[float]:
         """Of every run of ``variant`` that has the field."""
         runs = [run for run in self.report.runs if run.variant == variant and not run.failed]
-        found = [{**run.details, **run.bytes, "seconds": run.seconds}.get(field) for run in runs]
+        found = [{**run.stages, **run.details, **run.bytes, "seconds": run.seconds}.get(field) for run in runs]
         return [float(value) for value in found if value is not None]
 
     def add(self, name: str, target: str, values: Sequence[float], unit: str = "ratio", missing: str = "runs") -> None:

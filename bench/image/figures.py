@@ -25,6 +25,8 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("hdfs_hot_vs_registry_hot", "<= 1.1", "hdfs", "hot")
     found.ratio("hdfs_frozen_vs_healthy", "<= 1.5", "hdfs-frozen", "hdfs")
     found.ratio("hdfs_slow_vs_healthy", "<= 1.5", "hdfs-slow", "hdfs")
+    # until the tree may be read
+    found.median("mounted_s", "<= 0.1", "hot", "mounted", unit="s")
     found.ratio("stall_vs_on_demand", "<= 0.02", "hot", "on-demand", field="stall_seconds")
     # of the reads that a start makes where nothing was read ahead of it
     found.ratio("slow_faults", "<= 0.01", "hot", "record", field="slow_faults", of="reads")
@@ -35,7 +37,9 @@ def compute(report: Report, say: Say) -> Figures:
     found.ratio("filled_vs_erofs", ">= 0.6", "read-filled", "read-filled-plain", field="sequential_mb_per_s")
     found.median("filled_random_us", "<= 30", "read-filled", "us_per_4k", unit="us")
     found.ratio("recording_overhead", "<= 1.02", "warm", "warm-norecord")
-    found.ratio("conversion_vs_tools", "<= 1", "convert", "convert-tools")
+    found.ratio("unpack_vs_full_pull", "<= 0.55", "unpack", "containerd")
+    found.ratio("extract_vs_unpack", "<= 0.8", "extract", "unpack")
+    found.ratio("conversion_vs_tools", "<= 0.25", "convert", "convert-tools")
     for variant in dict.fromkeys(run.variant for run in report.runs):
         ours = variant.removesuffix(BEFORE)
         if ours not in (variant, "record"):  # recordings are no pairs

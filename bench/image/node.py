@@ -28,11 +28,13 @@ from bench.common import peers
 from bootseer import config as settings
 from bootseer import image, oci
 from bootseer.blocks import tree
+from bootseer.blocks.extract.tree import extract
 from bootseer.demo.programs import run
 from bootseer.errors import BootseerError
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import background
 from bootseer.kernel import mount as mounts
+from bootseer.objects import open_store
 
 _RECORDED_SECONDS = 15.0
 _PACK_SECONDS = 300.0
@@ -41,7 +43,7 @@ _WATCH_SECONDS = 10.0
 
 
 class Order(msgspec.Struct, kw_only=True):
-    """What to start and how. ``how``: ``local``, ``lazy`` ``containerd`` or ``nydus``."""
+    """What to start and how. ``how``: ``local``, ``lazy``, ``written``, ``containerd`` or ``nydus``."""
 
     how: str
     work: str
@@ -257,6 +259,20 @@ def _recorded(mounted: image.ImageMount | tree.TreeMount, *, pack: bool) -> tree
     return status
 
 
+def written(order: Order, record: ImageRecord, clock: Clock) -> dict[str, Any]:
+    """All of it in a plain folder: from the layers of the image or, with a store, from the converted one."""
+    rootfs = Path(order.work, "rootfs")
+    clock.start()
+    if order.store:
+        extract(open_store(order.store), record.tree, rootfs)
+    else:
+        with oci.open_image(order.ref) as opened:
+            oci.unpack(opened, rootfs)
+    clock.lap("written")
+    run_job(rootfs, order, record.config)
+    return {}
+
+
 def probe(order: Order) -> None:
     """What is found out once per boot and kept is not part of a start: a working container runtime."""
     state = Path(order.work, "state")
@@ -272,7 +288,7 @@ def main() -> int:
     order = msgspec.json.decode(sys.argv[1], type=Order)
     record = msgspec.json.decode(Path(order.record).read_bytes(), type=ImageRecord)
     ways: dict[str, Callable[[Order, ImageRecord, Clock], dict[str, Any]]] = {
-        "local": local, "lazy": lazy, "containerd": containerd, "nydus": nydus
+        "local": local, "lazy": lazy, "written": written, "containerd": containerd, "nydus": nydus
     }  # fmt: skip
     probe(order)
     background.lend()

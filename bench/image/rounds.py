@@ -46,7 +46,7 @@ REBUILT, REBUILT_WARM, REBASED = "rebuilt", "rebuilt-warm", "rebased"
 BUILDS = {REBUILT: 2, REBUILT_WARM: 2, REBASED: 3}
 """Starts of our own, in the order of a round."""
 STARTS = [
-    "local", "local-warm", *OURS, *BUILDS, *image_hdfs.STARTS,
+    "local", "local-warm", *OURS, *BUILDS, *image_hdfs.STARTS, "unpack", "extract",
     "nydus", "nydus-prefetch", f"nydus{FAR}", f"nydus-prefetch{FAR}", "containerd",
 ]  # fmt: skip
 """All variants that are starts, in the order of a round."""
@@ -220,6 +220,9 @@ class Bench:
                 }  # fmt: skip
             elif name == "containerd":
                 order = self._order("containerd", place)
+            elif name in ("unpack", "extract"):
+                order = self._order("written", place)
+                order.store = self.site.store() if name == "extract" else ""
             elif name in image_hdfs.STARTS:
                 hdfs = self.site.hdfs
                 assert hdfs is not None
