@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -163,13 +164,38 @@ def test_entries_of_others_stay_as_they_are(store: Store) -> None:
 
 def test_changed_bytes_in_the_registry_are_seen(registry: DockerRegistry, tmp_path: Path) -> None:
     with DockerRegistry(root=tmp_path / "root") as other:
-        store = open_store(f"registry://{other.address}/x")
-        store.put("k", b"right bytes")
-        digest = hashlib.sha256(b"right bytes").hexdigest()
+        store, right = open_store(f"registry://{other.address}/x"), b"right bytes" * 2000
+        store.put("k", right)
+        digest = hashlib.sha256(right).hexdigest()
         blob = tmp_path / "root/docker/registry/v2/blobs/sha256" / digest[:2] / digest / "data"
-        blob.write_bytes(b"wrong bytes")
+        blob.write_bytes(b"wrong bytes" * 2000)
         with pytest.raises(DataError, match="does not match its digest"):
             store.get("k", most=1 << 30)
+
+
+def test_a_small_object_comes_with_its_manifest(registry: DockerRegistry) -> None:
+    with RegistryProxy(registry.address) as proxy:
+        url = f"registry://{proxy.address}/s{uuid.uuid4().hex}"
+        store = open_store(url)
+        assert isinstance(store, RegistryStore)
+        with store.batch():
+            store.put("images/small", b"small")
+            store.put("trees/large", b"large" * 10_000)
+        for more in (0, 1):
+            if more:  # others may write what they like into a manifest
+                body = store._registry.manifest(tag_of("images/small"))[0]
+                wrong = body.replace(base64.b64encode(b"small"), base64.b64encode(b"wrong"))
+                store._registry.store_manifest(wrong, spec.MANIFEST, tag_of("images/small"))
+            before, node = len(proxy.requests("^GET .*/blobs/")), open_store(url)
+            assert node.get("images/small", most=100) == b"small"
+            assert len(proxy.requests("^GET .*/blobs/")) == before + more
+        assert node.get("trees/large", most=1 << 20) == b"large" * 10_000
+        with node.batch():  # together they are more than a manifest may hold
+            for number in range(40):
+                node.put(f"env/{number}", bytes([number]) * 16_000)
+        for number in range(40):
+            assert open_store(url).get(f"env/{number}", most=1 << 20) == bytes([number]) * 16_000
+        assert len(store._registry.manifest(tag_of("env/0"))[0]) < 100_000
 
 
 def test_an_outage_is_one_line_and_ends(tmp_path: Path) -> None:

@@ -126,8 +126,9 @@ def mount(
     """
     if os.geteuid() != 0:
         raise PrivilegeError(f"mounting {ref} needs root", hint="run with sudo, or leave DIR to the node daemon")
+    store = open_store(store_url)  # before the copy, which then has the modules that it takes
     with background.preloaded(server):
-        store, began = open_store(store_url), time.monotonic()
+        began = time.monotonic()
         if record is None:
             record = resolve(ref, store, plain_http=plain_http, config=config)
             oci.preflight(ref, plain_http=plain_http, resolved=True)

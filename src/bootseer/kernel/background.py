@@ -268,7 +268,8 @@ def _serve(sock: socket.socket) -> None:
 
 def _become(sock: socket.socket, order_fd: int, *stdio: int) -> None:
     """Be a server, in a process that was forked just now, until it ends."""
-    code = 70
+    global _is_copy
+    code, _is_copy = 70, True
     try:
         os.setsid()
         with sock:
@@ -298,14 +299,18 @@ def _become(sock: socket.socket, order_fd: int, *stdio: int) -> None:
 # -- in a server -------------------------------------------------------------------------------------------------------
 
 
+_is_copy = False
+"""Whether this process was forked by one that loads servers and ends in a moment: then it is nobody's child."""
+
+
 def request(name: str) -> bytes:
-    """Read what this server is asked for, and fork: the caller goes on in the child, which ``ps`` calls ``name``, and
-    the first process ends."""
+    """Read what this server is asked for, and go on as nobody's child, which ``ps`` calls ``name``; a program of its
+    own forks for that, and its first process ends."""
     with open(0, "rb", closefd=False) as file:
         asked = file.read()
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)  # a request may be large, and hold a login
-    if os.fork():
+    if not _is_copy and os.fork():
         os._exit(0)
     call_it(name)
     return asked

@@ -19,8 +19,22 @@ EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
 EMPTY = b"{}"
 TAG = "bootseer"
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9_-]{0,14}\Z")
+_SMALL = 16 << 10
+_SMALL_ALL = 256 << 10
+"""Bytes that a manifest may hold of an object, as the records of images and trees have a few KiB; and of all together,
+as registries take manifests of 4 MiB."""
 _LEVELS = 7
 _HASH = 10
+
+
+class Item(Descriptor, frozen=True, rename="camel", omit_defaults=True):
+    """A blob; a small one with its ``data`` (image-spec 1.1), which saves a reader a request."""
+
+    data: bytes = b""
+
+    @classmethod
+    def of(cls, digest: str, size: int, data: bytes = b"") -> Item:
+        return cls(OBJECT, digest, size, data=data if len(data) <= _SMALL else b"")
 
 
 class Artifact(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -30,7 +44,7 @@ class Artifact(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     media_type: str
     artifact_type: str
     config: Descriptor
-    layers: tuple[Descriptor, ...]
+    layers: tuple[Item, ...]
     subject: Descriptor | None = None
 
     def encode(self) -> bytes:
@@ -41,24 +55,27 @@ class Artifact(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 class Found(msgspec.Struct, frozen=True, rename="camel"):
     """What reading needs of any manifest."""
 
-    layers: tuple[Descriptor, ...] = ()
+    layers: tuple[Item, ...] = ()
     artifact_type: str = ""
     config: Descriptor | None = None
     subject: Descriptor | None = None
 
     @property
-    def objects(self) -> dict[str, Descriptor]:
+    def objects(self) -> dict[str, Item]:
         """Key -> blob; empty for artifacts that are not ours."""
         if self.artifact_type != ARTIFACT:
             return {}
         return {item.annotations[KEY]: item for item in self.layers if item.annotations and item.annotations.get(KEY)}
 
 
-def build(objects: Mapping[str, Descriptor], subject: Descriptor | None) -> bytes:
+def build(objects: Mapping[str, Item], subject: Descriptor | None) -> bytes:
     """The manifest of an artifact with these objects (key -> blob), the same whatever their order."""
     items = sorted(objects.items())
-    layers = tuple(Descriptor(OBJECT, item.digest, item.size, annotations={KEY: key}) for key, item in items)
-    config = Descriptor(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY))
+    few = sum(len(one.data) for _, one in items) <= _SMALL_ALL
+    layers = tuple(
+        Item(OBJECT, one.digest, one.size, annotations={KEY: key}, data=one.data if few else b"") for key, one in items
+    )
+    config = Item(EMPTY_TYPE, digest_of(EMPTY), len(EMPTY))
     # OCI 1.1 wants at least one layer; the empty one marks a deleted key.
     target = Descriptor(subject.media_type, subject.digest, subject.size) if subject else None
     return Artifact(2, MANIFEST, ARTIFACT, config, layers or (config,), target).encode()

@@ -28,6 +28,7 @@ from bootseer import faults
 from bootseer.backends.interface import Source, clean
 from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, doing
 from bootseer.objects import artifact
+from bootseer.objects.artifact import Item
 from bootseer.objects.base import ObjectInfo, Store, check_key, check_size
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry, turn
@@ -46,7 +47,7 @@ class _Batch:
 
     def __init__(self, subject: Descriptor | None) -> None:
         self.subject = subject
-        self.objects: dict[str, Descriptor] = {}
+        self.objects: dict[str, Item] = {}
         self.new: list[tuple[str, bool]] = []
         """Keys to tag, in the order of their puts, with whether they replace what is there."""
 
@@ -68,16 +69,18 @@ class RegistryStore(Store):
         self._ref = msgspec.structs.replace(ref, digest="", tag="latest")
         self._registry = Registry(self._ref, plain_http=_SCHEMES[scheme])
         self._lock = threading.Lock()
-        self._known: dict[str, Descriptor] = {}
+        self._known: dict[str, Item] = {}
         self._known_tags: dict[str, str] = {}  # the key of each
-        self._referred: dict[str, dict[str, Descriptor]] = {}
+        self._referred: dict[str, dict[str, Item]] = {}
         self._batch: _Batch | None = None
         self._has_config = False
 
     def get(self, key: str, *, most: int) -> bytes:
         item = self._find(key)
         check_size(item.size, most, key, self.shown)
-        data = b"".join(self._registry.blob(item))
+        data = item.data
+        if digest_of(data) != item.digest:
+            data = b"".join(self._registry.blob(item))
         if digest_of(data) != item.digest and self._registry.mirrored:
             log.warning("%s in store %s was damaged at a mirror; asking the registry itself", key, self.url)
             data = self._registry.read_range(item, 0, item.size, fresh=True)
@@ -160,7 +163,7 @@ class RegistryStore(Store):
                 if artifact.tag_of(key) not in seen and (not below or key.startswith(below + "/")):
                     yield ObjectInfo(key, item.size)
 
-    def _tagged(self, tag: str) -> tuple[str, Descriptor] | None:
+    def _tagged(self, tag: str) -> tuple[str, Item] | None:
         """Key and blob of the object with this tag; None when it is deleted, or not understood."""
         with self._lock:
             if (known := self._known_tags.get(tag)) in self._known:
@@ -172,11 +175,11 @@ class RegistryStore(Store):
             return None
         for key, item in objects.items():
             if artifact.tag_of(key) == tag:
-                self._remember({key: item}, tag)
+                self._remember({key: msgspec.structs.replace(item, data=b"")}, tag)  # a listing may be long
                 return key, item
         return None
 
-    def _remember(self, objects: Mapping[str, Descriptor], tag: str = "") -> None:
+    def _remember(self, objects: Mapping[str, Item], tag: str = "") -> None:
         """Ask for ``objects`` no more, as far as their keys name their content. ``tag``: by which one was found."""
         with self._lock:
             if len(self._known) > _REMEMBERED:
@@ -222,12 +225,12 @@ class RegistryStore(Store):
     def _default_subject(self) -> Descriptor | None:
         return self._registry.head_manifest(self._image) if self._image else None
 
-    def _find(self, key: str) -> Descriptor:
+    def _find(self, key: str) -> Item:
         if (item := self._lookup(check_key(key))) is None:
             raise NotFoundError(f"no object {key} in store {self.url}")
         return item
 
-    def _lookup(self, key: str) -> Descriptor | None:
+    def _lookup(self, key: str) -> Item | None:
         """The blob of ``key``: of the batch, remembered, by its tag, or among an image's artifacts."""
         with self._lock:
             if self._batch and key in self._batch.objects:
@@ -244,7 +247,7 @@ class RegistryStore(Store):
                 return item
         return None
 
-    def _objects(self, selector: str) -> dict[str, Descriptor] | None:
+    def _objects(self, selector: str) -> dict[str, Item] | None:
         """The objects of the artifact with this tag or digest; None when there is none.
 
         Tags are asked of the registry itself: a mirror may be behind.
@@ -255,12 +258,12 @@ class RegistryStore(Store):
             return None
         return _decode(body).objects
 
-    def _refers(self, image: str, *, again: bool = False) -> dict[str, Descriptor]:
+    def _refers(self, image: str, *, again: bool = False) -> dict[str, Item]:
         """The objects of all artifacts of ours that refer to ``image``; remembered once there are any."""
         with self._lock:
             if not again and self._referred.get(image):
                 return self._referred[image]
-        found: dict[str, Descriptor] = {}
+        found: dict[str, Item] = {}
         for item in self._registry.referrers(image):
             try:
                 found |= self._objects(f"sha256:{item.hex}") or {}
@@ -277,9 +280,7 @@ class RegistryStore(Store):
             self._registry.put_blob(config, artifact.EMPTY)
             self._has_config = True
 
-    def _publish(
-        self, objects: dict[str, Descriptor], new: Sequence[tuple[str, bool]], subject: Descriptor | None
-    ) -> bool:
+    def _publish(self, objects: dict[str, Item], new: Sequence[tuple[str, bool]], subject: Descriptor | None) -> bool:
         """Store the artifact, then tag each new key; whether all tags are ours."""
         self._put_config()
         body = artifact.build(objects, subject)
@@ -328,13 +329,13 @@ class _BlobReader(Source):
         """Connections are the store's."""
 
 
-def _descriptor_of(data: bytes | Path) -> Descriptor:
-    """Digest and size of bytes, or of what a local file has."""
+def _descriptor_of(data: bytes | Path) -> Item:
+    """Of bytes, or of what a local file has."""
     if isinstance(data, bytes):
-        return Descriptor(artifact.OBJECT, digest_of(data), len(data))
+        return Item.of(digest_of(data), len(data), data)
     with doing(f"read {data!s}"), open(data, "rb") as file:
         digest = "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
-        return Descriptor(artifact.OBJECT, digest, file.tell())
+        return Item.of(digest, file.tell())
 
 
 def _decode(body: bytes) -> artifact.Found:

@@ -1,4 +1,7 @@
-"""An image opened at its registry or layout: resolved for one platform, with verifying streams of its layers."""
+"""An image opened at its registry or layout: resolved for one platform, with verifying streams of its layers.
+
+What reads layouts and archives is loaded for these alone: a start waits for each module.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,25 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from bootseer.closing import Closing
 from bootseer.errors import DataError, UnavailableError, UnsupportedError, logged
 from bootseer.oci import spec
-from bootseer.oci.archive import Archive
 from bootseer.oci.credentials import Logins
-from bootseer.oci.layout import Layout
-from bootseer.oci.members import Members
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry
 
+if TYPE_CHECKING:
+    from bootseer.oci.archive import Archive
+    from bootseer.oci.layout import Layout
+
+    Source = Registry | Layout | Archive
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Source = Registry | Layout | Archive
 _INDEXES = 4
 """How deep indexes may name indexes."""
 
@@ -159,8 +164,14 @@ def preflight(ref: Reference | str, *, plain_http: bool | None = None, resolved:
 
 
 def _source(ref: Reference, plain_http: bool | None, spool: Path | None = None) -> Source:
-    if not ref.archive:
-        return Layout(Path(ref.layout)) if ref.layout else Registry(ref, plain_http=plain_http)
+    if ref.registry:
+        return Registry(ref, plain_http=plain_http)
+    from bootseer.oci.archive import Archive
+    from bootseer.oci.layout import Layout
+    from bootseer.oci.members import Members
+
+    if ref.layout:
+        return Layout(Path(ref.layout))
     members = Members(Path(ref.archive), spool)
     with contextlib.ExitStack() as undo:
         undo.callback(members.close)

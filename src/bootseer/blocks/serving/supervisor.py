@@ -150,8 +150,8 @@ class Supervisor:
         if spec.profile is not None and self._inherited.shared.size:
             counts[Count.RECORDING] = 1
         try:
+            self._server.start()  # which the mount waits for
             self._fetcher.start()
-            self._server.start()
             until = time.monotonic() + _START_SECONDS
             while not counts[Count.SERVER_READY]:
                 self._restart()
