@@ -62,6 +62,14 @@ class _AtOnce:
             done.set_exception(exc)
         return done
 
+    map = staticmethod(map)
+
+    def __enter__(self) -> _AtOnce:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
     def shutdown(self, **how: object) -> None:
         pass
 
@@ -267,7 +275,8 @@ class Round:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    monkeypatch.setattr(spool, "ThreadPoolExecutor", _AtOnce)
+    for module in (spool, uses):
+        monkeypatch.setattr(module, "ThreadPoolExecutor", _AtOnce)
     monkeypatch.setattr(uses, "hold", _hold)
     return monkeypatch
 
@@ -282,6 +291,20 @@ def losses(place: Path, rounds: int, *, grace: float = DAY) -> Iterator[str]:
 @pytest.mark.usefixtures("at_once")
 def test_no_block_is_lost(place: Path, request: pytest.FixtureRequest) -> None:
     assert not next(losses(place, 1000 if request.config.getoption("soak") else 250), "")
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_what_is_put_back_while_a_reader_looks_for_it_is_found(step: int) -> None:
+    store, key, steps = SteppedStore(), "blobs/aa/" + "a" * 64, iter(range(99))
+    store.put(key, b"x")
+    store.withdraw([key], "a" * 16)
+
+    def turn() -> None:
+        if next(steps) == step:
+            assert store.put_back(key)
+
+    store.place.turn = turn
+    assert store.get(key, most=1) == b"x"
 
 
 @pytest.mark.parametrize("without", ["notes", "grace", "hold"])

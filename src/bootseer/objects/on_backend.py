@@ -55,13 +55,12 @@ class ObjectStore(Store):
         try:
             return self._opened(key)
         except NotFoundError:
-            places = self._places(key)
-            if not places:
+            if not withdrawn.may_go(key):
                 raise
-        for place in places:
+        for place in self._places(key):
             with contextlib.suppress(NotFoundError):
                 return self._opened(place)
-        return self._opened(key)  # it was put back meanwhile
+        return self._opened(key)  # where it was put back meanwhile
 
     def _opened(self, path: str) -> Source:
         with self._missing(path):

@@ -13,6 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from bootseer.errors import BootseerError, UnavailableError, logged
 from bootseer.objects.base import Store
@@ -27,6 +28,8 @@ RENEWAL = 12 * 3600.0
 """Seconds after which a note is renewed."""
 LIFE = 3 * 86_400.0
 """Seconds that a note counts."""
+_AT_ONCE = 8
+"""Objects that are looked for."""
 
 
 def hold(store: Store, tree: str, keys: Iterable[str]) -> None:
@@ -38,8 +41,10 @@ def hold(store: Store, tree: str, keys: Iterable[str]) -> None:
     if not store.dated:  # nothing is collected there
         return
     _put(store, tree)
-    gone = [key for key in keys if not store.exists(key) and not store.put_back(key)]
-    if gone:
+    keys = [*keys]
+    with ThreadPoolExecutor(_AT_ONCE, "uses") as pool:  # who waits for the tree waits for this
+        there = [*pool.map(lambda key: store.exists(key) or store.put_back(key), keys)]
+    if gone := [key for key, is_there in zip(keys, there, strict=True) if not is_there]:
         raise UnavailableError(
             f"a collection has just removed {len(gone)} objects that are needed from store {store.shown}, "
             f"such as {gone[0]}",
