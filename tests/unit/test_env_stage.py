@@ -873,19 +873,18 @@ def test_what_nobody_thought_of_ends_no_start(site: Site, monkeypatch: pytest.Mo
     assert len(site.runs) >= 4
 
 
-def test_slow_digests_of_a_lookup_are_bounded(site: Site, tmp_path: Path) -> None:
+def test_slow_digests_of_a_lookup_are_bounded(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes 10 ms: 10,000 names in each of 32 manifests took hours."""
+    monkeypatch.setattr(inputs, "MAX_SLOW", 20)
     spec = msgspec.structs.replace(site.spec("a"), image_digest="", targets=(Target("/x"),))
     digests = inputs.Digests(spec, site.config("a"))
     names = []
-    for number in range(300):
+    for number in range(30):
         (tmp_path / f"{number}_password.txt").write_text("x")
         names.append(str(tmp_path / f"{number}_password.txt"))
-    began = time.monotonic()
     assert digests.difference(inputs.Observed({name: "0" * 64 for name in names}))
     found = [digests.of(name) for name in names]
-    assert found.count("?") == 300 - inputs.MAX_SLOW
-    assert time.monotonic() - began < 30
+    assert found.count("?") == 30 - inputs.MAX_SLOW
 
 
 def test_only_signed_environments_are_used_where_there_is_a_key(

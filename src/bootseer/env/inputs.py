@@ -36,10 +36,8 @@ from bootseer.wiretypes import json_as
 log = logging.getLogger(__name__)
 
 MAX_FILES = 30_000
-MAX_SLOW = 64
-"""Files of which the digest is a slow one: about 10 ms each."""
-MAX_SLOW_NAMES = 256
-"""The same of variables."""
+MAX_SLOW = 256
+"""Files and variables of which the digest is a slow one: about 10 ms each."""
 SECONDS = 60.0
 """For the digests that a lookup compares."""
 PUBLISHING_SECONDS = 1800.0
@@ -47,8 +45,6 @@ _TEXT = 1 << 20
 _LARGE = 4 << 20
 """Digests of larger files, which are programs and libraries, are BLAKE3."""
 SHARED_MEMORY = "/dev/shm/"
-_INSTALLED = pattern(r"/(?:site|dist)-packages/.*\.pyi?$")
-"""Code that an index shows to all: no secret of this node's is in it."""
 PACKAGES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".zip", ".conda", ".crate", ".deb", ".rpm")
 """In a folder that the command listed and took some from, another one may be a newer version."""
 SOURCES = (".py", ".pyi", ".pyx", ".pxd", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs", *PACKAGES)
@@ -128,7 +124,7 @@ class Digests:
         self._plain = not spec.contained
         self._known: dict[str, str] = {}
         self._variables: dict[str, str] = {}
-        self._slow_left, self._names_left = MAX_SLOW, MAX_SLOW_NAMES
+        self._slow_left = MAX_SLOW
         self._until = time.monotonic() + seconds
 
     def of(self, path: str) -> str:
@@ -168,7 +164,7 @@ class Digests:
         """The digest of ``path`` when it holds ``data``, of at most 1 MiB."""
         name = os.path.basename(path)
         data = _shown(name, data)
-        if _INSTALLED.search(path) or not holds_password(name, data):
+        if not holds_password(name, data):
             return hashlib.sha256(data).hexdigest()
         self._slow_left -= 1
         return slow_digest(data) if self._slow_left >= 0 else "?"
@@ -186,8 +182,8 @@ class Digests:
         if (value := self._spec.env.get(name)) is None:
             return None
         if name not in self._variables:
-            self._names_left -= 1
-            self._variables[name] = remove_from_variable(name, value) if self._names_left >= 0 else "?"
+            self._slow_left -= 1
+            self._variables[name] = remove_from_variable(name, value) if self._slow_left >= 0 else "?"
         return self._variables[name]
 
     def difference(self, inputs: Observed) -> str:
