@@ -64,6 +64,8 @@ class GroupRecord(Record, kw_only=True):
     """Digest of the snapshot's tree; empty when the command filled the overlay."""
     mark: str = ""
     """Names the snapshot for the quarantine."""
+    made: list[int] = msgspec.field(default_factory=list)
+    """The targets that were not there before."""
     frozen: bool = False
     """Nothing changes ``upper`` any more: the job writes to ``top``."""
     publisher: str = ""
@@ -239,6 +241,8 @@ class Group:
     def _make(self, number: int, target: Target, *, frozen: bool) -> None:
         """The folders of an overlay on ``target``; see `_mount`."""
         upper, work = self._writable(number, frozen)
+        if not os.path.lexists(target.host):
+            self.record.made.append(number)
         with doing(f"prepare an overlay on {target.host}"), place.opened(target, make=True) as host:
             for folder in (upper, work, self.area / "empty"):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -256,7 +260,13 @@ class Group:
                 lower.append(host)
                 self._over.add(number)
             mounts.mount_overlay(
-                lower or [self.area / "empty"], host, upper=upper, work=work, options=_OPTIONS, source=self._source
+                lower or [self.area / "empty"],
+                host,
+                upper=upper,
+                work=work,
+                options=_OPTIONS,
+                source=self._source,
+                volatile=True,
             )
 
     def _writable(self, number: int, frozen: bool) -> tuple[Path, Path]:
@@ -294,8 +304,11 @@ class Group:
                 self._mount(number, target, frozen=True)
             except (BootseerError, OSError) as exc:
                 try:
+                    discard_tree(self.area / "work" / str(number))  # it says that it was volatile
+                    (self.area / "work" / str(number)).mkdir()
                     self._mount(number, target, frozen=False)
                 except (BootseerError, OSError) as worse:
+                    self.record.made = []  # the command may rely on it
                     self.take_down()
                     raise BootseerError(f"cannot mount the overlay on {target.host} again: {worse}") from exc
                 log.warning("%s; publishing before the job goes on", exc)
@@ -379,6 +392,11 @@ class Group:
 
     def _delete(self) -> None:
         discard_tree(self.area)
+        for target in (self.record.targets[number] for number in self.record.made):
+            with contextlib.suppress(BootseerError, OSError):
+                place.check([target])  # nobody else leads the name elsewhere
+                with place.name_of(target) as name:
+                    os.rmdir(name)
         if not self.area.exists():
             _records(self._state_dir).delete(self.record.id)
 

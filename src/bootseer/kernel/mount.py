@@ -326,17 +326,26 @@ def mount_overlay(
     options: str = "",
     privileged: bool = False,
     source: str = "bootseer",
+    volatile: bool = False,
 ) -> None:
     """Mount a writable overlayfs on ``target``: ``lower`` topmost first.
 
     ``upper`` and ``work`` are two empty folders of one file system (not overlayfs). ``options`` are added as they are
     (``"xino=off"``). ``privileged``: set-uid programs and device nodes work in it, which only a folder may show that no
-    other user of the node can enter. ``source`` is what the list of mounts calls it.
+    other user of the node can enter. ``source`` is what the list of mounts calls it. ``volatile``: nobody needs
+    ``upper`` after a crash, so that nothing waits for its disk, as an unmount else does; ``work`` is used once.
     """
     with _plain([path.absolute() for path in (*lower, upper, work)]) as names:
         parts = ["lowerdir=" + ":".join(names[:-2]), f"upperdir={names[-2]}", f"workdir={names[-1]}"]
-        data = ",".join(parts + ([options] if options else []))
-        mount(source, target, "overlay", flags=0 if privileged else _HARMLESS, data=data)
+        data, flags = ",".join(parts + ([options] if options else [])), 0 if privileged else _HARMLESS
+        if volatile:
+            try:
+                mount(source, target, "overlay", flags=flags, data=f"{data},volatile")
+                return
+            except BootseerError as exc:  # Linux before 5.10
+                if not isinstance(exc.__cause__, OSError) or exc.__cause__.errno != errno.EINVAL:
+                    raise
+        mount(source, target, "overlay", flags=flags, data=data)
 
 
 def upper_in_use(upper: Path, spare: Path) -> bool:
