@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bootseer import faults
@@ -169,10 +170,12 @@ class Work:
         if not self._may_publish:
             return False, "not published: snapshots must be signed here, and no sign_key is set"
         faults.point("env.publish.before-capture")
-        read = end.inputs.digested(self._spec, begin.config)  # at once: the job may write to these files
-        layers = self._staged(end) if end.changes else Path(begin.area, "upper")
-        if begin.area:
-            self._stored(layers, math.inf)  # first: the link is busy while the rest is made
+        with ThreadPoolExecutor(1, "inputs") as beside:
+            hashed = beside.submit(end.inputs.digested, self._spec, begin.config)  # at once: the job may write to these
+            layers = self._staged(end) if end.changes else Path(begin.area, "upper")
+            if begin.area:
+                self._stored(layers, math.inf)  # first: the link is busy while the rest is made
+            read = hashed.result()
         compiled = self._work / "compiled"
         for number, target in enumerate(self._spec.targets):
             pyc.compile_missing(self._spec, target, layers / str(number), compiled / str(number))
