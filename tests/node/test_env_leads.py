@@ -112,6 +112,7 @@ FOLDERS = {
         " > env/p-1.dist-info/direct_url.json",
     ),
     "venv": ("pyvenv.cfg", "printf 'home = %s/out\\nversion = 3\\n' $PWD > env/pyvenv.cfg"),
+    "library": ("m.so", "echo 'int f;' | cc -x c - -shared -Wl,-rpath,/nowhere:$PWD/out -o env/m.so"),
     "egg-link": ("p.egg-link", "printf '%s/out\\n.' $PWD > env/p.egg-link"),
 }
 

@@ -1,5 +1,5 @@
 """Leads: what a result names outside of the targets, and needs there: the other end of a link, the interpreter of a
-script or a virtual environment, the folder of a ``.pth`` file or of an editable install.
+script or a virtual environment, the folder of a ``.pth`` file, of an editable install or of a library's libraries.
 
 A snapshot holds the name alone, so that what it leads to is an input: a file must be there with the same content. A
 folder must be there, with the programs and modules in it that the command wrote; the rest of it is the node's own, as
@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import stat
+import struct
 import urllib.parse
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -39,8 +40,17 @@ _METADATA = "*.egg-info/[Pe][Kn]*"
 """PKG-INFO and entry_points.txt."""
 _OF_TOOLS = re.compile(r"\.egg-info$|^(?:__pycache__|\.git|node_modules)$")
 _LOADED = re.compile(r"\.(?:py|pth|js|mjs|cjs|node)$|\.so\b")
+_LIBRARY = re.compile(r"\.so\b")
+_OF_SYSTEM = tuple(map(os.fsencode, _SYSTEM))
+_LOADED_PART, _DYNAMIC, _STRINGS, _PATHS = 1, 2, 5, (15, 29)
+"""Of ELF: kinds of program headers, then tags."""
+_LONGEST = 4096
 _LISTED = 10_000
 """Entries of a folder among which those are looked for that the command wrote."""
+
+
+Read = Callable[..., bytes]
+"""(path, most, where they begin)."""
 
 
 def added(
@@ -48,10 +58,10 @@ def added(
     config: Config,
     known: Observed,
     entries: Iterable[Entry],
-    read: Callable[[str, int], bytes],
+    read: Read,
     since: int,
 ) -> Observed:
-    """``known`` with the leads out of ``entries``, of whose files ``read`` gives the first bytes; ``since``: when the
+    """``known`` with the leads out of ``entries``, of whose files ``read`` gives so many bytes; ``since``: when the
     command began (ns). Raises `DataError` for what another node cannot have, `OSError`."""
     digests, found = Digests(spec, config), dict[str, tuple[str, str]]()
     for by, path, is_link in sorted(set(_named(spec, entries, read))):
@@ -102,9 +112,7 @@ def _place_of(path: str) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()
 
 
-def _named(
-    spec: EnvSpec, entries: Iterable[Entry], read: Callable[[str, int], bytes]
-) -> Iterator[tuple[str, str, bool]]:
+def _named(spec: EnvSpec, entries: Iterable[Entry], read: Read) -> Iterator[tuple[str, str, bool]]:
     """(path of an entry, what it names, whether it is a link), as the job sees them."""
     places = [os.path.realpath(one.host) if not spec.contained else one.path for one in spec.targets]
     shown_places = {target.path.rstrip("/") for target in spec.targets}
@@ -128,7 +136,7 @@ def _named(
                 yield shown, path, entry.kind == "l"
 
 
-def _texts(entry: Entry, read: Callable[[str, int], bytes]) -> list[bytes]:
+def _texts(entry: Entry, read: Read) -> list[bytes]:
     name = os.path.basename(entry.path)
     if name.endswith((".pth", ".egg-link")):
         lines = [line.strip() for line in read(entry.path, _HEAD).splitlines()]
@@ -144,7 +152,35 @@ def _texts(entry: Entry, read: Callable[[str, int], bytes]) -> list[bytes]:
         return _HOME.findall(read(entry.path, _HEAD))
     if entry.mode & 0o111 and (first := _SHEBANG.match(read(entry.path, 512))):
         return [program for program in first.groups() if program]
+    if entry.mode & 0o111 or _LIBRARY.search(name):
+        with contextlib.suppress(struct.error):
+            return [path for path in _library_paths(entry.path, read) if not path.startswith(_OF_SYSTEM)]
     return []
+
+
+def _library_paths(path: str, read: Read) -> list[bytes]:
+    """The absolute folders in which an ELF file of 64 bits has its libraries looked for (RPATH, RUNPATH)."""
+    head = read(path, _HEAD)
+    if head[:6] != b"\x7fELF\x02\x01":
+        return []
+    at, size, count = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
+    parts = [struct.unpack_from("<IIQQQQ", head, at + size * number) for number in range(count)]
+    found = list[tuple[int, int]]()
+    for kind, _, start, _, _, length in parts:
+        if kind == _DYNAMIC:
+            data = read(path, min(length, _HEAD), start)
+            found += struct.iter_unpack("<QQ", data[: len(data) // 16 * 16])
+    names = dict(found)
+    place = next(
+        (
+            start + names[_STRINGS] - there
+            for kind, _, start, there, _, length in parts
+            if kind == _LOADED_PART and _STRINGS in names and there <= names[_STRINGS] < there + length
+        ),
+        0,
+    )
+    texts = [read(path, _LONGEST, place + offset) for tag, offset in found if place and tag in _PATHS]
+    return [one for text in texts for one in text.partition(b"\0")[0].split(b":") if one.startswith(b"/")]
 
 
 def _needs(spec: EnvSpec, digests: Digests, by: str, path: str, is_link: bool, since: int) -> Iterator[tuple[str, str]]:

@@ -189,8 +189,8 @@ class Work:
         faults.point("env.publish.before-tree")
         meta = self._contents.seal(found.items, found.entries)
         rows = [layer.merged(base, found.own, number, content=bool(base)) for number, base in enumerate(begin.base)]
-        head = lambda name, most: _head(layers / name, most)  # noqa: E731
-        seen = leads.added(self._spec, begin.config, read, found.own, head, end.began)
+        bytes_of = lambda name, most, at=0: _bytes_of(layers / name, most, at)  # noqa: E731
+        seen = leads.added(self._spec, begin.config, read, found.own, bytes_of, end.began)
         if begin.area:
             Opened(seen).keep(Path(begin.area))
         made = Made(
@@ -225,9 +225,9 @@ class Work:
         return base
 
 
-def _head(path: Path, most: int) -> bytes:
+def _bytes_of(path: Path, most: int, at: int) -> bytes:
     with path.open("rb") as file:
-        return file.read(most)
+        return os.pread(file.fileno(), most, at)
 
 
 def entered(name: str) -> tuple[io.BytesIO, int]:
