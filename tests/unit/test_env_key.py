@@ -487,6 +487,28 @@ def test_settings_of_the_installers_that_are_named_count(folder: Path) -> None:
         assert tool == "npm ci" or keys[0] != keys[1]
 
 
+@pytest.mark.parametrize(
+    ("tool", "name"),
+    [
+        ("uv venv", ".python-version"),
+        ("uv pip install x", "../uv.toml"),
+        ("cargo install x", "../../rust-toolchain.toml"),
+        ("poetry install", "../poetry.toml"),
+    ],
+)
+def test_settings_that_were_not_there_count(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tool: str, name: str
+) -> None:
+    """In the folder where the command starts, or above."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)  # what is above is private here, which root does not read
+    work = folder / "a/b"
+    work.mkdir(parents=True)
+    asked = spec(work, command=("sh", "-c", tool), environ={"HOME": "/nowhere"})
+    before = key.build(asked).key
+    (work / name).write_text("3.12\n")
+    assert key.build(asked).key != before
+
+
 def test_a_private_file_that_a_script_names_is_not_read_by_root(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -17,10 +17,15 @@ _USED = pattern(
     r"\$(?!ENV\{)\{?[!#]?([A-Za-z_]\w*)|\$\(([A-Za-z_]\w*)\)|[\"']([A-Za-z_]\w+)[\"']"
     r"|(?:\b(?:environ(?:\.get)?\s*[\[(]|(?:getenv|env::var|env!)\s*\(|process\.env[.\[]|ENV(?:IRON)?[\[{])"
     r"|\bprintenv[ \t]+|(?:\[|\btest)[ \t]+(?:![ \t]+)?-v[ \t]+|(?m:^)[ \t]*ifn?def[ \t]+)\s*[\"']?([A-Za-z_]\w*)"
+    r"|%\(([A-Za-z_]\w*)\)s"
 )
 """In the files of any language: a shell's ``$NAME``, a Makefile's ``$(NAME)``, a name in quotes, one that is asked of
-the environment."""
+the environment, Python's ``%(NAME)s``."""
 _SEVERAL = pattern(r"\{([\w\s,:=\"'-]{1,500})\}\s*=\s*process\.env\b")
+_ASKS = pattern(r"\b(?:environ\b|getenv|process\.env)")
+_RENAMED = pattern(r"\bprocess\.env\b(?!\s*[.\[])")
+_ATTRIBUTE = pattern(r"\.([A-Z][A-Z0-9_]{2,})\b")
+"""As in ``const e = process.env; e.NAME``."""
 _ASSIGNED = pattern(
     r"(?<![\w{])(\w+)[ \t]*:{0,2}=(?![^\n]{0,200}\b\1\b)|\bfor[ \t]+(\w+)[ \t]+in\b"
     r"|(?<![\w-])read[ \t]+(?:-\w+[ \t]+){0,8}(\w+)"
@@ -67,16 +72,18 @@ _NO_MATTER = pattern(
     r"|SHLVL|PROMPT|_EXE$|CARGO_HOME|NPM_CONFIG_(?:PREFIX|USERCONFIG|UPDATE_NOTIFIER|FUND|AUDIT)|_AUTH|AUTHTOKEN|USERNAME|HTTP_BASIC|PYPI_TOKEN)"
 )
 """Of installers: where they keep and how they show things, and their logins."""
+_PYTHON = (".python-version", ".python-versions")
 SETTINGS = {
     "pip": ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf", "$PIP_CONFIG_FILE", "$VIRTUAL_ENV/pip.conf"),
-    "uv": ("/etc/uv/uv.toml", "~/.config/uv/uv.toml", "$UV_CONFIG_FILE", "uv.toml"),
+    "uv": ("/etc/uv/uv.toml", "~/.config/uv/uv.toml", "$UV_CONFIG_FILE", "uv.toml", "pyproject.toml", *_PYTHON),
     "npm": ("/etc/npmrc", "~/.npmrc", "$NPM_CONFIG_USERCONFIG", ".npmrc"),
-    "cargo": ("~/.cargo/config.toml", "$CARGO_HOME/config.toml", ".cargo/config.toml"),
+    "cargo": ("~/.cargo/config.toml", "$CARGO_HOME/config.toml", ".cargo/config.toml", "rust-toolchain.toml"),
     "conda": ("/etc/conda/.condarc", "~/.condarc", "~/.mambarc", "$CONDARC"),
     "poetry": ("~/.config/pypoetry/config.toml", "poetry.toml"),
     "pdm": ("~/.config/pdm/config.toml", "pdm.toml"),
 }
-"""Where they have settings."""
+"""Where they have settings. What is not absolute may lie in a folder above, too."""
+_ABOVE = 10
 _BEGINS = r"(?:(?:^|[;&|({`])[ \t]*|\b(?:then|do|else|exec)[ \t]+)"
 _READS = r"(?:\.|source|(?:ba|da|z)?sh|python[\d.]*)[ \t]+(?:-[a-z]+[ \t]+)*"
 _OPTION = r"(?:[ \t](?:-r|-c)[ \t]*|--(?:requirements?|constraints?)[ =])"
@@ -115,10 +122,13 @@ def mentioned(text: str, env: Mapping[str, str]) -> set[str]:
 def _uses(text: str) -> tuple[dict[str, int], dict[str, int]]:
     """Name -> where it is used first, and -> 2 where the environment is asked for it, 0 where it is only in quotes."""
     first, kinds = dict[str, int](), dict[str, int]()
+    asks = _ASKS.search(text) is not None
     for use in _USED.finditer(text):
         name = use[use.lastindex or 1]
         first.setdefault(name, use.start())
-        kinds[name] = max(kinds.get(name, 0), 0 if use[3] else 2 if use[4] else 1)
+        kinds[name] = max(kinds.get(name, 0), (asks and len(name) > 2) if use[3] else 2 if use[4] else 1)
+    for use in _ATTRIBUTE.finditer(text) if _RENAMED.search(text) else ():
+        first[use[1]], kinds[use[1]] = min(first.get(use[1], use.start()), use.start()), 2
     for use in _SEVERAL.finditer(text) if "process.env" in text else ():
         for name in re.findall(r"[A-Za-z_]\w*", use[1]):
             first[name], kinds[name] = min(first.get(name, use.start()), use.start()), 2
@@ -179,3 +189,5 @@ def settings_of(texts: Iterable[str], env: Mapping[str, str]) -> Iterator[tuple[
             path = _VARIABLE.sub(lambda one: env.get(one[2], one[0]), name.replace("~", env.get("HOME", ""), 1))
             if "$" not in path:
                 yield name, path
+            if not name.startswith(("/", "~", "$")):  # they look in the folders above, too
+                yield from ((f"{'../' * up}{name}",) * 2 for up in range(1, _ABOVE))
