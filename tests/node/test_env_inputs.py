@@ -364,6 +364,21 @@ NAMED = {
         {"a.js": "require('./b.js')\n", "b.js": "const { WHICH = '' } = process.env\nconst fs = require('fs')\n"
          "fs.mkdirSync('env', {recursive: true}); fs.writeFileSync('env/made', WHICH + '\\n')\n"},
     ),
+    "renamed": (
+        "node a.js",
+        {"a.js": "const e = process.env, fs = require('fs')\nfs.mkdirSync('env', {recursive: true})\n"
+         "fs.writeFileSync('env/made', (e.WHICH || '') + '\\n')\n"},
+    ),
+    "renamed function": (
+        "python3 a.py",
+        {"a.py": "import os; from os import getenv as g; os.makedirs('env', exist_ok=True)\n"
+         "open('env/made', 'w').write((g('WHICH') or '') + '\\n')\n"},
+    ),
+    "format": (
+        "python3 a.py",
+        {"a.py": "import os; os.makedirs('env', exist_ok=True)\n"
+         "open('env/made', 'w').write('%(WHICH)s\\n' % {'WHICH': '', **os.environ})\n"},
+    ),
     "perl": ("perl a.pl", {"a.pl": "mkdir 'env'; open(F, '>', 'env/made'); print F $ENV{WHICH}, \"\\n\";\n"}),
 }  # fmt: skip
 
@@ -373,8 +388,6 @@ NAMED = {
 def test_a_variable_in_a_file_that_the_command_reads_counts(
     node: Node, monkeypatch: pytest.MonkeyPatch, kind: str, unset: bool
 ) -> None:
-    if unset and kind == "quoted":
-        return  # the name alone says nothing where nothing has it
     script, files = NAMED[kind]
     for name, text in files.items():
         node.write(name, text)
@@ -461,6 +474,34 @@ def test_what_is_renamed_or_linked_into_a_target_ends_no_job(node: Node, kind: s
     assert (node.target / made).read_text() == "1\n"
     assert node.run().reason == "hit"
     assert ((node.target / made).read_text(), node.runs) == ("1\n", 2)
+
+
+PLACED = {
+    "asked": "if [ ! -d env ]; then mkdir env && echo 1 >env/made; fi",
+    "asked by a variable": 'V=${V:-env}; [ -e "$V" ] || { mkdir -p $V; echo 1 >$V/made; }',
+    "removed": "set -e; rm -rf x env; mkdir env; echo 1 >env/made",
+    "another in its place": "rm -rf env; mkdir new; echo 1 >new/made; mv new env",
+    "asked by a module": "python3 -c 'import asks'",
+    "made by a module": "python3 -c 'import makes'",
+}
+
+
+@pytest.mark.parametrize("kind", PLACED)
+def test_a_command_finds_no_target_before_it_has_made_it(node: Node, kind: str) -> None:
+    """What is mounted on one is there before, and cannot be removed."""
+    makes = "os.mkdir('env'); open('env/made', 'w').write('1\\n')\n"
+    node.write("makes.py", f"import os; {makes}")
+    node.write("asks.py", f"import os\nif not os.path.isdir('env'):\n    {makes}")
+    node.write("s.sh", f"{PLACED[kind]}\n")
+    for number in range(2):
+        result = node.run()
+        assert (result.exit_code, (node.target / "made").read_text()) == (0, "1\n"), result.reason
+        assert node.runs == (2 if "module" in kind else 1), result.reason
+        node.release()
+        if not number:
+            (node.target / "made").unlink()
+            node.target.rmdir()
+    assert not node.target.exists()
 
 
 def test_a_command_that_fails_without_renaming_runs_once(node: Node) -> None:
@@ -735,6 +776,42 @@ LED = {
     "a file that Python looked for": ("python3 {out}/look.py", ">opt", "{work}/opt is new"),
     "a program": ("tool >env/made", "PATH={out}/v2:$PATH", "tool leads to {out}/v2/tool here, not to {out}/v1/tool"),
     "a path of a program": ("python3 -c 'import mod; print(mod.V)'", "PYTHONPATH={out}/v2", "PYTHONPATH"),
+    "a program that is asked for": (
+        "command -v some-tool >env/made || :",
+        "cp {out}/v1/tool {out}/v1/some-tool",
+        "the program some-tool, which the command looks for, is here",
+    ),
+    "a program that is gone": (
+        "python3 -c 'import shutil; print(shutil.which(\"tool\"))' >env/made",
+        "rm {out}/v1/tool",
+        "the program tool, which the command looks for, is not here",
+    ),
+    "a module that need not be there": (
+        "python3 {out}/look.py",
+        ">{out}/local_settings.py",
+        "{out}/local_settings.py is new",
+    ),
+    "a module before another": (
+        "python3 -c 'import mod; print(mod.V)'",
+        "cp {out}/v2/mod.py {out}/g",
+        "{out}/g/mod.py is new",
+    ),
+    "a header before another": (
+        "echo '#include \"f\"' | cpp -P -I {out}/g -I{out}/v1 >env/made",
+        "cp {out}/v2/f {out}/g",
+        "{out}/g/f is new",
+    ),
+    "a pattern where it works": ("cat *.conf >env/made", "echo 2 >b.conf", "{work}/b.conf is new"),
+    "a link that is copied": (
+        "cp -a {out}/k/. env",
+        "ln -sfn nowhere {out}/k/l",
+        "{out}/k/l leads to {out}/k/nowhere here, not to {out}/k/a",
+    ),
+    "the text of a link": (
+        "readlink v >env/made",
+        "ln -sfn {out}/v2/f v",
+        "{work}/v leads to {out}/v2/f here, not to {out}/v1/f",
+    ),
     "the home": ("cat ~/f >env/made", "HOME={out}/v2", "HOME"),
     "what a shell reads first": ("bash -c 'echo $X' >env/made", "BASH_ENV={out}/v2/f", "BASH_ENV"),
 }
@@ -760,14 +837,21 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
     for path in ("c/a.conf", "w/p-1.whl", "w/other.whl", "w/a.conf", "g/x/a", "g/x/b"):
         (out / path).parent.mkdir(exist_ok=True, parents=True)
         (out / path).write_text("1\n")
-    (out / "look.py").write_text("import pathlib\nif pathlib.Path('opt').exists(): print('is there')\n")
+    (out / "look.py").write_text(
+        "import pathlib\nif pathlib.Path('opt').exists(): print('is there')\n"
+        "try:\n    import local_settings\nexcept ImportError:\n    pass\n"
+    )
+    node.write("a.conf", "1\n")
+    (out / "k").mkdir()
+    (out / "k/a").write_text("1\n")
+    (out / "k/l").symlink_to("a")
     told = {"out": out, "work": node.work, "git": command.format(out=out)}
     made = ["git init -q -b b {out}/r", "{git} commit -q --allow-empty -m 1", "{git} pack-refs --all"]
     subprocess.run(" && ".join(made).format(**told), shell=True, check=True)
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "safe.directory")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", "*")
-    for name, value in {"HOME": f"{out}/v1", "PYTHONPATH": f"{out}/v1", "BASH_ENV": f"{out}/v1/f"}.items():
+    for name, value in {"HOME": f"{out}/v1", "PYTHONPATH": f"{out}/g:{out}/v1", "BASH_ENV": f"{out}/v1/f"}.items():
         monkeypatch.setenv(name, value)
     path = os.environ["PATH"]
     monkeypatch.setenv("PATH", f"{out}/v1:{path}")
@@ -786,7 +870,7 @@ def test_what_a_name_leads_to_counts(node: Node, tmp_path: Path, monkeypatch: py
         subprocess.run(change, shell=True, cwd=node.work, check=True)
     reason = (
         reason.format(**told)
-        if "/" in reason
+        if " " in reason
         else f"the variable {reason}, which decides what the command reads, has another value"
     )
     result = node.run()

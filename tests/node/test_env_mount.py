@@ -642,7 +642,7 @@ def test_the_command_line(node: Node, tmp_path: Path) -> None:
     assert (node.host / "made").read_text() == "made\n"
     cli(node, "unmount", "--environments")
 
-    script.write_text("echo working; echo other > env/made; echo more > env/more\n")
+    script.write_text("echo working; mkdir -p env; echo other > env/made; echo more > env/more\n")
     told = cli(node, "env run", "--dry-run", "--target", "env", "--key-env", "HOME", "--", "sh", "setup.sh").stdout
     assert "missed because setup.sh changed" in told
     cli(node, "env run", *run, "--restore", "unpack", "--", "sh", "setup.sh")

@@ -10,14 +10,14 @@ import contextlib
 import logging
 import signal
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from bootseer.config import Config
-from bootseer.env import capture, overlay, place, scan
+from bootseer.env import capture, names, overlay, place, scan
 from bootseer.env.inputs import Observed, Opened
 from bootseer.env.lookup import Lookup
 from bootseer.env.publication import Begin, End, Publication
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIMED_OUT = 124
-"""Exit code of ``timeout``; those above are of programs that were not run or were ended."""
+"""Exit code of ``timeout``."""
 _UNTRIED = {126, 127, *(128 + number for number in (signal.SIGINT, signal.SIGKILL, signal.SIGTERM))}
 """Exit codes of a check that could not be run, or was ended by others: they say nothing of a snapshot."""
 
@@ -145,6 +145,9 @@ class _Attempt:
             place.rows(target) if self._spec.in_image(target) else self._execution.held.of(target)
             for target in self._spec.targets
         ]
+        texts = [" ".join(self._spec.command), *(file.text for file in self._look.document.files.values())]
+        if not self._spec.shared and self._places_targets(texts):
+            self._spec = msgspec.structs.replace(self._spec, restore="unpack")
         self._catch = capture.begin(self._spec, self._look.key, self._config)
         if isinstance(self._catch, overlay.Group):
             self._group = self._catch
@@ -190,13 +193,17 @@ class _Attempt:
         )
         if code:
             self._stop()
-            if self._group and 0 < code < _TIMED_OUT and observer.moves():
-                return self._again(code)
+            is_overlay = observer.moves() or self._places_targets(observer.scripts())
+            if self._group and 0 < code < 128 and code != _TIMED_OUT and is_overlay:
+                return self._again(code, f"failed with exit code {code}, which the overlay may be the cause of")
             failure = f"the command failed with exit code {code}"
             if self._lead:
                 self._lead.failed(failure)
             result.reason += f"; {failure}, nothing is published"
             return result
+        if self._group and self._group.record.made and self._is_empty(self._group):
+            self._stop()
+            return self._again(0, "left nothing in its targets, perhaps because they were there already")
         if self._group:
             self._group.unfold()
         end, why = self._end(observer)
@@ -218,7 +225,7 @@ class _Attempt:
                         self._group.complete(known=False)
         if end:
             result.reason = hit(self._look.reason, end.inputs.known)
-            if self._is_empty(end):
+            if self._is_empty(self._group or end.changes):
                 log.warning("the set-up command left no file in its targets: its snapshot is empty")
                 result.reason += "; it left no file in its targets"
             if self._publication:
@@ -239,10 +246,15 @@ class _Attempt:
             result.reason += f"; {why}"
         return result
 
-    def _again(self, code: int) -> EnvResult:
-        """Run it once more, without overlays: into them nothing can be renamed or linked from outside."""
+    def _places_targets(self, texts: Iterable[str]) -> bool:
+        targets = {target.path for target in self._spec.targets}
+        return names.placed(texts, self._spec.env, self._look.document.cwd, targets)
+
+    def _again(self, code: int, why: str) -> EnvResult:
+        """Run it once more, without overlays: into them nothing can be renamed or linked from outside, and they are
+        there before the command is."""
         assert self._group
-        log.warning("the command failed with exit code %d and may rename into an overlay; running it without", code)
+        log.warning("the command %s; running it without overlays", why)
         self._group.take_down()
         again = _Attempt(self._execution, self._look, self._lead, beside=self._beside)
         again._spec = msgspec.structs.replace(self._spec, restore="unpack")
@@ -251,18 +263,18 @@ class _Attempt:
         except (BootseerError, OSError) as exc:
             return self._execution.run_plain(f"{self._look.reason}; nothing captured: {exc}", self._look.key)
         result = again.run()
-        if result.exit_code:
+        if result.exit_code and code:
             log.warning("it failed again, with exit code %d", result.exit_code)
             result.exit_code = code
         return result
 
-    def _is_empty(self, end: End) -> bool:
+    def _is_empty(self, caught: overlay.Group | Iterable[scan.Changes]) -> bool:
         """Whether the command left nothing but folders."""
-        if self._group:
-            return all(stat.S_ISDIR(status.st_mode) for _, status in scan.walk(self._group.upper))
+        if isinstance(caught, overlay.Group):
+            return all(stat.S_ISDIR(status.st_mode) for _, status in scan.walk(caught.upper))
         return not any(
             change.deleted or any(not stat.S_ISDIR(change.marks[path].mode) for path in change.changed)
-            for change in end.changes
+            for change in caught
         )
 
     def _stop(self) -> None:

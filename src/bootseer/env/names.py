@@ -25,6 +25,23 @@ _LOOKED_FOR = pattern(
     r"(?:\[|\btest|&&|\|\||\s-[ao])[ \t]+(?:![ \t]+)?-[efrs][ \t]+[\"']?([^\s\"'`;&|<>()\]]+)"
     r"|\b(?:exists|isfile|open|existsSync|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_file|read)))\(\s*[\"']([^\"'\n]+)[\"']"
 )
+_PLACED = pattern(
+    r"(?:\[|\btest)[ \t]+(?:![ \t]+)?-[de][ \t]+([^\n;&|\]]{1,500})"
+    r"|\b(?:rm[ \t]+-\w{0,9}[rR]\w{0,9}|rmdir|mv|mkdir(?![^\n;&|]{0,500}[ \t]-\w*p))\b([^\n;&|]{1,500})"
+    r"|\b(?:exists|isdir|existsSync|mkdir|makedirs|mkdirSync|rmtree|move|rename"
+    r"|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_dir|mkdir)))\((?![^\n]{0,300}(?:exist_ok|recursive))([^\n]{1,500}?)\)"
+)
+_LOCAL = pattern(r"(?m)(?:^|[;&]|\b(?:export|local|readonly))[ \t]*(\w+)[ \t]*=[ \t]*[\"']?([^\s\"';&|`()]+)")
+_DEFAULT = pattern(r"\$\{(\w+):?-([^{}$]*)\}")
+_ASKED = pattern(
+    r"\b(?:command[ \t]+-[vV]|which|hash|type(?:[ \t]+-\w+)?)[ \t]+([\w.+-]+)|\bwhich\(\s*[\"']([\w.+-]+)[\"']"
+)
+_IMPORTED = pattern(r"(?m)^[ \t]+(?:import|from)[ \t]+([A-Za-z_]\w*)")
+"""In a block: often what need not be there."""
+_STARTED = pattern(r"\bpython[\d.]*[ \t]+(?:-\w+[ \t]+){0,8}([^\s\"';&|]+\.py)\b")
+_SOURCES = 20
+"""Folders of scripts in which what they import is looked for."""
+_INCLUDED = pattern(r"(?<![\w-])-(?:I|isystem|iquote)[ \t]*([^\s\"',;)]+)")
 _NO_PATH = re.compile(r"[$`*?{}\0]|://")
 
 
@@ -36,10 +53,14 @@ def looked_up(
     read: Collection[str],
     counts: Callable[[str], bool],
 ) -> dict[str, str]:
-    """Name -> where it leads, for a program that was ``started`` or a link in a path to what was ``read``; empty for a
-    file that ``texts`` ask for and that is not there. ``counts``: whether a path may be an input."""
+    """Name -> where it leads, for a program that was ``started`` or a link in a path; empty for a file that ``texts``
+    ask for, or that would be found before one that was ``read``, and that is not there. With a `?` before it: a program
+    that they ask for. ``counts``: whether a path may be an input."""
     found, above = dict[str, str](), _folders(read)
     shown = {name: value for name, value in env.items() if not may_be_secret(name, value)}
+    texts = [*texts]
+    for name in {name for text in texts for pair in _ASKED.findall(text) for name in pair if name}:
+        found[f"?{name}"] = _program(name, env)
     for name in started:
         if (program := _program(name, env)) in read:
             found[name] = program
@@ -50,22 +71,56 @@ def looked_up(
         if os.path.dirname(path) == work and os.path.basename(path) not in here:
             continue
         real = os.path.realpath(path)
-        if real != path and (real in read or real in above):
+        if real != path and (real in read or real in above or (os.path.islink(path) and counts(path))):
             found[path] = real
-    for path in _paths(texts, _LOOKED_FOR, shown, work):
+    before = itertools.islice(_before(texts, shown, work, read), MOST)
+    for path in itertools.chain(_paths(texts, _LOOKED_FOR, shown, work), before):
         if counts(path) and not os.path.lexists(path):
             found[path] = ""
     return dict(sorted(found.items())[:MOST])
 
 
+def _before(texts: list[str], env: Mapping[str, str], work: str, read: Collection[str]) -> Iterator[str]:
+    """Where a module, header or library may lie that would be taken instead of one that was ``read``, or of none."""
+    lists = [value.split(":") for name, value in env.items() if ":" in value and decides(name)]
+    lists += [_INCLUDED.findall(text) for text in texts]
+    for folders in (list(dict.fromkeys(filter(None, one))) for one in lists):
+        folders = [os.path.normpath(os.path.join(work, expanded(folder, env))) for folder in folders]
+        for number, folder in enumerate(map(os.path.realpath, folders[1:]), 1):
+            for path in (path for path in read if path.startswith(f"{folder}/")):
+                yield from (os.path.join(one, os.path.relpath(path, folder)) for one in folders[:number])
+    started = (os.path.join(work, expanded(name, env)) for text in texts for name in _STARTED.findall(text))
+    sources = [*dict.fromkeys([work, *(os.path.dirname(os.path.normpath(path)) for path in started)])][:_SOURCES]
+    for name in dict.fromkeys(name for text in texts for name in _IMPORTED.findall(text)):
+        ways = [os.path.join(folder, f"{name}{end}") for folder in sources for end in (".py", "/__init__.py")]
+        if not any(map(os.path.lexists, ways)):
+            yield from ways
+
+
+def placed(texts: Iterable[str], env: Mapping[str, str], work: str, targets: Collection[str]) -> bool:
+    """Whether ``texts`` ask if one of the folders ``targets`` is there, make it, remove it, or put another one in its
+    place: what is mounted on it is there before, and stays."""
+    texts = [_DEFAULT.sub(lambda one: env.get(one[1]) or one[2], text) for text in texts]
+    own = {name: expanded(value, env) for text in texts for name, value in _LOCAL.findall(text)}
+    found = ("".join(groups) for text in texts for groups in _PLACED.findall(text))
+    words = itertools.islice((word for text in found for word in re.split(r"[\s,\"']+", text)), _WORDS)
+    paths = (os.path.join(work, expanded(word, {**env, **own})) for word in dict.fromkeys(words))
+    wanted = set(map(os.path.realpath, targets))
+    return any("\0" not in path and os.path.realpath(path) in wanted for path in paths)
+
+
 def difference(looked_up: Mapping[str, str], env: Mapping[str, str], is_same: Callable[[str, str], bool]) -> str:
     """What leads elsewhere here, to what is not the same (path here, path there); empty when nothing does."""
     for name, there in sorted(looked_up.items()):
+        if name.startswith("?"):
+            if bool(here := _program(name[1:], env)) != bool(there):
+                return f"the program {name[1:]}, which the command looks for, is {'here' if here else 'not here'}"
+            continue
         here = os.path.realpath(name) if "/" in name else _program(name, env)
         if not there:
             if os.path.isfile(name):
                 return f"{name} is new"
-        elif here != there and os.path.exists(here) and not is_same(here, there):
+        elif here != there and (os.path.exists(here) or os.path.islink(name)) and not is_same(here, there):
             return f"{name} leads to {here} here, not to {there}"
     return ""
 

@@ -48,6 +48,7 @@ _MOVES = pattern(
     rb"|\bln\s+(?!\s|-\w*s|--s)|\bcp\s+(?:-\S+\s+)*-(?:\w*l|-link)"
 )
 _COMMENT = pattern(rb"(?m)(?:^|(?<=\s))#.*$")
+_GLOB = pattern(r"\*\.\w+")
 MAX_VARIABLES = 10_000
 _SEARCHED = 4 << 20
 """Bytes of scripts in which names are looked for."""
@@ -147,13 +148,17 @@ class Observer:
                 raise DataError(f"{path} changed while the command ran")
             if files.get(path) == "?":
                 raise DataError(f"{path}, which the command read, cannot be read")
-        known = inputs.Observed(files, folders, variables=used, names=self._names(self._opens))
+        known = inputs.Observed(files, folders, variables=used, names=self._names(self._opens, folders))
         return inputs.Opened(known, {path: was for path, was in fixed.items() if was})
 
     def moves(self) -> bool:
         """Whether the command's text, or one that it read, may rename or link something, as far as is known: into an
         overlay nothing can be, from outside."""
         return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in self._scripts())
+
+    def scripts(self) -> Iterator[str]:
+        """`_scripts`, as text."""
+        return (text.decode("utf-8", "replace") for text in self._scripts())
 
     def _scripts(self) -> Iterator[bytes]:
         """The command's own text, and those that it read."""
@@ -191,7 +196,7 @@ class Observer:
             raise DataError("the files that the command read name too many variables")
         return found
 
-    def _names(self, opens: Opens) -> dict[str, str]:
+    def _names(self, opens: Opens, folders: Mapping[str, list[str]]) -> dict[str, str]:
         if self._spec.contained:
             return {}
         left, texts = _SEARCHED, list[str]()
@@ -199,6 +204,8 @@ class Observer:
             texts.append(data[:left].decode("utf-8", "replace"))
             left -= len(data[:left])
         found = names.looked_up(texts, opens.started, self._spec.env, self._work, self._found, self._counts)
+        copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
+        found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
         return {name: real for name, real in found.items() if inputs.is_text(name + real)}
 
     def _inputs(self, opens: Opens) -> dict[str, FileState]:
@@ -242,13 +249,15 @@ class Observer:
         out = {folder: inside for folder, inside in out.items() if inside}
         scripts = (os.path.dirname(os.path.join(self._work, word)) for word in self._spec.command)
         own = [f"{os.path.realpath(path)}/" for path in (self._work, *scripts)]  # Python lists them when it imports
-        others = (one for one in opens.folders if not any(path.startswith(f"{one}/") for path in own))
-        out |= {folder: inside for folder in others if (inside := self._copied(folder, opens))}
+        is_own = {one: any(path.startswith(f"{one}/") for path in own) for one in opens.folders}
+        globs = {kind for text in self._scripts() for kind in _GLOB.findall(text.decode("utf-8", "replace"))}
+        copied = {one: self._copied(one, opens, globs if mine else None) for one, mine in is_own.items()}
+        out |= {folder: inside for folder, inside in copied.items() if inside}
         return out | {folder: inputs.sources(self._spec, folder) for folder in refs if self._counts(folder + "/.")}
 
-    def _copied(self, folder: str, opens: Opens) -> list[str]:
+    def _copied(self, folder: str, opens: Opens, globs: set[str] | None) -> list[str]:
         """The names in a folder all of which the command has read, as with ``cp -r``, or all of a kind, as with ``cat
-        *.conf``; nothing where it did not."""
+        *.conf``; nothing where it did not. Only kinds of ``globs`` in a folder that jobs write to."""
         if self._spec.contained or not self._counts(folder + "/.") or self._of_package(folder + "/"):
             return []
         kinds, unread, listed = set[str](), set[str](), True
@@ -259,7 +268,9 @@ class Observer:
                 (kinds if known else unread).add(f"*{os.path.splitext(name)[1]}")
             elif not os.path.islink(path):
                 listed = listed and path in opens.folders
-        if listed and not unread and (kinds or any(path.startswith(f"{folder}/") for path in self._found)):
+        if globs is not None:
+            kinds &= globs
+        elif listed and not unread and (kinds or any(path.startswith(f"{folder}/") for path in self._found)):
             return [inputs.ALL, *inputs.sources(self._spec, folder, [inputs.ALL])]
         kinds -= {*unread, "*"}
         return [*kinds, *inputs.sources(self._spec, folder, kinds)] if kinds else []
