@@ -951,6 +951,13 @@ def test_a_freeze_that_fails_keeps_the_job_going(node: Node, monkeypatch: pytest
     assert len(overlay.groups(Path(node.config.state_dir))) == (0 if worse else 1)
 
 
+def test_an_unmount_waits_for_no_disk(node: Node) -> None:
+    node.run(fill_plain, background=True)
+    entry = mounts.find(node.host)
+    assert entry
+    assert any("volatile" in option for option in entry.options)
+
+
 def test_folders_as_deep_as_a_job_likes_go_with_the_overlay(node: Node) -> None:
     node.run(fill_plain)
     fd = os.open(node.host, os.O_RDONLY)
