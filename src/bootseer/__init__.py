@@ -16,6 +16,17 @@ _LAZY = ("blocks", "env", "image", "launch", "objects", "profile", "stripefs", "
 __all__ = ["__version__", *_LAZY]
 
 
+def build() -> str:
+    """The version, and first digits of a hash of its sources: another commit has others."""
+    import hashlib
+    from pathlib import Path
+
+    top, made = Path(__file__).parent, hashlib.blake2b(digest_size=4)
+    for path in sorted(top.rglob("*.py")):
+        made.update(b"%s\0%s" % (str(path.relative_to(top)).encode(), path.read_bytes()))
+    return f"{__version__} ({made.hexdigest()})"
+
+
 def __getattr__(name: str) -> ModuleType:
     if name in _LAZY:
         return importlib.import_module(f"bootseer.{name}")

@@ -20,6 +20,7 @@ from support.waits import until
 
 NAMES = [
     "kernel",
+    "node daemon",
     "privileges",
     "fuse",
     "fuse takeover",
@@ -30,6 +31,7 @@ NAMES = [
     "runtime",
     "hdfs client",
     "store",
+    "registries",
     "cache",
     "lazy images",
 ]
@@ -246,7 +248,8 @@ def _report(*found: Check) -> DoctorReport:
 def test_lazy_images_need_the_canary(place: Path, verdict: Status, status: str) -> None:
     found = Check(name="fuse canary", status=verdict, detail="because", privilege=verdict != "ok")
     config = Config(cache_dir=str(place))
-    check = attempt("lazy images", lambda: checks.lazy_images(config, found), "much", "", essential=True)
+    no_daemon = Check(name="node daemon", status="missing", detail="")
+    check = attempt("lazy images", lambda: checks.lazy_images(config, found, no_daemon), "much", "", essential=True)
     assert (check.status, check.essential, check.privilege) == (status, True, status != "ok")
     assert bool(check.cost and check.fix) == (status != "ok")
     assert ("because" in check.detail) == (status != "ok")

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from bootseer import __version__, image, oci, stripefs
@@ -174,7 +175,10 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
         (mine,) = alice.do(client.mounts, config=config)
         assert (mine.folder, mine.uid, mine.state, mine.reference) == (root, ALICE, "mounted", site.ref)
         code, said = alice.do(command, ["image", "status"], config)
-        assert (code, root in said, "mounted" in said) == (0, True, True)
+        assert (code, root in said, "mounted" in said, "nobody" in said) == (0, True, True, True)
+        code, said = command(["image", "status", "--json"], config)  # as root, whose mount it is made of
+        told = {one["user"]: (one["folder"], time.time() - one["since"] < 60) for one in json.loads(said)}
+        assert (code, told["nobody"], told["root"][1]) == (0, (root, True), True), said
         alice.do(client.ready, mine.id, config=config)
         assert alice.do(client.status, mine.id, config=config).digest
 
@@ -214,6 +218,33 @@ def test_a_user_mounts_what_the_own_login_may_read(daemon: NodeDaemon, site: Sit
 
 def profiles(site: Site) -> list[str]:
     return [info.key for info in open_store(site.store).list("profiles")]
+
+
+def test_doctor_says_what_a_start_of_this_user_gets(daemon: NodeDaemon, site: Site, place: Path) -> None:
+    """With the daemon images are lazy without root; and whether this user's logins are good for them."""
+    store = {"BOOTSEER_STORE": site.store}
+    with User(ALICE, {**site.login(ALICE), **store}) as alice, User(BOB, store) as bob:
+
+        def examined(user: User, uid: int) -> tuple[int, dict[str, dict[str, str]]]:
+            own = place / f"own-{uid}"
+            own.mkdir(exist_ok=True)
+            os.chown(own, uid, uid)
+            config = msgspec.structs.replace(daemon.config, cache_dir=str(own / "c"), state_dir=str(own / "s"))
+            code, said = user.do(command, ["doctor", "--json"], config)
+            assert PASSWORD not in said
+            return code, {one["name"]: one for one in json.loads(said)["checks"]}
+
+        for user, uid, status in ((alice, ALICE, "ok"), (bob, BOB, "missing")):
+            code, found = examined(user, uid)
+            assert code == 0, found
+            for name in ("node daemon", "lazy images", "runtime"):
+                assert found[name]["status"] == "ok", found[name]
+            assert found["registries"]["status"] == status, found["registries"]
+        assert f"denies access to image {site.ref.partition(':v1')[0]}" in found["registries"]["detail"]
+        assert "docker login" in found["registries"]["fix"]
+        daemon.stop()
+        code, found = examined(alice, ALICE)
+        assert (code, found["node daemon"]["status"], found["lazy images"]["status"]) == (77, "missing", "missing")
 
 
 def test_a_user_names_no_profile_of_others(daemon: NodeDaemon, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,11 +84,58 @@ def test_a_shared_store_serves_each_of_its_group(site: Site) -> None:
             code += f"s.put('env/new{number}/{user}', b'x'); s.put('uses/{number}', b'x', overwrite=True)"
             before = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={GROUP}"] if user else []
             subprocess.run([*before, sys.executable, "-c", code], check=True, umask=umask, timeout=60)
+    for user in USERS:  # each reads what each of the others wrote
+        code = f"from bootseer.objects import open_store; s = open_store({str(site.store)!r})\n"
+        code += "assert [s.get(one.key, most=99) for one in s.list('')]"
+        before = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={GROUP}"]
+        subprocess.run([*before, sys.executable, "-c", code], check=True, timeout=60)
     for folder, _, _ in os.walk(store.root):
         found = os.stat(folder)
         assert found.st_gid == GROUP, folder
         assert found.st_mode & 0o2070 == 0o2070, folder
         assert not found.st_mode & stat.S_IWOTH, folder
+
+
+def test_a_store_that_was_private_is_shared_with_all_that_is_in_it(site: Site) -> None:
+    """A private umask made it: then others are told how to have it in common, by every verb, and can after that."""
+    first, second = USERS
+    site.store.mkdir()
+    os.chown(site.store, first, first)
+    assert site.start(first, "a", 0o077)
+    image = "a" * 64
+    code = f"""
+from bootseer.image import record
+from bootseer.objects import open_store
+from support.records import record_of
+record.save(open_store({str(site.store)!r}), record_of('a', {"b" * 64!r}))
+"""
+    before = ["setpriv", f"--reuid={first}", f"--regid={first}", "--clear-groups"]
+    env = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": os.environ["PATH"]}
+    subprocess.run([*before, sys.executable, "-c", code], check=True, umask=0o077, timeout=60, env=env)
+    for path in site.store.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    for words in (("ls",), ("du",), ("gc",)):
+        done = site.run(second, "store", *words)
+        assert (done.returncode, len(done.stderr.splitlines())) == (73, 1), done
+        assert "store init --shared GROUP" in done.stderr
+    done = site.run(second, "image", "inspect", image)
+    assert (done.returncode, "store init --shared GROUP" in done.stderr) == (73, True), done
+    found = site.doctor(second)[1]
+    assert (found["status"], "store init --shared" in found["fix"]) == ("missing", True), found
+    done = site.run(second, "store", "init", "--shared", str(GROUP))
+    assert (done.returncode, "run it as root" in done.stderr, len(done.stderr.splitlines())) == (73, True, 1), done
+    elsewhere = site.folder / "elsewhere"
+    elsewhere.write_text("x")
+    elsewhere.chmod(0o600)
+    os.link(elsewhere, site.store / "planted")
+    assert site.run(0, "store", "init", "--shared", str(GROUP)).returncode == 0
+    assert (elsewhere.stat().st_gid, elsewhere.stat().st_mode & 0o777) == (0, 0o600)
+    for words in (("ls",), ("du",)):
+        done = site.run(second, "store", *words)
+        assert (done.returncode, "denied" in done.stderr) == (0, False), done
+    assert site.run(second, "image", "inspect", image).returncode == 0
+    assert site.start(second, "a", 0o022)  # into another target
+    assert not site.start(second, "a", 0o022)
 
 
 def test_each_user_publishes_environments_in_a_shared_store(site: Site) -> None:

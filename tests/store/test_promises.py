@@ -98,6 +98,24 @@ def test_the_first_publication_wins(store: Store) -> None:
     assert [info.key for info in store.list("")] == ["k", "race"]
 
 
+def test_a_store_that_is_not_there_is_told_from_an_empty_one(store: Store) -> None:
+    with pytest.raises(NotFoundError, match=r"there is no store .*check its name"):
+        store.check_there()
+    if store.dated:
+        with pytest.raises(NotFoundError, match="there is no store"):
+            collection.collect(store)
+    assert list(store.list("")) == []  # and it was not made
+    with pytest.raises(NotFoundError, match="there is no store"):
+        store.check_there()
+    store.put("a/b", b"x")
+    store.check_there()
+    if isinstance(store, FolderStore) or store.url.startswith("hdfs:"):
+        with pytest.raises(NotFoundError, match="there is no store"):
+            open_store(f"{store.url}/a/b").check_there()
+        store.delete("a/b")
+        store.check_there()
+
+
 def test_missing_keys_and_bad_ones(store: Store) -> None:
     calls = (partial(store.get, most=9), store.open, store.stat)
     for call in calls:

@@ -49,6 +49,9 @@ class SteppedBackend(Backend):
         data, mtime = self._file(path)
         return Entry(path.rpartition("/")[2], len(data), False, mtime)
 
+    def is_there(self) -> bool:
+        return True
+
     def list(self, path: str) -> list[Entry]:
         self.turn()
         found: dict[str, Entry] = {}

@@ -43,6 +43,9 @@ class CheckedStore(Store):
 
     def _check(self) -> object: ...
 
+    def check_there(self) -> None:
+        self.inner.check_there()
+
     def get(self, key: str, *, most: int) -> bytes:
         self._check()
         return self.inner.get(key, most=most)

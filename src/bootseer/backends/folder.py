@@ -40,6 +40,7 @@ _DEEPEST = 16
 """Levels of a store whose folders are shared; there are no more than half as many."""
 _SHARED = stat.S_ISGID | stat.S_IWGRP
 """The mode of a folder that a group has in common: so is what is made in it."""
+_TO_SHARE = "a group has it in common after bootseer store init --shared GROUP; who was added to it logs in again"
 _SPECIAL = "is no plain file but a device, a pipe or a socket"
 
 
@@ -128,16 +129,31 @@ class FolderSink:
             self._remove()
 
 
-def _share(above: int, gid: int, levels: int) -> None:
-    with beneath.folder(".", root=above) as fd:
-        mode = stat.S_IMODE(os.fstat(fd).st_mode)
-        os.chown(fd, -1, gid)
-        os.chmod(fd, mode & ~(stat.S_ISVTX | stat.S_IWOTH) | _SHARED | 0o050)
-        with os.scandir(fd) as entries:
-            names = [one.name for one in entries if one.is_dir(follow_symlinks=False)] if levels else []
-        for name in names:
-            with contextlib.suppress(FileNotFoundError), beneath.folder(name, root=fd) as below:
-                _share(below, gid, levels - 1)
+def _share(fd: int, gid: int, levels: int, where: Path, left: list[str]) -> None:
+    """Give the folder ``fd`` and what is in it to the group; ``left``: what could not be given."""
+    info = os.fstat(fd)
+    mode = stat.S_IMODE(info.st_mode)
+    wanted = mode & ~(stat.S_ISVTX | stat.S_IWOTH) | _SHARED | 0o050 if stat.S_ISDIR(info.st_mode) else mode | 0o040
+    try:
+        if (info.st_gid, mode) != (gid, wanted):
+            os.chown(beneath.shown(fd), -1, gid)
+            os.chmod(beneath.shown(fd), wanted)
+    except PermissionError:
+        left.append(str(where))
+    if not stat.S_ISDIR(info.st_mode) or not levels:
+        return
+    try:
+        with beneath.folder(".", root=fd) as opened:
+            names = os.listdir(opened)
+    except PermissionError:
+        left.append(str(where))
+        return
+    for name in names:
+        with contextlib.suppress(FileNotFoundError), descriptor(beneath.open_at(fd, name, os.O_PATH)) as below:
+            found = os.fstat(below)
+            # of a file with another name elsewhere the neighbour who gave it this one may not be the owner
+            if stat.S_ISDIR(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink == 1):
+                _share(below, gid, levels - 1, where / name, left)
 
 
 def _refuse_special(folder: int, name: str, path: Path) -> None:
@@ -189,12 +205,13 @@ class FolderBackend(Backend):
 
     Others may write there: all is done by descriptors, and `bootseer.kernel.links` says which links are followed.
     ``base``: the folder that a user named, here or further down. ``shown``: others will see what is read here.
+    ``common``: what is made in a folder that is shared with a group is shared too, whatever our umask.
     """
 
-    def __init__(self, root: Path, *, base: Path | None = None, shown: bool = False) -> None:
+    def __init__(self, root: Path, *, base: Path | None = None, shown: bool = False, common: bool = False) -> None:
         self.root = Path(os.path.abspath(root))
         self.url = str(root)
-        self._base, self._shown = os.path.abspath(base or root), shown
+        self._base, self._shown, self._common = os.path.abspath(base or root), shown, common
         self._place: tuple[int, int] | None = None
         """Device and number of ``root`` while it was there."""
         self._away = 0.0
@@ -237,7 +254,13 @@ class FolderBackend(Backend):
                 raise UnavailableError(f"cannot {what} {where}: {exc.strerror}", hint="check its disk") from exc
             if exc.errno == errno.ENAMETOOLONG:
                 raise NotFoundError(f"cannot {what} {where}: {exc.strerror}") from None
-            raise from_os_error(exc, f"{what} {where}") from exc
+            raise self._error(exc, f"{what} {where}") from exc
+
+    def _error(self, exc: OSError, doing: str) -> BootseerError:
+        found = from_os_error(exc, doing)
+        if self._common and exc.errno in (errno.EACCES, errno.EPERM) and exc.strerror == os.strerror(exc.errno):
+            found.hint = _TO_SHARE
+        return found
 
     def _open(self, where: Path, flags: int, *, writing: bool = False) -> int:
         return links.open_followed(str(where), flags, base=self._base, writing=writing, shown=self._shown)
@@ -267,11 +290,15 @@ class FolderBackend(Backend):
                 os.mkdir(where.name, dir_fd=above)
                 made = True
             fd = beneath.open_at(above, where.name, _FOLDER)
-            mode = stat.S_IMODE(os.fstat(above).st_mode)
-            if made and mode & _SHARED == _SHARED:  # the group may write here, whatever our umask
+            if made and (mode := self._shared_mode(above)):
                 with logged(log.info, "the group may not write to %s", where, kinds=OSError):
                     os.chmod(beneath.shown(fd), mode)
             return fd
+
+    def _shared_mode(self, folder: int) -> int:
+        """The mode of a folder that is shared with a group, which what is made in it is to have; else 0."""
+        mode = stat.S_IMODE(os.fstat(folder).st_mode)
+        return mode if self._common and mode & _SHARED == _SHARED else 0
 
     def stat(self, path: str) -> Entry:
         with self._found("look up", path) as where, descriptor(self._open(where, os.O_PATH)) as fd:
@@ -341,7 +368,10 @@ class FolderBackend(Backend):
             except FileExistsError:
                 raise
             except OSError as exc:
-                raise from_os_error(exc, f"write {target}") from exc
+                raise self._error(exc, f"write {target}") from exc
+            if shared := self._shared_mode(folder):
+                with logged(log.info, "the group may not read %s", target, kinds=OSError):
+                    os.fchmod(fd, shared & 0o644)
         return FolderSink(fd, target, lambda: self.delete(path))
 
     @contextlib.contextmanager
@@ -351,7 +381,7 @@ class FolderBackend(Backend):
         except (FileExistsError, NotADirectoryError):
             raise NotWritableError(f"cannot make folder {folder}: a file is in the way") from None
         except OSError as exc:
-            raise from_os_error(exc, f"make folder {folder}") from exc
+            raise self._error(exc, f"make folder {folder}") from exc
 
     def rename(self, src: str, dst: str, *, overwrite: bool) -> None:
         source, target = self._path(src), self._path(dst)
@@ -369,17 +399,13 @@ class FolderBackend(Backend):
         except IsADirectoryError as exc:
             raise FileExistsError(exc.errno, exc.strerror, str(target)) from None
         except OSError as exc:
-            raise from_os_error(exc, f"rename {source} to {target}") from exc
+            raise self._error(exc, f"rename {source} to {target}") from exc
 
     def check_new(self, path: str) -> None:
         refuse_long(str(self._path(path)), 255, 4095)
 
     def delete(self, path: str) -> None:
-        with (
-            doing(f"delete {self._path(path)}"),
-            contextlib.suppress(FileNotFoundError),
-            self._parent(path) as (folder, name),
-        ):
+        with contextlib.suppress(NotFoundError), self._found("delete", path), self._parent(path) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
     def sweep(self, path: str, prefix: str, seconds: float) -> None:
@@ -403,11 +429,15 @@ class FolderBackend(Backend):
             os.close(self._folder(self._path(path)))
 
     def share(self, gid: int) -> None:
-        """Make the folder, if it is missing. It and all below it are the group's, who alone may write there, and so are
-        those that are made there later."""
-        where = self._path("")
+        """Make the folder, if it is missing. It and all below it are the group's, who alone may write there, and so is
+        what is made there later. `NotWritableError` where some of that is another user's."""
+        where, left = self._path(""), list[str]()
         with doing(f"share {where} with group {gid}"), descriptor(self._folder(where)) as top:
-            _share(top, gid, _DEEPEST)
+            _share(top, gid, _DEEPEST, where, left)
+        if left:
+            shown = f"{left[0]} and {len(left) - 1} more" if len(left) > 1 else left[0]
+            hint = "run it as root: a user gives only what is his own, to a group of his own"
+            raise NotWritableError(f"not given to group {gid}: {shown}", hint=hint)
 
     def remove_empty_folder(self, path: str) -> None:
         try:

@@ -242,6 +242,10 @@ class FsspecBackend(FsspecPlace, Backend):
             self.say_once("what is above the URL given may not be looked at: a COMMIT there is not seen")
             raise NotFoundError(exc.message) from None
 
+    def is_there(self) -> bool:
+        # HTTP, which is read only, answers no name of a folder
+        return not self.protocols & (WHOLE | RENAMING) or super().is_there()
+
     def list(self, path: str) -> builtins.list[Entry]:
         def ask(fs: AbstractFileSystem) -> Sequence[Mapping[str, object]]:
             full = self.full(path)

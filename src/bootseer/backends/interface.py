@@ -192,6 +192,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def stat(self, path: str) -> Entry: ...
 
+    def is_there(self) -> bool:
+        """Whether this is a folder by now; of an object store, whether anything is in it."""
+        return is_folder(self, "")
+
     @abc.abstractmethod
     def list(self, path: str) -> builtins.list[Entry]:
         """The entries of a folder in name order."""

@@ -199,10 +199,15 @@ def volume_parts(text: str) -> tuple[str, str, bool]:
 
 
 def open_shared(store: str = "") -> Store:
-    """The store that ``--store`` names, or the settings."""
+    """The store that ``--store`` names, or the settings, to read it: `NotFoundError` where that is not there. The one
+    beside the cache is empty until it is."""
     from bootseer.objects import open_store
 
-    return open_store(settings(store).store_url)
+    config = settings(store)
+    shared = open_store(config.store_url)
+    if config.store:
+        shared.check_there()
+    return shared
 
 
 class Bars:

@@ -12,7 +12,7 @@ import typer
 from bootseer.cli import node_install
 from bootseer.cli._shared import AsJson, Group, add_verbs, answer, settings, time_text
 from bootseer.cli.node_install import KUBELET, SCORES, SNAPSHOTS, SOCKET, Containerd, Csi, Kubelet, Snapshots, Socket
-from bootseer.errors import UnavailableError, extra
+from bootseer.errors import BootseerError, UnavailableError, extra
 from bootseer.units import count_text, size_text
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def status(
         look = figures.look(config)
         try:
             found = client.node(config=config)
-        except UnavailableError as exc:
+        except BootseerError as exc:  # also one of another version
             typer.echo(f"{units.up(False)}{look.metrics()}", nl=False)
             log.info("%s", exc)
         else:

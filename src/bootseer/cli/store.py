@@ -21,6 +21,7 @@ from bootseer.cli._shared import (
     open_shared,
     print_json,
     print_table,
+    settings,
     time_text,
 )
 from bootseer.cli.env import removed_snapshots
@@ -29,6 +30,7 @@ from bootseer.units import size_text
 app = typer.Typer(cls=Group, no_args_is_help=True, help="What images and environments have put into a store")
 
 _LEAST_GRACE = 86_400.0
+_EMPTY = "nothing is in store {} yet: bootseer image convert and bootseer env run fill it"
 _KINDS = {
     "images": "records of images",
     "env": "records of environments",
@@ -56,9 +58,10 @@ def init(
     """
     import grp
 
+    from bootseer.objects import open_store
     from bootseer.objects.folder import FolderStore
 
-    place = open_shared(store)
+    place = open_store(settings(store).store_url)
     if not isinstance(place, FolderStore):
         raise mistake(f"{place.shown} is no folder: who may write there is said where it is kept")
     if not shared:
@@ -100,7 +103,7 @@ def ls(store: StoreUrl = "", limit: Limit = 0, as_json: AsJson = False) -> None:
         names = ("key", "made", "by", "size", "stored", "entries", "took", "targets")
         print_table("environments", names, made, left=("key", "made", "by", "targets"))
     if not images and not found:
-        notice(f"nothing is in store {shared.shown} yet: bootseer image convert and bootseer env run fill it")
+        notice(_EMPTY.format(shared.shown))
 
 
 def du(store: StoreUrl = "", as_json: AsJson = False) -> None:
@@ -116,7 +119,7 @@ def du(store: StoreUrl = "", as_json: AsJson = False) -> None:
         print_json(found)
         return
     if not found.kinds:
-        notice("the store is empty")
+        notice(_EMPTY.format(shared.shown))
         return
     rows = [
         (kind, size_text(one.bytes), str(one.objects), size_text(one.month), _KINDS.get(kind, ""))

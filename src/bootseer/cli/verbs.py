@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bootseer import __version__
+from bootseer import build
 from bootseer.cli._shared import Group, add_verbs
 
 _PANELS = {
@@ -33,7 +33,7 @@ class _Root(Group):
 
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"bootseer {__version__}")
+        typer.echo(f"bootseer {build()}")
         raise typer.Exit
 
 
@@ -43,7 +43,9 @@ def _root(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Settings file (default: /etc/bootseer.toml)")
     ] = None,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it, and which sources")
+    ] = False,
 ) -> None:
     if quiet and verbose:
         raise typer.BadParameter("--quiet and --verbose contradict each other")

@@ -6,6 +6,7 @@ What does not work is raised as a `BootseerError`, whose hint says how to get it
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import shutil
 import stat
@@ -17,13 +18,17 @@ import msgspec
 
 from bootseer.config import Config
 from bootseer.doctor import canary
-from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnsupportedError, doing
+from bootseer.errors import BootseerError, NotWritableError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.kernel import fuse as kernel_fuse
 from bootseer.kernel import loop, mount, procfs
 
 Status = Literal["ok", "limited", "missing"]
 _CAP_SYS_ADMIN = 21
 _ROOMY = 10 << 30
+_RECORDS, _REGISTRIES = 256, 4
+"""Records that are looked at, and registries that are asked."""
+_READ = ("images", "trees", "env/snapshots")
+"""Folders of a store whose files each user must be able to read."""
 _GROUP_SHARED = stat.S_ISGID | stat.S_IWGRP
 _AS_ROOT = "run as root, or with CAP_SYS_ADMIN"
 TAKEOVER_COST = "readers of what is served through FUSE get errors when its server is killed"
@@ -207,8 +212,19 @@ def fuse_canary(folder: Path, image: tuple[Path, Path] | None) -> str:
 
 def runtimes(folder: Path) -> str | Found:
     """Runs a container in each runtime."""
+    from bootseer import rootless
     from bootseer.image import runtime
+    from bootseer.kernel.enter import Shown
 
+    if os.geteuid():
+        place = folder / "rootless"
+        place.mkdir()
+        shown = [Shown(one, one, True) for one in ("/bin", "/lib", "/lib64", "/usr") if os.path.isdir(one)]
+        env = {"PATH": "/usr/bin:/bin"}
+        command = rootless.Command(root=str(place), argv=["true"], env=env, shown=shown, folders=["/"])
+        if code := rootless.run(command, stdin=False):
+            raise UnsupportedError(f"a command in a user namespace ended with {code}", hint="run as root")
+        return "a command runs in a user namespace, as those of users do; runc and crun are for root"
     if not may_mount():
         found = ", ".join(name for name in runtime.RUNTIMES if shutil.which(name)) or "none"
         return Found("limited", f"{found} installed; running one was not tried: no privileges", fix=_AS_ROOT)
@@ -251,6 +267,46 @@ def hdfs(config: Config) -> str | Found:
     return detail
 
 
+def node_daemon(config: Config) -> str | Found:
+    """Whether it mounts images for users without root."""
+    from bootseer.node import client
+
+    found = client.node(config=config)
+    if found.draining:
+        cost = "users extract whole images"
+        return Found("limited", "it is drained and mounts nothing more", cost, "systemctl restart bootseer-node")
+    return f"version {found.version} mounts images for users"
+
+
+def registries(config: Config) -> str | Found:
+    """Whether this user may have images of the store: of each registry one, asked for as a start asks."""
+    from bootseer import oci
+    from bootseer.image import record
+    from bootseer.objects import open_store
+    from bootseer.oci.registry import Registry
+
+    asked, told = dict[str, oci.Reference](), list[str]()
+    for one in itertools.islice(record.listing(open_store(config.store_url)), _RECORDS):
+        ref = oci.Reference.parse(one.reference)
+        if ref.registry and len(asked) < _REGISTRIES:
+            asked.setdefault(ref.registry, msgspec.structs.replace(ref, digest=one.image))
+    worst: BootseerError | None = None
+    for registry, ref in asked.items():
+        try:
+            with Registry(ref, mirrors=()) as asking:
+                asking.head_manifest(ref.selector, retries=0)
+            told.append(f"{registry} gives {ref.name}")
+        except BootseerError as exc:
+            told.append(exc.message)
+            worst = exc if worst is None or isinstance(worst, UnavailableError) else worst
+    detail = "; ".join(told) or "no image of a registry is in the store"
+    if worst is None:
+        return detail
+    if isinstance(worst, UnavailableError):
+        return Found("limited", detail, "nobody checks who may have its images, and tags are not looked up", worst.hint)
+    return Found("missing", detail, "such images do not start here, as this user", worst.hint)
+
+
 def _group_name(gid: int) -> str:
     import grp
 
@@ -269,13 +325,12 @@ def store(config: Config) -> str | Found:
     shared, user = open_store(config.store_url), f"user {os.geteuid()}"
     if not config.store:
         return Found("limited", f"{shared.shown} is of this node alone", "other nodes find nothing", "set store")
-    with doing(f"look at {shared.shown}"):
-        there = not isinstance(shared, FolderStore) or shared.root.is_dir()
-    if not there:
-        raise NotFoundError(
-            f"there is no folder {shared.shown}", hint="mount it, or bootseer store init --shared GROUP"
-        )
+    if isinstance(shared, FolderStore) or in_hdfs(config):  # others are there with their first object
+        shared.check_there()
     shared.exists("images/none")
+    if isinstance(shared, FolderStore):
+        for info in itertools.chain(*(itertools.islice(shared.list(one), _RECORDS) for one in _READ)):
+            shared.open(info.key).close()
     if isinstance(shared, RegistryStore):
         return f"{shared.shown} answers; whether {user} may push there was not tried"
     cost = "environments are not published: each start runs its set-up command; nodes note no use of images"
@@ -325,8 +380,11 @@ def cache(config: Config, folder: Path | None) -> str | Found:
     return detail
 
 
-def lazy_images(config: Config, found: Check) -> str:
-    """Whether images and environments are mounted while their bytes still arrive: what the canary ``found``."""
+def lazy_images(config: Config, found: Check, daemon: Check) -> str:
+    """Whether images and environments are mounted while their bytes still arrive: what the canary ``found``, or for
+    users the node ``daemon``."""
+    if os.geteuid() and daemon.status == "ok":
+        return "the node daemon mounts images; environments are unpacked"
     if found.status != "ok":
         kind = PrivilegeError if found.privilege else UnsupportedError
         raise kind(f"FUSE does not serve them: {found.detail}", hint="see the line of the fuse canary")

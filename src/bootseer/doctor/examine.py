@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer import __version__
+from bootseer import build
 from bootseer.config import Config, shown
 from bootseer.doctor import canary, checks
 from bootseer.doctor.checks import Check, DoctorReport, Found
@@ -40,32 +41,41 @@ def examine(config: Config, *, progress: Callable[[Check], None] | None = None) 
     folder, beside = _folder(Path(config.cache_dir))
     try:
         add("kernel", checks.kernel, "no EROFS image in two parts: " + _NO_LAZY)
-        add("privileges", checks.privileges, "no EROFS or overlay mounts: " + _NO_LAZY)
-        add("fuse", checks.fuse, "no lazy images and no mounted striped store: " + _NO_LAZY)
+        cost = "users without root extract whole images at each start"
+        add("node daemon", lambda: checks.node_daemon(config), cost, "bootseer node install", essential=False)
+        alone = os.geteuid() == 0 or found["node daemon"].status != "ok"  # else the daemon has what mounts need
+        add("privileges", checks.privileges, "no EROFS or overlay mounts: " + _NO_LAZY, essential=alone)
+        cost = "no lazy images and no mounted striped store: " + _NO_LAZY
+        add("fuse", checks.fuse, cost, essential=alone)
         add("fuse takeover", lambda: checks.fuse_takeover(folder), checks.TAKEOVER_COST, "see fuse", essential=False)
         image = _image(folder)
-        add("erofs", lambda: checks.erofs(folder, image), "no lazy images: " + _NO_LAZY, checks.EROFS_FIX)
+        cost = "no lazy images: " + _NO_LAZY
+        add("erofs", lambda: checks.erofs(folder, image), cost, checks.EROFS_FIX, essential=alone)
         cost = "none where EROFS mounts files itself"
         add("loop device", lambda: checks.loop_device(image), cost, "modprobe loop", essential=False)
         cost = "containers get a copy of the image instead of an overlay, and environments are captured by a file scan"
         fix = "modprobe overlay; put cache_dir on ext4, xfs or btrfs"
-        add("overlayfs", lambda: checks.overlay(folder), cost, fix)
+        add("overlayfs", lambda: checks.overlay(folder), cost, fix, essential=alone)
         cost = "no lazy images: " + _NO_LAZY
-        add("fuse canary", lambda: checks.fuse_canary(folder, image), cost, "see the lines above")
+        add("fuse canary", lambda: checks.fuse_canary(folder, image), cost, "see the lines above", essential=alone)
         cost = "image run and containers of bootseer run do not start; image mount works"
         add("runtime", lambda: checks.runtimes(folder), cost, essential=False)
         cost = "no checkpoints, images or snapshots in HDFS"
         add("hdfs client", lambda: checks.hdfs(config), cost, "check the store", essential=checks.in_hdfs(config))
         cost = "images of the store do not start, and no environment is restored"
         add("store", lambda: checks.store(config), cost, "set store", essential=bool(config.store))
+        if found["store"].status != "missing":
+            cost = "images of registries do not start"
+            add("registries", lambda: checks.registries(config), cost, essential=False)
         cost = "no lazy images: there is nowhere to keep blocks"
         add("cache", lambda: checks.cache(config, folder if beside else None), cost)
-        add("lazy images", lambda: checks.lazy_images(config, found["fuse canary"]), "no lazy images: " + _NO_LAZY)
+        cost, parts = "no lazy images: " + _NO_LAZY, (found["fuse canary"], found["node daemon"])
+        add("lazy images", lambda: checks.lazy_images(config, *parts), cost)
     finally:
         _remove(folder)
     settings = {**msgspec.structs.asdict(config), "store_url": config.store_url}
     settings = {name: shown(value) for name, value in settings.items()}
-    return DoctorReport(version=__version__, checks=tuple(found.values()), settings=settings)
+    return DoctorReport(version=build(), checks=tuple(found.values()), settings=settings)
 
 
 def attempt(name: str, check: Callable[[], str | Found], cost: str, fix: str, *, essential: bool) -> Check:

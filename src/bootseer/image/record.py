@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from bootseer.chunks import hashing
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, logged
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, NotWritableError, logged
 from bootseer.objects import Store, open_store, signature
 from bootseer.oci import ImageConfig, Reference, in_files
 from bootseer.wiretypes import json_as
@@ -200,7 +200,7 @@ def related(store: Store, ref: Reference, config: ImageConfig) -> list[str]:
 def _look(store: Store, key: str) -> ImageRecord | None:
     try:
         return decode(store.get(key, most=MAX_STORED), key)
-    except (DataError, NotFoundError) as exc:
+    except (DataError, NotFoundError, NotWritableError) as exc:
         log.warning("%s in store %s", exc, store.shown)
         return None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from bootseer import __version__, image, oci
+from bootseer import __version__, build, image, oci
 from bootseer.config import Config
 from bootseer.errors import ConfigError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.folders import private_folder
@@ -65,6 +65,7 @@ class Daemon:
             raise PrivilegeError("the node daemon needs root", hint="run with sudo, or bootseer node install")
         os.environ.pop("SUDO_UID", None)  # who became root by sudo is a user like others here
         self._config, self._errand, self._stamp = config, errand, thin.stamp()
+        self._version = build()  # now: others may be installed while this one serves
         self._parts = parts or {PART: Part(pid=os.getpid(), starts=1)}
         self._part = self._parts[PART]
         self._folder = private_folder(Path(config.node_dir))
@@ -252,7 +253,7 @@ class Daemon:
     def _status(self, client: Client, _: NodeRequest) -> None:
         status = NodeStatus(
             pid=os.getpid(),
-            version=__version__,
+            version=self._version,
             started=self._started,
             draining=self._part.draining,
             mounts=len(self._entries),

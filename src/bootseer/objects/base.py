@@ -85,6 +85,10 @@ class Store(abc.ABC):
         """As `list`, in any order, for who needs a few: where each object costs a request, the others cost none."""
         return self.list(prefix)
 
+    @abc.abstractmethod
+    def check_there(self) -> None:
+        """Raise `NotFoundError` where there is no such store: nothing was ever put there, or its name is misspelt."""
+
     def check_listed(self) -> None:  # noqa: B027 - most stores list all
         """Raise `UnsupportedError` where `list` passes over what readers find, `NotFoundError` for no store at all."""
 
@@ -120,6 +124,11 @@ class Store(abc.ABC):
         except NotFoundError:
             return False
         return True
+
+
+def no_store(shown: str) -> NotFoundError:
+    hint = "check its name and that it is mounted; bootseer image convert, env run and store init make a new one"
+    return NotFoundError(f"there is no store {shown}", hint=hint)
 
 
 def check_size(size: int, most: int, key: str, store: str) -> None:

@@ -18,14 +18,13 @@ class FolderStore(ObjectStore):
     """Objects as files under ``root``. A publication removes what killed writers of its user left there long ago."""
 
     def __init__(self, root: Path) -> None:
-        self._folder = FolderBackend(root)
+        self._folder = FolderBackend(root, common=True)
         super().__init__(str(root), self._folder)
         self.root = root
         self._swept: set[str] = set()
 
     def check_listed(self) -> None:
-        if not self.root.is_dir():
-            raise NotFoundError(f"there is no store {self.shown}")
+        super().check_listed()
         names = ["images", "published", "trees", "uses", "env", "env/snapshots"]
         with contextlib.suppress(NotFoundError):
             names += [f"env/snapshots/{one.name}" for one in self._folder.list("env/snapshots")]

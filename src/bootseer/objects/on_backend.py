@@ -12,7 +12,7 @@ from bootseer import faults
 from bootseer.backends.interface import TEMPORARY, Backend, Source, clean
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, UnsupportedError, from_os_error
 from bootseer.objects import withdrawn
-from bootseer.objects.base import ObjectInfo, Store, check_key, check_size
+from bootseer.objects.base import ObjectInfo, Store, check_key, check_size, no_store
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,19 @@ class ObjectStore(Store):
             raise from_os_error(exc, doing) from exc
         return True
 
+    def check_there(self) -> None:
+        try:
+            with self._missing(""):
+                there = self._backend.is_there()
+        except NotFoundError:
+            there = False
+        except NotWritableError:
+            return  # who wants to read there hears of that
+        if not there:
+            raise no_store(self.shown)
+
     def check_listed(self) -> None:
+        self.check_there()
         if getattr(self._backend, "protocols", frozenset()) & {"sftp", "ssh"}:
             raise UnsupportedError(f"store {self.shown} is on sftp, whose lists pass over folders that cannot be read")
 

@@ -26,10 +26,10 @@ import msgspec
 
 from bootseer import faults
 from bootseer.backends.interface import Source, clean
-from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, doing
+from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError, PrivilegeError, doing
 from bootseer.objects import artifact
 from bootseer.objects.artifact import Item
-from bootseer.objects.base import ObjectInfo, Store, check_key, check_size
+from bootseer.objects.base import ObjectInfo, Store, check_key, check_size, no_store
 from bootseer.oci.reference import Reference
 from bootseer.oci.registry import Registry, turn
 from bootseer.oci.spec import MANIFEST, Descriptor, decode, digest_of
@@ -142,6 +142,11 @@ class RegistryStore(Store):
         with self._lock:
             if self._batch:
                 self._batch.objects.setdefault(key, item)
+
+    def check_there(self) -> None:
+        with contextlib.suppress(PrivilegeError):  # not each registry tells its tags to all who may read
+            if not self._image and next(self._registry.tags(), None) is None:
+                raise no_store(self.shown)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         yield from sorted(self.some(prefix), key=lambda info: info.key)

@@ -70,11 +70,11 @@ def install(prefix: Path, seconds: int) -> list[Path]:
             prefix.chmod(0o755)
         for folder in (prefix, *prefix.parents):
             if not folder.stat().st_mode & 0o001:
-                hint = "choose another --prefix, or let them (chmod o+x)"
+                hint = "choose another --slurm-dir, or let them (chmod o+x)"
                 raise ConfigError(f"users cannot reach {prefix} through {folder}", hint=hint)
         paths = [prefix / name for name in _NAMES]
         if strangers := [path for path in paths if os.path.lexists(path) and not _is_ours(path)]:
-            raise ConfigError(f"{strangers[0]} is not bootseer's", hint="choose another --prefix")
+            raise ConfigError(f"{strangers[0]} is not bootseer's", hint="choose another --slurm-dir")
         for path in paths:
             jobfolder.write(path, _script(path.name, seconds).encode(), 0o755)
     return paths
