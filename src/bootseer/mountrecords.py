@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from bootseer import __version__
 from bootseer.errors import doing, logged
 from bootseer.folders import adopted, remove
 from bootseer.kernel import mount as mounts
@@ -25,10 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """Of a mount that was made, or begun, in the ``boot`` of the machine that has this id."""
+    """Of a mount that was made, or begun, in the ``boot`` of the machine that has this id, by this ``version``.
+    ``since``: in seconds since 1970."""
 
     id: str
     boot: str = msgspec.field(default_factory=mounts.boot_id)
+    version: str = __version__
+    since: float = msgspec.field(default_factory=time.time)
 
 
 R = TypeVar("R", bound=Record)

@@ -28,7 +28,8 @@ All verbs have `--help`.
 - **`--dry-run`, `-n`** says what would be removed and changes nothing. **`--limit N`** prints at most N rows.
   **`--store URL`** names the store in place of the settings.
 - Messages go to stderr. A failure is one line there and an [exit code](exit-codes.md).
-- `bootseer --install-completion` has the shell complete verbs and options.
+- `bootseer --install-completion` has the shell complete verbs, options and their values, images and environments of the
+  store, and mount points.
 """
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import resource
 import signal
 import statistics
@@ -10,12 +11,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 
 from bootseer.cli import main
 from bootseer.errors import DataError
+from bootseer.image import record
+from bootseer.objects import open_store
 from support import clireference
+from support.records import record_of
 
 CLI = [sys.executable, "-m", "bootseer.cli.main"]
 
@@ -72,6 +77,7 @@ def test_a_verb_loads_no_other(words):
     assert {name for name in loaded.split() if name.startswith("bootseer.cli.")} <= {
         "bootseer.cli.main",
         "bootseer.cli.run",
+        "bootseer.cli._completed",
         "bootseer.cli._shared",
         "bootseer.cli.verbs",
     }
@@ -231,6 +237,59 @@ def test_what_is_typed_first_is_answered_in_one_line(words, hint, monkeypatch, t
     assert hint in said
 
 
+MAKERS = {"run", "image convert", "env run", "store init", "image run", "image mount"}
+"""Verbs that make the store, or say that an image is not in it."""
+
+
+@pytest.mark.parametrize(
+    "verb", [name for name in verbs() if "--store" in options(verbs()[name]) and name not in MAKERS]
+)
+def test_a_store_that_is_not_there_is_an_error_of_all_that_reads_one(verb, tmp_path, monkeypatch, typed):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(tmp_path / "c"))
+    words = ["a" * 64 for one in verbs()[verb].params if one.required]
+    for option in ("--file=x", "--repair"):
+        words = [option, *words] if option.partition("=")[0] in options(verbs()[verb]) else words
+    code, shown, said = typed(f"{verb} --store nope {' '.join(words)}")
+    assert (code, shown, len(said.splitlines())) == (66, "", 1), said
+    assert f"there is no store {tmp_path}/nope" in said
+    assert not (tmp_path / "nope").exists()
+
+
+def test_the_store_of_a_new_node_is_empty(tmp_path, monkeypatch, typed):
+    monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("BOOTSEER_STORE", raising=False)
+    for verb in ("ls", "du"):
+        assert typed(f"store {verb}") == (0, "", f"bootseer: nothing is in store {tmp_path}/store yet: bootseer image "
+                                                 "convert and bootseer env run fill it\n")  # fmt: skip
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_values_images_and_keys(shell, tmp_path):
+    """Shells evaluate what they are told, and what is in a store others have named."""
+    store, key = open_store(tmp_path / "s"), "c" * 64
+    for image, name in (("a", "localhost/bert:1"), ("b", "$(touch here)"), ("d", "`x`"), ("e", "x\\\\"), ("f", "*")):
+        record.save(store, msgspec.structs.replace(record_of(image, "0" * 64), reference=name))
+    store.put(f"env/snapshots/{key}/{key}.json", b"")
+    env = {"PATH": os.environ["PATH"], "BOOTSEER_STORE": store.url, "_BOOTSEER_COMPLETE": f"complete_{shell}"}
+    env |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+
+    def completed(line):
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_TYPER_COMPLETE_ARGS": line}
+        done = subprocess.run(CLI, capture_output=True, text=True, timeout=30, env=env | words)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout.replace("\\\\:", ":")
+
+    assert "unpack" in completed("bootseer env run --restore ")
+    assert key[:12] in completed("bootseer env inspect c")
+    shown = completed("bootseer image inspect ")
+    assert "localhost/bert:1" in shown
+    for image in "abdef":
+        assert 12 * image in shown
+    assert not [sign for sign in ("touch", "`", "x\\", "*\n") if sign in shown.replace("'*: ", "")]
+    assert "localhost/bert:1" not in completed("bootseer image inspect x")
+
+
 def test_settings_are_shown_with_their_sources(tmp_path, monkeypatch):
     file = tmp_path / "site.toml"
     file.write_text('store = "s3://name:word@bucket/x?token=abc"\nfill_quiet = 3\n')
@@ -248,6 +307,11 @@ def test_settings_are_shown_with_their_sources(tmp_path, monkeypatch):
         assert "mirror:5000" in text
         assert "word" not in text
         assert "abc" not in text
+
+
+def test_the_version_names_the_sources(typed):
+    code, shown, _ = typed("--version")
+    assert (code, bool(re.fullmatch(r"bootseer 0\.1\.0 \([0-9a-f]{8}\)\n", shown))) == (0, True), shown
 
 
 def test_a_settings_file_that_is_not_there():

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from bootseer import config as node_settings
+from bootseer.cli._completed import images
 from bootseer.errors import ConfigError, doing
 from bootseer.units import MOST, MOST_SECONDS, one_line, parse_age
 
@@ -49,7 +50,7 @@ def understood(parse: Callable[[str], Value]) -> Callable[[str | Value], Value]:
 age_value = understood(parse_age)
 
 _REF = "Image: HOST[:PORT]/NAME[:TAG|@DIGEST], oci:DIR[:NAME], docker-archive:FILE[:NAME] or oci-archive:FILE[:NAME]"
-Ref = Annotated[str, typer.Argument(metavar="REF", help=_REF)]
+Ref = Annotated[str, typer.Argument(metavar="REF", help=_REF, autocompletion=images)]
 StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", help="Folder, hdfs://, s3:// or registry:// (default: settings)")
 ]
@@ -71,7 +72,7 @@ RequireSignature = Annotated[
     bool, typer.Option("--require-signature", help="Refuse the image when no key is named to verify it with")
 ]
 _STORED = f"{_REF}, or its digest or first digits of it as `bootseer store ls` prints them"
-Stored = Annotated[str, typer.Argument(metavar="REF", help=_STORED)]
+Stored = Annotated[str, typer.Argument(metavar="REF", help=_STORED, autocompletion=images)]
 JobName = Annotated[str, typer.Option("--job", metavar="NAME", help="Whose earlier starts to prefetch by")]
 ForJob = Annotated[
     str, typer.Option("--for-job", metavar="ID", help="Mounts of the node daemon for this job, not for this session")

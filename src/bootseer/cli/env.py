@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._completed import caches, environments, values
 from bootseer.cli._shared import (
     AsJson,
     DryRun,
@@ -34,12 +35,16 @@ app = typer.Typer(
     cls=Group, no_args_is_help=True, help="Run a set-up command once per distinct input, restore its result elsewhere"
 )
 
+_RESTORES = ("auto", "mount", "unpack")
 restoring_for = 0
 """The process that is to have the environment, when this one does no more for it than to restore that."""
 _ENDS_ALL = {"slurmstepd", "systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon"}
 """Programs that end what their child has left behind when that ends."""
 
-Key = Annotated[str, typer.Argument(help="Key, or its first digits; `bootseer store ls` prints them")]
+Key = Annotated[
+    str,
+    typer.Argument(help="Key, or its first digits; `bootseer store ls` prints them", autocompletion=environments),
+]
 
 
 def run(
@@ -54,7 +59,7 @@ def run(
             parser=age_value, metavar="AGE", help="Use no snapshot that is older: 12h, 7d; for unpinned requirements"
         ),
     ] = None,
-    restore: Annotated[str, typer.Option(help="auto, mount or unpack")] = "auto",
+    restore: Annotated[str, typer.Option(help="auto, mount or unpack", autocompletion=values(*_RESTORES))] = "auto",
     python: Annotated[
         str, typer.Option(help="Interpreter the environment is for; else the command's, or python3 on PATH")
     ] = "",
@@ -85,6 +90,7 @@ def run(
             metavar="KIND",
             help="Give CMD the downloads of earlier ones (pip, uv); without --target hand on what it compiles "
             "(inductor, auto, ...)",
+            autocompletion=caches,
         ),
     ] = [],  # noqa: B006
     store: StoreUrl = "",
@@ -119,7 +125,7 @@ def run(
         raise mistake(f"name the folder that the command fills: bootseer env run --target DIR {shlex.join(command)}")
     if frozen and (refresh or not snapshot):
         raise mistake("--frozen wants a snapshot, and --refresh and --no-snapshot use none")
-    if restore not in ("auto", "mount", "unpack"):
+    if restore not in _RESTORES:
         raise ConfigError(f"--restore {restore} is unknown", hint="use auto, mount or unpack")
     spec = env.EnvSpec(
         targets=tuple(env.Target(os.path.abspath(os.path.expanduser(item))) for item in target),
@@ -296,7 +302,12 @@ def _verify(shared: Store, found: SnapshotManifest) -> int:
 def export(
     key: Key,
     form: Annotated[
-        str, typer.Option("--format", help="oci-layer (says also what the command deleted), or tar")
+        str,
+        typer.Option(
+            "--format",
+            help="oci-layer (says also what the command deleted), or tar",
+            autocompletion=values("oci-layer", "tar"),
+        ),
     ] = "oci-layer",
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout")] = "-",
     store: StoreUrl = "",
@@ -336,7 +347,10 @@ def export(
 
 
 def rm(
-    keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys, or their first digits")],
+    keys: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY...", help="Keys, or their first digits", autocompletion=environments),
+    ],
     dry_run: DryRun = False,
     store: StoreUrl = "",
     as_json: AsJson = False,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._completed import images, values
 from bootseer.cli._shared import (
     AsJson,
     Bars,
@@ -144,8 +145,13 @@ def run(
         bool, typer.Option("--tty", "-t", help="It gets a terminal of its own, for programs that ask")
     ] = False,
     cwd: Annotated[str, typer.Option("--workdir", "-w", help="Folder in the container to start in")] = "",
-    network: Annotated[str, typer.Option(help="host: the caller's; none")] = "host",
-    runtime: Annotated[str, typer.Option(help="runc or crun (default: the first that works)")] = "",
+    network: Annotated[
+        str, typer.Option(help="host: the caller's; none", autocompletion=values("host", "none"))
+    ] = "host",
+    runtime: Annotated[
+        str,
+        typer.Option(help="runc or crun (default: the first that works)", autocompletion=values("runc", "crun")),
+    ] = "",
     stop_grace: Annotated[
         float | None,
         typer.Option(min=0, metavar="SECONDS", help="From SIGTERM to SIGKILL (default: no limit)"),
@@ -270,7 +276,10 @@ def _tidied(ended: Callable[[], bool]) -> Iterator[None]:
 
 def rm(
     refs: Annotated[
-        list[str], typer.Argument(metavar="REF...", help="Converted images, or what `bootseer store ls` calls them")
+        list[str],
+        typer.Argument(
+            metavar="REF...", help="Converted images, or what `bootseer store ls` calls them", autocompletion=images
+        ),
     ],
     platform: Platform = "",
     dry_run: DryRun = False,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,14 +23,14 @@ from bootseer.cli._shared import (
     answer_table,
     print_json,
     settings,
+    time_text,
 )
-from bootseer.cli.unmount import daemon_mounts
+from bootseer.cli.unmount import daemon_mounts, mount_points, others
 from bootseer.units import one_line, size_text
 
 if TYPE_CHECKING:
     from bootseer.blocks.tree import TreeStatus
     from bootseer.config import Config
-    from bootseer.image.inventory import Item
     from bootseer.image.mount import MountRecord
     from bootseer.node.protocol import Mount
 
@@ -96,11 +98,14 @@ def mount(
 
 
 def status(
-    target: Annotated[str, typer.Argument(metavar="[DIR]", help="Mount point or id (default: all)")] = "",
+    target: Annotated[
+        str,
+        typer.Argument(metavar="[DIR]", help="Mount point or id (default: all)", autocompletion=mount_points),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List containers, starts, mounted images, environments and striped folders of this node; of the image on DIR say
-    what has arrived.
+    """List containers, starts, mounted images, environments and striped folders of this node: whose, since when, by
+    which version. Of the image on DIR say what has arrived.
 
     `stale` is what killed processes left: the next start ends it, and so does `bootseer clean`. Reads of a `dead` mount
     fail, because its block server was killed: `bootseer unmount` ends it.
@@ -117,14 +122,21 @@ def status(
         found = []
         with contextlib.suppress(PermissionError):  # what is not this user's
             found = inventory.listing(Path(config.state_dir), Path(config.cache_dir))
-            found += _others(Path(config.state_dir))
+            found += others(Path(config.state_dir))
         found += [
-            inventory.Item(kind="mount", id=one.id, state=one.state, what=one.reference, folder=one.folder)
+            inventory.Item(
+                kind="mount", id=one.id, state=one.state, what=one.reference, folder=one.folder, since=one.made
+            )
             for one in own
             if one.id not in {item.id for item in found}
         ]
-        columns = ("kind", "id", "state", "what", "folder")
-        rows = [(x.kind, x.id, x.state, x.what, x.folder) for x in found]
+        users = {one.id: one.uid for one in own}
+        found = [msgspec.structs.replace(x, user=_named(users.get(x.id, os.geteuid()))) for x in found]
+        columns = ("kind", "id", "user", "state", "since", "version", "what", "folder")
+        rows = [
+            (x.kind, x.id, x.user, x.state, time_text(x.since) if x.since else "", x.version, x.what, x.folder)
+            for x in found
+        ]
         answer_table(found, as_json, columns, rows, columns, "nothing of bootseer runs or is mounted on this node")
         return
     mounted: MountRecord | Mount
@@ -141,24 +153,11 @@ def status(
         typer.echo(f"  {line}")
 
 
-def _others(state: Path) -> list[Item]:
-    """Environments and striped folders that this user has mounted."""
-    from bootseer.env import overlay
-    from bootseer.fsmount.record import MountRecord
-    from bootseer.image.inventory import DEAD, Item
-    from bootseer.kernel.mount import boot_id
-    from bootseer.served.client import alive, records
-
-    found = [
-        Item(kind="environment", id=group.record.id, state="mounted", what=group.record.key[:12], folder=str(one.host))
-        for group in overlay.groups(state)
-        for one in group.record.targets
-    ]
-    for one in records(state / "fs", MountRecord).all():
-        serves = one.boot == boot_id() and alive(state / "fs" / one.id)
-        told = Item(kind="striped", id=one.id, state="mounted" if serves else DEAD, what=one.url, folder=one.mountpoint)
-        found.append(told)
-    return found
+def _named(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def sweep(config: Config, seconds: float = 10.0) -> None:

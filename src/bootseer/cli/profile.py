@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._completed import values
 from bootseer.cli._shared import AsJson, Group, Limit, add_verbs, mistake, print_json, settings, understood, write_out
 from bootseer.cli.profile_fleet import check, fleet, given_paths, growth
 from bootseer.cli.profile_import import import_
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 app = typer.Typer(cls=Group, no_args_is_help=True, help="Where a start-up's time went")
 
+_FORMATS = ("chrome", "html", "otlp", "prometheus")
 Events = Annotated[
     list[Path] | None, typer.Argument(help="Event files, or folders of *.jsonl; default: $BOOTSEER_EVENTS")
 ]
@@ -136,6 +138,7 @@ def export(
             "--format",
             help="chrome (trace for ui.perfetto.dev), html (one page, one start-up), otlp, prometheus, or parquet (one "
             "row for each start-up)",
+            autocompletion=values(*_FORMATS, "parquet"),
         ),
     ] = "chrome",
     job: JobName = None,
@@ -179,7 +182,7 @@ def export(
         count = starts.compact(given_paths(events), output)
         typer.echo(f"{output}: {count_text(count, 'start-up', 'start-ups')}", err=True)
         return
-    if form not in ("chrome", "html", "otlp", "prometheus"):
+    if form not in _FORMATS:
         raise ConfigError(f"export format {form!r} is not known", hint="use chrome, html, otlp, prometheus or parquet")
     held = _read(events)
     named = any(part is not None for part in (job, attempt, cycle))

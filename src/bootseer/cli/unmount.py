@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bootseer.cli._completed import completion
 from bootseer.cli._shared import AsJson, ForJob, answer, settings
 from bootseer.errors import BootseerError, NotFoundError, NotWritableError, PrivilegeError, UnavailableError
 from bootseer.folders import trusted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from bootseer.config import Config
     from bootseer.env.overlay import Group
     from bootseer.fsmount import FsMount
     from bootseer.image import ImageMount
+    from bootseer.image.inventory import Item
     from bootseer.node.protocol import Mount
 
 log = logging.getLogger(__name__)
@@ -27,8 +29,41 @@ _SECONDS = 60.0
 """How long it waits for an `env run` on the same target."""
 
 
+def others(state: Path) -> list[Item]:
+    """Environments and striped folders that this user has mounted."""
+    from bootseer.env import overlay
+    from bootseer.fsmount.record import MountRecord
+    from bootseer.image.inventory import DEAD, mount_of
+    from bootseer.kernel.mount import boot_id
+    from bootseer.served.client import alive, records
+
+    found = [
+        mount_of(group.record, "environment", "mounted", group.record.key[:12], str(one.host))
+        for group in overlay.groups(state)
+        for one in group.record.targets
+    ]
+    for one in records(state / "fs", MountRecord).all():
+        serves = one.boot == boot_id() and alive(state / "fs" / one.id)
+        found.append(mount_of(one, "striped", "mounted" if serves else DEAD, one.url, one.mountpoint))
+    return found
+
+
+@completion
+def mount_points(_store: str) -> Iterable[tuple[str, str]]:
+    from bootseer.image import inventory
+
+    config = settings()
+    state = Path(config.state_dir)
+    for one in (*inventory.listing(state, Path(config.cache_dir)), *others(state)):
+        if one.kind not in ("container", "start"):
+            yield one.folder, one.what
+
+
 def unmount(
-    target: Annotated[list[str] | None, typer.Argument(metavar="[DIR]...", help="Mount points, or ids")] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DIR]...", help="Mount points, or ids", autocompletion=mount_points),
+    ] = None,
     environments: Annotated[
         bool, typer.Option("--environments", help="Everything that env run mounted on this node")
     ] = False,

@@ -11,6 +11,7 @@ import msgspec
 from bootseer.folders import adopted, is_owned, trusted
 from bootseer.image.bundle import INIT
 from bootseer.image.mount import RUNS, STARTS, recorded
+from bootseer.mountrecords import Record
 from bootseer.wiretypes import loaded
 
 STALE = "stale"
@@ -22,7 +23,8 @@ gone. `bootseer unmount` ends it."""
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
     """A ``container`` (``running``), a ``start`` of a job (``running``) or a mounted image (``mounting``, ``mounted``);
-    any of them may be `STALE`, a mount `DEAD`."""
+    any of them may be `STALE`, a mount `DEAD`. ``since``, in seconds since 1970, and ``version`` of bootseer: where
+    that is known. ``user``: whose it is; empty: of who looks."""
 
     kind: str
     id: str
@@ -31,6 +33,9 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     """The command, the image."""
     folder: str
     """Bundle, folder of the start, mount point."""
+    since: float = 0.0
+    version: str = ""
+    user: str = ""
 
 
 def listing(state_dir: Path, cache_dir: Path) -> list[Item]:
@@ -42,14 +47,21 @@ def listing(state_dir: Path, cache_dir: Path) -> list[Item]:
         for folder in sorted(folders.glob("[!.]*")):
             if is_owned(folder):
                 state = STALE if _is_left(folder) else "running"
-                found.append(Item(kind=kind, id=folder.name, state=state, what=_command(folder), folder=str(folder)))
+                what, since = _command(folder)
+                told = Item(kind=kind, id=folder.name, state=state, what=what, folder=str(folder), since=since)
+                found.append(told)
     for mounted in recorded(state_dir):
         record = mounted.record
         own, above = state_dir / "images" / record.id, mounted.rootfs.parent
         left = _is_left(own) or (above.parent in ours and _is_left(above))  # elsewhere a file "lock" is somebody's
         state = STALE if left else "mounting" if is_owned(own) else DEAD if mounted.dead() else "mounted"
-        found.append(Item(kind="mount", id=record.id, state=state, what=record.reference, folder=record.target))
+        found.append(mount_of(record, "mount", state, record.reference, record.target))
     return found
+
+
+def mount_of(record: Record, kind: str, state: str, what: str, folder: str) -> Item:
+    more = {"since": record.since, "version": record.version}
+    return Item(kind=kind, id=record.id, state=state, what=what, folder=folder, **more)  # type: ignore[arg-type]
 
 
 def _is_left(folder: Path) -> bool:
@@ -57,8 +69,10 @@ def _is_left(folder: Path) -> bool:
         return ours
 
 
-def _command(bundle: Path) -> str:
+def _command(bundle: Path) -> tuple[str, float]:
+    """What runs there, and since when."""
     with suppress(OSError, ValueError, KeyError):
-        words = loaded(json.loads, (bundle / "config.json").read_text())["process"]["args"]
-        return " ".join(words[1:] if words[:1] == [INIT] else words)
-    return ""
+        since = (path := bundle / "config.json").stat().st_mtime
+        words = loaded(json.loads, path.read_text())["process"]["args"]
+        return " ".join(words[1:] if words[:1] == [INIT] else words), since
+    return "", 0.0
