@@ -658,6 +658,7 @@ def test_errors_of_hdfs_native_are_one_line(native, error, shown):
     found = translate(RuntimeError(native), "read /a on hdfs://n:1")
     assert type(found) is error
     assert shown in str(found)
+    assert '")' not in str(found)
 
 
 def test_who_we_are(monkeypatch):
@@ -708,6 +709,26 @@ def test_the_namenodes_of_a_name_service_come_from_the_sites_configuration(tmp_p
     (tmp_path / "hdfs-site.xml").write_text("<configuration>")
     with pytest.raises(ConfigError, match=r"hdfs-site\.xml"):
         nameservice.addresses("One")
+
+
+def test_settings_may_lie_in_included_files_and_refer_to_others(tmp_path, monkeypatch):
+    """Red before: what an included file says, such as how transfers are protected, was as if nobody had said it."""
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    site(
+        tmp_path, {"dfs.x.protection": "${of.all}", "of.all": "priv${of.half}", "of.half": "acy", "odd": "${odd}${no}"}
+    )
+    (tmp_path / "hdfs-site.xml").rename(tmp_path / "shared.xml")
+    begin = '<configuration xmlns:xi="http://www.w3.org/2001/XInclude">'
+    main, include = tmp_path / "hdfs-site.xml", '<xi:include href="shared.xml"/>'
+    main.write_text(f"{begin}{include}<xi:include href='gone.xml'><xi:fallback/></xi:include></configuration>")
+    assert (nameservice.setting("dfs.x.protection"), nameservice.setting("odd")) == ("privacy", "${odd}${no}")
+    for href, said in (("gone.xml", r"No such file .*gone\.xml"), ("hdfs-site.xml", "Too many levels")):
+        other = tmp_path / f"with-{href}"  # a folder is read once
+        other.mkdir()
+        (other / "hdfs-site.xml").write_text(f"{begin}<xi:include href='{href}'/></configuration>")
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(other))
+        with pytest.raises(ConfigError, match=said):
+            nameservice.setting("dfs.x.protection")
 
 
 def test_a_name_service_may_be_one_name_of_several_machines(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from bootseer.errors import (
 
 REACH = "check that the NameNode and the DataNodes run and are reachable from here"
 ANOTHER_TOKEN = "fetch another token (hdfs fetchdt), or unset HADOOP_TOKEN_FILE_LOCATION and kinit"
-_RPC = re.compile(r'^(?:Fatal)?RPCError\("(?P<java>[\w.$]+)", "(?P<text>.*)', re.DOTALL)
+_RPC = re.compile(r'^(?:Fatal)?RPCError\("(?P<java>[\w.$]+)", "(?P<text>.*?)(?:"\))?$', re.DOTALL)
 
 # First match wins. (pattern, class, hint); searched in the names of the exception's classes, and where these say
 # nothing (`_VAGUE`) in its text. Names of files are cut out of that first: a file may well be called SafeMode.

@@ -9,11 +9,13 @@ each address stands for all machines of its name. What the site says of DataNode
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
 import time
 import xml.etree.ElementTree as xml
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,6 +24,8 @@ from bootseer.hdfs.dial import Address, machines
 
 _PORT = 8020  # Hadoop's default
 _DNS_SECONDS = 10.0
+_XINCLUDE = "{http://www.w3.org/2001/XInclude}"
+_NAMED, _DEEP = re.compile(r"\$\{[^${}]+\}"), 5
 
 
 def split(url: str) -> tuple[str, str]:
@@ -91,19 +95,41 @@ def folder() -> Path | None:
 
 
 def _settings(folder: Path) -> dict[str, str]:
-    return _read(folder / "core-site.xml") | _read(folder / "hdfs-site.xml")
+    """With the values that they refer to in place of ``${name}``, where the site says those."""
+    found = _read(folder / "core-site.xml") | _read(folder / "hdfs-site.xml")
+    for _ in range(_DEEP):
+        known = {f"${{{name}}}": value for name, value in found.items() if "${" not in value}
+        found = {name: _NAMED.sub(functools.partial(_value, known), value) for name, value in found.items()}
+    return found
+
+
+def _value(known: dict[str, str], found: re.Match[str]) -> str:
+    return known.get(found[0], found[0])
 
 
 def _read(file: Path) -> dict[str, str]:
     try:
-        tree = xml.parse(file)
-    except FileNotFoundError:
-        return {}
+        return dict(_pairs(file, _DEEP))
     except (OSError, xml.ParseError) as exc:
-        why = getattr(exc, "strerror", None) or exc
+        if isinstance(exc, FileNotFoundError) and str(exc.filename) == str(file):
+            return {}
+        why = f"{exc.strerror} ({exc.filename})" if isinstance(exc, OSError) else exc
         raise ConfigError(f"cannot read {file}: {why}", hint="HADOOP_CONF_DIR is the folder of such files") from None
-    pairs = ((each.findtext("name"), each.findtext("value")) for each in tree.iter("property"))
-    return {name.strip(): (value or "").strip() for name, value in pairs if name}
+
+
+def _pairs(file: Path, depth: int) -> Iterator[tuple[str, str]]:
+    """With those of files that it includes, as Hadoop reads them, ``depth`` deep."""
+    if not depth:
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), file)
+    for each in xml.parse(file).getroot().iter():
+        if each.tag == "property" and (name := each.findtext("name")):
+            yield name.strip(), (each.findtext("value") or "").strip()
+        elif each.tag == f"{_XINCLUDE}include":
+            try:
+                yield from _pairs(file.parent / each.get("href", "").removeprefix("file://"), depth - 1)
+            except OSError:
+                if each.find(f"{_XINCLUDE}fallback") is None:
+                    raise
 
 
 def _address(text: str, key: str, folder: Path) -> Address:
