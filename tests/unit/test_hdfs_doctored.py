@@ -114,6 +114,14 @@ def test_owners_that_are_no_utf8_are_listed(cluster, word):
     assert [entry.name for entry in cluster.backend.list("")] == ["a"]
 
 
+@pytest.mark.parametrize("name", [b"a/b", b".", b"..", b"a\0b", b"/etc/passwd"])
+def test_a_name_that_leads_elsewhere_is_one_line(cluster, name):
+    """Red before: it was listed, as the last part of itself."""
+    cluster.answers["getListing"].listing.entries[0].path = name
+    with pytest.raises(DataError, match="lists / with the name"):
+        cluster.backend.list("")
+
+
 @pytest.mark.parametrize("field", ["block", "offset", "token", "identifier", "password", "id", "pool", "length"])
 def test_an_answer_without_what_it_must_have_is_one_line(cluster, field):
     """Red before: an `EncodeError` where a token had no identifier; other fields were taken for 0."""

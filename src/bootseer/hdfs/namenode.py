@@ -167,6 +167,8 @@ class NameNode:
             page: builtins.list[tuple[FileStatus, FileBlocks | None]] = []
             for entry in found.listing.entries:
                 name = entry.path.decode("utf-8", "surrogateescape")
+                if name in (".", "..") or "/" in name or "\0" in name:
+                    raise DataError(f"{self.url} lists {path} with the name {name!r}, which none has")
                 status = FileStatus.of(entry, f"{path.rstrip('/')}/{name}" if name else path)
                 page.append(
                     (status, FileBlocks.of(entry.locations, self._guard) if entry.HasField("locations") else None)
