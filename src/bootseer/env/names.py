@@ -39,8 +39,8 @@ _ASKED = pattern(
 _IMPORTED = pattern(r"(?m)^[ \t]+(?:import|from)[ \t]+([A-Za-z_]\w*)")
 """In a block: often what need not be there."""
 _STARTED = pattern(r"\bpython[\d.]*[ \t]+(?:-\w+[ \t]+){0,8}([^\s\"';&|]+\.py)\b")
-_SOURCES = 20
-"""Folders of scripts in which what they import is looked for."""
+_SOURCES, _FOLDERS = 20, 100
+"""Folders of scripts in which what they import is looked for; of a list in which something is looked for."""
 _INCLUDED = pattern(r"(?<![\w-])-(?:I|isystem|iquote)[ \t]*([^\s\"',;)]+)")
 _NO_PATH = re.compile(r"[$`*?{}\0]|://")
 
@@ -59,7 +59,8 @@ def looked_up(
     found, above = dict[str, str](), _folders(read)
     shown = {name: value for name, value in env.items() if not may_be_secret(name, value)}
     texts = [*texts]
-    for name in {name for text in texts for pair in _ASKED.findall(text) for name in pair if name}:
+    asked = dict.fromkeys(name for text in texts for pair in _ASKED.findall(text) for name in pair if name)
+    for name in itertools.islice(asked, MOST):
         found[f"?{name}"] = _program(name, env)
     for name in started:
         if (program := _program(name, env)) in read:
@@ -83,8 +84,8 @@ def looked_up(
 def _before(texts: list[str], env: Mapping[str, str], work: str, read: Collection[str]) -> Iterator[str]:
     """Where a module, header or library may lie that would be taken instead of one that was ``read``, or of none."""
     lists = [value.split(":") for name, value in env.items() if ":" in value and decides(name)]
-    lists += [_INCLUDED.findall(text) for text in texts]
-    for folders in (list(dict.fromkeys(filter(None, one))) for one in lists):
+    lists.append([folder for text in texts for folder in _INCLUDED.findall(text)])
+    for folders in ([*dict.fromkeys(filter(None, one))][:_FOLDERS] for one in lists):
         folders = [os.path.normpath(os.path.join(work, expanded(folder, env))) for folder in folders]
         for number, folder in enumerate(map(os.path.realpath, folders[1:]), 1):
             for path in (path for path in read if path.startswith(f"{folder}/")):

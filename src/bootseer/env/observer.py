@@ -157,8 +157,11 @@ class Observer:
         return any(_MOVES.search(_COMMENT.sub(b"", text)) for text in self._scripts())
 
     def scripts(self) -> Iterator[str]:
-        """`_scripts`, as text."""
-        return (text.decode("utf-8", "replace") for text in self._scripts())
+        """`_scripts`, as far as names are looked for in them."""
+        left = _SEARCHED
+        for data in self._scripts():
+            yield data[:left].decode("utf-8", "replace")
+            left -= len(data[:left])
 
     def _scripts(self) -> Iterator[bytes]:
         """The command's own text, and those that it read."""
@@ -199,10 +202,7 @@ class Observer:
     def _names(self, opens: Opens, folders: Mapping[str, list[str]]) -> dict[str, str]:
         if self._spec.contained:
             return {}
-        left, texts = _SEARCHED, list[str]()
-        for data in self._scripts():
-            texts.append(data[:left].decode("utf-8", "replace"))
-            left -= len(data[:left])
+        texts = [*self.scripts()]
         found = names.looked_up(texts, opens.started, self._spec.env, self._work, self._found, self._counts)
         copied = (os.path.join(one, name) for one, inside in folders.items() if inputs.ALL in inside for name in inside)
         found |= {path: os.path.realpath(path) for path in copied if os.path.islink(path)}
@@ -250,7 +250,7 @@ class Observer:
         scripts = (os.path.dirname(os.path.join(self._work, word)) for word in self._spec.command)
         own = [f"{os.path.realpath(path)}/" for path in (self._work, *scripts)]  # Python lists them when it imports
         is_own = {one: any(path.startswith(f"{one}/") for path in own) for one in opens.folders}
-        globs = {kind for text in self._scripts() for kind in _GLOB.findall(text.decode("utf-8", "replace"))}
+        globs = {kind for text in self.scripts() for kind in _GLOB.findall(text)}
         copied = {one: self._copied(one, opens, globs if mine else None) for one, mine in is_own.items()}
         out |= {folder: inside for folder, inside in copied.items() if inside}
         return out | {folder: inputs.sources(self._spec, folder) for folder in refs if self._counts(folder + "/.")}
@@ -261,19 +261,24 @@ class Observer:
         if self._spec.contained or not self._counts(folder + "/.") or self._of_package(folder + "/"):
             return []
         kinds, unread, listed = set[str](), set[str](), True
+        if globs is not None:
+            here = [os.path.join(folder, name) for name in (inputs.sources(self._spec, folder, globs) if globs else ())]
+            mine = {kind: [path for path in here if path.endswith(kind[1:])] for kind in globs}
+            kinds = {kind for kind, paths in mine.items() if paths and all(map(self._is_read, paths))}
+            return [*kinds, *inputs.sources(self._spec, folder, kinds)] if kinds else []
         for name in inputs.sources(self._spec, folder, [inputs.ALL]):
             path = os.path.join(folder, name)
             if os.path.isfile(path):
-                known = path in self._found or os.path.islink(path)
-                (kinds if known else unread).add(f"*{os.path.splitext(name)[1]}")
+                (kinds if self._is_read(path) else unread).add(f"*{os.path.splitext(name)[1]}")
             elif not os.path.islink(path):
                 listed = listed and path in opens.folders
-        if globs is not None:
-            kinds &= globs
-        elif listed and not unread and (kinds or any(path.startswith(f"{folder}/") for path in self._found)):
+        if listed and not unread and (kinds or any(path.startswith(f"{folder}/") for path in self._found)):
             return [inputs.ALL, *inputs.sources(self._spec, folder, [inputs.ALL])]
         kinds -= {*unread, "*"}
         return [*kinds, *inputs.sources(self._spec, folder, kinds)] if kinds else []
+
+    def _is_read(self, path: str) -> bool:
+        return path in self._found or os.path.islink(path)
 
     def _of_package(self, path: str) -> bool:
         """Whether it is of a program; where the job's own folder lies says nothing of it."""

@@ -483,11 +483,14 @@ def _records(state_dir: Path) -> Records[GroupRecord]:
     return Records(state_dir / "env", GroupRecord)
 
 
-def sweep(config: Config) -> None:
-    """Remove what earlier boots left, and processes that ended: no mount uses it."""
+def sweep(config: Config, held: Sequence[Target] = ()) -> None:
+    """Remove what earlier boots left, and processes that ended: no mount uses it. Folders that were made for targets go
+    with it where nobody else makes these just now: the caller has ``held`` locked."""
     for folder in _of_earlier_boots(config):
         discard_tree(folder)
     for group in _recorded(Path(config.state_dir), users.users()):
+        if not {*group.record.targets} <= {*held}:
+            group.record.made = []
         try:
             group.clear()
         except BootseerError as exc:  # no reason not to start what is to start now

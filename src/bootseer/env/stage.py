@@ -86,7 +86,7 @@ class _Stage:
                 wait = _LENT_SECONDS if spec.only_restore else locks.WAIT_SECONDS
                 stack.enter_context(locks.locked(spec.targets, Path(self.config.state_dir), wait=wait))
                 place.check(spec.targets, dict(spec.mounts))
-                overlay.sweep(self.config)
+                overlay.sweep(self.config, spec.targets)
                 for target in spec.targets:
                     recover(target)
                 with locks.groups_locked(Path(self.config.state_dir)), remembered.at_hand(self.config):
