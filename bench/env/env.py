@@ -1,6 +1,6 @@
 """What an environment costs the node that makes it, and those that get it: beside pip alone and uv with a full cache.
 
-    scripts/bench env [--files 6400] [--quick] [--runs N] [--out report.json]
+    scripts/bench env [--files 6400] [--parts linked,...] [--quick] [--runs N] [--out report.json]
 
 The packages are made here: Python sources and one binary file in each. ``plain``: pip installs them into a virtual
 environment; ``first``: the same command through `bootseer env run`, until that ends; ``linked``: the same on a node
@@ -43,6 +43,7 @@ from support.netns import Node, ShapedNetwork
 from support.objectserver import BUCKET, ObjectServer
 from support.waits import until
 
+PARTS = ("first", "linked", "hits", "renewed", "changed")
 PACKAGES = 10
 _RATE = 100.0
 _BINARY = 3 << 20
@@ -290,29 +291,34 @@ def _pairs(made: Report, ours: str, other: str, what: Callable[[Run, Run], float
 
 def _run(options: Options, made: Report) -> None:
     options.files = options.files or (2000 if options.quick else 6400)
-    bench = Bench(options, made)
+    bench, parts = Bench(options, made), invocation.chosen(options.parts, PARTS)
     with ShapedNetwork("bsenv", nodes=1, rate_mbit=_RATE, subnet="10.83.0.0/24") as network:
         for n in range(1, options.runs + 1):
-            both: list[Callable[[int], None]] = [bench.plain, bench.first]
-            for one in both[:: 1 if n % 2 else -1]:
-                one(n)
+            turn = 1 if n % 2 else -1
+            if {"first", "hits", "changed"} & {*parts}:
+                both: list[Callable[[int], None]] = [bench.plain, bench.first]
+                for one in both[::turn]:
+                    one(n)
             late = functools.partial(bench.linked, variant="linked-without", without=EARLY)
-            for linked in (bench.linked, late)[:: 1 if n % 2 else -1]:
+            for linked in (bench.linked, late)[::turn] if "linked" in parts else ():
                 linked(n, network.nodes[0], network.host)
-            mount = functools.partial(bench.hit, how="mount")
-            alone = functools.partial(mount, variant="mount-without", without=LENT)
-            hits: list[Callable[[int], None]] = [bench.uv, mount, alone]
-            for one in hits[:: 1 if n % 2 else -1]:
-                one(n)
-            bench.again(n)
-            bench.hit(n, how="unpack")
+            if "hits" in parts:
+                mount = functools.partial(bench.hit, how="mount")
+                alone = functools.partial(mount, variant="mount-without", without=LENT)
+                hits: list[Callable[[int], None]] = [bench.uv, mount, alone]
+                for one in hits[::turn]:
+                    one(n)
+                bench.again(n)
+                bench.hit(n, how="unpack")
             crowded = functools.partial(bench.renewed, variant="renewed-without", without=SPREAD)
-            for renewed in (bench.renewed, crowded)[:: 1 if n % 2 else -1]:
+            for renewed in (bench.renewed, crowded)[::turn] if "renewed" in parts else ():
                 renewed(n)
-            bench.changed(n)
+            if "changed" in parts:
+                bench.changed(n)
 
 
 if __name__ == "__main__":
     parser = invocation.parser("env", __doc__, quick="2,000 files, two runs", runs=(5, 2), work=True)
+    parser.add_argument("--parts", default="", help=f"only these of {', '.join(PARTS)}")
     parser.add_argument("--files", type=int, help="of all packages (default 6400, quick 2000)")
     sys.exit(invocation.carry_out(parser, _run, compute))
