@@ -509,6 +509,38 @@ def test_settings_that_were_not_there_count(
     assert key.build(asked).key != before
 
 
+@pytest.mark.parametrize(
+    ("command", "name", "counts"),
+    [
+        ("uv sync", "uv.lock", True),
+        ("npm ci", "package-lock.json", True),
+        ("poetry install", "poetry.lock", True),
+        ("cargo install --path .", "Cargo.lock", True),
+        ("pip install x", "limits.txt", True),
+        ("pip install ./own && make", "own/a.json", True),
+        ("pip install ./own", "own/build/lib/a", False),
+        ("pip install ./own", "own/own.egg-info/PKG-INFO", False),
+        ("pip install -t ./own/env ./own", "own/env/a", False),
+        ("pip install .", "run.log", False),
+        ("mkdir -p logs", "logs/1", False),
+    ],
+)
+def test_without_root_what_an_installer_reads_of_a_project_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str, counts: bool
+) -> None:
+    """Its opens are not seen."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    for path in ("own/pyproject.toml", "pyproject.toml", name):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("1\n")
+    target = Target(str(folder / "own/env" if "-t" in command else "/opt/env"))
+    environ = {"HOME": "/nowhere", "PIP_CONSTRAINT": str(folder / "limits.txt")}
+    asked = spec(folder, command=("sh", "-c", command), environ=environ, targets=(target,))
+    before = key.build(asked).key
+    (folder / name).write_text("2\n")
+    assert (key.build(asked).key != before) is counts
+
+
 def test_a_private_file_that_a_script_names_is_not_read_by_root(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

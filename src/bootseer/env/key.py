@@ -31,6 +31,10 @@ from bootseer.wiretypes import known
 VERSION = 2
 _PYTHON = re.compile(r"(?:python|pypy)(?:3(?:\.\d+)?t?)?")
 _OPTION = re.compile(r"(?:-p|--python)(?:=(.+))?")
+_WORD = re.compile(r"[^\s\"'`;&|<>()=,\[\]$*?\0]{1,4096}")
+_SEARCHED = 1 << 16
+_PROJECTS = 100
+_OF_PROJECT = {name for names in variables.PROJECTS.values() for name in names}
 _ATTACHED = re.compile(r"^(?:--[a-z-]+=|-[rc])(?=[^-])(.+)$", re.S)
 
 # Without the modules platform and sysconfig, which cost more than the start of the interpreter.
@@ -232,9 +236,26 @@ def _add_named(spec: EnvSpec, files: KeyFiles) -> None:
             ):
                 files.add(name, whole, required=False, named=False)
                 todo += [(path, files.texts[name])] if name in files.texts else []
-    for name, path in variables.settings_of([*spec.command, *files.texts.values()], spec.env):
+    texts, unseen = [*spec.command, *files.texts.values()], os.geteuid() != 0
+    for name, path in variables.settings_of(texts, spec.env, unseen=unseen):
         if name not in files.found and os.path.isfile(spec.folder / path):
             files.add(name, spec.folder / path, required=False, named=False)
+    for word, project in _projects(spec, texts) if unseen else ():
+        files.add_project(word, project)
+
+
+def _projects(spec: EnvSpec, texts: list[str]) -> Iterator[tuple[str, Path]]:
+    """The folders of projects that are named, but not the one that the command starts in, to which jobs write."""
+    here = set[str]()  # not each word is asked for in a shared folder
+    with contextlib.suppress(OSError):
+        here.update(os.listdir(spec.folder), (".", ".."))
+    words = dict.fromkeys(_WORD.findall("\n".join(texts)[:_SEARCHED]))
+    for word in itertools.islice((one for one in words if one[0] == "/" or one.split("/")[0] in here), _PROJECTS):
+        path = Path(os.path.normpath(spec.folder / word))
+        own = [str(spec.folder), *(str(target.host) for target in spec.targets)]
+        apart = not any(_is_below(one, str(path)) for one in own) and not _inside_target(spec, path)
+        if apart and any(os.path.isfile(path / name) for name in _OF_PROJECT):
+            yield word, path
 
 
 def _document_name(given: str, taken: dict[str, FileInput]) -> str:

@@ -51,6 +51,8 @@ MOST = 1000
 _SEARCHED = 4 << 20
 """Characters of all texts in which names are looked for."""
 _FOLDER_LIMIT = 10_000
+_OF_TOOLS = re.compile(r"\.git|__pycache__")
+_BUILT = re.compile(r"\.git|__pycache__|build|dist|target|node_modules|\.?venv|\.[a-z]+(?:_cache|ox)|.*\.egg-info")
 _INCLUDE = re.compile(r"(?m)^[^\S\n]*(?:-r|-c|--requirement|--constraint)[ =]?\s*(\S+)")
 
 
@@ -92,6 +94,13 @@ class KeyFiles:
             if required:
                 raise
             log.info("%s does not count for the key: %s", path, exc)
+
+    def add_project(self, name: str, path: Path) -> None:
+        """A folder of sources, without what builds leave in it; not one that is too large, or cannot be read."""
+        try:
+            self.found[name] = self._folder(path, _BUILT)
+        except (OSError, ConfigError) as exc:
+            log.warning("%s does not count for the key: %s", path, exc)
 
     def _file(self, name: str, path: Path, places: tuple[str, ...]) -> None:
         with self._opened(path, places) as (fd, shown):
@@ -178,8 +187,9 @@ class KeyFiles:
         if self._left < 0:
             raise OSError(errno.EFBIG, f"key files have more than {_MOST >> 30} GiB")
 
-    def _folder(self, path: Path) -> FileInput:
-        """A folder as one input: hash over the names and contents of its files, links as text."""
+    def _folder(self, path: Path, without: re.Pattern[str] = _OF_TOOLS) -> FileInput:
+        """A folder as one input: hash over the names and contents of its files, links as text; ``without`` folders of
+        such names."""
         rows: list[Any] = []
         size = 0
         root = self._spec.root_of(path) if self._spec.contained else ""
@@ -194,7 +204,7 @@ class KeyFiles:
             while todo:  # os.fwalk opens a name that was a folder a moment ago, and waits for a pipe
                 folder = todo.pop()
                 with beneath.folder(folder, root=top) as fd, os.scandir(fd) as found:
-                    kept = (one for one in found if one.name not in (".git", "__pycache__") or not one.is_dir())
+                    kept = (one for one in found if not without.fullmatch(one.name) or not one.is_dir())
                     items = sorted(itertools.islice(kept, _FOLDER_LIMIT + 1), key=lambda item: item.name)
                     inner = [one.name for one in items if one.is_dir(follow_symlinks=False)]
                     for name in (one.name for one in items if not one.is_dir(follow_symlinks=False)):

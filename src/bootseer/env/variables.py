@@ -83,6 +83,16 @@ SETTINGS = {
     "pdm": ("~/.config/pdm/config.toml", "pdm.toml"),
 }
 """Where they have settings. What is not absolute may lie in a folder above, too."""
+PROJECTS = {
+    "pip": ("pyproject.toml", "setup.py", "setup.cfg"),
+    "uv": ("uv.lock", "pylock.toml", "setup.py", "setup.cfg"),
+    "npm": ("package.json", "package-lock.json", "npm-shrinkwrap.json"),
+    "cargo": ("Cargo.toml", "Cargo.lock"),
+    "poetry": ("pyproject.toml", "poetry.lock"),
+    "pdm": ("pyproject.toml", "pdm.lock"),
+    "pixi": ("pyproject.toml", "pixi.toml", "pixi.lock"),
+}
+"""What they read of a project."""
 _ABOVE = 10
 _BEGINS = r"(?:(?:^|[;&|({`])[ \t]*|\b(?:then|do|else|exec)[ \t]+)"
 _READS = r"(?:\.|source|(?:ba|da|z)?sh|python[\d.]*)[ \t]+(?:-[a-z]+[ \t]+)*"
@@ -180,10 +190,15 @@ def decides(name: str) -> bool:
     return not _OF_ONE_START.fullmatch(name) and not _OF_RUNS.fullmatch(name)
 
 
-def settings_of(texts: Iterable[str], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(as it is called, path) of the settings files that the installers in ``texts`` read."""
+def settings_of(texts: Iterable[str], env: Mapping[str, str], *, unseen: bool) -> Iterator[tuple[str, str]]:
+    """(as it is called, path) of the settings files that the installers in ``texts`` read; of those of a project, and
+    those that variables name, where their opens are ``unseen``."""
     for tool in sorted(set().union(*map(tools_in, texts))):
-        for name in SETTINGS.get(tool, ()):
+        more = PROJECTS.get(tool, ()) if unseen else ()
+        for name in env if unseen else ():
+            if name.startswith(_TOOLS[tool]) and not _NO_MATTER.search(name):
+                yield from ((path, path) for path in env[name].split() if "://" not in path and "\0" not in path)
+        for name in (*SETTINGS.get(tool, ()), *more):
             if name.startswith("~") and not env.get("HOME"):
                 continue
             path = _VARIABLE.sub(lambda one: env.get(one[2], one[0]), name.replace("~", env.get("HOME", ""), 1))
