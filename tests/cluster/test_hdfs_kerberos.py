@@ -226,7 +226,8 @@ def test_what_is_wrong_with_a_login_is_one_line_at_once(cluster, token, tmp_path
 
 def test_other_bad_setups_have_their_cause_and_remedy(cluster, token, tmp_path):
     """Red before: a cache below a folder "realm" was a wrong realm, a missing keytab or krb5.conf was not named, a
-    folder without settings was one of another site, a token with a wrong password was a matter of the clock."""
+    folder without settings was one of another site, a token with a wrong password was a matter of the clock; "kinit"
+    for a locked principal, no word of a file that is no keytab, of krb5.conf's includes and of the clock."""
     realm, krb5, none = cluster.realm, (cluster.realm.folder / "krb5.conf").read_text(), "FILE:/nonexistent"
 
     def file(name: str, content: str | bytes) -> str:
@@ -237,6 +238,7 @@ def test_other_bad_setups_have_their_cause_and_remedy(cluster, token, tmp_path):
         """Tickets with none for the NameNode yet, in a folder whose name says nothing."""
         return f"FILE:{realm.ticket('alice', cache=name)}"
 
+    realm.admin(f"addprinc -randkey locked\nktadd -k {tmp_path}/locked -norandkey locked\nmodprinc -allow_tix locked")
     keytab, given = realm.keytab("alice").read_bytes(), token.read_bytes()
     at = given.rindex(b"\x15HDFS_DELEGATION_TOKEN") - 5  # in the password, which goes before the kind
     changed = given[:at] + bytes([given[at] ^ 1]) + given[at + 1 :]
@@ -248,6 +250,32 @@ def test_other_bad_setups_have_their_cause_and_remedy(cluster, token, tmp_path):
     rows: list[tuple[dict[str, str], type[BootseerError], str, str]] = [
         ({"KRB5CCNAME": f"FILE:{file('empty-cache', '')}"}, PrivilegeError, "Bad format in cred", "kinit"),
         ({"KRB5CCNAME": "DIR:/nonexistent/x"}, PrivilegeError, "/nonexistent/x does not exist", "kinit"),
+        ({"KRB5CCNAME": "KCM:"}, PrivilegeError, "KCM", "kinit"),
+        (
+            {"KRB5CCNAME": f"FILE:{realm.ticket('alice', '-s', '1h', cache='later')}"},
+            UnavailableError,
+            "not yet valid",
+            "clock",
+        ),
+        (
+            {"KRB5CCNAME": none, "KRB5_CLIENT_KTNAME": file("text", "hello")},
+            PrivilegeError,
+            "text is no keytab",
+            "kinit",
+        ),
+        ({"KRB5CCNAME": none, "KRB5_CLIENT_KTNAME": str(tmp_path)}, PrivilegeError, "Is a directory", "kinit"),
+        (
+            {"KRB5CCNAME": f"FILE:{tmp_path}/of-locked", "KRB5_CLIENT_KTNAME": f"{tmp_path}/locked"},
+            PrivilegeError,
+            "revoked",
+            "ask who runs the KDC",
+        ),
+        (
+            {"KRB5CCNAME": fresh("c"), "KRB5_CONFIG": file("including", f"includedir /nonexistent\n{krb5}")},
+            ConfigError,
+            "profile directory",
+            "krb5.conf",
+        ),
         ({"KRB5CCNAME": fresh("a"), "KRB5_CONFIG": odd}, ConfigError, "encryption type", "permitted_enctypes"),
         (
             {"KRB5CCNAME": fresh("b"), "KRB5_CONFIG": "/nonexistent"},

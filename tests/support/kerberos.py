@@ -85,7 +85,7 @@ class Realm:
             wanted = [f"addprinc -randkey {who}" for who in (*SERVICES, *USERS)]
             wanted.append(f"ktadd -k {self.keytab('service')} -norandkey {' '.join(SERVICES)}")
             wanted += [f"ktadd -k {self.keytab(user)} -norandkey {user}" for user in USERS]
-            self._run("kadmin.local", "-r", NAME, text="\n".join(wanted))
+            self.admin("\n".join(wanted))
         argv = ["env", *(f"{key}={value}" for key, value in self._environment.items()), _program("krb5kdc")]
         self.kdc = Daemon("kdc", [*argv, "-n", "-r", NAME, "-P", f"{folder}/pid"], folder)
         self.kdc.start()
@@ -115,6 +115,10 @@ class Realm:
 
     def keytab(self, user: str) -> Path:
         return self.folder / f"{user}.keytab"
+
+    def admin(self, lines: str) -> None:
+        """What whoever runs the KDC enters."""
+        self._run("kadmin.local", "-r", NAME, text=lines)
 
     def ticket(self, user: str, *options: str, cache: str = "") -> Path:
         """A cache with a ticket of ``user``; ``options``: of kinit."""

@@ -354,6 +354,15 @@ def test_torn_and_foreign_files_are_no_token_files(form, tmp_path):
     assert tokens.read("") == []
 
 
+def test_a_folder_as_token_file_keeps_nothing_open(tmp_path):
+    """Red before: a descriptor for each login."""
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        with pytest.raises(LoginFailed, match="Is a directory"):
+            tokens.read(str(tmp_path))
+    assert os.listdir("/proc/self/fd") == before
+
+
 @pytest.mark.parametrize("form", [old, new])
 def test_a_token_with_a_name_that_is_not_utf8_is_one_for_others(form):
     """Red before: a `TypeError` for the new form, no token file for the old one."""

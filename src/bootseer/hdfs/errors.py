@@ -67,6 +67,14 @@ _NAMES = re.compile(r"""(?:\bhdfs:/)?/[^\s"',;]*|"[^"]*"|'[^']*'""")
 _PASSING = re.compile(r"SafeModeException|StandbyException|RetriableException|ObserverRetryOnActive|NotReplicatedYet")
 
 
+_PROXY = "unset HADOOP_PROXY_USER, or have the site allow it (hadoop.proxyuser)"
+_REFUSED = (
+    ("is not allowed to impersonate", _PROXY),
+    ("Unauthorized connection for super-user", _PROXY),
+    ("is not authorized for protocol", "have the site allow it (security.client.protocol.acl in hadoop-policy.xml)"),
+)
+
+
 class RemoteError(Exception):
     """An exception that the server answered with: its Java class and the first line of its text. ``fatal``: the server
     closes the connection. The cause (``__cause__``) of what `remote` makes of it."""
@@ -96,9 +104,9 @@ def remote(exc: RemoteError, doing: str) -> BootseerError | FileExistsError:
     """One line for a server's exception met while ``doing`` (a phrase such as ``"read /a on hdfs://n:8020"``)."""
     if exc.java in ("FileAlreadyExistsException", "AlreadyBeingCreatedException"):
         return FileExistsError(f"cannot {doing}: {exc}")
-    if "is not allowed to impersonate" in exc.text:
-        hint = "unset HADOOP_PROXY_USER, or have the site allow it (hadoop.proxyuser)"
-        return NotWritableError(f"cannot {doing}: {exc.text}", hint=hint)
+    for said, hint in _REFUSED:
+        if said in exc.text:
+            return NotWritableError(f"cannot {doing}: {exc.text}", hint=hint)
     return _classify(exc.java, exc.java, exc.text, doing)
 
 

@@ -19,7 +19,7 @@ from ctypes import POINTER, byref, c_int, c_size_t, c_uint32, c_void_p
 
 from bootseer.errors import BootseerError, ConfigError, PrivilegeError, UnavailableError, UnsupportedError
 from bootseer.hdfs.deadline import Workers
-from bootseer.hdfs.sasl.login import QOPS, LoginFailed, default_tickets
+from bootseer.hdfs.sasl.login import QOPS, LoginFailed, default_tickets, opened
 
 KDC = 4.0
 """Seconds for which a KDC is waited for."""
@@ -36,8 +36,14 @@ _AWAY = "check that a KDC of krb5.conf (KRB5_CONFIG) runs and is reachable from 
 # what the library says, but for names of files; the first match wins: (pattern, what to do, error, whether a later try
 # may work)
 _CAUSES: tuple[tuple[str, str, type[BootseerError], bool], ...] = (
+    (
+        r"revoked|entry in database has expired|[Pp]assword has expired",
+        "ask who runs the KDC: the principal is locked or expired there",
+        PrivilegeError,
+        True,
+    ),
     (r"expired", "kinit again, or kinit -R before a renewable ticket ends", PrivilegeError, True),
-    (r"[Cc]lock skew", "set the clock of this machine, as NTP does", UnavailableError, True),
+    (r"[Cc]lock skew|not yet valid", "set the clock of this machine, as NTP does", UnavailableError, True),
     (r"Cannot (contact|find) any KDC|Cannot resolve", _AWAY, UnavailableError, True),
     (
         r"KDC for|[Dd]efault realm|Server .*not found|realm",
@@ -52,8 +58,8 @@ _CAUSES: tuple[tuple[str, str, type[BootseerError], bool], ...] = (
         False,
     ),
     (r"integrity check|Preauth|Client .*not found", "fetch the keytab anew (klist -k), or kinit", PrivilegeError, True),
-    (r"configuration file", "see krb5.conf (KRB5_CONFIG)", ConfigError, False),
-    (r"credential|ticket|[Cc]ache|keytab|Keytab", "kinit, or set KRB5CCNAME to your tickets", PrivilegeError, True),
+    (r"configuration file|[Pp]rofile", "see krb5.conf (KRB5_CONFIG)", ConfigError, False),
+    (r"credential|ticket|[Cc]ache|[Kk]eytab|KCM", "kinit, or set KRB5CCNAME to your tickets", PrivilegeError, True),
 )
 
 
@@ -150,6 +156,17 @@ class _Given(_Buffer):
         super().__init__(len(data), ctypes.cast(self._memory, c_void_p))
 
 
+def _keytab() -> str:
+    """The keytab that tickets are to be made from, "" for none. Of one that is none the library says nothing."""
+    if not (named := os.environ.get("KRB5_CLIENT_KTNAME", "")):
+        return ""
+    try:
+        with opened(named.removeprefix("FILE:")) as file:
+            return f"keytab {named}" if file.read(1) == b"\5" else f"{named} is no keytab"
+    except OSError as exc:
+        return f"keytab {named}: {exc.strerror}"
+
+
 class Kerberos:
     """A login at the service ``name``: ``primary/host@REALM``, or ``primary@host`` where its realm is not known.
     ``tickets``: where they are, "": where the library looks by itself. ``seconds``: for which a KDC may be waited for,
@@ -178,8 +195,8 @@ class Kerberos:
             try:
                 return _kdcs.call(lambda: self._step(challenge), self._seconds)
             except LoginFailed as exc:
-                keytab, config = (os.environ.get(name, "") for name in ("KRB5_CLIENT_KTNAME", "KRB5_CONFIG"))
-                known = [self._tickets, f"keytab {keytab}" if keytab else ""] if exc.kind is PrivilegeError else []
+                config = os.environ.get("KRB5_CONFIG", "")
+                known = [self._tickets, _keytab()] if exc.kind is PrivilegeError else []
                 if exc.kind is ConfigError and config and not any(map(os.path.exists, config.split(":"))):
                     known = [f"there is no {config}"]
                 if more := ", ".join(each for each in known if each and each not in exc.why):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from bootseer.errors import BootseerError, ConfigError, PrivilegeError
 from bootseer.hdfs import nameservice
@@ -48,6 +48,11 @@ class Identity(NamedTuple):
         if nameservice.folder():  # without the site's settings no ticket is used
             tickets = tickets or default_tickets()
         return cls(service, proxied, tickets, token_file)
+
+
+def opened(path: str) -> BinaryIO:
+    """A file of the environment, which may be a FIFO. `OSError`."""
+    return open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
 
 
 def default_tickets() -> str:

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from bootseer.errors import ConfigError, NotFoundError
 from bootseer.hdfs.framing import locate, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
-from bootseer.hdfs.sasl.login import LoginFailed
+from bootseer.hdfs.sasl.login import LoginFailed, opened
 
 KIND = "HDFS_DELEGATION_TOKEN"
 _VARIABLE = "HADOOP_TOKEN_FILE_LOCATION"
@@ -59,9 +59,8 @@ def read(path: str) -> list[Token]:
         return []
     why, hint, kind = f"{path} ({_VARIABLE}) is no token file", "hdfs fetchdt writes one", ConfigError
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            data = file.read(_MOST) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        with opened(path) as file:
+            data = file.read(_MOST) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
         return [token for token in parse(data) if token.kind == KIND]
     except FileNotFoundError:
         why, hint = f"the token file {path} ({_VARIABLE}) is not there", f"{hint}, or unset the variable and kinit"
