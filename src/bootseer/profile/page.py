@@ -98,7 +98,7 @@ def body(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
         _remarks(report),
         "<h2>Who did what when</h2>",
         legend([stage.stage for stage in report.stages], "waiting for others"),
-        _gantt(report, line.begin, line.length, parts),
+        _gantt(report, line, parts),
         "<p class='faint'>A row is a node, of which its slowest rank is drawn; those with the most own work are on top"
         f"{', each for itself and (+N) with less' if len(report.nodes) > MAX_ROWS else ''}. Empty: no span.</p>",
         "<h2>Node by stage</h2>",
@@ -218,9 +218,8 @@ def _stages(report: JobReport) -> str:
     return _rows(head, rows)
 
 
-def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]) -> str:
-    slowest = _slowest_tracks(parts)
-    nodes = _ordered(report)
+def _gantt(report: JobReport, line: Timeline, parts: dict[Track, Parts]) -> str:
+    begin, length, nodes = line.begin, line.length, _ordered(report)
     step = -(-len(nodes) // MAX_ROWS) or 1
     rows = [nodes[place : place + step] for place in range(0, len(nodes), step)]
     still = {name: one.stage for one in report.still for name in one.nodes}
@@ -238,7 +237,7 @@ def _gantt(report: JobReport, begin: int, length: int, parts: dict[Track, Parts]
         label = node.node + (f" (+{len(band) - 1})" if len(band) > 1 else "")
         label = f"{short(label, 16)}: {still[node.node]}" if node.node in still else label
         out.append(f'<text x="0" y="{y + 11}"><title>{_text(label)}</title>{_text(short(label, 26))}</text>')
-        for bar in _bars(parts[slowest[node.node]]):
+        for bar in _bars(max((parts[track] for track in line.tracks[node.node]), key=lambda mine: mine.own_ns)):
             x, wide = _LEFT + (bar.at[0] - begin) * scale, (bar.at[1] - bar.at[0]) * scale
             if wide >= _SMALLEST:
                 out.append(_bar(bar, x, y, wide, begin))
@@ -254,16 +253,6 @@ def _ordered(report: JobReport) -> list[NodeReport]:
     all are ready at once."""
     held_up = card.stuck(report)
     return sorted(report.nodes, key=lambda n: (held_up.get(n.node, len(held_up)), n.ready is not None, -n.own, n.node))
-
-
-def _slowest_tracks(parts: dict[Track, Parts]) -> dict[str, Track]:
-    """Of each node the rank with the most own work."""
-    found: dict[str, Track] = {}
-    for track, mine in parts.items():
-        other = found.get(track[0])
-        if other is None or mine.own_ns > parts[other].own_ns:
-            found[track[0]] = track
-    return found
 
 
 def _bars(parts: Parts) -> list[_Bar]:
