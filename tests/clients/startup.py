@@ -161,5 +161,39 @@ def deepspeed() -> None:
             told()
 
 
-PROGRAMS = {"trainer": trainer, "lightning": lightning, "titan": titan, "jax": jax, "deepspeed": deepspeed}
+def composer() -> None:
+    import torch
+    from composer import Callback, ComposerModel, Trainer
+
+    class Model(ComposerModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, batch):
+            return self.layer(batch[0])
+
+        def loss(self, outputs, batch):
+            return outputs.square().mean()
+
+    class Steps(Callback):
+        def batch_start(self, *args):
+            time.sleep(0.3)
+
+        def batch_end(self, *args):
+            told()
+
+    model = Model()
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 4)), batch_size=4)
+    options = {"device": "cpu", "progress_bar": False, "log_to_console": True, "python_log_level": "info"}
+    Trainer(
+        model=model, train_dataloader=data, max_duration="4ba", console_log_interval="1ba", run_name="run",
+        optimizers=torch.optim.AdamW(model.parameters()), callbacks=[Steps()], **options,
+    ).fit()  # fmt: skip
+
+
+PROGRAMS = {
+    "trainer": trainer, "lightning": lightning, "titan": titan, "jax": jax, "deepspeed": deepspeed,
+    "composer": composer,
+}  # fmt: skip
 PROGRAMS[sys.argv[1]]()

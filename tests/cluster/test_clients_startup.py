@@ -26,13 +26,17 @@ CLIENTS = [
     for name in ("lightning", "jax")
     for version in ("newest", "oldest")
 ]
-CLIENTS += [pytest.param("deepspeed", PLACES / "newest/bin/python", id="deepspeed-newest", marks=pytest.mark.clients)]
+CLIENTS += [
+    pytest.param(name, PLACES / version / "bin/python", id=f"{name}-{version}", marks=pytest.mark.clients)
+    for name, version in (("deepspeed", "newest"), ("composer", "oldest"))
+]
 TORCH = [pytest.param(name, Path(sys.executable), id=name, marks=pytest.mark.torch) for name in ("trainer", "titan")]
 STAGES = {
     "trainer": {"import", "data_loader_init", "first_step"},
     "lightning": {"import", "dist_init", "data_loader_init", "first_step"},
     "titan": {"import", "dist_init", "first_step"},
     "deepspeed": {"import", "dist_init", "data_loader_init", "first_step"},
+    "composer": {"import", "first_step"},
     "jax": {"import", "dist_init", "checkpoint_load", "compile", "first_step"},
 }
 

@@ -511,7 +511,7 @@ FRESH: dict[str, tuple[list[str], dict[tuple[str, int | None, str], float | None
               titan(1, "Successfully created meshes with active dimensions: ['batch', 'loss', 'fsdp']"),
               titan(5, "Building llama3 debugmodel"), titan(6, "No checkpoint was provided, this is a fresh start."),
               titan(6, "Training starts at step 1"), titan(9, "step:  1  loss:  8.02771  grad_norm:  1.4604")),
-        {("n1", 0, "dist_init"): 5, ("n1", 0, "model_init"): 1, ("n1", 0, "first_step"): 3},
+        {("n1", 0, "dist_init"): 1, ("n1", 0, "model_init"): 5, ("n1", 0, "first_step"): 3},
     ),
     "maxtext": (
         shown((0, "Attempting to initialize the jax distributed system for GPU backend..."),
