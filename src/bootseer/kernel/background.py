@@ -53,6 +53,7 @@ def _module(command: Sequence[str]) -> str | None:
 def lend() -> None:
     """Say that this process is a short program of ours, which a process that loads servers may be a copy of."""
     _lenders.add(os.getpid())
+    gc.freeze()  # the collector would look through all modules more than once before the first server runs
 
 
 _lenders = set[int]()
