@@ -122,10 +122,11 @@ def test_options_after_the_image_are_the_commands(place: Path, environ: dict[str
 def test_what_a_container_sees(place: Path, environ: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from the host")
     tmp_path.chmod(0o777)
-    script = "echo $FROM_IMAGE $GIVEN; cat /data/in; ls /proc/self/ns >&2 && ls /dev/shm /sys/class/net; echo > /data/x"
-    done = cli(environ, "image", "run", "-e", "GIVEN=2", "-v", f"{tmp_path}:/data:ro", f"oci:{place}/layout:v1",
-               "sh", "-c", script)  # fmt: skip
-    assert done.stdout.startswith("1 2\nfrom the host/dev/shm:")
+    script = "echo $FROM_IMAGE $GIVEN ${NOWHERE-none}; cat /data/in; "
+    script += "ls /proc/self/ns >&2 && ls /dev/shm /sys/class/net; echo > /data/x"
+    done = cli(environ, "image", "run", "-e", "GIVEN=2", "-e", "NOWHERE", "-v", f"{tmp_path}:/data:ro",
+               f"oci:{place}/layout:v1", "sh", "-c", script)  # fmt: skip
+    assert done.stdout.startswith("1 2 none\nfrom the host/dev/shm:")
     assert set(os.listdir("/sys/class/net")) <= set(done.stdout.split())
     assert done.returncode != 0
     assert not (tmp_path / "x").exists()

@@ -42,6 +42,12 @@ def make(rootfs: Path, inner: oci.ImageConfig, args: list[str], **more: Any) -> 
     return container.spec(rootfs, inner, args, **given)
 
 
+def test_a_label_without_a_value_is_one_all_the_same() -> None:
+    """As for tools in Go, for which it is empty."""
+    raw = b'{"os":"linux","architecture":"amd64","rootfs":{"diff_ids":[]},"config":{"Labels":{"a":null}}}'
+    assert oci.spec.decode(raw, oci.ImageConfig, "it").config is not None
+
+
 @pytest.mark.parametrize(
     ("entrypoint", "cmd", "argv", "wanted"),
     [
@@ -119,7 +125,19 @@ def test_users(rootfs: Path, user: str, wanted: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "user",
-    ["eve", "bob:nobody", "\u00b2", "bob:\u00b2", "x", "2147483648", "bob:4294967295", "9" * 5000, "bob:" + "9" * 5000],
+    [
+        "eve",
+        "bob:nobody",
+        "\u0663",
+        "bob:\u0663",
+        "\u00b2",
+        "bob:\u00b2",
+        "x",
+        "2147483648",
+        "bob:4294967295",
+        "9" * 5000,
+        "bob:" + "9" * 5000,
+    ],
 )
 def test_unknown_users(rootfs: Path, user: str) -> None:
     with pytest.raises(ConfigError, match="of the image is not in its /etc/"):
@@ -161,7 +179,12 @@ def test_what_else_an_image_may_have_in_the_place_of_its_users_is_not_read(
 def test_binds(tmp_path: Path) -> None:
     made = make(tmp_path, config(), ["x"], mounts=[Bind(str(tmp_path), "/data", True)])
     assert made["mounts"][-1]["options"] == ["rbind", "rprivate", "ro"]
-    for bad in (Bind("/no/such", "/data"), Bind(str(tmp_path), "data")):
+    for bad in (
+        Bind("/no/such", "/data"),
+        Bind(str(tmp_path), "data"),
+        Bind(str(tmp_path), "/."),
+        Bind(str(tmp_path), "//"),
+    ):
         with pytest.raises(ConfigError, match="cannot mount"):
             make(tmp_path, config(), ["x"], mounts=[bad])
 
@@ -176,6 +199,11 @@ def test_missing_commands_are_found_before_the_runtime_does(tmp_path: Path) -> N
     for name in ("absent", "/absent", "./there"):
         with pytest.raises(NotFoundError, match="the image has no such file"):
             container.check_command(make(tmp_path, config(), [name], env=env))
+    for cwd, mounts in (("/new", []), ("/bin/there", [Bind(str(tmp_path), "/bin/there")])):
+        container.check_command(make(tmp_path, config(), ["there"], env=env, cwd=cwd, mounts=mounts))
+    for cwd in ("/bin/there", "/bin/there/x"):
+        with pytest.raises(ConfigError, match="it is no folder"):
+            container.check_command(make(tmp_path, config(), ["there"], env=env, cwd=cwd))
     container.check_command(make(tmp_path, config(), ["/t/x"], mounts=[Bind(str(tmp_path), "/t/x")]))
     container.check_command(make(tmp_path, config(), ["x"], env={"PATH": "/t"}, mounts=[Bind(str(tmp_path), "/t")]))
 

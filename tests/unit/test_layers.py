@@ -168,6 +168,7 @@ HOSTILE = {
     ("root as a file", "root is not a directory"): [Member("./.")],
     ("hard link out", "out of the root"): [Member("h", "hardlink", link="../victim")],
     ("hard link to nothing", "missing 'missing'"): [Member("h", "hardlink", link="missing")],
+    ("hard link to itself", "missing 'h'"): [Member("h", "hardlink", link="h")],
     ("hard link below nothing", "missing 'missing/x'"): [Member("h", "hardlink", link="missing/x")],
     ("hard link below a file", "'f' leads through 'f', which"): [Member("f"), Member("h", "hardlink", link="f/x")],
     ("hard link to a folder", "to directory 'd'"): [folder("d"), Member("h", "hardlink", link="d")],

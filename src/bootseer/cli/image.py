@@ -188,7 +188,7 @@ def run(
         raise ConfigError("the standard input is no terminal", hint="leave out --tty")
     config = in_daemon_cgroup(settings(store, verify_key, require_signature))
     words = command[1:] if command and command[0] == "--" else command or []
-    variables = dict(_variable(item) for item in env or [])
+    variables = {name: value for name, value in map(_variable, env or []) if value is not None}
     binds = [_bind(item) for item in volume or []]
     wanted = None if not gpus else "all" if gpus == "all" else [name for name in gpus.split(",") if name]
     devices = cdi.select(wanted, device or [])
@@ -339,11 +339,12 @@ def _print_summary(mounted: ImageMount | UserImage, mount_seconds: float, second
         typer.echo(f"bootseer: {exc}", err=True)
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _variable(text: str) -> tuple[str, str | None]:
+    """Its name and value; a name alone means the caller's, who may have none."""
     name, sep, value = text.partition("=")
     if not name:
         raise ConfigError(f"bad variable {text!r}", hint="write NAME=VALUE")
-    return name, value if sep else os.environ.get(name, "")
+    return name, value if sep else os.environ.get(name)
 
 
 def _bind(text: str) -> Bind:

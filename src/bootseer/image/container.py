@@ -139,7 +139,18 @@ def check_command(document: dict[str, Any]) -> None:
     paths = dict(item.partition("=")[::2] for item in process["env"])["PATH"].split(":")
     places = [posixpath.join(cwd, name)] if "/" in name else [posixpath.join(cwd, path, name) for path in paths]
     targets = [mount["destination"].rstrip("/") + "/" for mount in document["mounts"]]
-    if any(f"{place}/".startswith(target) for place in places for target in targets):
+
+    def mounted(path: str) -> bool:
+        return any(f"{path}/".startswith(target) for target in targets)
+
+    try:
+        if not mounted(cwd):
+            os.close(_open_inside(Path(root), os.fsencode(cwd), os.O_PATH | os.O_DIRECTORY))
+    except NotADirectoryError:
+        raise ConfigError(f"cannot start in {cwd} in the container: it is no folder") from None
+    except OSError:
+        pass  # the runtime makes it
+    if any(map(mounted, places)):
         return
     for place in places:
         try:
@@ -232,10 +243,11 @@ def _device_rules(binds: Sequence[Bind]) -> list[dict[str, Any]]:
 
 
 def _bind(mount: Bind) -> dict[str, Any]:
-    if not mount.target.startswith("/") or not os.path.exists(mount.source):
+    target = mount.target
+    if not target.startswith("/") or not posixpath.normpath(target).strip("/") or not os.path.exists(mount.source):
         raise ConfigError(
             f"cannot mount {mount.source} at {mount.target} in the container",
-            hint="the source must exist and the target be an absolute path",
+            hint="the source must exist and the target be an absolute path, and not /",
         )
     options = ["rbind", "rprivate", "ro" if mount.readonly else "rw"]
     source = os.path.abspath(mount.source)
@@ -265,7 +277,7 @@ def user_of(rootfs: Path, text: str) -> dict[str, Any]:
 
 def _is_number(text: str) -> bool:
     """Whether it may be one of a user or a group: Python refuses to read very long ones, runtimes take 31 bits."""
-    return text.isdecimal() and len(text) <= 10 and int(text) < 1 << 31
+    return text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) < 1 << 31
 
 
 def _lines(rootfs: Path, path: str, numbers_from: int) -> list[list[str]]:

@@ -148,11 +148,11 @@ class LayeredTree:
             folder = self._resolve(target[:-1])
         except _Missing:
             raise DataError(f"hard link {show(entry.name)} to missing {show(entry.link)}") from None
-        if folder.node is parent.node and name == target[-1]:
-            return
         node = folder.child(target[-1])
         if node is None:
             raise DataError(f"hard link {show(entry.name)} to missing {show(entry.link)}")
+        if folder.node is parent.node and name == target[-1]:
+            return
         if node.children is not None:
             raise DataError(f"hard link {show(entry.name)} to directory {show(entry.link)}")
         there = parent.child(name)

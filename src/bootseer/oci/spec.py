@@ -123,7 +123,7 @@ class ContainerConfig(msgspec.Struct, frozen=True, rename="pascal", omit_default
     entrypoint: tuple[str, ...] | None = None
     cmd: tuple[str, ...] | None = None
     working_dir: str = ""
-    labels: dict[str, str] | None = None
+    labels: dict[str, str | None] | None = None
     volumes: dict[str, Any] | None = None
     stop_signal: str = ""
 
