@@ -91,17 +91,17 @@ def test_the_window_stops_at_ready_and_flying_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "seconds", "window"),
-    [(0.01, 0.7, 16), (0.01, 0.36, 32), (0.01, 0.49, 24), (0.01, 10.0, 8), (0.0, 1.0, 8), (1.0, 1.0, 64)],
+    ("begin", "took", "window"),
+    [(0.01, 0.9, 16), (0.01, 0.48, 32), (0.01, 0.65, 24), (0.01, 10.0, 8), (0.0, 1.0, 8), (1.0, 1.0, 64), (1.0, 0, 8)],
 )
-def test_a_window_is_what_the_link_carries_in_six_times_the_least_time_until_an_answer_begins(
-    monkeypatch: pytest.MonkeyPatch, begin: float, seconds: float, window: int
+def test_a_window_is_what_comes_in_eight_times_the_least_time_until_an_answer_begins(
+    monkeypatch: pytest.MonkeyPatch, begin: float, took: float, window: int
 ) -> None:
     monkeypatch.setattr("bootseer.blocks.fetch.reach.MOST", 64 * BLOCK)
     rig, known = Rig(count=100, window=8), Rig(count=100, window=1)
     for one in (rig, known):
-        one.queue.answered(100.0, begin + 1, 200, 200 * FRAME)
-        one.queue.answered(100.0 + seconds, begin, 200, 200 * FRAME)
+        one.queue.answered(begin + 1, 50 * FRAME, took / 4, 200, 200 * FRAME)
+        one.queue.answered(begin, 150 * FRAME, 3 * took / 4, 200, 200 * FRAME)
         one.queue.demand(11)
     assert blocks(rig.queue.take_demand(0.0)) == list(range(8, 8 + window)), "from the aligned 8 on"
     assert blocks(known.queue.take_demand(0.0)) == [11], "with a profile a miss brings its block alone"
@@ -109,12 +109,11 @@ def test_a_window_is_what_the_link_carries_in_six_times_the_least_time_until_an_
 
 def test_neither_a_full_link_nor_a_burst_makes_longer_windows() -> None:
     """Answers then wait behind others, or come at once out of what waited on their way."""
-    rig, now = Rig(window=4), 100.0
+    rig = Rig(window=4)
     for _ in range(40):
-        for took, begin in ((0.001, 0.01), (0.002, 0.5), (0.3, 0.4)):
-            now += took
-            rig.queue.answered(now, begin, 16, 16 * FRAME)
-    assert rig.queue.window == 8
+        for took, begin in ((0.001, 0.01), (0.002, 0.5), (0.45, 0.4)):
+            rig.queue.answered(begin, 12 * FRAME, took, 16, 16 * FRAME)
+    assert rig.queue.window == 4
 
 
 def test_single_flight() -> None:

@@ -352,11 +352,11 @@ class Fetcher:
         with self._lock:
             first = {block for block in flight.batch.blocks if block in self._waiting}
         source = self._source if stream is None else stream.source
-        batch, came = flight.batch, [time.monotonic()]
+        batch, began, came = flight.batch, time.monotonic(), list[tuple[float, int]]()
         try:
             with contextlib.closing(read_parts(source, batch, first)) as parts:
                 for part, raw in parts:
-                    came.append(time.monotonic())
+                    came.append((time.monotonic(), part.length))
                     self._count(flight, part.length)
                     self._write(flight, part, raw)
                     if not self._goes_on(flight, part):
@@ -374,8 +374,10 @@ class Fetcher:
             elif stream is not None and not flight.abandoned:
                 stream.ended(flight.batch)
                 self._work_came.notify()
-            elif batch.priority is Priority.DEMAND and came[1:]:
-                self._queue.answered(time.monotonic(), came[1] - came[0], len(batch.blocks), batch.length)
+            elif batch.priority is Priority.DEMAND and came:
+                (begun, length), (ended, _) = came[0], came[-1]
+                took, rest = ended - begun, batch.length - length
+                self._queue.answered(begun - began, rest, took, len(batch.blocks), batch.length)
 
     def _goes_on(self, flight: Flight, part: Batch) -> bool:
         """``part`` of ``flight`` is written: whether the rest is worth it."""

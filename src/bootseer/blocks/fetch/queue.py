@@ -232,9 +232,9 @@ class FetchQueue:
             return self._batch(Priority.BACKGROUND, [block, *self._grow(block, 1, fits)])
         return None
 
-    def answered(self, now: float, begin: float, blocks: int, length: int) -> None:
+    def answered(self, begin: float, rest: int, took: float, blocks: int, length: int) -> None:
         """As `Reach.answered`, of what was demanded."""
-        reach = self._reach.answered(now, begin, blocks, length)
+        reach = self._reach.answered(begin, rest, took, blocks, length)
         if self.window > 1:
             self.window = reach
 
