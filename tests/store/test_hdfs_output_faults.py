@@ -79,8 +79,8 @@ def test_a_datanode_fails_in_the_middle_of_a_block(cluster, namenode, path, how,
     assert f"goes on with {replication - 1} of {replication} DataNodes" in caplog.text
     blocks = namenode.blocks(path)
     assert sum(block.block.length for block in blocks.blocks) == len(data)
-    # where one would have been left, it has copied what it had to another one, and the block goes on
-    assert ("goes on without another" in caplog.text, len(blocks.blocks)) == (False, 1)
+    # where one is left, its block ends, and the next one has all its replicas
+    assert len(blocks.blocks) == (2 if replication == 2 else 1)
     # the replica of the failed DataNode is of an older generation and does not count
     assert all(victim not in block.nodes for block in blocks.blocks[:1]) or how == "killed"
 
@@ -132,6 +132,19 @@ def test_files_written_together_leave_a_frozen_datanode_at_once(cluster, namenod
         assert sum(block.block.length for block in blocks) == len(whole)
 
 
+def test_what_one_datanode_has_alone_is_copied_while_the_file_is_open(cluster, namenode, path):
+    """The NameNode knows of it, which by itself would copy it when the file is closed."""
+    data = os.urandom(12 * MIB)
+    with FileOutput(namenode, path, replication=2, block_size=32 * MIB) as out:
+        out.write(data[: 5 * MIB])
+        victim = out.nodes[0]
+        with cluster.frozen(cluster.index_of(victim.address)):
+            out.write(data[5 * MIB :])
+            until(lambda: len(namenode.blocks(path).blocks[0].nodes) == 2)
+            assert victim not in namenode.blocks(path).blocks[0].nodes
+    assert content(cluster, path) == data
+
+
 def test_a_pause_of_a_datanode_costs_one_block_at_most(cluster, namenode, path):
     """It takes part in the next one."""
     data = os.urandom(24 * MIB)
@@ -176,11 +189,12 @@ def test_two_datanodes_fail_one_after_the_other(cluster, namenode, path):
             second = cluster.index_of(out.nodes[0].address)
             with down(cluster, second, "frozen"):
                 out.write(data[12 * MIB :])
-                # the one that is left has copied what it had to the fourth one: the next failure does not lose it
+                # the one that is left copies what it has to the fourth one: the next failure does not lose it
                 assert len(out.nodes) == 2
+                until(lambda: len(namenode.blocks(path).blocks[0].nodes) == 2)
                 out.close()
     assert content(cluster, path) == data
-    assert len(namenode.blocks(path).blocks) == 1
+    assert len(namenode.blocks(path).blocks) == 2
 
 
 def test_two_datanodes_freeze_at_once(cluster, namenode, path):

@@ -244,6 +244,22 @@ def test_a_datanode_that_is_slow_for_a_moment_or_only_busy_is_not_left(runs):
     assert slow(beside("AB"), "CX", *runs) == ""
 
 
+def test_who_has_more_to_do_since_one_was_left_is_not_slow():
+    """Red before: of the three that were left one more was left, for less than a third of what four had given."""
+    made = beside("ABC")
+    assert slow(made, "ABX", SLOW, SLOW) == "X"
+    made.slow(0, members("ABC"), placement.Pace(0.1, 20e6))
+    assert slow(made, "AD", (0.9, 9e6), (0.9, 9e6), file=10) == ""
+    assert slow(made, "AD", SLOW, SLOW, file=10) == "D"
+
+
+def test_a_file_that_is_whole_tells_who_is_quick():
+    """Red before: at the end of a striped file the slow stripes had nobody left to be compared with."""
+    made = beside("ABC", idle=lambda: False)
+    made.end(0)
+    assert slow(made, "ABX", SLOW, SLOW) == "X"
+
+
 @pytest.mark.parametrize("end", [Placement.give_up, lambda made, file: made.choose(file, CLUSTER, 2)])
 def test_a_file_without_a_block_tells_nothing(end):
     made = beside("AB")

@@ -189,8 +189,6 @@ class BlockWriter:
             self._acked = acked
             pending = [packet for packet in pending if packet.offset + packet.length > acked]
             self._drop(broken)
-            if stage == pipeline.RECOVER:
-                self._refill()
             try:
                 self._pipeline = self._replace(stage, acked)
                 self._begin_run()
@@ -232,20 +230,16 @@ class BlockWriter:
         new = [node for node in found.nodes if node not in left]
         return replace(found, nodes=(*left, *new)) if new else None
 
-    def _refill(self) -> None:
-        """Where hardly a DataNode is left, it copies what was acknowledged to another one, as Hadoop's client lets it:
-        one more failure would lose the block."""
+    def copy(self) -> Pipeline | None:
+        """Where hardly a DataNode has the block, which is whole, it copies it to another one while the next block is
+        written: one more failure would lose it, and HDFS copies it when its file is closed. Nobody waits for it."""
         if (spare := self._spare(self.nodes)) is None:
-            return
-        *_, new = spare.nodes
-        setup = Setup(pipeline.RECOVER, acked=self._pipeline.acked, copy_to=new)
+            return None
         try:
-            Pipeline(spare.picked([0]), self._terms, setup).close()
+            return Pipeline(spare.picked([0]), self._terms, Setup(acked=self.length, copy_to=spare.nodes[-1]))
         except Broken as exc:
-            _log.warning("a block of %s goes on without another DataNode: %s", self._path, exc.reason)
-            placement.shun([new])
-        else:
-            self._located = replace(self._located, nodes=(*self.nodes, new))
+            _log.warning("%s has a block of one replica until HDFS copies it: %s", self._path, exc.reason)
+            return None
 
     def _replace(self, stage: int, acked: int) -> Pipeline:
         old = self._block(acked)

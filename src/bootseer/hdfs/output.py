@@ -25,7 +25,7 @@ from bootseer.hdfs.errors import RemoteError
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.newfile import NewFile
 from bootseer.hdfs.pieces import kept
-from bootseer.hdfs.pipeline import Broken, Terms
+from bootseer.hdfs.pipeline import Broken, Pipeline, Terms
 from bootseer.hdfs.placement import Pace, Placement
 from bootseer.hdfs.records import Block, DataNode, FileStatus, Located
 
@@ -83,6 +83,7 @@ class FileOutput(NewFile):
         self._held = self._early = 0
         self._block: BlockWriter | None = None
         self._previous: Block | None = None
+        self._copies: list[Pipeline] = []
         faults.point("hdfs.output.create")
         info = namenode.create(
             path, replication=replication, block_size=block_size, mode=mode, deadline=blockwriter.PATIENCE
@@ -257,6 +258,9 @@ class FileOutput(NewFile):
             return
         try:
             self._previous = block.finish()
+            self._placement.end(id(self))
+            if copy := block.copy():
+                self._copies.append(copy)
         except BaseException:
             self._placement.give_up(id(self))
             raise
@@ -269,6 +273,18 @@ class FileOutput(NewFile):
         faults.point("hdfs.output.complete")
         self._complete()
         lease.release(self)
+        self._leave_copies()
+
+    def _leave_copies(self) -> None:
+        """Those that are not done go on without us; of those that failed HDFS makes others."""
+        while self._copies:
+            copy = self._copies.pop()
+            try:
+                copy.look_after()
+            except Broken as exc:
+                _log.warning("%s has a block of one replica until HDFS copies it: %s", self.path, exc.reason)
+            finally:
+                copy.close()
 
     def _complete(self) -> None:
         seconds, pause = blockwriter.PATIENCE, 0.005
@@ -293,6 +309,7 @@ class FileOutput(NewFile):
             self._block.close()
             self._block = None
         self._placement.give_up(id(self))
+        self._leave_copies()
         info = self.namenode.info(self.path, deadline=_ABANDON)
         if info is None or info.file_id != self.file_id:
             return  # it is another writer's by now

@@ -46,8 +46,6 @@ LONGEST_STALL = 2.4
 """So a DataNode that freezes late in a slow block is found as soon, within these seconds and those of a probe."""
 PATIENCE = 60.0
 """Seconds without an acknowledgement after which a pipeline is given up though its DataNodes live (or none does)."""
-COPY = 10.0
-"""Seconds without an answer after which a DataNode that copies a block to another one is given up."""
 WATCH = 0.05
 """Seconds of a wait after which ``watch`` is asked."""
 _IOV = 512
@@ -95,7 +93,8 @@ class Terms(NamedTuple):
 
 class Setup(NamedTuple):
     """How a block stands: ``stage``; the new ``generation`` of its replicas (0 at first); bytes acknowledged, sent.
-    ``copy_to``: no packets follow; the DataNode copies what it has to that one, and answers when that is done."""
+    ``copy_to``: no packets follow; the DataNode copies the block, which it has whole, to that one, and answers when
+    that is done, which nobody waits for (`Pipeline.look_after`)."""
 
     stage: int = CREATE
     generation: int = 0
@@ -108,7 +107,8 @@ def _request(located: Located, terms: Terms, setup: Setup) -> bytes:
     block = located.block._replace(length=setup.acked if setup.copy_to else terms.block_size)
     types, ids = [node.storage_type for node in located.nodes], storage_ids(located.nodes)
     base = wire.BaseHeader(block=block.message, token=located.token)
-    header = wire.ClientHeader(base=base, client=terms.client)
+    # without a client it is a copy between DataNodes, of which the other one tells the NameNode
+    header = wire.ClientHeader(base=base, client="" if setup.copy_to else terms.client)
     if (to := setup.copy_to) is not None:
         kind, known = [to.storage_type], storage_ids([to])
         copy = wire.TransferBlock(
@@ -161,14 +161,15 @@ class Pipeline:
         self._received, self._ready = bytearray(), False
         # since when nothing has come, when it was last looked for, and when all DataNodes were last heard or asked
         self._replaceable = setup.stage == CREATE
-        self._stall, self._patience = STALL, COPY if setup.copy_to else PATIENCE
+        self._stall = STALL
         self._stream: Stream | None = None
         self._connect()
         try:
             self._log_in()
             self._send([memoryview(_request(located, terms, setup))])
-            self._await_answer()
-            self._ready, self._replaceable, self.waited = True, False, 0.0
+            if setup.copy_to is None:
+                self._answered(self._next())
+                self._ready, self._replaceable, self.waited = True, False, 0.0
         except BaseException:
             self.close()
             raise
@@ -203,8 +204,14 @@ class Pipeline:
             self._receive()
         return message
 
-    def _await_answer(self) -> None:
-        answer = self._understood(wire.BlockOpResponse, self._next(), "does not speak Hadoop's data transfer protocol")
+    def look_after(self) -> None:
+        """Of a copy: raise `Broken` where it is known to have failed. Waits as `heartbeat` does."""
+        self.collect()
+        if (message := self._message()) is not None:
+            self._answered(message)
+
+    def _answered(self, message: bytes) -> None:
+        answer = self._understood(wire.BlockOpResponse, message, "does not speak Hadoop's data transfer protocol")
         if answer.status != SUCCESS:
             at = [i for i, node in enumerate(self.nodes) if node.address == answer.first_bad_link]
             what = line(answer.message) or status_text(answer.status)
@@ -300,7 +307,7 @@ class Pipeline:
         if silent and (len(silent) < len(self.nodes) or hopeless):
             names = ", ".join(self.nodes[i].address for i in silent)
             raise Broken(f"{names} does not answer", silent)
-        if late < self._patience:
+        if late < PATIENCE:
             self._stall = min(2 * self._stall, LONGEST_STALL)
             return
         # all are alive, or none: the last one has nobody behind it that could be to blame

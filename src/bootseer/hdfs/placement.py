@@ -156,6 +156,12 @@ class Placement:
             self._free.pop(file, None)
             self._slow.difference_update(node.uuid for node in nodes)
 
+    def end(self, file: int) -> None:
+        """The block of ``file`` is whole: its DataNodes have nothing to do for it, until `begin`."""
+        with self._lock:
+            if file in self._idle:
+                self._idle[file] = _always
+
     def give_up(self, file: int) -> None:
         """The block of ``file`` is given up."""
         with self._lock:
@@ -183,8 +189,13 @@ class Placement:
                     self._free[file] = free
                     if sure := free & before:
                         self._slow |= {node.uuid for node in nodes} - sure
+                        self._best = 0.0  # those that are left have more to do
         with self._lock:
             return [node for node in nodes if node.uuid in self._slow]
+
+
+def _always() -> Callable[[], bool]:
+    return lambda: True
 
 
 def _fits(node: DataNode, chosen: Sequence[DataNode]) -> bool:
