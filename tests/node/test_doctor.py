@@ -171,6 +171,22 @@ def test_cache_that_cannot_be_written_to(place: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("name", ["cache", "state"])
+def test_a_folder_that_others_can_replace(place: Path, name: str) -> None:
+    """A start refuses it, so it does not work, whether it is there already or not."""
+    (place / "open").mkdir()
+    (place / "open").chmod(0o777)
+    places = {"cache": place / "c", "state": place / "s"} | {name: place / "open/own"}
+    config = Config(cache_dir=str(places["cache"]), state_dir=str(places["state"]))
+    for _ in range(2):
+        report = examine(config)
+        check = next(check for check in report.checks if check.name == "cache")
+        assert (check.status, "others can replace" in check.detail, report.exit_code) == ("missing", True, 71), check
+        assert not [one for one in place.rglob("*doctor*")]
+        places[name].mkdir(exist_ok=True)
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_ended_in_the_middle(place: Path, stop: signal.Signals) -> None:
     """No mount and no server stays; after all but SIGKILL no file either."""

@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,7 +19,8 @@ import msgspec
 
 from bootseer.config import Config
 from bootseer.doctor import canary
-from bootseer.errors import BootseerError, NotWritableError, PrivilegeError, UnavailableError, UnsupportedError
+from bootseer.errors import BootseerError, NotWritableError, PrivilegeError, UnavailableError, UnsupportedError, doing
+from bootseer.folders import trusted
 from bootseer.kernel import fuse as kernel_fuse
 from bootseer.kernel import loop, mount, procfs
 
@@ -368,6 +370,13 @@ def cache(config: Config, folder: Path | None) -> str | Found:
     if folder is None or not os.access(there, os.W_OK):
         kind = PrivilegeError if os.geteuid() != 0 else NotWritableError
         raise kind(f"{there} cannot be written to", hint=f"make {path} writable, or set cache_dir")
+    for own in (path, Path(config.state_dir).absolute()):  # as each start does before it writes there
+        with doing(f"use the folder {own}"):
+            if own.exists():
+                trusted(own)
+            else:
+                with tempfile.TemporaryDirectory(prefix=".bootseer-doctor-", dir=nearest(own)) as made:
+                    trusted(Path(made))
     free = shutil.disk_usage(there).free
     fstype = mount.fstype(there) or "unknown"
     detail = f"{path}: {fstype}, {free / 1e9:.1f} GB free"
