@@ -444,7 +444,12 @@ FRESH: dict[str, tuple[list[str], dict[tuple[str, int | None, str], float | None
         {("n1", 0, "first_step"): 5},
     ),
     "llm-foundry of 2023, by tokens": (
-        shown((10, "Starting training..."), (15, "[token=4096/2000000000]:")), {("n1", None, "first_step"): 5},
+        shown((9, "Starting training..."), *composer(10, "composer.trainer.trainer: Using precision amp_bf16"),
+              (15, "[token=4096/2000000000]:")), {("n1", 0, "first_step"): 5},
+    ),
+    "somebody's own words": (
+        shown((1, "INFO: train: Starting training..."), (2, "Starting training..."), (10, RUN), (15, "{'loss': 2.3}")),
+        {("n1", None, "first_step"): 5},
     ),
     "composer": (
         shown(*composer(10, "composer.trainer.trainer: Using precision Precision.FP32"),
