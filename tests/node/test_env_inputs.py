@@ -8,6 +8,7 @@ import fcntl
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -479,7 +480,8 @@ def test_what_is_renamed_or_linked_into_a_target_ends_no_job(node: Node, kind: s
 PLACED = {
     "asked": "if [ ! -d env ]; then mkdir env && echo 1 >env/made; fi",
     "asked by a variable": 'V=${V:-env}; [ -e "$V" ] || { mkdir -p $V; echo 1 >$V/made; }',
-    "removed": "set -e; rm -rf x env; mkdir env; echo 1 >env/made",
+    "removed in vain": "set -e; rm -rf x env; mkdir env; echo 1 >env/made",
+    "removed": "rm -rf env; mkdir -p env; echo 1 >env/made",
     "another in its place": "rm -rf env; mkdir new; echo 1 >new/made; mv new env",
     "asked by a module": "python3 -c 'import asks'",
     "made by a module": "python3 -c 'import makes'",
@@ -496,11 +498,10 @@ def test_a_command_finds_no_target_before_it_has_made_it(node: Node, kind: str) 
     for number in range(2):
         result = node.run()
         assert (result.exit_code, (node.target / "made").read_text()) == (0, "1\n"), result.reason
-        assert node.runs == (2 if "module" in kind else 1), result.reason
+        assert node.runs == (2 if "module" in kind or "in vain" in kind else 1), result.reason
         node.release()
         if not number:
-            (node.target / "made").unlink()
-            node.target.rmdir()
+            shutil.rmtree(node.target, ignore_errors=True)
     assert not node.target.exists()
 
 

@@ -146,7 +146,7 @@ class _Attempt:
             for target in self._spec.targets
         ]
         texts = [" ".join(self._spec.command), *(file.text for file in self._look.document.files.values())]
-        if not self._spec.shared and self._places_targets(texts):
+        if not self._spec.shared and self._places_targets(texts, failed=False):
             self._spec = msgspec.structs.replace(self._spec, restore="unpack")
         self._catch = capture.begin(self._spec, self._look.key, self._config)
         if isinstance(self._catch, overlay.Group):
@@ -193,7 +193,7 @@ class _Attempt:
         )
         if code:
             self._stop()
-            is_overlay = observer.moves() or self._places_targets(observer.scripts())
+            is_overlay = observer.moves() or self._places_targets(observer.scripts(), failed=True)
             if self._group and 0 < code < 128 and code != _TIMED_OUT and is_overlay:
                 return self._again(code, f"failed with exit code {code}, which the overlay may be the cause of")
             failure = f"the command failed with exit code {code}"
@@ -246,9 +246,9 @@ class _Attempt:
             result.reason += f"; {why}"
         return result
 
-    def _places_targets(self, texts: Iterable[str]) -> bool:
+    def _places_targets(self, texts: Iterable[str], *, failed: bool) -> bool:
         targets = {target.path for target in self._spec.targets}
-        return names.placed(texts, self._spec.env, self._look.document.cwd, targets)
+        return names.placed(texts, self._spec.env, self._look.document.cwd, targets, failed=failed)
 
     def _again(self, code: int, why: str) -> EnvResult:
         """Run it once more, without overlays: into them nothing can be renamed or linked from outside, and they are

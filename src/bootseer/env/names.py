@@ -26,10 +26,13 @@ _LOOKED_FOR = pattern(
     r"|\b(?:exists|isfile|open|existsSync|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_file|read)))\(\s*[\"']([^\"'\n]+)[\"']"
 )
 _PLACED = pattern(
-    r"(?:\[|\btest)[ \t]+(?:![ \t]+)?-[de][ \t]+([^\n;&|\]]{1,500})"
-    r"|\b(?:rm[ \t]+-\w{0,9}[rR]\w{0,9}|rmdir|mv|mkdir(?![^\n;&|]{0,500}[ \t]-\w*p))\b([^\n;&|]{1,500})"
-    r"|\b(?:exists|isdir|existsSync|mkdir|makedirs|mkdirSync|rmtree|move|rename"
-    r"|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_dir|mkdir)))\((?![^\n]{0,300}(?:exist_ok|recursive))([^\n]{1,500}?)\)"
+    r"(?:\[|\btest)[ \t]+(?:![ \t]+)?-[de][ \t]+([^\n;&|\]]{1,500})|\bmv\b([^\n;&|]{1,500})"
+    r"|\b(?:exists|isdir|existsSync|move|rename|Path(?=\([^)\n]{1,300}\)\.(?:exists|is_dir)))\(([^\n]{1,500}?)\)"
+)
+_REMOVED = pattern(
+    r"\b(?:rm[ \t]+-\w{0,9}[rR]\w{0,9}|rmdir|mkdir(?![^\n;&|]{0,500}[ \t]-\w*p))\b([^\n;&|]{1,500})"
+    r"|\b(?:mkdir|makedirs|mkdirSync|rmtree|Path(?=\([^)\n]{1,300}\)\.mkdir))"
+    r"\((?![^\n]{0,300}(?:exist_ok|recursive))([^\n]{1,500}?)\)"
 )
 _LOCAL = pattern(r"(?m)(?:^|[;&]|\b(?:export|local|readonly))[ \t]*(\w+)[ \t]*=[ \t]*[\"']?([^\s\"';&|`()]+)")
 _DEFAULT = pattern(r"\$\{(\w+):?-([^{}$]*)\}")
@@ -98,12 +101,14 @@ def _before(texts: list[str], env: Mapping[str, str], work: str, read: Collectio
             yield from ways
 
 
-def placed(texts: Iterable[str], env: Mapping[str, str], work: str, targets: Collection[str]) -> bool:
-    """Whether ``texts`` ask if one of the folders ``targets`` is there, make it, remove it, or put another one in its
-    place: what is mounted on it is there before, and stays."""
+def placed(texts: Iterable[str], env: Mapping[str, str], work: str, targets: Collection[str], *, failed: bool) -> bool:
+    """Whether ``texts`` ask if one of the folders ``targets`` is there, or put another one in its place: what is
+    mounted on it is there before, and stays. If they ``failed``, also whether they make or remove it, which fails then.
+    """
     texts = [_DEFAULT.sub(lambda one: env.get(one[1]) or one[2], text) for text in texts]
     own = {name: expanded(value, env) for text in texts for name, value in _LOCAL.findall(text)}
-    found = ("".join(groups) for text in texts for groups in _PLACED.findall(text))
+    shapes = (_PLACED, _REMOVED) if failed else (_PLACED,)
+    found = ("".join(groups) for text in texts for shape in shapes for groups in shape.findall(text))
     words = itertools.islice((word for text in found for word in re.split(r"[\s,\"']+", text)), _WORDS)
     paths = (os.path.join(work, expanded(word, {**env, **own})) for word in dict.fromkeys(words))
     wanted = set(map(os.path.realpath, targets))
