@@ -136,3 +136,28 @@ def test_a_build_that_was_converted_before_the_one_before_was_started_is_foretol
         assert made.status().bytes_demand == 0
     finally:
         made.unmount()
+
+
+def test_a_mount_of_an_earlier_boot_hides_no_new_one_on_the_same_folder(place: Path) -> None:
+    """Its record stays after a crash, and says dead; what is mounted there next is what the folder means."""
+    config = Config(cache_dir=str(place / "cache"), state_dir=str(place / "state"))
+    store_url, state = str(place / "store"), place / "state"
+    refs = [f"oci:{place}/{name}:v1" for name in ("old", "new")]
+    for ref in refs:
+        write_image(Path(ref[4:-3]), [[Member("file", data=ref.encode())]])
+        image.ensure(ref, store_url, work_dir=place / "work")
+    image.mount(refs[0], place / "m", store_url=store_url, config=config).unmount()
+    old = image.mount(refs[0], place / "m", store_url=store_url, config=config)
+    kept = (state / "images" / old.record.id / "mount.json").read_bytes()
+    old.unmount()
+    (state / "images" / old.record.id).mkdir(mode=0o700)
+    (state / "images" / old.record.id / "mount.json").write_bytes(kept.replace(mount.boot_id().encode(), b"before"))
+    (found,) = image.mounts(state)
+    assert found.dead()
+    made = image.mount(refs[1], place / "m", store_url=store_url, config=config)
+    try:
+        assert image.attach(place / "m", state).record.id == made.record.id
+        assert [one.record.id for one in image.mounts(state)] == [made.record.id]
+    finally:
+        made.unmount()
+    assert image.mounts(state) == []

@@ -143,6 +143,9 @@ def mount(
                 hint="mount it in a folder that only root can enter (chmod 700)",
             )
         _sweep(cache_dir)
+        for old in listing(state_dir):  # else `attach` would find it on this target, not what is mounted there now
+            if old.record.target == str(target) and old.record.boot != mounts.boot_id():
+                _forget(old.record, state_dir)
         with owned_folder(private_folder(state_dir, sub="images")) as folder, contextlib.ExitStack() as undo:
             overlay = cache_dir / "overlays" / folder.name
             entry = MountRecord(

@@ -127,7 +127,7 @@ class Store(abc.ABC):
 
 
 def no_store(shown: str) -> NotFoundError:
-    hint = "check its name and that it is mounted; bootseer image convert, env run and store init make a new one"
+    hint = "check its name and that it is mounted; bootseer image convert and bootseer env run make a new one"
     return NotFoundError(f"there is no store {shown}", hint=hint)
 
 
