@@ -35,12 +35,15 @@ from support.kerberos import Realm
 
 pytestmark = [pytest.mark.hdfs, pytest.mark.kerberos]
 QUICK = 5.0
+LEVELS = "authentication,integrity"
+"""What the cluster of this module takes; a client with the same settings uses the first."""
 DATA = os.urandom(5 << 20)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HadoopCluster]:
-    with HadoopCluster(tmp_path_factory.mktemp("kerberos") / "root", 3, kerberos=Realm()) as running:
+    realm = Realm(protection=LEVELS, rpc=LEVELS)
+    with HadoopCluster(tmp_path_factory.mktemp("kerberos") / "root", 3, kerberos=realm) as running:
         with running.realm.login("hdfs"):
             NameNode.connect(running.url).mkdirs("/user/alice/there")
         yield running
@@ -67,34 +70,50 @@ def round_trip(cluster: HadoopCluster, name: str) -> None:
     assert plain.info(f"/user/alice/{name}") is not None
 
 
+def changed(cluster: HadoopCluster, folder: Path, old: str, new: str) -> str:
+    """Settings of a client with ``new`` in place of ``old``, in a ``folder`` of their own: each is read once."""
+    shutil.copytree(cluster.realm.conf, folder)
+    for site in folder.glob("*-site.xml"):
+        site.write_text(site.read_text().replace(old, new))
+    return str(folder)
+
+
 @pytest.mark.parametrize(
-    "realm",
+    "wanted",
     [
-        {"protection": "integrity", "rpc": "integrity"},
+        "integrity",
         {"protection": "privacy", "rpc": "privacy"},
-        {"protection": "privacy", "rpc": "privacy", "aes": True},
+        pytest.param({"protection": "privacy", "rpc": "privacy", "aes": True}, marks=pytest.mark.soak),
         {"protection": "integrity", "encrypt": True, "aes": True},
         {"protection": ""},
     ],
     ids=["integrity", "privacy", "privacy-aes", "encrypt", "none"],
 )
-def test_each_protection_is_read_and_written_by_our_engine(tmp_path, realm, caplog, monkeypatch):
+def test_each_protection_is_read_and_written_by_our_engine(request, tmp_path, wanted, caplog, monkeypatch):
     """Red before: all of this went through hdfs-native."""
     caplog.set_level(logging.INFO)
     monkeypatch.setattr("bootseer.hdfs.sasl.transfer._said", set[str]())  # which is said once by a process
-    with HadoopCluster(tmp_path / "root", 1, kerberos=Realm(**realm)) as cluster:
-        with cluster.realm.login("alice"):
+    with contextlib.ExitStack() as stack:
+        if isinstance(wanted, str):  # one of the levels of the module's cluster, which the client insists on
+            cluster = request.getfixturevalue("cluster")
+            settings = {"HADOOP_CONF_DIR": changed(cluster, tmp_path / "conf", LEVELS, wanted)}
+            slow_one = False
+        else:
+            cluster = stack.enter_context(HadoopCluster(tmp_path / "root", 1, kerberos=Realm(**wanted)))
+            settings, slow_one = {}, wanted["protection"] == "privacy" and "aes" not in wanted
+        with cluster.realm.login("alice", **settings):
             round_trip(cluster, "striped")
             slow = [record for record in caplog.records if "cipher.suites" in record.getMessage()]
-            assert bool(slow) == (realm["protection"] == "privacy" and "aes" not in realm)
+            assert bool(slow) == slow_one
             client = hdfs.HdfsClient(cluster.url)  # another implementation
             with client.create("/user/alice/native") as out:
                 out.write(DATA)
             out = bytearray(len(DATA))
             HdfsBackend(home(cluster)).open("native").readinto(0, [memoryview(out)])
             assert bytes(out) == DATA
-        token = cluster.token(cluster.root / "token")
-        with cluster.realm.login("alice", KRB5CCNAME="FILE:/nonexistent", HADOOP_TOKEN_FILE_LOCATION=str(token)):
+        token = cluster.token(tmp_path / "token")
+        settings |= {"KRB5CCNAME": "FILE:/nonexistent", "HADOOP_TOKEN_FILE_LOCATION": str(token)}
+        with cluster.realm.login("alice", **settings):
             round_trip(cluster, "by-token")
 
 
@@ -310,11 +329,9 @@ def test_other_bad_setups_have_their_cause_and_remedy(cluster, token, tmp_path):
 @pytest.mark.parametrize("said", ["privacy", ""], ids=["another", "none"])
 def test_datanodes_that_want_another_protection_are_told_of_in_few_lines(cluster, tmp_path, said, caplog):
     """Red before: 17 lines, and the last one spoke of DataNodes that may not run."""
-    conf = tmp_path / "conf"
-    shutil.copytree(cluster.realm.conf, conf)
-    site, name = conf / "hdfs-site.xml", "<name>dfs.data.transfer.protection</name><value>"
-    site.write_text(site.read_text().replace(f"{name}authentication", f"{name}{said}"))
-    with cluster.realm.login("alice", HADOOP_CONF_DIR=str(conf)):
+    name = "<name>dfs.data.transfer.protection</name><value>"
+    conf = changed(cluster, tmp_path / "conf", f"{name}{LEVELS}", f"{name}{said}")
+    with cluster.realm.login("alice", HADOOP_CONF_DIR=conf):
         fs = open_fs(home(cluster))
         with (
             pytest.raises(UnavailableError, match=r"no pipeline .*compare .*dfs\.data\.transfer\.protection"),
@@ -387,17 +404,13 @@ def test_a_proxied_user_is_the_one_who_acts(cluster):
 
 
 def test_a_service_that_is_not_the_sites_namenode_is_not_believed(cluster, tmp_path):
-    conf = tmp_path / "conf"
-    shutil.copytree(cluster.realm.conf, conf)
-    site = conf / "hdfs-site.xml"
-    site.write_text(site.read_text().replace("hdfs/localhost@BOOT.TEST", "nn/localhost@BOOT.TEST"))
-    with cluster.realm.login("alice", HADOOP_CONF_DIR=str(conf)):
-        failing(cluster, ConfigError, "says that it is hdfs/localhost")
-    conf = conf.rename(tmp_path / "other")  # a folder is read once
-    site = conf / "hdfs-site.xml"
-    site.write_text(site.read_text().replace("nn/localhost@BOOT.TEST", "hdfs/_HOST@OTHER.TEST"))
-    with cluster.realm.login("alice", HADOOP_CONF_DIR=str(conf)):
-        failing(cluster, BootseerError, "Kerberos: .*(realm|KDC|database)")
+    for principal, kind, said in (
+        ("nn/localhost@BOOT.TEST", ConfigError, "says that it is hdfs/localhost"),
+        ("hdfs/_HOST@OTHER.TEST", BootseerError, "Kerberos: .*(realm|KDC|database)"),
+    ):
+        conf = changed(cluster, tmp_path / principal.partition("/")[0], "hdfs/localhost@BOOT.TEST", principal)
+        with cluster.realm.login("alice", HADOOP_CONF_DIR=conf):
+            failing(cluster, kind, said)
 
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["gone", "frozen"])
@@ -467,16 +480,16 @@ def test_a_save_and_a_mount_outlive_the_kdc_and_their_ticket(cluster, tmp_path):
 @pytest.mark.parametrize(
     "end", ["cancelled", *(pytest.param(end, marks=pytest.mark.soak) for end in ("expired", "gone", "torn"))]
 )
-def test_a_save_and_a_mount_outlive_their_token(tmp_path, end, config):
+def test_a_save_and_a_mount_outlive_their_token(cluster, tmp_path, end, config):
     """The NameNode starts anew, so that all must log in again, and their token counts no longer: right bytes or an
     error within the deadline, and with another token in the file the next try works."""
-    with HadoopCluster(tmp_path / "root", 2, kerberos=Realm()) as cluster, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         file = cluster.token(tmp_path / "token")
         shutil.copy(file, tmp_path / "first")
         stack.enter_context(
             cluster.realm.login("alice", KRB5CCNAME="FILE:/nonexistent", HADOOP_TOKEN_FILE_LOCATION=str(file))
         )
-        fs = open_fs(home(cluster))
+        fs = open_fs(f"{home(cluster)}/of-token-{end}")
         for name in ("a", "b"):
             with fs.create(name) as out:
                 out.write(DATA)

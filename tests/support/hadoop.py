@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import getpass
 import json
 import shutil
 import signal
@@ -161,7 +162,12 @@ class HadoopCluster:
             self.datanodes.append(Daemon(name, [*prefix, *site.argv(name, _DATANODE, heap_mb=128)], logs))
 
     def _format(self, end: float) -> None:
-        if (self.root / "nn" / "current" / "VERSION").exists():
+        # once for each owner of its root folder, and copied since: a JVM less for each cluster
+        files, made = self.root / "nn", jars() / f"formatted-by-{USERS[0] if self._realm else getpass.getuser()}"
+        if (files / "current" / "VERSION").exists():
+            return
+        if made.exists():
+            shutil.copytree(made, files)
             return
         argv = [*self.namenode.argv, "-format", "-force", "-nonInteractive"]
         with open(self.namenode.log, "ab") as log:
@@ -173,6 +179,8 @@ class HadoopCluster:
                 raise UnavailableError(f"formatting the NameNode took longer than {self.deadline:.0f} s") from None
         if done.returncode:
             raise BootseerError(f"the NameNode could not be formatted: {self.namenode.last_line()}")
+        with tempfile.TemporaryDirectory(dir=made.parent) as folder, contextlib.suppress(OSError):  # another made it
+            shutil.copytree(files, Path(folder, "nn")).rename(made)
 
     def _wait_ready(self, end: float) -> None:
         problem = "not started"
