@@ -19,9 +19,10 @@ import hypothesis
 import pytest
 
 from bootseer.config import Config
+from bootseer.env import publication
 from bootseer.hdfs.namenode import NameNode
-from bootseer.kernel import mount
-from support import hadoop, needs
+from bootseer.kernel import background, mount
+from support import forked, hadoop, needs
 from support.hadoop import HadoopCluster
 from support.registry import DockerRegistry
 from support.waits import until
@@ -37,6 +38,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process that imports 
 sys.dont_write_bytecode = False
 # JVMs that live for a minute: the second compiler costs more than it saves. Benchmarks run without this.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+_STARTING = (background, publication)
+for module in _STARTING:  # servers and publications of tests
+    module.subprocess = forked.subprocesses  # type: ignore[attr-defined]
 
 _MORE = {"deadline": None, "suppress_health_check": list(hypothesis.HealthCheck)}
 hypothesis.settings.register_profile("quick", max_examples=40, stateful_step_count=20, **_MORE)
@@ -167,6 +172,13 @@ def registry() -> Iterator[DockerRegistry]:
 def config(tmp_path: Path) -> Config:
     """Of a node that has nothing yet."""
     return Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and publications of this process are children of it, and load their modules."""
+    for module in _STARTING:
+        monkeypatch.setattr(module, "subprocess", subprocess)
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -28,6 +26,7 @@ from bootseer.errors import DataError, NotFoundError, UnavailableError, Unsuppor
 from bootseer.image import record
 from bootseer.objects import Store, open_store, uses, withdrawn
 from bootseer.upkeep import collection
+from support import forked
 from support.records import record_of
 from support.steppedstore import Stage, SteppedStore
 
@@ -330,9 +329,7 @@ def test_a_killed_collection_of_a_folder_loses_nothing_and_is_gone_on_with(point
     store.put("collection/condemned", zstandard.ZstdCompressor().compress(raw))
     code = "import sys; from bootseer.upkeep import collection; from bootseer.objects import open_store\n"
     code += "collection.collect(open_store(sys.argv[1]), settle=0.0)"
-    killed = subprocess.run(
-        [sys.executable, "-c", code, store.url], env=os.environ | {"BOOTSEER_FAULTS": point}, check=False
-    )
+    killed = forked.run("-c", code, store.url, env=os.environ | {"BOOTSEER_FAULTS": point})
     assert killed.returncode == -signal.SIGKILL
     assert [*store.list(withdrawn.FOLDER)]
     assert not lost(store, kept)

@@ -10,8 +10,6 @@ import errno
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -27,7 +25,7 @@ from bootseer.fsmount import FsMount
 from bootseer.hdfs import placement
 from bootseer.stripefs import StripeFS, layout, open_fs
 from bootseer.stripefs.files import striped
-from support import hadoop, stripechaos
+from support import forked, hadoop, stripechaos
 from support.replicas import Replicas, datanodes
 from support.shapedhdfs import ShapedHadoop
 from support.stripecrowd import StripeCrowd
@@ -276,12 +274,8 @@ with open_fs(sys.argv[1]).create("f", unit=1 << 18, striped=True) as out:
 def test_the_lease_of_a_dead_writer_stops_nobody(site, fs, point):
     """Its stripes stay open, with a lease that nobody renews; the next writer has names of its own."""
     data = put(fs)
-    done = subprocess.run(
-        [sys.executable, "-c", WRITER, fs.url],
-        env={**os.environ, "BOOTSEER_FAULTS": f"stripefs.{point}=kill@{5 if point == 'write.stripe' else 1}"},
-        timeout=60,
-    )
-    assert done.returncode == -9
+    faults = f"stripefs.{point}=kill@{5 if point == 'write.stripe' else 1}"
+    assert forked.run("-c", WRITER, fs.url, env={**os.environ, "BOOTSEER_FAULTS": faults}).returncode == -9
     assert whole(fs) == data
     began = time.monotonic()
     data = put(fs)

@@ -14,6 +14,7 @@ import pytest
 
 from bootseer import image, oci
 from bootseer.kernel import mount as mounts
+from support import forked
 from support.images import folder, programs, write_image
 from support.waits import until
 
@@ -87,7 +88,7 @@ kinds = {kinds}
         argv = [sys.executable, "-m", "bootseer.cli.main", "run", str(here / "job.toml"),
                 "--events", str(here / "events"), "--summary", str(here / "summary.json")]  # fmt: skip
         others = []
-        with subprocess.Popen(argv, env=env, stdout=-1, stderr=-1, text=True) as process:
+        with forked.Popen(argv, env=env, stdout=-1, stderr=-1, text=True) as process:
             if lasts:  # mount namespaces that somebody makes meanwhile
                 until(lambda: [one for one in mounts.below(here) if "/caches/" in one.target], 60, "the caches' mount")
                 for way in ("private", "slave"):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from bootseer import image, oci
 from bootseer.env import snapshots
 from bootseer.objects.folder import FolderStore
+from support import forked
 from support.images import Member, programs, write_image
 
 pytestmark = [
@@ -45,16 +45,20 @@ def test_an_image_with_the_layer_of_a_snapshot_has_its_environment(tmp_path: Pat
         assert done.returncode == 0, (done.stdout, done.stderr)
         return done.stdout
 
-    cli = (sys.executable, "-m", "bootseer.cli.main")
-    expected = run(*cli, "run", "job.toml")
+    def cli(*words: str) -> str:
+        done = forked.cli(*words, env=environ, cwd=tmp_path)
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        return done.stdout
+
+    expected = cli("run", "job.toml")
     (name,) = snapshots.names(FolderStore(store))
     for out in ("layer.tar", "again.tar"):
-        run(*cli, "env", "export", name[:12], "-o", out)
+        cli("env", "export", name[:12], "-o", out)
     assert (tmp_path / "layer.tar").read_bytes() == (tmp_path / "again.tar").read_bytes()
 
     run("umoci", "raw", "add-layer", "--image", "layout:v1", "--tag", "env", "layer.tar")
     image.ensure(f"{ref}:env", str(store), work_dir=tmp_path / "work")
-    assert run(*cli, "image", "run", f"{ref}:env") == expected
+    assert cli("image", "run", f"{ref}:env") == expected
 
     run("umoci", "unpack", "--image", "layout:env", "bundle")
     settings = json.loads((tmp_path / "bundle/config.json").read_text())

@@ -12,12 +12,11 @@ import pytest
 
 from bootseer import image
 from bootseer.kernel import mount as mounts
+from support import forked
 from support.images import Member, write_image
 from support.registry import DockerRegistry
 
 pytestmark = [pytest.mark.root, pytest.mark.registry]
-
-CLI = [sys.executable, "-m", "bootseer.cli.main"]
 
 
 @pytest.fixture
@@ -39,7 +38,11 @@ def ref(tmp_path: Path) -> str:
 
 def fails(code: int, environ: dict[str, str], *args: str, before: tuple[str, ...] = ()) -> str:
     """Run the command line, expect exit code ``code`` and one line on stderr; returns that line."""
-    done = subprocess.run([*before, *CLI, *args], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    if before:
+        argv = [*before, sys.executable, "-m", "bootseer.cli.main", *args]
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    else:
+        done = forked.cli(*args, env=environ)
     assert done.returncode == code, done.stderr
     lines = [line for line in done.stderr.splitlines() if "WARNING" not in line]
     assert len(lines) == 1, done.stderr

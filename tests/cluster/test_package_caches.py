@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bootseer import image, oci
 from bootseer.kernel import mount as mounts
+from support import forked
 from support.images import folder, programs, write_image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
@@ -46,9 +45,8 @@ kinds = {kinds}
     env = {k: v for k, v in os.environ.items() if not k.startswith("BOOTSEER_")}
     env |= {"BOOTSEER_CACHE_DIR": str(here / "cache"), "BOOTSEER_STATE_DIR": str(here / "state")}
     env |= {"BOOTSEER_STORE": str(base / "store"), "BOOTSEER_NODE": node}
-    argv = [sys.executable, "-m", "bootseer.cli.main", "run", str(here / "job.toml"),
-            "--events", str(here / "events"), "--summary", str(here / "summary.json")]  # fmt: skip
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120, check=False)
+    argv = ("run", here / "job.toml", "--events", here / "events", "--summary", here / "summary.json")
+    done = forked.cli(*argv, env=env)
     assert not mounts.below(here), mounts.below(here)
     summary = json.loads((here / "summary.json").read_text()) if (here / "summary.json").exists() else {}
     return done.returncode, done.stdout + done.stderr, summary.get("env", {})

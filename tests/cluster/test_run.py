@@ -21,6 +21,7 @@ import zstandard
 from bootseer import image, oci, stripefs
 from bootseer.kernel import pressure
 from bootseer.profile import analysis, card, events
+from support import forked
 from support.images import Member, folder, programs, write_image
 
 pytestmark = [pytest.mark.root, pytest.mark.runtime, pytest.mark.timeout(180)]
@@ -103,9 +104,10 @@ latest = {latest}
                 "--summary", str(self.here / "summary.json"), *options]  # fmt: skip
 
     def start(self, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.argv(*options, **more), env=self.env, capture_output=True, text=True, timeout=120, check=False
-        )
+        return self.run(self.argv(*options, **more))
+
+    def run(self, argv: list[str]) -> subprocess.CompletedProcess[str]:
+        return forked.run(*argv[1:], env=self.env)
 
     def summary(self) -> dict[str, dict[str, object]]:
         return json.loads((self.here / "summary.json").read_text())
@@ -185,9 +187,7 @@ def test_what_is_passed_is_in_no_record(node: Place) -> None:
     keys = []
     for turned in (secret, secret[::-1]):
         environ = {**node.env, **given, "MY_TOKEN": turned}
-        done = subprocess.run(
-            [sys.executable, "-m", "bootseer.cli.main", *argv], env=environ, capture_output=True, text=True, timeout=120
-        )
+        done = forked.cli(*argv, env=environ)
         assert done.returncode == 0, done.stderr
         assert not {secret, secret[::-1]} & set(re.findall(r"[\w-]{21}", done.stdout + done.stderr))
         keys.append(node.summary()["env"]["key"])
@@ -216,12 +216,12 @@ def test_the_profile_hears_how_much_of_the_image_is_here(node: Place, tmp_path: 
 
 
 def test_a_block_server_that_is_older_than_the_start_tells_it_nothing(node: Place) -> None:
-    there, bootseer = str(node.here / "there"), [sys.executable, "-m", "bootseer.cli.main"]
-    subprocess.run([*bootseer, "image", "mount", f"oci:{node.site}/layout:v1", there], env=node.env, check=True)
+    there = node.here / "there"
+    forked.cli("image", "mount", f"oci:{node.site}/layout:v1", there, env=node.env).check_returncode()
     try:
         assert node.start(WHICH="d").returncode == 0
     finally:
-        subprocess.run([*bootseer, "unmount", there], env=node.env, check=True)
+        forked.cli("unmount", there, env=node.env).check_returncode()
     assert node.summary()["image"]["reads"]
     assert not {"bytes_demand", "bytes_hot", "waited_seconds", "link_rate"}.intersection(image_span(node))
 
@@ -236,12 +236,9 @@ def test_nodes_that_start_together_convert_and_set_up_once(site: Path, tmp_path:
     assert "is not converted in store" in refused.stderr
     slow = {"BOOTSEER_ATTEMPT": "7", "BOOTSEER_FAULTS": "lease.taken=sleep:5@1"}  # so that the other one waits
     starts = [
-        subprocess.Popen(
-            place.argv("--convert", WHICH="b"), env=place.env | slow, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True,
-        )
+        forked.Popen(place.argv("--convert", WHICH="b"), env=place.env | slow, stdout=-1, stderr=-1, text=True)
         for place in nodes
-    ]  # fmt: skip
+    ]
     said = [start.communicate(timeout=150) for start in starts]
     assert [start.returncode for start in starts] == [0, 0], said
     assert sum(out.count("set-up ran") for out, _ in said) == 1
@@ -258,7 +255,7 @@ def test_nodes_that_start_together_convert_and_set_up_once(site: Path, tmp_path:
 def test_what_a_killed_start_left_is_ended_by_the_next(node: Place) -> None:
     mounts = Path("/proc/self/mounts")
     for options in ((), ("--without", "all")):
-        with subprocess.Popen(node.argv(*options, WHICH="k", AFTER="600"), env=node.env, stderr=subprocess.PIPE,
+        with forked.Popen(node.argv(*options, WHICH="k", AFTER="600"), env=node.env, stderr=subprocess.PIPE,
                               stdout=subprocess.PIPE, text=True) as child:  # fmt: skip
             assert child.stderr is not None
             while "ready after" not in (line := child.stderr.readline()):
@@ -283,7 +280,7 @@ def test_a_script_in_a_mount_counts_though_it_is_no_key_file(node: Place) -> Non
         argv = node.argv(WHICH="mount")
         with open(node.here / "job.toml", "a") as file:
             file.write(f'[[mounts]]\nsource = "{job}"\ntarget = "/job"\n')
-        return subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=120, check=True)
+        return node.run(argv)
 
     assert start().stdout.startswith("set-up ran\n")
     assert start().stdout.startswith("package 1.0\n")
@@ -347,7 +344,7 @@ def test_gpus_that_nobody_describes_start_nothing(node: Place) -> None:
     argv = node.argv("--no-card")
     job = node.here / "job.toml"
     job.write_text(job.read_text().replace("gpus = 8", 'gpus = ["no-such-gpu"]'))
-    done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=60, check=False)
+    done = node.run(argv)
     assert done.returncode == 66
     assert "no GPU no-such-gpu is described in /etc/cdi or /var/run/cdi" in done.stderr
     assert not (node.here / "events").exists()
@@ -373,7 +370,7 @@ target = "/usr"
 source = "{code}"
 target = "/code"
 """)
-    done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=120, check=False)
+    done = node.run(argv)
     assert (done.returncode, done.stdout) == (0, "['/image', '/run/bootseer/python'] False\n"), done.stderr
     spans = events.read(node.here / "events").spans
     assert [(span.stage, span.state.value) for span in spans][-2:] == [("init", "DONE"), ("import", "DONE")]
@@ -424,7 +421,7 @@ source = "/usr"
 target = "/usr"
 """)
     began = time.monotonic()
-    done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=120, check=False)
+    done = node.run(argv)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 60
     assert not list((host / "profile.d").iterdir())
@@ -462,7 +459,7 @@ def test_a_missing_node_is_noticed(node: Place) -> None:
 
 def test_a_dead_block_server_after_the_first_step_does_not_change_the_jobs_result(node: Place) -> None:
     argv = node.argv("--no-card", WHICH="e", AFTER="3")
-    process = subprocess.Popen(argv, env=node.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = forked.Popen(argv, env=node.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         events = node.here / "events/small/attempt-0/n0.jsonl"
         end = time.monotonic() + 60
@@ -513,7 +510,7 @@ def test_an_unknown_technique_or_key_is_one_line(node: Place) -> None:
     node.argv()
     job = node.here / "job.toml"
     job.write_text(job.read_text().replace("gpus", "gpu_count"))
-    done = subprocess.run([sys.executable, "-m", "bootseer.cli.main", "run", str(job)], capture_output=True, text=True)
+    done = forked.cli("run", job)
     assert done.returncode == 78
     assert "gpu_count" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -529,9 +526,7 @@ def test_the_store_away_does_not_stop_an_ordinary_start(node: Place) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_leaves_nothing(node: Place, number: signal.Signals) -> None:
-    process = subprocess.Popen(
-        node.argv(WHICH="d", AFTER="60"), env=node.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = forked.Popen(node.argv(WHICH="d", AFTER="60"), env=node.env, stdout=-1, stderr=-1, text=True)
     try:
         events = node.here / "events/small/attempt-0/n0.jsonl"
         end = time.monotonic() + 60
@@ -564,7 +559,7 @@ def test_a_users_link_at_the_place_of_the_environment_covers_nothing_of_the_host
         else:
             (alice / "env").rmdir()
             (alice / "env").symlink_to(etc)
-        done = subprocess.run(argv, env=node.env, capture_output=True, text=True, timeout=120, check=False)
+        done = node.run(argv)
         assert done.returncode == 0, done.stderr
         assert why in done.stderr
         assert node.summary()["env"]["how"] == "ran"

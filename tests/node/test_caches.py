@@ -31,6 +31,7 @@ from bootseer.errors import BootseerError
 from bootseer.kernel import mount as mounts
 from bootseer.launch.caches import Caches, may_begin_again
 from bootseer.objects import open_store
+from support import forked
 from support.waits import until
 
 pytestmark = pytest.mark.root
@@ -455,14 +456,13 @@ def own(tmp_path: Path) -> tuple[list[str], dict[str, str]]:
 def test_the_exit_code_is_the_jobs_whatever_it_does_to_its_cache(tmp_path: Path, job: str) -> None:
     argv, environ = own(tmp_path)
     argv += [sys.executable, "-c", f"{job}\nraise SystemExit(3)"]
-    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    done = forked.run(*argv[1:], env=environ)
     assert done.returncode == 3, done.stderr
     assert "Traceback" not in done.stderr
     assert not mounts.below(tmp_path)
     if job == TOO_LONG:
         show = "import os; print(os.listdir(os.environ['TRITON_CACHE_DIR']))"
-        argv = [*argv[:-2], "-c", show]
-        shown = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        shown = forked.run(*argv[1:-1], show, env=environ)
         assert shown.stdout == "['one.so']\n", done.stderr + shown.stderr
 
 
@@ -473,7 +473,7 @@ def test_a_start_that_is_broken_off_waits_for_no_capture(tmp_path: Path) -> None
     )
     argv += [sys.executable, "-c", f"{job}; open({str(tmp_path / 'ready')!r}, 'w'); time.sleep(60)"]
     environ["BOOTSEER_FAULTS"] = "env.gather.before-build=sleep:60"
-    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True) as process:
+    with forked.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True) as process:
         until((tmp_path / "ready").exists, 60, "the command's begin")
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
@@ -707,7 +707,7 @@ def test_ranks_of_a_node_share_what_they_compile_with_the_next_node(tmp_path: Pa
         environ |= {f"BOOTSEER_{name.upper()}_DIR": f"{here}-{name}" for name in ("cache", "state")}
         here_argv = [*argv, sys.executable, "-c", RANK, str(here)]
         ranks = [
-            subprocess.Popen([*here_argv, str(rank)], env=environ, stdout=-1, stderr=-1, text=True) for rank in range(4)
+            forked.Popen([*here_argv, str(rank)], env=environ, stdout=-1, stderr=-1, text=True) for rank in range(4)
         ]
         said = [rank.communicate(timeout=200) for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * 4, said

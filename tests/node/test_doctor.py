@@ -16,6 +16,7 @@ from bootseer.doctor import Check, DoctorReport, Status, canary, checks, examine
 from bootseer.doctor.examine import attempt
 from bootseer.errors import DataError
 from bootseer.kernel import mount
+from support import forked
 from support.waits import until
 
 NAMES = [
@@ -39,6 +40,8 @@ NAMES = [
 
 def _doctor(place: Path, *before: str, options: tuple[str, ...] = ("--json",)) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(place / "cache"), "BOOTSEER_STATE_DIR": str(place / "state")}
+    if not before:
+        return forked.cli("doctor", *options, env=environ)
     command = [*before, sys.executable, "-m", "bootseer.cli.main", "doctor", *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
 
@@ -129,14 +132,7 @@ def test_without_fuse(place: Path) -> None:
 def test_without_tools(place: Path) -> None:
     """Nothing in PATH: the fast way still works."""
     environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(place / "cache"), "PATH": "/nonexistent"}
-    done = subprocess.run(
-        [sys.executable, "-m", "bootseer.cli.main", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environ,
-        check=False,
-    )
+    done = forked.cli("doctor", "--json", env=environ)
     assert done.returncode == 0, done
     found = _found(done)
     assert found["fuse canary"]["status"] == "ok"
@@ -193,7 +189,7 @@ def test_ended_in_the_middle(place: Path, stop: signal.Signals) -> None:
     before = _mounts()
     environ = {**os.environ, "BOOTSEER_CACHE_DIR": str(place / "cache")}
     command = [sys.executable, "-m", "bootseer.cli.main", "doctor", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ) as process:
+    with forked.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ) as process:
         until(lambda: list(place.glob(".bootseer-doctor-*/canary/served")), 30, step=0.002)
         process.send_signal(stop)
         code = process.wait(40)

@@ -126,7 +126,7 @@ def test_a_file_that_the_script_reads_counts(node: Node, restore: str, released:
 
 
 @pytest.fixture
-def stopped() -> Iterator[list[int]]:
+def stopped(children: None) -> Iterator[list[int]]:
     """Publications that do nothing until they are told to go on."""
     pids: list[int] = []
     yield pids

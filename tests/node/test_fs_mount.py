@@ -5,7 +5,6 @@ import mmap
 import os
 import resource
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from bootseer.fsmount.record import MountRecord, ServerSpec
 from bootseer.kernel import mount as mounts
 from bootseer.served.client import records
 from bootseer.stripefs import StripeFS, open_fs
+from support import forked
 from support.waits import together, until
 
 pytestmark = pytest.mark.root
@@ -358,8 +358,7 @@ def test_an_unmount_from_elsewhere_ends_the_server(fs, tmp_path, config):
 
 def cli(*args: object, config: Config, group: Sequence[str] = ("fs",)) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "BOOTSEER_CACHE_DIR": config.cache_dir, "BOOTSEER_STATE_DIR": config.state_dir}
-    argv = [sys.executable, "-m", "bootseer.cli.main", *group, *map(str, args)]
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    return forked.cli(*group, *args, env=env)
 
 
 def test_the_commands(fs, tmp_path, config):
@@ -426,8 +425,7 @@ def test_the_figures_of_a_node_do_not_wait_for_a_folder_above_a_mount_that_hangs
     mounts.mount("hung", tmp_path / "hung", "fuse", data=options)
     try:
         environ = {f"BOOTSEER_{one.upper()}_DIR": str(tmp_path / one) for one in ("state", "cache", "node")}
-        argv = [sys.executable, "-m", "bootseer.cli.main", "node", "status", "--metrics"]
-        done = subprocess.run(argv, env={**os.environ, **environ}, capture_output=True, text=True, timeout=30)
+        done = forked.cli("node", "status", "--metrics", env={**os.environ, **environ}, timeout=30)
     finally:
         os.close(device)
         mounts.unmount(tmp_path / "hung", lazy=True)

@@ -14,7 +14,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from bootseer.kernel import mount as mounts
 from bootseer.objects import open_store
 from bootseer.served.client import alive
 from bootseer.stripefs import open_fs
+from support import forked
 from support.images import Member, folder, programs, write_image
 from support.layouts import push
 from support.waits import until
@@ -122,9 +122,7 @@ class Kind:
         return [*map(str, found), *(entry.target for entry in mounts.below(self.here))]
 
     def bootseer(self, *argv: object, **more: str) -> None:
-        command = [sys.executable, "-m", "bootseer.cli.main", *map(str, argv)]
-        environ = {**os.environ, **self.environ, **more}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
+        done = forked.cli(*argv, env={**os.environ, **self.environ, **more})
         self.log.write_text(done.stderr)
         if done.returncode:
             raise RefusedError(done.stderr)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.removal import discard_tree, remove_tree
+from support import forked
 
 pytestmark = pytest.mark.root
 
@@ -142,7 +142,7 @@ mount.entries = lambda: os._exit(9)
 mount.unmount = lambda point: None
 mount.upper_in_use(Path({str(upper)!r}), Path({str(spare)!r}))
 """
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert forked.run("-c", code).returncode == 9
     try:
         assert mounts.below(spare)
         assert not mounts.upper_in_use(upper, spare)

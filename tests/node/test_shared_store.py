@@ -15,6 +15,7 @@ import pytest
 
 from bootseer.backends.folder import FolderBackend
 from bootseer.objects.folder import FolderStore
+from support import forked
 
 pytestmark = pytest.mark.root
 
@@ -36,9 +37,8 @@ class Site:
             "BOOTSEER_CACHE_DIR": f"{self.folder}/home-{user}/c",
             "BOOTSEER_STATE_DIR": f"{self.folder}/home-{user}/s",
         }
-        before = ["setpriv", f"--reuid={user}", f"--regid={user}", f"--groups={GROUP}"] if user else []
-        command = [*before, sys.executable, "-m", "bootseer.cli.main", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False, umask=umask)
+        who = {"user": user, "group": user, "extra_groups": [GROUP]} if user else {}
+        return forked.cli(*words, env=env, umask=umask, **who)
 
     def start(self, user: int, text: str, umask: int) -> bool:
         """Whether a start of an environment ran its set-up command."""

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import uuid
 from collections.abc import Callable
 
@@ -13,7 +12,7 @@ from bootseer.errors import BootseerError
 from bootseer.hdfs import client as hdfs
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.maintenance import check, collect
-from support import hadoop
+from support import forked, hadoop
 
 pytestmark = pytest.mark.hdfs
 
@@ -29,14 +28,7 @@ def base() -> str:
 @pytest.fixture
 def call(tmp_path) -> Call:
     def run(*args: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "bootseer.cli.main", "fs", *args],
-            capture_output=True,
-            text=True,
-            timeout=90,
-            cwd=tmp_path,
-            env=os.environ,
-        )
+        done = forked.cli("fs", *args, cwd=tmp_path)
         assert done.returncode == code, done.stderr
         return done
 

@@ -4,8 +4,6 @@ import contextlib
 import logging
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -21,6 +19,7 @@ from bootseer.hdfs.blockwriter import BlockLost
 from bootseer.hdfs.namenode import NameNode
 from bootseer.hdfs.output import FileOutput
 from bootseer.hdfs.placement import Placement
+from support import forked
 from support.hadoop import HadoopCluster
 from support.waits import later, until
 
@@ -238,10 +237,7 @@ with FileOutput(NameNode.connect(sys.argv[1]), sys.argv[2], replication=2, block
 def test_kill_9_leaves_a_file_that_another_writer_may_replace_at_once(cluster, namenode, path, point):
     name, _, nth = point.partition("@")
     fault = f"hdfs.output.{name}=kill{'@' + nth if nth else ''}"
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, cluster.url, path], env={**os.environ, "BOOTSEER_FAULTS": fault}, timeout=60
-    )
-    assert done.returncode == -9
+    assert forked.run("-c", KILLED, cluster.url, path, env={**os.environ, "BOOTSEER_FAULTS": fault}).returncode == -9
     namenode.delete(path)
     with FileOutput(namenode, path) as out:
         out.write(b"mine")

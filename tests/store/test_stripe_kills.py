@@ -19,7 +19,7 @@ from bootseer.errors import DataError, NotFoundError, NotWritableError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.maintenance import check, collect
 from bootseer.stripefs.store import StripeFS
-from support import hadoop
+from support import forked, hadoop
 from support.stripes import content
 from support.waits import until
 
@@ -90,7 +90,7 @@ for line in sys.stdin:
 
 class Nursery:
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
+        self._process = forked.Popen(
             [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._line() == "ready"

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from support import ways
+from support import forked, ways
 
 _PAGE = 4096
 
@@ -247,7 +247,7 @@ class Crowd:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Crowd:
-        self._process = subprocess.Popen(self._argv, stdin=subprocess.PIPE, start_new_session=True)
+        self._process = forked.Popen(self._argv, stdin=subprocess.PIPE, start_new_session=True)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
+import pytest
 
 from bootseer.csi.proto import csi_pb2 as messages
 from support.service import service
@@ -56,8 +57,10 @@ class Kubelet:
         return [sys.executable, "-m", "bootseer.cli.main", "-v", "node", "serve", "--csi", f"--kubelet-dir={self.root}"]
 
     def start(self, **more: str) -> None:
-        argv = ["env", *(f"{key}={value}" for key, value in {**self.environ, **more}.items()), *self.argv()]
-        self._process = self._running.enter_context(service(argv, self._log))
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {**self.environ, **more}.items():
+                patch.setenv(name, value)
+            self._process = self._running.enter_context(service(self.argv(), self._log))
         until(lambda: self.registration.exists() and self._answers(), 60.0, "the start of the driver", step=0.05)
 
     def _answers(self) -> bool:

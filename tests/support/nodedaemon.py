@@ -17,6 +17,7 @@ from bootseer.config import Config
 from bootseer.demo.programs import WITH_US
 from bootseer.errors import ConfigError
 from bootseer.node import client
+from support import forked
 from support.waits import until
 
 T = TypeVar("T")
@@ -47,15 +48,15 @@ class NodeDaemon:
         self.log = folder / "daemon.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, first: str = "pass") -> None:
-        """``first``: a statement that it carries out before anything else."""
+    def start(self, first: str = "pass", *, alone: bool = False) -> None:
+        """``first``: a statement that it carries out before anything else; ``alone``: it shares no memory."""
         env = {
             f"BOOTSEER_{name.upper()}": getattr(self.config, name) for name in ("node_dir", "state_dir", "cache_dir")
         }
         env |= {"BOOTSEER_STORE": self.config.store, "DOCKER_CONFIG": "/nonexistent"}
         with self.log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [*WITH_US, sys.executable, "-c", _MAIN.format(first), "-v", "node", "serve"],
+            self.process = forked.Popen(
+                [*(WITH_US if alone else ()), sys.executable, "-c", _MAIN.format(first), "-v", "node", "serve"],
                 env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
         until(lambda: self._listens(), _SECONDS, f"the start of the node daemon ({self.log})", step=0.05)

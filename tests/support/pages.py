@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import http.client
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from support import forked
 
 TOKEN = "a-token-of-thirty-two-characters"
 
@@ -17,7 +18,7 @@ TOKEN = "a-token-of-thirty-two-characters"
 class Server:
     def __init__(self, *args: str | Path) -> None:
         command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", "--port", "0", *map(str, args)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = forked.Popen(command, stderr=-1, text=True)
         assert self.process.stderr is not None
         self.said = self.process.stderr.readline()
         self.port = int(self.said.rstrip("/\n").rpartition(":")[2])

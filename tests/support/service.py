@@ -9,11 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bootseer.demo.programs import WITH_US
 from bootseer.errors import BootseerError, UnsupportedError
+from support import forked
 from support.waits import until
 
 log = logging.getLogger(__name__)
@@ -24,16 +26,13 @@ _STOP_DEADLINE = 10.0
 
 @contextlib.contextmanager
 def service(argv: Sequence[str], logfile: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a session of its own, its output in ``logfile``; the whole session is ended on the way out.
-
-    When this process is killed the kernel ends the server (``PR_SET_PDEATHSIG``).
-    """
+    """Run a server in a session of its own, its output in ``logfile``; the whole session is ended on the way out, and
+    when this process is killed."""
     if not shutil.which(argv[0]):
         raise UnsupportedError(f"{argv[0]} is not installed", hint="run scripts/setup")
+    argv = argv if argv[0] == sys.executable else [*WITH_US, *argv]
     with open(logfile, "ab") as out:
-        process = subprocess.Popen(
-            [*WITH_US, *argv], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = forked.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     try:
         yield process
     finally:

@@ -27,6 +27,7 @@ import msgspec
 
 from bootseer.errors import BootseerError, UnavailableError
 from bootseer.stripefs import StripeFS, open_fs
+from support import forked
 
 _PIECE = 1 << 20
 
@@ -80,7 +81,7 @@ class _Worker:
     def __init__(self, task: Task, log: Path) -> None:
         self.task, self.done, self.since = task, list[Done](), time.monotonic()
         with open(log, "ab") as errors:
-            self.process = subprocess.Popen(
+            self.process = forked.Popen(
                 [sys.executable, "-m", "support.stripecrowd", msgspec.json.encode(task).decode()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

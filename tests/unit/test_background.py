@@ -23,6 +23,8 @@ from bootseer.errors import BootseerError
 from bootseer.kernel import background
 from support.waits import until
 
+pytestmark = pytest.mark.usefixtures("children")
+
 SERVER = background.program("support.echoserver")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from bootseer import faults
 from bootseer.chunks.cachefile import CacheFile
 from bootseer.errors import BootseerError
-from support import lazy
+from support import forked, lazy
 from support.lazy import LazyBlob
 
 SIZE = 24 * 4096 + 100
@@ -122,13 +120,8 @@ fill(lazy.make(Path(sys.argv[2]) / "again", lazy.content(SIZE)), Path(sys.argv[2
 def test_a_write_that_is_the_last_one(tmp_path: Path, blob: LazyBlob, site: str) -> None:
     old_data(blob, tmp_path / "c")
     name, _, nth = site.partition("@")
-    done = subprocess.run(
-        [sys.executable, "-c", _FILL, str(Path(__file__).parent), str(tmp_path)],
-        env={**os.environ, "BOOTSEER_FAULTS": f"{name}=kill@{nth or 1}"},
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == -9
+    environ = {**os.environ, "BOOTSEER_FAULTS": f"{name}=kill@{nth or 1}"}
+    assert forked.run("-c", _FILL, Path(__file__).parent, tmp_path, env=environ).returncode == -9
     with blob.open_cache(tmp_path / "c") as cache:
         look(blob, cache)
     fill(blob, tmp_path / "c")

@@ -19,14 +19,8 @@ from bootseer.cli import main
 from bootseer.errors import DataError
 from bootseer.image import record
 from bootseer.objects import open_store
-from support import clireference
+from support import clireference, forked
 from support.records import record_of
-
-CLI = [sys.executable, "-m", "bootseer.cli.main"]
-
-
-def call(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*CLI, *args], capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.fixture
@@ -85,7 +79,7 @@ def test_a_verb_loads_no_other(words):
 
 @pytest.mark.parametrize("words", ["--help run", "-h"])
 def test_all_verbs_are_there_where_none_is_named(words):
-    assert "doctor" in call(*words.split()).stdout
+    assert "doctor" in forked.cli(*words.split()).stdout
 
 
 def test_a_start_loads_nothing_that_converts_or_publishes():
@@ -276,7 +270,7 @@ def test_shells_complete_values_images_and_keys(shell, tmp_path):
 
     def completed(line):
         words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_TYPER_COMPLETE_ARGS": line}
-        done = subprocess.run(CLI, capture_output=True, text=True, timeout=30, env=env | words)
+        done = forked.cli(env=env | words)
         assert (done.returncode, done.stderr) == (0, ""), done
         return done.stdout.replace("\\\\:", ":")
 
@@ -295,12 +289,12 @@ def test_settings_are_shown_with_their_sources(tmp_path, monkeypatch):
     file.write_text('store = "s3://name:word@bucket/x?token=abc"\nfill_quiet = 3\n')
     monkeypatch.setenv("BOOTSEER_FILL_QUIET", "4")
     monkeypatch.setenv("BOOTSEER_REGISTRY_MIRRORS", "docker.io=name:word@mirror:5000")
-    done = call("--config", str(file), "doctor", "--settings", "--json")
+    done = forked.cli("--config", str(file), "doctor", "--settings", "--json")
     found = {one["name"]: one for one in json.loads(done.stdout)}
     assert found["fill_quiet"] == {"name": "fill_quiet", "value": 4, "source": "BOOTSEER_FILL_QUIET"}
     assert found["store"]["source"] == str(file)
     assert found["record_seconds"]["source"] == "default"
-    table = call("--config", str(file), "doctor", "--settings").stdout
+    table = forked.cli("--config", str(file), "doctor", "--settings").stdout
     assert "BOOTSEER_FILL_QUIET" in table
     for text in (done.stdout, table):
         assert "bucket/x" in text
@@ -315,30 +309,32 @@ def test_the_version_names_the_sources(typed):
 
 
 def test_a_settings_file_that_is_not_there():
-    done = call("--config", "none.toml", "doctor", "--settings")
+    done = forked.cli("--config", "none.toml", "doctor", "--settings")
     assert (done.returncode, len(done.stderr.splitlines())) == (78, 1)
     assert "none.toml" in done.stderr
 
 
 def test_exec_needs_a_command():
-    done = call("exec", "--", "--")
+    done = forked.cli("exec", "--", "--")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 
 def test_quiet_and_verbose_together():
-    assert call("-q", "-v", "doctor", "--settings").returncode == 2
+    assert forked.cli("-q", "-v", "doctor", "--settings").returncode == 2
 
 
 def test_env_run_leaves_the_options_of_the_command_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("BOOTSEER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("BOOTSEER_STATE_DIR", str(tmp_path / "state"))
-    done = call("env", "run", "--no-snapshot", "--target", str(tmp_path / "env"), "echo", "--target", "/mine", "--json")
+    done = forked.cli(
+        "env", "run", "--no-snapshot", "--target", tmp_path / "env", "echo", "--target", "/mine", "--json"
+    )
     assert (done.returncode, done.stdout) == (0, "--target /mine --json\n"), done.stderr
 
 
 def test_settings_that_are_not_understood(monkeypatch):
     monkeypatch.setenv("BOOTSEER_FILL_QUIET", "many")
-    done = call("doctor")
+    done = forked.cli("doctor")
     assert done.returncode == 78
     assert "fill_quiet" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -390,5 +386,5 @@ def test_an_interrupt_where_python_takes_no_exception_is_one_all_the_same() -> N
         "    finally: print('undone', flush=True)\n"
         "carry_out(command)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = forked.run("-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (130, "undone\n", "")

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from bootseer import units
 from bootseer.cli.fs import app
 from bootseer.errors import BootseerError, from_os_error
 from bootseer.stripefs import open_fs
+from support import forked
 
 BIG = bytes(i % 251 for i in range(251)) * 20_000  # 5 MB: striped
 
@@ -334,8 +334,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(run, monkeypatch, verb):
 
 def test_the_whole_command(tmp_path):
     def call(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "bootseer.cli.main", "fs", *args]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=dict(os.environ))
+        return forked.cli("fs", *args, cwd=tmp_path)
 
     done = call("inspect", "none")
     assert (done.returncode, done.stdout) == (66, "")

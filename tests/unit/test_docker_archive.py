@@ -27,6 +27,7 @@ from bootseer.errors import BootseerError, ConfigError, DataError, NotFoundError
 from bootseer.oci.archive import Archive
 from bootseer.oci.inflate import inflate
 from bootseer.oci.members import Members
+from support import forked
 from support.images import CHANGES, Member, one_of_each, write_image
 
 Change = Callable[[dict[str, bytes]], None]
@@ -484,17 +485,7 @@ def test_archives_that_are_cut_short(saved: Path, tmp_path: Path, pack: Callable
 
 
 def test_on_the_command_line(saved: Path, tmp_path: Path) -> None:
-    argv = [
-        sys.executable,
-        "-m",
-        "bootseer.cli.main",
-        "image",
-        "convert",
-        f"docker-archive:{saved}/both.tar",
-        "--store",
-        "s",
-    ]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = forked.cli("image", "convert", f"docker-archive:{saved}/both.tar", "--store", "s", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (78, 1)
 
 

@@ -178,6 +178,7 @@ def publishers() -> list[str]:
     return [pid for pid in children if "env.publisher" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
+@pytest.mark.usefixtures("children")
 def test_nobody_waits_for_one_that_was_killed_while_the_command_ran(site: Site) -> None:
     def kill(root: Path) -> None:
         until(lambda: len(publishers()) == 1)  # the child has become its program

@@ -8,8 +8,6 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -31,6 +29,7 @@ from bootseer.chunks.hashing import Buffer
 from bootseer.erofs import xattr
 from bootseer.errors import BootseerError, DataError, FullError, NotFoundError, PrivilegeError, UnavailableError
 from bootseer.objects.folder import FolderStore
+from support import forked
 
 ROOT = os.geteuid() == 0
 
@@ -260,8 +259,7 @@ def test_a_crash_leaves_whole_files_only(site: Site, visit: int, least: int, mos
     )
     plain = site.folder / "plain"
     environ = {**os.environ, "BOOTSEER_FAULTS": f"blocks.extract.place=kill@{visit}"}
-    command = [sys.executable, "-c", script, str(plain)]
-    assert subprocess.run(command, env=environ, timeout=60, check=False).returncode == -signal.SIGKILL
+    assert forked.run("-c", script, plain, env=environ).returncode == -signal.SIGKILL
     found = [path for path in plain.rglob("*") if path.is_file() and not path.is_symlink()]
     whole = [path for path in found if ".bootseer-extract-" not in str(path)]
     assert least <= len(whole) <= most
@@ -286,9 +284,7 @@ def test_without_root_it_says_what_is_missing(site: Site) -> None:
     for parent in (site.folder, *site.folder.parents):
         if not parent.stat().st_mode & 1:
             parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o001)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(home / "plain")], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = forked.run("-c", script, home / "plain")
     assert done.returncode == 0, done.stderr
     assert "1 device nodes" in done.stderr
     assert "owners" in done.stderr
@@ -426,9 +422,7 @@ def test_a_failure_at_the_end_leaves_nothing_behind_closed_folders(tmp_path: Pat
         for parent in (tmp_path, *tmp_path.parents):
             if not parent.stat().st_mode & 1:
                 parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o001)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(home / "plain")], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = forked.run("-c", script, home / "plain")
     assert "broken" in done.stderr
     assert os.listdir(home / "plain") == []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from bootseer.image.record import ImageRecord
 from bootseer.objects import signature
 from bootseer.objects.folder import FolderStore
 from bootseer.objects.signature import UnsignedError
+from support import forked
 from support.images import Member, folder, write_image
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "image"
@@ -328,10 +328,7 @@ def test_the_keys_of_a_job_file_count(site: Site) -> None:
 
     def start(key: str) -> tuple[int, str]:
         file.write_text(f'[job]\nname = "j"\ncommand = ["true"]\n[image]\nref = "{site.ref()}"\n{key}\n')
-        done = subprocess.run(
-            [sys.executable, "-m", "bootseer.cli.main", "run", str(file), "--events", str(site.place / "events")],
-            env=environ, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        done = forked.cli("run", file, "--events", site.place / "events", env=environ)
         return done.returncode, done.stderr
 
     code, said = start(f'verify_key = "{site.place}/other.pub"')

@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -14,6 +12,7 @@ from bootseer.errors import ConfigError
 from bootseer.fsspecfs.filesystem import StripeFileSystem
 from bootseer.objects import open_store
 from bootseer.stripefs import open_fs, place
+from support import forked
 
 
 class Path:
@@ -238,9 +237,7 @@ class TestDoors:
         ids=lambda words: " ".join(map(str, words)),
     )
     def test_commands(self, command):
-        done = subprocess.run(
-            [sys.executable, "-m", "bootseer.cli.main", *map(str, command)], capture_output=True, text=True, timeout=60
-        )
+        done = forked.cli(*command)
         assert (done.returncode, done.stdout) == (78, "")
         assert "made a path" in done.stderr
         assert len(done.stderr.splitlines()) == 1

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from bootseer.profile import events
+from support import forked
 from support.startups import StartUp
 
 CLI = [sys.executable, "-m", "bootseer.cli.main", "profile"]
@@ -27,7 +28,7 @@ def environ(tmp_path):
 @pytest.fixture
 def call(environ):
     def run(*args, **kwargs):
-        return subprocess.run([*CLI, *args], env=environ, capture_output=True, timeout=60, check=False, **kwargs)
+        return forked.cli("profile", *args, env=environ, text=False, **kwargs)
 
     return run
 

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bootseer.errors import DataError, NotFoundError
 from bootseer.profile import fleet, regression, starts
+from support import forked
 from support.startups import StartUp
 
 DAY = 86_400
@@ -36,10 +37,7 @@ def started(folder: Path, job: str, began: float, seconds: dict[str, float], cyc
 
 
 def profile(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "bootseer.cli.main", "profile", *map(str, args)]
-    return subprocess.run(
-        argv, env={**os.environ, "COLUMNS": "140"}, capture_output=True, text=True, timeout=60, check=False
-    )
+    return forked.cli("profile", *args, env={**os.environ, "COLUMNS": "140"})
 
 
 @pytest.fixture

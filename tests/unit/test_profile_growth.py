@@ -6,8 +6,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from bootseer.errors import NotFoundError
 from bootseer.profile import chart, growth, regression, starts
 from bootseer.profile.starts import StageRow, Start
+from support import forked
 from support.startups import StartUp
 
 FIRST = 1_767_225_601 * 10**6
@@ -143,11 +142,10 @@ def test_the_end_of_a_run_comes_from_the_events(tmp_path: Path) -> None:
     assert starts.rows([kept]) == [row]
     report = growth.analyse([row])
     assert report.sizes[0].share == growth.Interval(pytest.approx(0.1))
-    argv = [sys.executable, "-m", "bootseer.cli.main", "profile", "growth", str(tmp_path)]
-    environ = {**os.environ, "COLUMNS": "140"}
-    text = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
+    argv, environ = ("profile", "growth", tmp_path), {**os.environ, "COLUMNS": "140"}
+    text = forked.cli(*argv, env=environ).stdout
     assert "at 5-8 GPUs 10 % (few runs) of the GPU time is lost to start-ups" in text
-    told = subprocess.run([*argv, "--json"], env=environ, capture_output=True, text=True, timeout=60, check=True)
+    told = forked.cli(*argv, "--json", env=environ)
     assert json.loads(told.stdout) == msgspec.to_builtins(report)
 
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from bootseer.cli.profile import app
 from bootseer.errors import ConfigError
 from bootseer.profile import events, logs
+from support import forked
 
 UTC = datetime.UTC
 
@@ -450,8 +451,7 @@ def test_a_log_of_one_process_names_its_rank(
 
 def test_the_command_line(tmp_path: Path) -> None:
     def profile(*args: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "bootseer.cli.main", "profile", *map(str, args)]
-        return subprocess.run(argv, input=given, capture_output=True, text=True, timeout=60, check=False)
+        return forked.cli("profile", *args, input=given)
 
     for name in ("n1", "n2"):
         (tmp_path / f"{name}.log").write_text(MEGATRON)

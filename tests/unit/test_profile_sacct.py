@@ -1,8 +1,6 @@
 """What Slurm's accounting says: the output of Slurm 22.05, of newer ones as they are documented, and damaged ones."""
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from hypothesis import strategies as st
 from bootseer.errors import BootseerError, DataError
 from bootseer.profile import events, sacct
 from bootseer.profile.analysis import analyse
+from support import forked
 
 GOLDEN = Path(__file__).parents[1] / "golden/slurm"
 JSON = (GOLDEN / "sacct-22.05.json").read_bytes()
@@ -268,13 +267,13 @@ def test_no_bytes_make_a_traceback(data, at):
 
 
 def test_the_command(tmp_path):
-    cli = [sys.executable, "-m", "bootseer.cli.main", "profile", "import", "--sacct"]
+    cli = ("profile", "import", "--sacct")
     out = tmp_path / "sacct.jsonl"
     text = json.dumps({"jobs": [*json.loads(JSON)["jobs"], 3]}).encode()
-    done = subprocess.run([*cli, "-", "-o", str(out)], input=text, capture_output=True, timeout=60, check=True)
+    done = forked.cli(*cli, "-", "-o", out, input=text, text=False)
     assert done.stderr.count(b"\n") == 1
     assert b"1 records of sacct were not understood; the first: job 4" in done.stderr
     assert len(events.read(out).identities()) == 3
     for path, code in ((tmp_path / "no", 66), (out, 65)):
-        done = subprocess.run([*cli, str(path)], capture_output=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr.count(b"\n")) == (code, 1)
+        done = forked.cli(*cli, path)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1)

@@ -7,8 +7,6 @@ import json
 import os
 import select
 import socket
-import subprocess
-import sys
 import time
 import urllib.parse
 from collections.abc import Callable, MutableMapping
@@ -27,6 +25,7 @@ from bootseer.profile.files import Found
 from bootseer.profile.index import Index, key
 from bootseer.profile.web import app, inbox
 from bootseer.profile.web.access import Access
+from support import forked
 from support.pages import TOKEN, serving
 from support.startups import StartUp
 
@@ -52,10 +51,7 @@ def looked(paths: list[Path]) -> Index:
 
 
 def refused(*args: str | Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "serve", *map(str, args)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, "BOOTSEER_EVENTS": ""}
-    )
+    done = forked.cli("profile", "serve", *args, env={**os.environ, "BOOTSEER_EVENTS": ""})
     return done.returncode, done.stderr
 
 
@@ -342,8 +338,7 @@ def test_events_that_are_sent_twice_count_once(tmp_path: Path) -> None:
 
 
 def sent(*args: str | Path) -> tuple[int, str]:
-    command = [sys.executable, "-m", "bootseer.cli.main", "profile", "export", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = forked.cli("profile", "export", *args)
     return done.returncode, done.stderr
 
 

@@ -26,6 +26,7 @@ from bootseer.profile import analysis
 from bootseer.profile.sim import measured, sweep
 from bootseer.profile.sim.model import Site, Stage, Way, simulate
 from bootseer.profile.sim.recorded import recorded
+from support import forked
 from support.startups import StartUp
 
 JOBS = measured.jobs()
@@ -122,8 +123,7 @@ def test_a_start_that_was_recorded_takes_what_it_took_and_longer_on_more_nodes()
 
 
 def command(*argv: str | Path) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "bootseer.cli.main", "profile", "growth"]
-    return subprocess.run([*program, *argv], capture_output=True, text=True, timeout=120)
+    return forked.cli("profile", "growth", *argv)
 
 
 def test_the_command(tmp_path: Path) -> None:

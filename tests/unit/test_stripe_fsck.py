@@ -1,8 +1,6 @@
 """fsck, repair and gc: every kind of damage is named, what can be mended is, and nothing in doubt is removed."""
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ from bootseer.stripefs.copy import copy_file
 from bootseer.stripefs.maintenance import check, collect, repair, scan
 from bootseer.stripefs.maintenance.check import Finding
 from bootseer.stripefs.store import StripeFS
+from support import forked
 from support.modes import KeepsModes
 from support.stripes import content, flip
 
@@ -516,8 +515,7 @@ def test_an_old_version_does_not_come_back_under_a_name_that_it_had(fs):
         "with open_fs(sys.argv[1]).create('b', striped=True, unit=4096, width=3) as out: out.write(b'newer')"
     )
     env = {**os.environ, "BOOTSEER_FAULTS": "stripefs.write.cleanup=kill"}
-    done = subprocess.run([sys.executable, "-c", code, fs.url], env=env, timeout=60, check=False)
-    assert done.returncode == -9
+    assert forked.run("-c", code, fs.url, env=env).returncode == -9
     assert not check.fsck(fs.backend).errors
     assert repair.repair(fs.backend, check.fsck(fs.backend)) == []
     assert not local(fs, "a").exists()

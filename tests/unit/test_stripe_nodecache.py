@@ -7,8 +7,6 @@ import errno
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -26,6 +24,7 @@ from bootseer.stripefs.files.readahead import ReadAhead
 from bootseer.stripefs.files.reader import ChunkFile
 from bootseer.stripefs.nodecache import NodeCache, NodeFile
 from bootseer.stripefs.store import StripeFS, open_fs
+from support import forked
 from support.forgery import forge
 from support.waits import until
 
@@ -315,10 +314,7 @@ def test_a_writer_that_is_killed_leaves_right_bytes(fs, folder, point):
         "    cached.store(chunk, memoryview(file.read(chunk * file.unit, file.geometry.chunk_length(chunk))))\n"
         "cache.sync()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, fs.url, str(folder)], env={**os.environ, "BOOTSEER_FAULTS": fault}, timeout=60
-    )
-    assert done.returncode == -9
+    assert forked.run("-c", code, fs.url, folder, env={**os.environ, "BOOTSEER_FAULTS": fault}).returncode == -9
     with reader(fs, folder) as one:
         assert one.read() == DATA
         one.kept()

@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import random
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -24,7 +22,7 @@ from bootseer.chunks.zstd import compress
 from bootseer.errors import DataError, FullError, NotFoundError, UnavailableError
 from bootseer.objects import Source, Store
 from bootseer.objects.folder import FolderStore
-from support import lazy
+from support import forked, lazy
 from support.node import damage
 from support.stores import FlakyStore
 
@@ -211,13 +209,8 @@ publish(FolderStore(folder / "store"), folder / "in" / "meta", folder / "in" / "
     "fault", ["tree.publish.after-data", "tree.publish.before-manifest", "store.put.before-publish"]
 )
 def test_a_killed_publication_leaves_no_tree_and_can_be_repeated(rig: Rig, fault: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _PUBLISH, str(rig.folder)],
-        env={**os.environ, "BOOTSEER_FAULTS": f"{fault}=kill"},
-        timeout=30,
-        check=False,
-    )
-    assert done.returncode == -9
+    environ = {**os.environ, "BOOTSEER_FAULTS": f"{fault}=kill"}
+    assert forked.run("-c", _PUBLISH, rig.folder, env=environ).returncode == -9
     keys = rig.keys()
     assert not any(key.startswith("trees/") for key in keys)
     ref = rig.publish()
