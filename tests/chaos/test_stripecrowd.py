@@ -28,12 +28,6 @@ def crowd(url, tmp_path, kind="read", **options):
     return StripeCrowd([task], tmp_path / "log", **options)
 
 
-def test_what_is_right_is_right(url, tmp_path):
-    with crowd(url, tmp_path) as readers:
-        readers.wait(20)
-        assert readers.tally()[1:4] == (0, 0, 0), readers.findings()
-
-
 def test_control_a_wrong_byte_is_seen(url, tmp_path):
     data = bytearray(content("b", 0, 5_000))
     data[-1] ^= 1

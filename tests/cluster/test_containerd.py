@@ -13,18 +13,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from bootseer import image
 from bootseer.image.record import ImageRecord
 from bootseer.kernel import fuse, mount
+from support import keys
 from support.images import Member, folder, write_image
 from support.layouts import push
 from support.registry import DockerRegistry
@@ -181,26 +179,6 @@ def test_a_store_that_is_away_holds_up_nobody_else(site: Site) -> None:
             node.remove_image(site.away)
 
 
-def test_kill_9_costs_running_containers_nothing(site: Site) -> None:
-    """Both are killed while a container reads blocks that are not here yet, and start again over what they find."""
-    node = site.node
-    with pulled(site, site.away):
-        loop = "i=0; while true; do sha256sum /data/other || exit 1; i=$((i+1)); echo $i > /turns; sleep 0.1; done"
-        said(node.run(site.away, "reader", "sh", "-c", loop, detach=True))
-        try:
-            node.kill()
-            node.start()
-
-            def turns() -> int:
-                return int(node.execute("reader", f"t{time.monotonic_ns()}", "cat", "/turns").stdout or 0)
-
-            before = turns()
-            until(lambda: turns() > before, 60.0, "another turn of the reader")
-            assert said(node.run(site.away, "second", "cat", "/etc/away")) == "away"
-        finally:
-            node.end("reader")
-
-
 STEPS = [
     *("create.before-insert", "create.inserted", "lazy.inserted", "committed", "removed", "collect"),
     *("adopt.before-update", "tree.before-use", "tree.before-mount", "tree.mounted", "tree.unmounted"),
@@ -245,9 +223,7 @@ def test_images_that_were_answered_before_they_had_to_be_signed(site: Site) -> N
     """They are not used any more: their layers are pulled after all."""
     node = site.node
     with pulled(site, site.converted):
-        key = ed25519.Ed25519PrivateKey.generate().public_key()
-        (node.here / "key.pem").write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-        node.environ["BOOTSEER_VERIFY_KEY"] = str(node.here / "key.pem")
+        node.environ["BOOTSEER_VERIFY_KEY"] = keys.pair(node.here)["verify_key"]
         try:
             node.stop("snapshotter")
             node.start("snapshotter")

@@ -22,7 +22,6 @@ from bootseer.fsmount.record import state_folder
 from bootseer.kernel import mount as mounts
 from bootseer.kernel.child import BEAT_SECONDS, born
 from bootseer.stripefs import StripeFS, open_fs
-from support.node import kill_group
 from support.waits import later, together, until
 
 pytestmark = [pytest.mark.root, pytest.mark.takeover]
@@ -60,8 +59,9 @@ def drop(file: int) -> None:
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def test_readers_see_nothing_of_killed_servers(mounted: FsMount) -> None:
-    """Each reader has a file open, and opens another again and again."""
+def test_readers_see_nothing_of_killed_servers_and_supervisors(mounted: FsMount) -> None:
+    """Each reader has a file open, and opens another again and again. Each next supervisor, which the server has
+    started, keeps the mount as the first one did."""
     stop = threading.Event()
     rounds = [0] * READERS
 
@@ -86,15 +86,20 @@ def test_readers_see_nothing_of_killed_servers(mounted: FsMount) -> None:
         os.close(held)
 
     readers = later(lambda: together(read, range(READERS)))
-    for _ in range(8):
+    for turn in range(8):
         seen = list(rounds)
         until(lambda seen=seen: readers.done() or any(now > then for now, then in zip(rounds, seen, strict=True)), 60)
         assert not readers.done()
+        if turn in (2, 5):
+            before = mounted.pid
+            os.kill(before, signal.SIGKILL)
+            until(lambda before=before: mounted.pid != before, what="another supervisor")
         kill_server(mounted)
     stop.set()
     readers.result(120)
     status = mounted.status()
-    assert (status.alive, status.restarts) == (True, 8)
+    assert (status.alive, status.restarts, status.supervisor_restarts) == (True, 8, 2)
+    assert [file.path for file in mounted.accessed().files if "plain-3" in file.path]
     assert status.bytes_read > READERS * len(DATA)
 
 
@@ -189,34 +194,6 @@ def test_a_server_that_dies_at_once_again_and_again_is_given_up(fs: StripeFS, tm
         made.unmount()
 
 
-def test_readers_see_nothing_of_killed_supervisors(mounted: FsMount) -> None:
-    """Each next supervisor, which the server has started, keeps the mount as the first one did."""
-    stop = threading.Event()
-
-    def read(number: int) -> None:
-        held = os.open(mounted.mountpoint / f"run/striped-{number}", os.O_RDONLY)
-        while not stop.is_set():
-            drop(held)
-            assert os.pread(held, 1 << 20, 1 << 20) == DATA[number + (1 << 20) :][: 1 << 20]
-            drop(fresh := os.open(mounted.mountpoint / f"run/plain-{number}", os.O_RDONLY))
-            assert os.pread(fresh, 1 << 20, 0) == DATA[number:][: 1 << 20]
-            os.close(fresh)
-        os.close(held)
-
-    readers = later(lambda: together(read, range(4)))
-    for _ in range(3):
-        before = mounted.pid
-        os.kill(before, signal.SIGKILL)
-        until(lambda before=before: mounted.pid != before, what="another supervisor")
-        kill_server(mounted)
-        assert not readers.done()
-    stop.set()
-    readers.result(120)
-    status = mounted.status()
-    assert (status.alive, status.restarts, status.supervisor_restarts) == (True, 3, 3)
-    assert [file.path for file in mounted.accessed().files if "plain-3" in file.path]
-
-
 def test_a_supervisor_that_was_started_by_a_server_ends_with_the_mount(
     fs: StripeFS, tmp_path: Path, config: Config
 ) -> None:
@@ -233,55 +210,6 @@ def test_a_supervisor_that_was_started_by_a_server_ends_with_the_mount(
         assert not born(supervisor)
         assert not mounts.is_mounted(made.mountpoint)
     assert not list(Path(config.state_dir, "fs").iterdir())
-
-
-def test_the_end_of_all_processes_is_that_of_the_mount(
-    fs: StripeFS, tmp_path: Path, config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-    path = made.mountpoint / "run/striped-0"
-    reader = later(lambda: read_for_ever(path))
-    until(lambda: made.status().bytes_read > 1 << 20)
-    kill_group(made.pid)
-    until(lambda: not made.status().alive, what="the end of the server")
-    with pytest.raises(OSError, match=r"Transport endpoint|connection abort|No such device"):
-        reader.result(10)
-    again = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-    assert "has died; removing its mount" in caplog.text
-    assert path.read_bytes() == DATA
-    again.unmount()
-
-
-def read_for_ever(path: Path) -> None:
-    while True:
-        with open(path, "rb") as file:
-            drop(file.fileno())
-            assert file.read() == DATA
-
-
-def test_an_unmount_during_reads_gives_errors_and_no_wrong_byte(
-    fs: StripeFS, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bootseer.served.client._BUSY_SECONDS", 0.3)
-    made = fsmount.start(fs.url, tmp_path / "mnt", config=config)
-
-    def read(number: int) -> None:
-        fd = os.open(made.mountpoint / f"run/striped-{number}", os.O_RDONLY)
-        try:
-            while True:
-                drop(fd)
-                assert os.pread(fd, 1 << 19, 1 << 20) == DATA[number + (1 << 20) :][: 1 << 19]
-        except OSError:
-            return
-        finally:
-            os.close(fd)
-
-    readers = later(lambda: together(read, range(4)))
-    until(lambda: made.status().bytes_read > 4 << 20)
-    made.unmount()
-    readers.result(30)
-    assert not mounts.is_mounted(made.mountpoint)
-    assert not made.status().alive
 
 
 def test_two_starts_at_once_are_one_mount(fs: StripeFS, tmp_path: Path, config: Config) -> None:

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -136,40 +135,6 @@ def node(base: Path, tmp_path: Path) -> Iterator[Node]:
     node.close()
 
 
-class Readers:
-    """Threads that read all files again and again by names in random order; ``wrong`` says what was not right."""
-
-    def __init__(self, node: Node, target: Path, count: int = 4) -> None:
-        self.node, self.target = node, target
-        self.wrong: list[str] = []
-        self.done = 0
-        self._threads = [threading.Thread(target=self._read, args=(seed,), daemon=True) for seed in range(count)]
-        for thread in self._threads:
-            thread.start()
-
-    def _read(self, seed: int) -> None:
-        names = [f"f{index:02}" for index in range(FILES)]
-        random.Random(seed).shuffle(names)
-        for name in names:
-            try:
-                found = (self.target / name).read_bytes()
-            except OSError as exc:
-                self.wrong.append(f"{name}: {exc}")
-                continue
-            if found != self.node.want(name):
-                self.wrong.append(f"{name}: {found.count(0)} zeros of {len(found)}")
-        self.done += 1
-
-    @property
-    def busy(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(2 * DEADLINE)
-        assert not self.busy, "a reader hangs"
-
-
 def read(path: Path) -> bytes | int | None:
     try:
         return path.read_bytes()
@@ -178,30 +143,6 @@ def read(path: Path) -> bytes | int | None:
 
 
 server = pytest.param("FUSE server", marks=pytest.mark.takeover)
-
-
-@pytest.mark.parametrize("who", ["fetcher", server, "supervisor", pytest.param("any", marks=pytest.mark.takeover)])
-def test_killed_again_and_again_while_readers_read(node: Node, who: str) -> None:
-    made = node.mount()
-    rand = random.Random(who)
-    readers = Readers(node, made.target)
-    kills = 0
-    while readers.busy and kills < 10:
-        with contextlib.suppress(UnavailableError):
-            status = made.status()
-            pids = {"supervisor": status.pid, "FUSE server": status.server_pid, "fetcher": status.fetcher_pid}
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pids[who if who != "any" else rand.choice(list(pids))], signal.SIGKILL)
-                kills += 1
-        # A fetcher loses the requests it has on their way: it gets the time for some to arrive.
-        time.sleep(rand.uniform(0.3, 0.6) if who == "fetcher" else rand.uniform(0.02, 0.2))
-    readers.join()
-    assert readers.wrong == []
-    assert kills > 3
-    until(lambda: alive(made.status().pid))
-    status = made.status()
-    assert status.supervisor_restarts + status.server_restarts + status.fetcher_restarts >= kills - 1
-    assert (status.failed_reads, status.denied) == (0, 0)
 
 
 def test_a_lingering_server_serves_the_next_mount(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,14 +18,13 @@ from bootseer.blocks import tree
 from bootseer.blocks.publish.dedup import KnownBlocks
 from bootseer.blocks.publish.tree import TreeWriter
 from bootseer.blocks.tree import ProfileKey
-from bootseer.chunks import inventory
 from bootseer.chunks.blockmap import BlockMap
 from bootseer.chunks.manifest import TreeManifest
 from bootseer.config import Config
 from bootseer.errors import BootseerError, NotFoundError, UnavailableError
 from bootseer.kernel import mount as mounts
 from bootseer.objects.folder import FolderStore
-from support.node import alive, kill_group
+from support.node import alive
 from support.treesite import TreeSite, publish_tree
 from support.waits import until
 
@@ -214,19 +212,6 @@ def test_recording_ends_by_itself(site: Site) -> None:
     until(lambda: made.status().recording == "published")
 
 
-def test_two_mounts_share_one_server(site: Site) -> None:
-    one, two = site.mount("one"), site.mount("two")
-    assert one.status().pid == two.status().pid
-    assert fingerprint(one.target) == site.fingerprint
-    fetched = one.status().bytes_demand
-    one.unmount()
-    assert fingerprint(two.target) == site.fingerprint
-    assert two.status().bytes_demand == fetched
-    assert two.status().targets == [str(two.target)]
-    two.unmount()
-    assert site.clean()
-
-
 def test_another_state_folder_cannot_take_the_cache(site: Site, tmp_path: Path) -> None:
     site.mount()
     with pytest.raises(UnavailableError, match="in use by process"):
@@ -285,39 +270,6 @@ def test_a_server_that_cannot_start_says_why(site: Site) -> None:
             server=["/bin/false"],
         )
     assert site.clean()
-
-
-PERSISTING = (
-    sys.executable,
-    "-c",
-    """
-import sys
-from bootseer.blocks.serving import fetcher_process
-from bootseer.blocks.serving.server import main
-fetcher_process._REST_SECONDS = 0.0
-sys.exit(main())
-""",
-)
-"""A server that does not rest before it persists what came."""
-
-
-def test_a_killed_server_is_an_error_and_the_next_mount_continues(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    made = site.mount(server=PERSISTING)
-    (made.target / "big1").read_bytes()
-    before = made.status()
-    until(lambda: inventory.parts(site.folder / "cache")[0].blocks_ready >= before.blocks_ready, 20)
-    kill_group(before.pid)
-    with pytest.raises(OSError, match=r"abort|not connected|Input/output"):
-        (made.target / "big2").read_bytes()
-    with pytest.raises(UnavailableError):
-        made.status()
-    made.unmount()
-    assert "cleaning up" in caplog.text
-    assert site.clean()
-    again = site.mount()
-    assert again.status().blocks_ready >= before.blocks_ready
-    assert fingerprint(again.target) == site.fingerprint
-    assert again.status().bytes_demand < site.blob.stat().st_size
 
 
 def test_the_server_ends_with_its_fuse_mount(site: Site) -> None:

@@ -174,9 +174,6 @@ class ContainerdNode:
             if not (lost or b"try again" in done.stderr) or time.monotonic() > until_then:
                 return done
 
-    def execute(self, name: str, ident: str, *command: str) -> subprocess.CompletedProcess[bytes]:
-        return self._ctr("tasks", "exec", "--exec-id", ident, name, *command)
-
     def end(self, name: str) -> None:
         """End a detached container and remove it."""
         self._ctr("tasks", "kill", "--signal", "SIGKILL", name)
