@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import socket
 import ssl
 import stat
 import subprocess
@@ -503,10 +504,10 @@ class TestMirrors:
             assert mirror.requests("GET /v2/pre/fix/y/manifests/v1")
 
 
-def certificate(folder: Path) -> ssl.SSLContext:
-    """Of a server at 127.0.0.1; its CA is ``ca.crt`` in ``folder``."""
-    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", "key.pem", "-out", "ca.crt"]
+def certificate(folder: Path, name: str = "IP:127.0.0.1") -> ssl.SSLContext:
+    """Of a server with this name; its CA is ``ca.crt`` in ``folder``."""
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name[4:]}"]
+    argv += ["-addext", f"subjectAltName={name}", "-keyout", "key.pem", "-out", "ca.crt"]
     subprocess.run(argv, check=True, capture_output=True, cwd=folder)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "ca.crt", folder / "key.pem")
@@ -676,25 +677,7 @@ class TestProxies:
         assert "fe@" not in str(caught.value)
 
     def test_tunnels(self, plain: DockerRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        import socket
-        import ssl
-
-        argv = [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=registry.invalid",
-        ]
-        argv += ["-addext", "subjectAltName=DNS:registry.invalid", "-keyout", "key.pem", "-out", "ca.crt"]
-        subprocess.run(argv, check=True, capture_output=True, cwd=tmp_path)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(tmp_path / "ca.crt", tmp_path / "key.pem")
+        context = certificate(tmp_path, "DNS:registry.invalid")
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.crt"))
         lines: list[bytes] = []
 

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 import re
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
-import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from bootseer import image, oci
+from bootseer import oci
 from bootseer.blocks import tree
-from bootseer.config import Config
 from bootseer.errors import ConfigError, DataError, UnavailableError
-from bootseer.image import record as records
 from bootseer.objects import Store, open_store
 from bootseer.objects.artifact import ARTIFACT, KEY, tag_of, tag_prefix
 from bootseer.objects.registry import RegistryStore
-from bootseer.objects.signature import UnsignedError
 from bootseer.oci import spec
 from bootseer.oci.registry import Registry
-from support.images import Member, write_image
 from support.registry import DockerRegistry
 from support.registryproxy import Fault, RegistryProxy
 from support.waits import together
@@ -52,20 +42,6 @@ def push_image(store: Store) -> spec.Descriptor:
                 "config": {"mediaType": item.media_type, "digest": item.digest, "size": item.size}}  # fmt: skip
     body = json.dumps(document).encode()
     return spec.Descriptor(spec.MANIFEST, client.put_manifest(body, spec.MANIFEST, "v1"), len(body))
-
-
-def test_a_publication_killed_before_its_tag_is_unseen(store: Store) -> None:
-    code = f"from bootseer.objects import open_store; open_store({store.url!r}).put('k', b'x' * 3000000)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "BOOTSEER_FAULTS": "registry.publish.before-tag=kill"},
-        timeout=60,
-    )
-    assert done.returncode == -9
-    assert not store.exists("k")
-    assert list(store.list("")) == []
-    assert store.put("k", b"y")
-    assert store.get("k", most=1 << 30) == b"y"
 
 
 def test_a_batch_is_one_artifact_of_its_image(store: Store, tmp_path: Path) -> None:
@@ -162,17 +138,6 @@ def test_entries_of_others_stay_as_they_are(store: Store) -> None:
     assert open_store(f"{store.url}@{image.digest}").get("trees/t.json", most=1 << 20) == b"tree"
 
 
-def test_changed_bytes_in_the_registry_are_seen(registry: DockerRegistry, tmp_path: Path) -> None:
-    with DockerRegistry(root=tmp_path / "root") as other:
-        store, right = open_store(f"registry://{other.address}/x"), b"right bytes" * 2000
-        store.put("k", right)
-        digest = hashlib.sha256(right).hexdigest()
-        blob = tmp_path / "root/docker/registry/v2/blobs/sha256" / digest[:2] / digest / "data"
-        blob.write_bytes(b"wrong bytes" * 2000)
-        with pytest.raises(DataError, match="does not match its digest"):
-            store.get("k", most=1 << 30)
-
-
 def test_a_small_object_comes_with_its_manifest(registry: DockerRegistry) -> None:
     with RegistryProxy(registry.address) as proxy:
         url = f"registry://{proxy.address}/s{uuid.uuid4().hex}"
@@ -196,17 +161,6 @@ def test_a_small_object_comes_with_its_manifest(registry: DockerRegistry) -> Non
         for number in range(40):
             assert open_store(url).get(f"env/{number}", most=1 << 20) == bytes([number]) * 16_000
         assert len(store._registry.manifest(tag_of("env/0"))[0]) < 100_000
-
-
-def test_an_outage_is_one_line_and_ends(tmp_path: Path) -> None:
-    with DockerRegistry() as mine:
-        store = open_store(f"registry://{mine.address}/x")
-        store.put("k", b"value")
-        with store.open("k") as reader:
-            with mine.outage(), pytest.raises(UnavailableError, match=r"does not answer at http://.*refused"):
-                store.get("k", most=1 << 30)
-            assert store.get("k", most=1 << 30) == b"value"
-            assert reader.read(1, 2) == b"al"
 
 
 def test_a_large_upload_goes_in_pieces_and_survives_trouble(
@@ -235,16 +189,6 @@ def test_bad_urls_and_nobody_there() -> None:
     with pytest.raises(UnavailableError, match="refused"):
         open_store("registry://127.0.0.1:9/x").get("k", most=1 << 20)
     assert open_store("registry+https://127.0.0.1:9/x").url.startswith("registry+https")
-
-
-def test_tags_are_tags_and_folders_prefix_them() -> None:
-    keys = ["a", "a/b", "blobs/aa/" + "f" * 64, "env/leases/é.json", "/".join("xyz" * 20), "profiles/T/job X/t.trace"]
-    for key in keys:
-        assert re.fullmatch(r"[a-z0-9_][a-z0-9._-]{0,127}", tag_of(key))
-        folder = key.rpartition("/")[0]
-        assert tag_of(key).startswith(tag_prefix(folder))
-    assert len({tag_of(key) for key in keys}) == len(keys)
-    assert tag_of("blobs/aa/x") == "bootseer.blobs.aa.x"
 
 
 def test_a_converted_image_can_be_asked_for_its_subject(registry: DockerRegistry, tmp_path: Path) -> None:
@@ -276,25 +220,6 @@ def test_profiles_are_published_without_touching_the_tag_of_a_record(store: Stor
     assert changed - {index}
     assert all(tag.startswith(tag_prefix("profiles")) for tag in changed - {index})
     assert open_store(store.url).get(record, most=1 << 20) == b"{}"
-
-
-def test_a_record_that_was_pushed_over_a_signed_one_is_refused(registry: DockerRegistry, tmp_path: Path) -> None:
-    key = Ed25519PrivateKey.generate()
-    (tmp_path / "key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    (tmp_path / "pub").write_bytes(public)
-    write_image(tmp_path / "layout", [[Member("file", data=b"content")]])
-    ref = f"oci:{tmp_path}/layout:v1"
-    store = open_store(f"registry://{registry.address}/r{uuid.uuid4().hex}")
-    made = image.ensure(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key").record
-    config = Config(verify_key=str(tmp_path / "pub"))
-    assert image.resolve(ref, store.url, config=config) == made
-    records.save(store, msgspec.structs.replace(made, tree="0" * 64), overwrite=True)
-    assert image.resolve(ref, store.url, config=Config()).tree == "0" * 64
-    with pytest.raises(UnsignedError, match="is not signed"):
-        image.resolve(ref, store.url, config=config)
-    again = image.ensure(ref, store.url, work_dir=tmp_path / "work", sign_key=tmp_path / "key").record
-    assert image.resolve(ref, store.url, config=config) == again
 
 
 def test_a_damaged_blob_that_the_registry_keeps_is_an_error_of_the_publication(tmp_path: Path) -> None:

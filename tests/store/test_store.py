@@ -4,8 +4,6 @@
 import errno
 import os
 import subprocess
-import sys
-import threading
 import time
 import uuid
 from pathlib import Path
@@ -23,33 +21,6 @@ from bootseer.errors import (
 )
 from bootseer.kernel import libc
 from bootseer.objects import open_store
-from support.waits import together
-
-
-def test_many_publishers_of_one_key_agree_on_one(tmp_path):
-    store = open_store(str(tmp_path / "s"))
-    won: list[int] = []
-    barrier = threading.Barrier(8)
-
-    def publish(number: int) -> None:
-        barrier.wait()
-        if store.put("k", str(number).encode() * 1000):
-            won.append(number)
-
-    together(publish, range(8))
-    assert len(won) == 1
-    assert store.get("k", most=1 << 30) == str(won[0]).encode() * 1000
-
-
-@pytest.mark.parametrize("point", ["store.put.before-sync", "store.put.before-publish"])
-def test_killed_in_the_middle_of_a_publication_leaves_nothing_visible(tmp_path, point):
-    code = f"from bootseer.objects import open_store; open_store({str(tmp_path)!r}).put('a/k', b'x' * 100000)"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "BOOTSEER_FAULTS": f"{point}=kill"})
-    assert done.returncode == -9
-    store = open_store(str(tmp_path))
-    assert list(store.list("")) == []
-    assert store.put("a/k", b"whole")
-    assert store.get("a/k", most=1 << 30) == b"whole"
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(tmp_path, monkeypatch):

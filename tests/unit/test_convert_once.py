@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typer.testing import CliRunner
 
 from bootseer import image, launch
@@ -20,6 +18,7 @@ from bootseer.config import Config
 from bootseer.errors import ConfigError
 from bootseer.launch.job import ImageTable, Job, JobTable
 from bootseer.objects.folder import FolderStore
+from support import forked, keys
 from support.images import Member, write_image
 from support.waits import until
 
@@ -55,7 +54,7 @@ class Site:
 
     def nodes(self, count: int, dead: float = 15.0, wait: float = 600.0, **environ: str) -> subprocess.Popen[str]:
         words = (self.ref, self.store.url, str(self.place / "work"), str(count), str(wait))
-        return subprocess.Popen(
+        return forked.Popen(
             [sys.executable, "-c", NODES.format(dead=dead), *words],
             env={**os.environ, **environ},
             stdout=subprocess.PIPE,
@@ -122,10 +121,10 @@ def test_after_two_nodes_that_fail_each_tries_it(site: Site) -> None:
 
 
 def test_a_start_converts_nothing_that_it_would_refuse(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = ed25519.Ed25519PrivateKey.generate().public_key()
-    (site.place / "key.pem").write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     state, cache = str(site.place / "state"), str(site.place / "cache")
-    config = Config(cache_dir=cache, state_dir=state, store=site.store.url, verify_key=str(site.place / "key.pem"))
+    config = Config(
+        cache_dir=cache, state_dir=state, store=site.store.url, verify_key=keys.pair(site.place)["verify_key"]
+    )
     job = Job(job=JobTable(name="j", command=["true"]), image=ImageTable(ref=site.ref, convert=True))
     who = launch.identity.identify("j", {})
     monkeypatch.setattr(os, "environ", dict(os.environ))

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from bootseer import env
 from bootseer.config import Config
 from bootseer.env import EnvResult, EnvSpec, Outcome, Target, quarantine, snapshots
 from bootseer.errors import NotFoundError, UnavailableError
 from bootseer.objects.folder import FolderStore
+from support import keys
 
 CHECK_FAILS = "missed because the snapshot is quarantined on this node: its check ended with exit code 3"
 FOR_ALL = "the snapshot is quarantined for all nodes: its check ended with exit code 3"
@@ -161,13 +160,7 @@ def test_a_mark_ends_no_start_that_may_not_run_the_command(site: Site) -> None:
 
 
 def test_with_keys_only_signed_marks_count(site: Site, tmp_path: Path) -> None:
-    key = Ed25519PrivateKey.generate()
-    private, public = tmp_path / "key", tmp_path / "key.pub"
-    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    private.chmod(0o600)
-    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    both = {"sign_key": str(private), "verify_key": str(public)}
-    site.settings = both
+    site.settings = both = keys.pair(tmp_path)
     site.run("a")
     store = FolderStore(site.store)
     (name,) = snapshots.names(store)
@@ -176,7 +169,7 @@ def test_with_keys_only_signed_marks_count(site: Site, tmp_path: Path) -> None:
     assert site.run("b").reason == "hit"
 
     mark.unlink()
-    site.settings = {"verify_key": str(public)}
+    site.settings = {"verify_key": both["verify_key"]}
     assert CHECK_FAILS in site.run("c", 3).reason
     assert CHECK_FAILS in site.run("c", 0).reason
     assert not site.marks()
