@@ -40,6 +40,7 @@ from bootseer.env.unpack import check_mounts
 from bootseer.errors import BootseerError, DataError, FullError, NotWritableError, UnsupportedError
 from bootseer.kernel import mount as mounts
 from bootseer.objects.folder import FolderStore
+from support import forked
 from support.waits import together, until
 
 pytestmark = pytest.mark.root
@@ -372,20 +373,6 @@ def test_what_an_earlier_boot_left_is_swept(node: Node) -> None:
     assert not stale.exists()
 
 
-def test_damaged_tree_falls_back_and_is_quarantined(one: Node, two: Node, three: Node) -> None:
-    found = snapshots.load(FolderStore(one.store), one.run(fill_plain).key)
-    path = one.store / "trees" / f"{found.tree}.json"
-    path.write_bytes(path.read_bytes().replace(b"version", b"versiom"))
-    result = two.run(fill_plain)
-    assert (result.outcome, two.runs) == (Outcome.RAN_AND_PUBLISHED, 1)
-    assert "quarantined" in result.reason
-    assert (two.host / "pkg" / "data").exists()
-    two.release()
-    for node in (two, three):
-        assert node.run(fill_plain).reason == "hit"
-        assert (node.host / "pkg" / "data").read_bytes() == b"d" * 100_000
-
-
 def test_a_flipped_bit_under_a_mount_is_an_error_and_never_used_again(one: Node, two: Node, three: Node) -> None:
     def act(host: Path) -> None:
         (host / "data").write_bytes(os.urandom(3_000_000))
@@ -507,15 +494,7 @@ def test_pip_upgrades_a_virtual_environment(one: Node, two: Node, tmp_path: Path
 
 
 def cli(node: Node, verb: str, *args: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "bootseer.cli.main", *verb.split(), *args],
-        env=node.environ,
-        cwd=node.host.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = forked.cli(*verb.split(), *args, env=node.environ, cwd=node.host.parent)
     if check:
         assert done.returncode == 0, done.stderr
     return done
@@ -1005,7 +984,7 @@ class Other:
 
     def __init__(self, root: Path, salt: str = "", prefix: tuple[str, ...] = ()) -> None:
         code = OTHER.format(folder=str(Path(__file__).parent), root=str(root), salt=salt)
-        self.process = subprocess.Popen(
+        self.process = forked.Popen(
             [*prefix, sys.executable, "-c", code], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.outcome = self._line()
