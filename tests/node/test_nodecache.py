@@ -7,7 +7,6 @@ import errno
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,32 +266,3 @@ def test_a_full_disk_gives_right_bytes_or_an_error(small: Site) -> None:
     part = small.part(1)
     assert part is not None
     assert check.check(small.cache, part).bad == []
-
-
-_COLLECT_ALWAYS = """
-import random, sys, time
-from pathlib import Path
-from bootseer.chunks import eviction
-count = 0
-while not Path(sys.argv[1], "stop").exists():
-    count += len(eviction.collect(Path(sys.argv[1], "cache"), random.choice([1_000_000, 1 << 40])).gone)
-    time.sleep(random.random() / 20)
-print(count)
-"""
-
-
-def test_mounts_during_collections(site: Site) -> None:
-    command = [sys.executable, "-c", _COLLECT_ALWAYS, str(site.base)]
-    other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        for turn in range(6):
-            made = site.mount(turn % 2, background_fill=turn == 3)
-            assert wrong_and_failed(made, turn % 2) == ([], [])
-            if turn == 3:
-                made.ready()
-                until(lambda made=made: made.status().complete)
-            made.unmount()
-    finally:
-        (site.base / "stop").touch()
-        out, _ = other.communicate(timeout=30)
-    assert int(out) >= 2

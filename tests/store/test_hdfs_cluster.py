@@ -65,19 +65,6 @@ def test_operations_and_their_errors(cluster, folder):
     assert client.delete(folder, recursive=True)
 
 
-def test_an_abandoned_write_is_gone(cluster, folder):
-    client = hdfs.connect(cluster.url)
-
-    def interrupted() -> None:
-        with client.create(f"{folder}/f") as out:
-            out.write(b"x" * 100)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        interrupted()
-    assert NameNode.connect(cluster.url).info(f"{folder}/f") is None
-
-
 def test_the_stock_client_sees_the_parts(cluster, folder, tmp_path):
     data = os.urandom(5 << 20)
     (tmp_path / "f").write_bytes(data)

@@ -5,7 +5,6 @@ import random
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -235,11 +234,3 @@ def test_below_an_erasure_coding_policy_nothing_is_written(cluster, namenode, fo
     with pytest.raises(UnsupportedError, match=r"erasure-coded \(RS-6-3-1024k\)"):
         FileOutput(namenode, f"{folder}/f")
     assert namenode.info(f"{folder}/f") is None
-
-
-def test_names_outside_of_ascii(cluster, namenode, folder):
-    path = f"{folder}/größe/状態.pt"
-    with FileOutput(namenode, path) as out:
-        out.write(b"x")
-    assert native(cluster, path) == b"x"
-    assert Path(path).name in cluster.fs_shell(["-ls", f"{folder}/größe"])

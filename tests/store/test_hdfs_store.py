@@ -41,15 +41,6 @@ def test_an_object_gets_more_replicas_and_never_fewer(store: Store) -> None:
     assert store.get("k", most=1 << 30) == b"x"
 
 
-def test_a_failed_publication_is_unseen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BOOTSEER_FAULTS", "store.put.before-publish=eio")
-    with pytest.raises(BootseerError, match="cannot write k"):
-        store.put("k", b"x")
-    monkeypatch.delenv("BOOTSEER_FAULTS")
-    assert not store.exists("k")
-    assert list(store.list("")) == []
-
-
 def test_no_server_is_one_line_at_once() -> None:
     with pytest.raises(UnavailableError, match="connection refused"):
         open_store("hdfs://127.0.0.1:9/x").get("k", most=1 << 20)
