@@ -86,15 +86,18 @@ PAGES = {
     "growth": "/growth",
     "unknown": "/job/nothing",
 }
-WIDE = ("jobs", "job", "compare", "fleet")
+WIDE = ("jobs", "job", "fleet")
+ALIKE = ("jobs-none", "job-kept", "compare-part", "fleet-none")
+"""The same templates as others, with less in them."""
 
 
 def looks() -> Iterator[object]:
-    """Every page is shown narrow and dark; those with most on them also wide and light; the rest with ``--soak``."""
+    """Each kind of page is shown narrow and dark; those with most on them also wide and light; all with ``--soak``."""
+    always = {("dark", 380): PAGES.keys() - ALIKE, ("light", 1280): WIDE}
     for name in PAGES:
         for scheme, width in (("dark", 380), ("light", 1280), ("dark", 1280), ("light", 380)):
-            seen = (scheme, width) == ("dark", 380) or ((scheme, width) == ("light", 1280) and name in WIDE)
-            yield pytest.param(name, scheme, width, marks=[] if seen else [pytest.mark.soak])
+            names = always.get((scheme, width), ())
+            yield pytest.param(name, scheme, width, marks=[] if name in names else [pytest.mark.soak])
 
 
 @pytest.mark.parametrize(("name", "scheme", "width"), list(looks()))
