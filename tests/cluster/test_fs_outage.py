@@ -59,6 +59,7 @@ def test_what_is_open_goes_on_and_what_is_opened_ends_in_time(
             for offset in range(0, 8 << 20, 1 << 20):
                 assert os.pread(held, 1 << 20, offset) == DATA[number:][offset : offset + (1 << 20)]
             rounds[number] += 1
+            stop.wait(0.3)
         os.close(held)
 
     def look() -> float:

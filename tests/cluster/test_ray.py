@@ -78,10 +78,10 @@ def test_one_node_installs_and_another_restores(place: Path, index: tuple[str, l
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
         }
-        done = subprocess.run(
-            [*WITH_US, sys.executable, "-c", DRIVER, executable, f"/tmp/ray-{os.getpid()}"],
-            env=environ, capture_output=True, text=True, timeout=180, check=False,
-        )  # fmt: skip
+        argv = [*WITH_US, sys.executable, "-c", DRIVER, executable, f"/tmp/ray-{os.getpid()}"]
+        if node == "two":  # as a worker is started
+            argv = [*executable.split(), "-c", "import fortytwo; print([fortytwo.ANSWER] * 4)"]
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=180, check=False)
         try:
             assert done.returncode == 0, done.stderr
             assert json.loads(done.stdout.splitlines()[-1]) == [42] * 4

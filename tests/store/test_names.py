@@ -176,7 +176,7 @@ def test_two_runs_whose_folders_differ_behind_a_sign(place: Place) -> None:
 
     import bootseer.torch as bt
 
-    runs = ["run", "run#1", "run#2", "run?x", "run%20", "run "]
+    runs = ["run", "run#1", "run?x", "run "]
     for number, run in enumerate(runs):
         bt.save({"n": run}, f"{place.url}/{run}/state.pt")
         bt.save({"n": run}, f"{place.url}/{run}/step/")
