@@ -1,16 +1,11 @@
-"""Writers that are killed or frozen at every named point: what is published is whole, the rest is named and collected.
+"""Writers killed or frozen at every named point: what is published is whole, the rest is named and collected."""
 
-The victims are children of one process that imports everything once and forks for each; it never touches a store
-itself, so no thread of an HDFS client is lost in a fork.
-"""
-
-import json
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,13 +21,12 @@ from support.waits import until
 UNIT, WIDTH = 4096, 3
 OLD, NEW = b"old." * 9000, b"new!" * 9000
 
-NURSERY = """
-import json, os, signal, sys
+VICTIM = """
+import sys
 from bootseer.errors import BootseerError
 from bootseer.stripefs import open_fs
 from bootseer.stripefs.copy import copy_tree
 from bootseer.stripefs.maintenance import check, collect, repair as mend
-import bootseer.backends.cluster, bootseer.backends.engine.engine, bootseer.hdfs.output, hdfs_native
 
 def put(fs, path):
     with fs.create(path, striped=True, unit=4096, width=3) as out:
@@ -69,73 +63,37 @@ def repair(fs, path):
 def make_striped(fs, path):
     copy_tree(fs, path, fs, path, unit=4096, width=3, verify=True)
 
-print("ready", flush=True)
-for line in sys.stdin:
-    case = json.loads(line)
-    if (pid := os.fork()) == 0:
-        os.environ["BOOTSEER_FAULTS"] = case["faults"]
-        error = ""
-        try:
-            globals()[case["do"]](open_fs(case["url"]), *case["args"])
-        except BootseerError as exc:
-            error = str(exc)
-        if case["stop"]:
-            os.write(1, (json.dumps({"error": error}) + "\\n").encode())
-        os._exit(bool(error))
-    print(json.dumps({"pid": pid}), flush=True)
-    if not case["stop"]:
-        print(json.dumps({"status": os.waitpid(pid, 0)[1]}), flush=True)
+url, do, *args = sys.argv[1:]
+try:
+    globals()[do](open_fs(url), *args)
+except BootseerError as exc:
+    sys.exit(str(exc))
 """
 
 
-class Nursery:
-    def __init__(self) -> None:
-        self._process = forked.Popen(
-            [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._line() == "ready"
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def _begin(self, fs: StripeFS, faults: str, do: str, args: tuple[str, ...], stop: bool) -> int:
-        assert self._process.stdin is not None
-        case = {"url": fs.url, "faults": faults, "do": do, "args": args, "stop": stop}
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        return int(json.loads(self._line())["pid"])
-
-    def kill(self, fs: StripeFS, point: str, do: str, *args: str) -> None:
-        """Let a child ``do`` something and be killed at ``point``."""
-        self._begin(fs, f"stripefs.{point}=kill", do, args, False)
-        found = json.loads(self._line())
-        assert found == {"status": signal.SIGKILL}, f"{point}: {found}"
-
-    def freeze(self, fs: StripeFS, point: str, do: str, *args: str) -> Callable[[], str]:
-        """Let a child ``do`` something and stop at ``point``; what is returned wakes it and says its error."""
-        pid = self._begin(fs, f"stripefs.{point}=stop@1", do, args, True)
-        until(lambda: " T " in Path(f"/proc/{pid}/stat").read_text(), 30, f"a stop at {point}")
-
-        def wake() -> str:
-            os.kill(pid, signal.SIGCONT)
-            return str(json.loads(self._line())["error"])
-
-        return wake
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        assert self._process.wait(30) == 0
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+def begin(fs: StripeFS, fault: str, *words: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, "BOOTSEER_FAULTS": f"stripefs.{fault}"}
+    return forked.Popen([sys.executable, "-c", VICTIM, fs.url, *words], env=environ, stderr=-1, text=True)
 
 
-@pytest.fixture(scope="module")
-def nursery() -> Iterator[Nursery]:
-    made = Nursery()
-    yield made
-    made.close()
+def kill(fs: StripeFS, point: str, do: str, *args: str) -> None:
+    """Let a process ``do`` something and be killed at ``point``."""
+    with begin(fs, f"{point}=kill", do, *args) as victim:
+        said = victim.communicate(timeout=60)[1]
+    assert victim.returncode == -signal.SIGKILL, f"{point}: {said}"
+
+
+def freeze(fs: StripeFS, point: str, do: str, *args: str) -> Callable[[], str]:
+    """Let a process ``do`` something and stop at ``point``; what is returned wakes it and says its error."""
+    victim = begin(fs, f"{point}=stop@1", do, *args)
+    until(lambda: " T " in Path(f"/proc/{victim.pid}/stat").read_text(), 30, f"a stop at {point}")
+
+    def wake() -> str:
+        victim.send_signal(signal.SIGCONT)
+        with victim:
+            return str(victim.communicate(timeout=60)[1]).strip()
+
+    return wake
 
 
 @pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), pytest.param("hdfs", marks=pytest.mark.hdfs)])
@@ -190,10 +148,10 @@ def some(fs: StripeFS, points: list[str]) -> list[str]:
     return [points[0], points[-1]] if fs.url.startswith("hdfs") else points
 
 
-def test_a_replacement_killed_at_every_step(fs, nursery):
+def test_a_replacement_killed_at_every_step(fs):
     for point in [*some(fs, WRITE), "write.cleanup"]:
         write(fs, f"{point}/f")
-        nursery.kill(fs, point, "put", f"{point}/f")
+        kill(fs, point, "put", f"{point}/f")
         assert content(fs, f"{point}/f") == (NEW if point == "write.cleanup" else OLD)
     if fs.url.startswith("hdfs"):  # the dead writer's lease lasts a minute
         kept = {removal.kept for removal in collect.gc(fs.backend, "write.stripe", age=0)}
@@ -203,42 +161,42 @@ def test_a_replacement_killed_at_every_step(fs, nursery):
     assert len(on_storage(fs)) == files * (1 + WIDTH)
 
 
-def test_a_first_write_killed_at_every_step(fs, nursery):
+def test_a_first_write_killed_at_every_step(fs):
     for point in some(fs, WRITE):
-        nursery.kill(fs, point, "put", f"{point}/f")
+        kill(fs, point, "put", f"{point}/f")
         with pytest.raises(NotFoundError):
             fs.open(f"{point}/f")
     settle(fs)
     assert on_storage(fs) == set()
 
 
-def test_a_save_killed_at_every_step(fs, nursery):
+def test_a_save_killed_at_every_step(fs):
     write(fs, "run/step-1/state")
     fs.commit("run/step-1")
     before = on_storage(fs)
     for point in some(fs, [*WRITE, "save.claim", "commit.write", "commit.rename"]):
-        nursery.kill(fs, point, "save", "run/step-2")
+        kill(fs, point, "save", "run/step-2")
         assert fs.latest("run") == "run/step-1"
         with pytest.raises(DataError, match="no COMMIT"):
             fs.checkpoint("run/step-2")
     settle(fs)
     fs.remove_tree("run/step-2")
     assert on_storage(fs) == before
-    nursery.kill(fs, "commit.published", "save", "run/step-2")
+    kill(fs, "commit.published", "save", "run/step-2")
     assert fs.latest("run") == "run/step-2"
     assert check.fsck(fs.backend).errors == ()
     settle(fs)
     assert content(fs, "run/step-2/state") == NEW
 
 
-def test_a_checkpoint_that_is_removed_killed_before_its_files_go(fs, nursery):
+def test_a_checkpoint_that_is_removed_killed_before_its_files_go(fs):
     for step in (1, 2):
         write(fs, f"run/step-{step}/state")
         fs.commit(f"run/step-{step}")
     before = on_storage(fs)
     write(fs, "run/step-3/state", NEW)
     fs.commit("run/step-3")
-    nursery.kill(fs, "remove.tree", "remove_tree", "run/step-3")
+    kill(fs, "remove.tree", "remove_tree", "run/step-3")
     assert fs.latest("run") == "run/step-2"
     assert check.fsck(fs.backend).errors == ()
     settle(fs)
@@ -246,46 +204,46 @@ def test_a_checkpoint_that_is_removed_killed_before_its_files_go(fs, nursery):
     fs.verify("run")
 
 
-def test_renames_removals_and_appends_killed_at_every_step(fs, nursery):
+def test_renames_removals_and_appends_killed_at_every_step(fs):
     for point in ("rename.rename", "rename.cleanup"):
         write(fs, f"{point}/src", NEW)
         write(fs, f"{point}/dst")
-        nursery.kill(fs, point, "rename", f"{point}/src", f"{point}/dst")
+        kill(fs, point, "rename", f"{point}/src", f"{point}/dst")
         assert content(fs, f"{point}/dst") == (OLD if point == "rename.rename" else NEW)
     assert [finding for finding in check.fsck(fs.backend).findings if finding.level == "note"] == []
     settle(fs)
     write(fs, "moved/src", NEW)
-    nursery.kill(fs, "move.remove", "rename", "moved/src", "elsewhere/dst")
+    kill(fs, "move.remove", "rename", "moved/src", "elsewhere/dst")
     assert content(fs, "moved/src") == content(fs, "elsewhere/dst") == NEW
     write(fs, "removed/f")
-    nursery.kill(fs, "remove.stripes", "remove", "removed/f")
+    kill(fs, "remove.stripes", "remove", "removed/f")
     write(fs, "tree/sub/f")
-    nursery.kill(fs, "remove.tree", "remove_tree", "tree")
+    kill(fs, "remove.tree", "remove_tree", "tree")
     assert fs.files("removed") == []
     with pytest.raises(NotFoundError):
         fs.stat("tree")
     write(fs, "appended")
-    nursery.kill(fs, "write.rename", "append", "appended")
+    kill(fs, "write.rename", "append", "appended")
     assert content(fs, "appended") == OLD
     settle(fs)
 
 
-def test_imports_killed_at_every_step(fs, nursery):
+def test_imports_killed_at_every_step(fs):
     plain = b"plain" * 900_000
     for point in some(fs, ["copy.check", "write.rename", "write.cleanup"]):
         sink = fs.backend.create(f"{point}/model")
         sink.write(plain)
         sink.close()
-        nursery.kill(fs, point, "make_striped", point)
+        kill(fs, point, "make_striped", point)
         assert fs.stat(f"{point}/model").striped == (point == "write.cleanup")
         assert content(fs, f"{point}/model") == plain
     settle(fs)
 
 
-def test_repairs_and_collections_killed_at_every_step(fs, nursery):
+def test_repairs_and_collections_killed_at_every_step(fs):
     write(fs, "f")
     fs.backend.delete("f")
-    nursery.kill(fs, "repair.rename", "repair", "")
+    kill(fs, "repair.rename", "repair", "")
     with pytest.raises(NotFoundError):
         fs.open("f")
     # what was to be the pointer is there, so the stripes look unfinished now; a second repair is not offered
@@ -293,15 +251,15 @@ def test_repairs_and_collections_killed_at_every_step(fs, nursery):
     collect.gc(fs.backend, age=0, taken=True)
     write(fs, "g")
     for point in ("gc.aside", "gc.fenced", "gc.delete"):
-        nursery.kill(fs, "write.rename", "put", "g")
-        nursery.kill(fs, point, "gc", "")
+        kill(fs, "write.rename", "put", "g")
+        kill(fs, point, "gc", "")
         assert content(fs, "g") == OLD
         assert "collected-stripes" in {finding.kind for finding in check.fsck(fs.backend).garbage}
     settle(fs)
     assert len(on_storage(fs)) == 1 + WIDTH
 
 
-def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs, nursery):
+def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs):
     write(fs, "run/step-1/state")
     fs.commit("run/step-1")
     points = ["write.rename", "write.stripe", "write.intent", "write.verify", "save.claim"]
@@ -313,7 +271,7 @@ def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs, nursery):
     ]  # it wakes up after and before the other
     for step, point in enumerate(some(fs, points), 2):
         folder = f"run/step-{step}"
-        wake = nursery.freeze(fs, point, "save", folder)
+        wake = freeze(fs, point, "save", folder)
         taker = fs.save(folder)
         with taker.create("state", striped=True, unit=UNIT, width=WIDTH) as out:
             out.write(b"taken over" * 1000)
@@ -329,10 +287,10 @@ def test_a_writer_that_wakes_up_after_a_takeover_publishes_nothing(fs, nursery):
     settle(fs)
 
 
-def test_a_writer_that_wakes_up_after_a_collection_publishes_nothing(fs, nursery):
+def test_a_writer_that_wakes_up_after_a_collection_publishes_nothing(fs):
     for point in some(fs, ["write.rename", "write.verify", "write.intent"]):
         write(fs, f"{point}/f")
-        wake = nursery.freeze(fs, point, "put", f"{point}/f")
+        wake = freeze(fs, point, "put", f"{point}/f")
         removed = collect.gc(fs.backend, point, age=0, taken=True)
         assert removed
         assert wake()
@@ -340,8 +298,8 @@ def test_a_writer_that_wakes_up_after_a_collection_publishes_nothing(fs, nursery
     settle(fs)
 
 
-def test_a_late_writer_of_a_new_file_gives_up(fs, nursery):
-    wake = nursery.freeze(fs, "write.rename", "put", "f")
+def test_a_late_writer_of_a_new_file_gives_up(fs):
+    wake = freeze(fs, "write.rename", "put", "f")
     write(fs, "f")
     assert "another writer" in wake()
     assert content(fs, "f") == OLD
