@@ -125,25 +125,3 @@ def test_clocks_that_are_off(ahead: float) -> None:
         assert (stage.max, stage.slowest) == (near(want["max"], off), want["slowest"][0]) or want["max"] == want[
             "median"
         ]
-
-
-def test_a_node_without_data_is_named_and_nobody_is_ready() -> None:
-    report = changed(lambda event: event["node"] != "n2")
-    adds_up(report)
-    assert (report.missing, report.nodes_missing, report.ranks_ready) == (["n2"], 1, 2)
-    assert report.startup_seconds is None
-    assert report.gpus == 4
-
-
-def test_a_node_that_is_still_in_env_while_others_train() -> None:
-    report = changed(lambda event: event["node"] != "n2" or event["mono"] <= 5_000_000_000_000 + 14e9)
-    adds_up(report)
-    assert (report.startup_seconds, report.ranks_ready, report.missing) == (None, 2, [])
-    assert report.nodes[1].stages["env"].state == "OPEN"
-    assert report.elapsed_seconds == near(90)
-
-
-def test_one_rank_without_a_first_step_holds_all() -> None:
-    report = changed(lambda event: event.get("rank") != 3 or event.get("stage") != "first_step")
-    adds_up(report)
-    assert (report.startup_seconds, report.ranks_ready) == (None, 3)
