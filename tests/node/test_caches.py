@@ -420,7 +420,7 @@ def test_a_start_begins_again_beside_another_one_without_caches(damaged: tuple[N
     caches = Caches(held.cache, ["triton"], held.store_url, held.config)
     with another_user(held):
         assert caches.begin().startswith("no cache: a cache of which not all can be read")
-        assert caches.close().said == "no cache"
+        assert caches.close().how == "no cache"
         assert names(held) == {"aa/one.so", "aa/two.so"}
 
 
