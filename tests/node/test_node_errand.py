@@ -47,7 +47,7 @@ class Job:
         self.environ = {**os.environ, **{f"BOOTSEER_{name.upper()}_DIR": path for name, path in own.items()}}
         self.environ |= {"BOOTSEER_STORE": str(work.parent / "store"), "BOOTSEER_NODE_DIR": daemon.config.node_dir}
         work.mkdir()
-        (work / "setup.sh").write_text("echo $PPID > env/made; cat $FROM >> env/made\n")
+        (work / "setup.sh").write_text("mkdir -p env; echo $PPID > env/made; cat $FROM >> env/made\n")
 
     def start(self, *before: str, words: str = "--no-background", **environ: str) -> subprocess.Popen[str]:
         argv = [*before, sys.executable, "-c", _MAIN, "env", "run", "--json", "--target", "env", *words.split()]

@@ -19,13 +19,14 @@ import pytest
 
 from bootseer import oci
 from bootseer.errors import BootseerError, DataError, PrivilegeError, UnavailableError, UnsupportedError
+from bootseer.objects import artifact
 from bootseer.oci import endpoint, spec
 from bootseer.oci.registry import Registry
 from bootseer.oci.transport import Transport, TransportError
 from support.waits import together
 
 BLOB = bytes(range(256)) * 40
-ITEM = spec.Descriptor("x", spec.digest_of(BLOB), len(BLOB))
+ITEM = artifact.Item("x", spec.digest_of(BLOB), len(BLOB))
 SECRET = "X-Amz-Signature=SECRETSIG"
 
 
@@ -510,7 +511,7 @@ def test_a_token_server_that_fails_is_asked_again_later(monkeypatch: pytest.Monk
 
 
 def test_a_few_traces_of_many_cost_a_few_requests_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    from bootseer.objects import artifact, open_store
+    from bootseer.objects import open_store
 
     keys = {artifact.tag_of(key): key for key in (f"profiles/{'a' * 64}/j/{n}.trace" for n in range(300))}
     bad = next(iter(keys))

@@ -44,7 +44,7 @@ def test_every_key_has_a_tag_of_its_own_below_its_folders(key: str, other: str) 
 def test_artifacts_say_the_same_in_any_order(objects: dict[str, bytes], random: object) -> None:
     import msgspec
 
-    items = {key: spec.Descriptor("x", spec.digest_of(data), len(data)) for key, data in objects.items()}
+    items = {key: artifact.Item("x", spec.digest_of(data), len(data)) for key, data in objects.items()}
     subject = spec.Descriptor(spec.MANIFEST, spec.digest_of(b"image"), 5, annotations={"left": "out"})
     body = artifact.build(items, subject)
     assert body == artifact.build(dict(reversed(items.items())), subject)
@@ -56,7 +56,7 @@ def test_artifacts_say_the_same_in_any_order(objects: dict[str, bytes], random: 
 def test_manifests_of_others_have_no_objects() -> None:
     import msgspec
 
-    body = artifact.build({"k": spec.Descriptor("x", spec.digest_of(b""), 0)}, None)
+    body = artifact.build({"k": artifact.Item("x", spec.digest_of(b""), 0)}, None)
     other = body.replace(artifact.ARTIFACT.encode(), b"application/x")
     assert msgspec.json.decode(body, type=artifact.Found).objects
     assert not msgspec.json.decode(other, type=artifact.Found).objects
