@@ -161,7 +161,13 @@ def test_nothing_leads_outside(name: str, neighbour_seconds: float) -> None:
     assert sum(seen.ends.ends.values()) >= LEAST, "it went on"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("store", "checkpoint", "key_files") else pytest.param(name, marks=pytest.mark.soak)
+        for name in CASES
+    ],
+)
 def test_without_protection_it_would(name: str, neighbour_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: where names are simply opened, the same neighbour does harm."""
     opened = os.open
