@@ -244,6 +244,15 @@ def test_a_datanode_that_is_slow_for_a_moment_or_only_busy_is_not_left(runs):
     assert slow(beside("AB"), "CX", *runs) == ""
 
 
+def test_two_that_were_idle_in_turn_are_not_slow_together():
+    """Red before: A alone was idle twice, so both others were left, and every block that had one of them ended."""
+    made = beside("AB")
+    turns = itertools.cycle([True, False, False, True])  # file 0, file 1; file 0, file 1
+    for file, names in enumerate(("AB", "AC")):
+        made.begin(file, CLUSTER, members(names), lambda: lambda: next(turns))
+    assert slow(made, "BC", SLOW, SLOW) == ""
+
+
 def test_who_has_more_to_do_since_one_was_left_is_not_slow():
     """Red before: of the three that were left one more was left, for less than a third of what four had given."""
     made = beside("ABC")

@@ -175,7 +175,7 @@ class Placement:
 
         They hold it up, and others that are written with it are idle meanwhile. Files that are written together get
         their bytes in turn, so the slowest pipeline sets the pace of all. Nobody tells which DataNode of it is slow,
-        but one that has nothing to do in another pipeline, and had nothing a run ago, is not.
+        but one that has nothing to do in another pipeline, or had nothing a run ago, is not; and one had nothing twice.
         """
         if run is not None:
             with self._lock:
@@ -187,8 +187,9 @@ class Placement:
                 free = {node.uuid for idle, theirs in others if (ask := idle()) and ask() for node in theirs}
                 with self._lock:
                     self._free[file] = free
-                    if sure := free & before:
-                        self._slow |= {node.uuid for node in nodes} - sure
+                    found = {node.uuid for node in nodes} - free - before
+                    if free & before and found:
+                        self._slow |= found
                         self._best = 0.0  # those that are left have more to do
         with self._lock:
             return [node for node in nodes if node.uuid in self._slow]
