@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import http.server
 import json
@@ -443,3 +444,17 @@ def test_an_image_closes_its_connections(server: Server) -> None:
         assert isinstance(image.source, Registry)
         assert image.source._transport.idle == 1
     assert image.source._transport.idle == 0
+
+
+def test_a_store_that_is_dropped_closes_its_connections_at_once(server: Server) -> None:
+    """Not when garbage is collected, some time later."""
+    put_image(server)
+    made = Registry(oci.Reference.parse(f"{server.address}/x:v1"))
+    made.manifest("v1")
+    (((connection, _),),) = made._transport._idle.values()
+    gc.disable()
+    try:
+        del made
+        assert connection.sock is None
+    finally:
+        gc.enable()

@@ -100,14 +100,16 @@ class Transport:
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
         self._pid = os.getpid()
         self._trusted: dict[tuple[str, int], tuple[Sequence[str], bool]] = {}
-        self._context = functools.cache(self._context_for)
+        self._contexts: dict[tuple[str, int], ssl.SSLContext] = {}
 
     def trust(self, origin: Origin, cas: Sequence[str], skip_verify: bool) -> None:
         """Take, beside the CAs of this machine, ``cas`` for ``origin``, or any certificate."""
         self._trusted[origin.host, origin.port] = cas, skip_verify
 
-    def _context_for(self, host: str, port: int) -> ssl.SSLContext:
-        return connect.context_for(host, port, *self._trusted.get((host, port), ()))
+    def _context(self, host: str, port: int) -> ssl.SSLContext:
+        if (made := self._contexts.get((host, port))) is None:
+            made = self._contexts[host, port] = connect.context_for(host, port, *self._trusted.get((host, port), ()))
+        return made
 
     def request(
         self,
