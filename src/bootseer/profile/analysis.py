@@ -15,9 +15,9 @@ from bootseer.errors import BootseerError, ConfigError, NotFoundError
 from bootseer.profile import causes, hostlist, intervals, whatif
 from bootseer.profile.clock import Axis
 from bootseer.profile.events import EventLog, Identity, Spans, State, identity_text
-from bootseer.profile.parts import Parts, share_out
 from bootseer.profile.report import Cell, Cost, Ended, JobReport, NodeReport, Problems, StageReport, Still
 from bootseer.profile.timeline import ORDER, Timeline, Track, begins
+from bootseer.profile.waits import Parts, share_out
 
 STRAGGLER_RATIO = 1.5
 STRAGGLER_SECONDS = 5.0

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from bootseer.profile import analysis, card
 from bootseer.profile.events import EventLog, Identity, identity_text
 from bootseer.profile.intervals import Interval
-from bootseer.profile.parts import Parts
 from bootseer.profile.report import JobReport, NodeReport
 from bootseer.profile.timeline import Timeline, Track
+from bootseer.profile.waits import Parts
 from bootseer.units import one_line
 
 MAX_ROWS = 200

@@ -1,10 +1,12 @@
-"""Where a rank waited for others: at the barrier after a stage, inside a rendezvous, for the slowest first step, and
-where it said so itself. A rank is only said to wait where its own events show it: it went on after the slowest one
-arrived, not before. Each wait belongs to the stage that it follows or lies in."""
+"""The time of each rank divided into own work and waiting, by stage, and gaps; together they are the whole start-up. A
+rank waits at the barrier after a stage, inside a rendezvous, for the slowest first step, and where it said so itself,
+and is only said to where its own events show it: it went on after the slowest one arrived, not before. Each wait
+belongs to the stage that it follows or lies in."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import NamedTuple
 
 from bootseer.profile import intervals
 from bootseer.profile.clock import RENDEZVOUS, TOLERANCE_NS
@@ -20,7 +22,37 @@ Between = defaultdict[Track, dict[str, Interval]]
 """track -> stage -> when it waited."""
 
 
-def find_waits(line: Timeline) -> tuple[Inside, Between]:
+class Parts(NamedTuple):
+    """Of one track; ``own`` and ``wait`` by stage."""
+
+    own: dict[str, Intervals]
+    wait: dict[str, Intervals]
+    gap: Intervals
+
+    @property
+    def own_ns(self) -> int:
+        """All own work, in ns."""
+        return sum(map(intervals.measure, self.own.values()))
+
+
+def share_out(line: Timeline) -> dict[Track, Parts]:
+    """The parts of every track. Gaps are what neither covers, so that sums can tell of what counts twice."""
+    inside, between = _find_waits(line)
+    whole = [(line.begin, line.end)] if line.length else []
+    found: dict[Track, Parts] = {}
+    for track, work in line.work.items():
+        wait = inside.get(track, {})
+        own = {stage: intervals.subtract(at, wait[stage]) if stage in wait else at for stage, at in work.items()}
+        gap = intervals.subtract(whole, intervals.union([part for at in work.values() for part in at]))
+        for stage, (begin, end) in between.get(track, {}).items():
+            if rest := intervals.clip(gap, begin, end):
+                wait[stage] = intervals.union([*wait.get(stage, []), *rest])
+                gap = intervals.subtract(gap, rest)
+        found[track] = Parts(own, wait, gap)
+    return found
+
+
+def _find_waits(line: Timeline) -> tuple[Inside, Between]:
     """Waits inside of a rendezvous, which are part of the stage's work, and those between stages, which may lie beside
     other work. Where there is one rank alone, there are only those that its node tells of."""
     inside: Inside = defaultdict(dict)
