@@ -20,7 +20,6 @@ from bootseer.doctor import checks
 from bootseer.errors import (
     BootseerError,
     ConfigError,
-    NotFoundError,
     NotWritableError,
     PrivilegeError,
     UnavailableError,
@@ -227,7 +226,7 @@ def test_what_is_wrong_with_a_login_is_one_line_at_once(cluster, token, tmp_path
     with realm.login("alice", KRB5CCNAME=f"FILE:{realm.folder}/short"):
         assert "kinit" in failing(cluster, PrivilegeError, "expired")
     with realm.login("alice", HADOOP_TOKEN_FILE_LOCATION=str(tmp_path / "none")):
-        failing(cluster, NotFoundError, "token file .*none .*is not there")
+        failing(cluster, ConfigError, "token file .*none .*is not there")
     (tmp_path / "torn").write_bytes(token.read_bytes()[:-9])
     with realm.login("alice", HADOOP_TOKEN_FILE_LOCATION=str(tmp_path / "torn")):
         failing(cluster, ConfigError, "no token file")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
-from bootseer.errors import ConfigError, NotFoundError
+from bootseer.errors import ConfigError
 from bootseer.hdfs.framing import locate, text
 from bootseer.hdfs.proto import hdfs_pb2 as wire
 from bootseer.hdfs.sasl.login import LoginFailed, opened
@@ -64,7 +64,7 @@ def read(path: str) -> list[Token]:
         return [token for token in parse(data) if token.kind == KIND]
     except FileNotFoundError:
         why, hint = f"the token file {path} ({_VARIABLE}) is not there", f"{hint}, or unset the variable and kinit"
-        raise LoginFailed(why, hint, NotFoundError, passing=True) from None
+        raise LoginFailed(why, hint, kind, passing=True) from None  # no `NotFoundError`: that says it of files in HDFS
     except OSError as exc:
         why, hint = f"cannot read the token file {path} ({_VARIABLE}): {exc.strerror}", "check its owner and mode"
         raise LoginFailed(why, hint, kind, passing=True) from None
