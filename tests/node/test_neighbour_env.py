@@ -355,6 +355,7 @@ def test_a_mounted_snapshot_does_not_say_whose_roots_target_is(site: Site) -> No
     assert site.run(site.spec(good), give_away).outcome is Outcome.RAN_AND_PUBLISHED
     for group in overlay.groups(Path(site.config.state_dir))[::-1]:
         group.take_down()
-    good.mkdir(0o755)
+    os.chown(good, 0, 0)
+    good.chmod(0o755)
     assert site.run(site.spec(good)).outcome is Outcome.RESTORED_MOUNT
     assert (good.stat().st_uid, stat.S_IMODE(good.stat().st_mode)) == (0, 0o755)

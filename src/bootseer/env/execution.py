@@ -145,8 +145,7 @@ class _Attempt:
             place.rows(target) if self._spec.in_image(target) else self._execution.held.of(target)
             for target in self._spec.targets
         ]
-        texts = [" ".join(self._spec.command), *(file.text for file in self._look.document.files.values())]
-        if not self._spec.shared and self._places_targets(texts, failed=False):
+        if not self._spec.shared and self._places_targets(self._look.document.texts, failed=False):
             self._spec = msgspec.structs.replace(self._spec, restore="unpack")
         self._catch = capture.begin(self._spec, self._look.key, self._config)
         if isinstance(self._catch, overlay.Group):
@@ -247,7 +246,7 @@ class _Attempt:
         return result
 
     def _places_targets(self, texts: Iterable[str], *, failed: bool) -> bool:
-        targets = {target.path for target in self._spec.targets}
+        targets = [target.path for target in self._spec.targets]
         return names.placed(texts, self._spec.env, self._look.document.cwd, targets, failed=failed)
 
     def _again(self, code: int, why: str) -> EnvResult:
@@ -255,6 +254,7 @@ class _Attempt:
         there before the command is."""
         assert self._group
         log.warning("the command %s; running it without overlays", why)
+        self._group.record.leaves = False
         self._group.take_down()
         again = _Attempt(self._execution, self._look, self._lead, beside=self._beside)
         again._spec = msgspec.structs.replace(self._spec, restore="unpack")

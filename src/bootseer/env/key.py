@@ -79,6 +79,11 @@ class KeyDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return sha256_of(msgspec.to_builtins(msgspec.structs.replace(self, files=files)))
 
     @property
+    def texts(self) -> list[str]:
+        """The command, and what may be shown of its files."""
+        return [" ".join(self.command), *(file.text for file in self.files.values())]
+
+    @property
     def lineage(self) -> str:
         """Names the snapshots this one may be compared with: same tenant, same targets."""
         return sha256_of([self.tenant, self.targets])[:16]

@@ -34,6 +34,8 @@ _REMOVED = pattern(
     r"|\b(?:mkdir|makedirs|mkdirSync|rmtree|Path(?=\([^)\n]{1,300}\)\.mkdir))"
     r"\((?![^\n]{0,300}(?:exist_ok|recursive))([^\n]{1,500}?)\)"
 )
+_MARKS = ("-d", "-e", "mv", "rm", "mkdir", "move", "rename", "exists", "isdir", "is_dir", "makedirs")
+"""One of them is in each of these: patterns take long to compile."""
 _LOCAL = pattern(r"(?m)(?:^|[;&]|\b(?:export|local|readonly))[ \t]*(\w+)[ \t]*=[ \t]*[\"']?([^\s\"';&|`()]+)")
 _DEFAULT = pattern(r"\$\{(\w+):?-([^{}$]*)\}")
 _ASKED = pattern(
@@ -105,6 +107,7 @@ def placed(texts: Iterable[str], env: Mapping[str, str], work: str, targets: Col
     """Whether ``texts`` ask if one of the folders ``targets`` is there, or put another one in its place: what is
     mounted on it is there before, and stays. If they ``failed``, also whether they make or remove it, which fails then.
     """
+    texts = [text for text in texts if any(mark in text for mark in _MARKS)]
     texts = [_DEFAULT.sub(lambda one: env.get(one[1]) or one[2], text) for text in texts]
     own = {name: expanded(value, env) for text in texts for name, value in _LOCAL.findall(text)}
     shapes = (_PLACED, _REMOVED) if failed else (_PLACED,)

@@ -66,6 +66,8 @@ class GroupRecord(Record, kw_only=True):
     """Names the snapshot for the quarantine."""
     made: list[int] = msgspec.field(default_factory=list)
     """The targets that were not there before."""
+    leaves: bool = True
+    """Whether these stay, as empty folders: not where the command asks for them."""
     frozen: bool = False
     """Nothing changes ``upper`` any more: the job writes to ``top``."""
     publisher: str = ""
@@ -308,7 +310,6 @@ class Group:
                     (self.area / "work" / str(number)).mkdir()
                     self._mount(number, target, frozen=False)
                 except (BootseerError, OSError) as worse:
-                    self.record.made = []  # the command may rely on it
                     self.take_down()
                     raise BootseerError(f"cannot mount the overlay on {target.host} again: {worse}") from exc
                 log.warning("%s; publishing before the job goes on", exc)
@@ -392,7 +393,7 @@ class Group:
 
     def _delete(self) -> None:
         discard_tree(self.area)
-        for target in (self.record.targets[number] for number in self.record.made):
+        for target in () if self.record.leaves else (self.record.targets[number] for number in self.record.made):
             with contextlib.suppress(BootseerError, OSError):
                 place.check([target])  # nobody else leads the name elsewhere
                 with place.name_of(target) as name:

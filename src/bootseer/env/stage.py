@@ -15,7 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bootseer.config import Config
-from bootseer.env import capture, inputs, key, leads, lookup, overlay, place, quarantine, remembered, snapshots, wager
+from bootseer.env import (
+    capture,
+    inputs,
+    key,
+    leads,
+    lookup,
+    names,
+    overlay,
+    place,
+    quarantine,
+    remembered,
+    snapshots,
+    wager,
+)
 from bootseer.env import lock as locks
 from bootseer.env.execution import CheckError, Execution, hit
 from bootseer.env.key import KeyDocument
@@ -212,6 +225,8 @@ class _Stage:
 
     def _mount(self, found: SnapshotManifest) -> EnvResult:
         group = overlay.new_group(self.key, self.spec.targets, self.config, found, self.spec.caller)
+        texts, places = found.document.texts, [target.path for target in self.spec.targets]
+        group.record.leaves = not names.placed(texts, self.spec.env, found.document.cwd, places, failed=True)
         try:
             with _whole():
                 group.mount_tree(self.store_url, self.config, self.spec.job)
