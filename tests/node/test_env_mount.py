@@ -677,6 +677,7 @@ def test_a_step_of_a_script_ends_with_its_command_and_the_snapshot_follows(node:
 )
 def test_exit_codes(node: Node, args: tuple[str, ...], code: int, text: str) -> None:
     node.host.parent.mkdir(parents=True)
+    node.store.mkdir()
     (node.host.parent / "broken").write_bytes(b"\x7fELF")
     (node.host.parent / "broken").chmod(0o755)
     done = cli(node, *args, check=False)
