@@ -37,7 +37,7 @@ BENCHMARKS = {
     "kubernetes": Benchmark("bench.image.kubernetes", "pods of a converted image, beside image run",
                             "10 minutes", "root, registry, 40 GB", kubernetes=True),
     "stripefs": Benchmark("bench.stripes.stripefs", "striped files against one HDFS file, with faults and without",
-                          "18 minutes, quick 6", "root, Hadoop, krb5-kdc, 4 GB of memory"),
+                          "30 minutes, quick 10", "root, Hadoop, krb5-kdc, 4 GB of memory"),
     "env": Benchmark("bench.env.env", "environments: the first node, publication, mount, unpack; pip and uv",
                      "12 minutes, quick 3", "root"),
     "caches": Benchmark("bench.env.caches", "compile caches: the first step (torch, JAX, Triton) cold, restored, warm",

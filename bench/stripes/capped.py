@@ -22,11 +22,12 @@ CAP = 60.0
 POLICY = "RS-3-2-1024k"
 FIFTH = 4
 SLOWED = "/slowed"
-PARTS = ("writes", "scan", "reads", "placement")
+PARTS = ("writes", "faulty-writes", "scan", "reads", "placement")
 
 
 class Capped:
-    """``rounds``: how often each variant runs; ``scan``: widths and units (bytes) to try, and reads of each.
+    """``small`` and ``large``: what the scan and faulty writes are of, else ``content``. ``rounds``: how often each
+    variant runs; ``scan``: widths and units (bytes) to try, and reads of each.
 
     ``brief``: Hadoop's client only where no other client is the baseline.
     """
@@ -37,6 +38,7 @@ class Capped:
         report: Report,
         content: Path,
         small: Path,
+        large: Path,
         *,
         rounds: int,
         scan: tuple[list[int], list[int], int],
@@ -52,7 +54,7 @@ class Capped:
             settings={"dfs.replication": "2"},
             later={FIFTH},
         )
-        self._report, self._content, self._small = report, content, small
+        self._report, self._content, self._small, self._large = report, content, small, large
         self._rounds, self._scan_of, self._brief = rounds, scan, brief
         self._place = self._site.network.clients[0].argv([])
 
@@ -61,10 +63,9 @@ class Capped:
         with self._site:
             self._runner = Runner(self._report, "capped", self._site.cluster, self._content, self._place)
             if "writes" in parts or "reads" in parts:
-                if "writes" in parts:
-                    self._writes(2, self._rounds)
-                else:
-                    self._writes(2, 1, slowed=False)  # of one run there is no median
+                self._writes(2, self._rounds if "writes" in parts else 1)
+            if "faulty-writes" in parts:
+                self._faulty_writes()
             if "scan" in parts:
                 self._scan()
             if "placement" in parts:
@@ -77,30 +78,36 @@ class Capped:
 
     # -- writes ---------------------------------------------------------------------------------------------------
 
-    def _writes(self, replication: int, rounds: int, *, slowed: bool = True) -> None:
+    def _writes(self, replication: int, rounds: int) -> None:
         """Every way writes the content, round by round; the last files of replication 2 stay, to be read."""
         run, folder = self._runner, f"/r{replication}"
         suffix = "" if replication == 1 else "-replicated"
         stock = replication == 1 or not self._brief
-        faults = Faults(self._site, run, run.written("striped", SLOWED, "striped", replication=replication))
-        healthy: list[float] = []
-        for n in range(rounds):
+        for _ in range(rounds):
             run.record(f"write-hdfs-native{suffix}", lambda: self._write("native", folder, "plain", replication))
             if stock:
                 run.record(f"write-hadoop-client{suffix}", lambda: run.stock_write(f"{folder}/stock", replication))
-            took = run.record(f"write-striped{suffix}", lambda: self._write("striped", folder, "striped", replication))
-            healthy += [] if took is None else [took]
-            if replication == 1 or not slowed or not healthy:
-                continue  # a DataNode that has the only replica of a block must be waited for
-            for name, disturbed in (("write-slow", faults.slowed), ("write-frozen", faults.frozen)):
-                if disturbed(name, n % FIFTH, statistics.median(healthy) / 3) is not None:
-                    run.check(run.task("striped", SLOWED, "striped"))
-                    run.remove(SLOWED)
-            self._site.cluster.wait_live(FIFTH)
+            run.record(f"write-striped{suffix}", lambda: self._write("striped", folder, "striped", replication))
         for path in (f"{folder}/plain", *([f"{folder}/stock"] if stock else []), *self._stripes(folder)):
             self._expect_replication(path, replication)
         run.check(run.task("striped", folder, "striped"))
         run.remove(folder if replication == 1 else f"{folder}/stock")
+
+    def _faulty_writes(self) -> None:
+        """Round by round a write without a fault, with a slow DataNode and with a frozen one. With replication 2: one
+        that has the only replica of a block must be waited for."""
+        run = Runner(self._report, "capped", self._site.cluster, self._large, self._place)
+        task = run.written("striped", SLOWED, "striped", replication=2)
+        faults, healthy = Faults(self._site, run, task), list[float]()
+        for n in range(self._rounds):
+            took = run.record("write-healthy", lambda: run.client(task))
+            run.remove(SLOWED)
+            healthy += [] if took is None else [took]
+            for name, disturbed in (("write-slow", faults.slowed), ("write-frozen", faults.frozen)):
+                if disturbed(name, n % FIFTH, statistics.median(healthy) / 3) is not None:
+                    run.check(run.task("striped", SLOWED, "striped"))
+                run.remove(SLOWED)
+            self._site.cluster.wait_live(FIFTH)
 
     def _placement(self) -> None:
         """Writes of replication 2 with and without what a client says of DataNodes, by turns; see `WITHOUT`."""

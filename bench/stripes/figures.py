@@ -11,12 +11,13 @@ from bench.stripes.capped import CAP
 
 FAULTS = ("frozen", "killed", "slow")
 HEALTHY_WRITES = (
+    "capped:write-healthy",
     "capped:write-striped",
     "capped:write-striped-replicated",
     "capped:write-with-choose",
     "free:write-striped",
 )
-FAULTS_OF_WRITES = {"slow": "<= 1.5", "frozen": "<= 2"}
+FAULTS_OF_WRITES = ("slow", "frozen")
 
 
 def compute(report: Report, say: Say) -> Figures:
@@ -37,8 +38,8 @@ def compute(report: Report, say: Say) -> Figures:
     faster("uncapped_vs_hdfs_native", ">= 2", "free:striped", "free:hdfs-native", "free:hdfs-native-4-stripes")
     for fault in FAULTS:
         found.ratio(f"{fault}_vs_healthy", "<= 1.5", f"capped:{fault}", striped)
-    for fault, target in FAULTS_OF_WRITES.items():
-        found.ratio(f"{fault}_write_vs_healthy", target, f"capped:write-{fault}", replicated)
+    for fault in FAULTS_OF_WRITES:
+        found.ratio(f"{fault}_write_vs_healthy", "<= 1.5", f"capped:write-{fault}", "capped:write-healthy")
     names = {f"capped:{name}" for name in (*FAULTS, *(f"write-{fault}" for fault in FAULTS_OF_WRITES))}
     if disturbed := [bool(run.failed) for run in report.runs if run.variant in names]:
         n, failed = len(disturbed), float(sum(disturbed))
@@ -56,9 +57,7 @@ def compute(report: Report, say: Say) -> Figures:
             figure = f"secured_{verb}_vs_unsecured" if name == "authentication" else f"private_{verb}_vs_unsecured"
             faster(figure, target, f"secured:{verb}-{name}", f"secured:{verb}-unsecured")
     for verb, target in (("read", "<= 1.3"), ("write", "<= 1.5")):
-        found.ratio(
-            f"secured_frozen_{verb}_vs_healthy", target, f"secured:{verb}-frozen", f"secured:{verb}-authentication"
-        )
+        found.ratio(f"secured_frozen_{verb}_vs_healthy", target, f"secured:{verb}-frozen", f"secured:{verb}-healthy")
     coded = ("capped:erasure-coded-hdfs-native", "capped:erasure-coded-hadoop-client")
     faster("read_vs_erasure_coding", ">= 1", striped, *coded)
     return found

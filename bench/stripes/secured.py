@@ -1,13 +1,12 @@
-"""The part of bench/stripefs with Kerberos, on loopback: the same reads and writes on a cluster without it, with
-authentication and with privacy (AES), in turns; and with authentication while a DataNode is frozen. The buffers of the
-DataNodes are as large as docs/howto/hdfs.md tells a site to make them: with Hadoop's 4 KiB packets after a login are
-as small."""
+"""The parts of bench/stripefs with Kerberos, on loopback: the same reads and writes on a cluster without it, with
+authentication and with privacy (AES), in turns; and with authentication while a DataNode is frozen, beside the same
+without. The buffers of the DataNodes are as large as docs/howto/hdfs.md tells a site to make them: with Hadoop's 4 KiB
+packets after a login are as small."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.common.report import Report
@@ -34,27 +33,26 @@ def run(work: Path, report: Report, content: Path, *, rounds: int) -> None:
             runners[name] = Runner(report, "secured", cluster, content), environ
         for number in range(-1, rounds):  # before the first that counts, DataNodes compile their Java
             for name, (runner, environ) in runners.items():
-                _round(runner, environ, name if number >= 0 else f"warm-{name}", number)
-            if number >= 0:  # beside the healthy round whose file it reads, not minutes later
-                runner, environ = runners["authentication"]
-                with _frozen(runner.cluster, number % 3):
-                    _round(runner, environ, "frozen", number)
+                _round(runner, environ, name if number >= 0 else f"warm-{name}", f"{name}-{number}")
 
 
-def _round(runner: Runner, environ: dict[str, str], name: str, number: int) -> None:
-    """One write, then a read of it; with a frozen DataNode of what the healthy one of its round wrote."""
-    path = f"{name}-{number}"
-    written = runner.written("striped", _FOLDER, path)
+def frozen(work: Path, report: Report, content: Path, *, rounds: int) -> None:
+    """Of so many bytes that the seconds until a DataNode counts as frozen are a small part."""
+    with HadoopCluster(work / "hdfs-frozen", 3, settings=_SETTINGS, kerberos=Realm()) as cluster:
+        runner, environ = Runner(report, "secured", cluster, content), cluster.realm.environment("alice")
+        for number in range(-1, rounds):
+            _round(runner, environ, "healthy" if number >= 0 else "warm-healthy", "healthy")
+            if number >= 0:
+                with cluster.frozen(number % 3):
+                    _round(runner, environ, "frozen", "frozen", read="healthy")
+            with cluster.realm.login("alice"):
+                for path in ("healthy", "frozen"):
+                    runner.remove(f"{_FOLDER}/{path}")
+
+
+def _round(runner: Runner, environ: dict[str, str], name: str, path: str, *, read: str = "") -> None:
+    """One write of the file ``path``, then a read of it, or of another one: what lies on a frozen DataNode, too."""
+    written = runner.written("striped", f"{_FOLDER}/{path}", "file")
     runner.record(f"write-{name}", lambda: runner.client(written, environ=environ))
-    first = runner.task("striped", _FOLDER, f"authentication-{number}" if name == "frozen" else path)
+    first = runner.task("striped", f"{_FOLDER}/{read or path}", "file")
     runner.record(f"read-{name}", lambda: runner.client(first, environ=environ))
-
-
-@contextlib.contextmanager
-def _frozen(cluster: HadoopCluster, index: int) -> Iterator[None]:
-    cluster.datanodes[index].signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        cluster.datanodes[index].signal(signal.SIGCONT)
-        cluster.wait_live(3)

@@ -23,6 +23,7 @@ from bench.stripes.capped import PARTS, Capped
 from bench.stripes.figures import compute
 
 KiB, MiB = 1 << 10, 1 << 20
+ALL = (*PARTS, "free", "secured", "secured-frozen")
 
 
 def _content(path: Path, size: int) -> Path:
@@ -35,21 +36,26 @@ def _content(path: Path, size: int) -> Path:
 def _run(options: Options, report: Report) -> None:
     content = _content(options.work / "content", (96 if options.quick else 320) * MiB)
     small = _content(options.work / "small", (64 if options.quick else 256) * MiB)
+    large = _content(options.work / "large", (320 if options.quick else 768) * MiB)
     widths, units, reads = [1, 2, 4, 8, 16], [256 * KiB, MiB, 4 * MiB, 16 * MiB], 3
     if options.quick:
         widths, units, reads = [1, 4, 16], [MiB, 16 * MiB], 1
-    parts = chosen(options.parts, (*PARTS, "free", "secured"))
+    parts = chosen(options.parts, ALL)
     if set(parts) & set(PARTS):
         scan = (widths, units, reads)
-        Capped(options.work, report, content, small, rounds=options.runs, scan=scan, brief=options.quick).run(parts)
+        files = (content, small, large)
+        Capped(options.work, report, *files, rounds=options.runs, scan=scan, brief=options.quick).run(parts)
     if "free" in parts:
         free.run(options.work, report, content, rounds=options.runs)
     if "secured" in parts:
         secured.run(options.work, report, content, rounds=options.runs)
+    if "secured-frozen" in parts:
+        largest = _content(options.work / "largest", (320 if options.quick else 1024) * MiB)
+        secured.frozen(options.work, report, largest, rounds=options.runs)
 
 
 if __name__ == "__main__":
-    quick = "96 MiB instead of 320, 3 runs instead of 5, small scan"
+    quick = "96 MiB instead of 320 (with faults 320 instead of 768 and 1,024), 3 runs instead of 5, small scan"
     parser = invocation.parser("stripefs", __doc__, quick=quick, runs=(5, 3), work=True)
-    parser.add_argument("--parts", default="", help=f"of: {','.join((*PARTS, 'free', 'secured'))}")
+    parser.add_argument("--parts", default="", help=f"of: {','.join(ALL)}")
     sys.exit(invocation.carry_out(parser, _run, compute))
