@@ -175,6 +175,14 @@ def whole(path: Path | str, size: int) -> bytes:
     return data
 
 
+oldest_and_newest = pytest.mark.parametrize(
+    "interpreter",
+    [pytest.param(one, marks=[pytest.mark.soak] * (one in VERSIONS[1:-1])) for one in VERSIONS],
+    indirect=True,
+)
+
+
+@oldest_and_newest
 def test_programs_end_with_a_reader_open(interpreter, tmp_path):
     whole(tmp_path / "rb", 8 << 20)
     (tmp_path / "r").write_bytes(b"text" * 1000)
@@ -182,6 +190,7 @@ def test_programs_end_with_a_reader_open(interpreter, tmp_path):
     ends(interpreter, [(code, tmp_path / mode, mode) for code in WAYS.values() for mode in modes])
 
 
+@oldest_and_newest
 def test_no_half_file_stands_when_a_program_ends_with_a_writer_open(interpreter, tmp_path):
     data = whole(tmp_path / "before/x", 8 << 20)
     for mode in ("w", "wb") if interpreter == sys.executable else ("w",):
