@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -100,3 +105,48 @@ def test_what_is_open_goes_on_and_what_is_opened_ends_in_time(
     assert sorted(os.listdir(mounted.mountpoint)) == [f"file-{number}" for number in range(READERS)]
     assert (mounted.mountpoint / "file-3").read_bytes() == DATA[3:]
     assert mounted.status().restarts == 0
+
+
+MAPPED = """if True:
+    import mmap, sys
+    file = open(sys.argv[1])
+    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    print(flush=True)
+    sys.stdin.readline()
+    mapped[5 << 20]
+"""
+
+
+@pytest.mark.soak
+def test_with_every_datanode_frozen_whoever_waits_has_an_error_after_a_minute(
+    cluster: HadoopCluster, tmp_path: Path
+) -> None:
+    """As docs/howto/stripefs.md says: who mapped a file, who renames over one."""
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
+    made = fsmount.start(f"{cluster.url}/run", tmp_path / "mnt", config=config, writable=True)
+
+    def reading(name: str) -> subprocess.Popen[bytes]:
+        """Has mapped the file, whose opening reads its pointer."""
+        argv = [sys.executable, "-c", MAPPED, str(made.mountpoint / name)]
+        found = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert found.stdout is not None
+        assert found.stdout.readline()
+        return found
+
+    def begin(reader: subprocess.Popen[bytes]) -> None:
+        assert reader.stdin is not None
+        reader.stdin.close()
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(made.unmount)
+        mapped = stack.enter_context(reading("file-0"))
+        stack.callback(mapped.kill)
+        stack.enter_context(cluster.frozen(0))
+        began = time.monotonic()
+        begin(mapped)
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            os.rename(made.mountpoint / "file-1", made.mountpoint / "file-2")
+        renamed = time.monotonic() - began
+        assert mapped.wait(60) == -signal.SIGBUS
+        took = time.monotonic() - began
+        assert (renamed < 75, 55 < took < 75) == (True, True), (renamed, took)

@@ -40,6 +40,7 @@ _NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 _FETCH = "org.apache.hadoop.hdfs.tools.DelegationTokenFetcher"
 _DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 _SHELL = "org.apache.hadoop.fs.FsShell"
+_CRYPTO = "org.apache.hadoop.hdfs.tools.CryptoAdmin"
 _INCOMPLETE = ("UnderReplicatedBlocks", "PendingReplicationBlocks", "CorruptBlocks")
 
 
@@ -334,6 +335,11 @@ class HadoopCluster:
             argv = self._site.argv("client", _FETCH, heap_mb=256, args=args)
             subprocess.run(argv, check=True, capture_output=True, timeout=60)
 
+    def make_encrypted(self, folder: str, key: str) -> None:
+        """The empty ``folder`` is an encryption zone with the ``key`` of the cluster's key server."""
+        args = ["-createZone", "-keyName", key, "-path", folder]
+        self._run(self._site.argv("client", _CRYPTO, heap_mb=256, args=args), f"crypto {' '.join(args)}")
+
     # -- the stock client -----------------------------------------------------------------------------------------
 
     def shell_argv(self, args: Sequence[str]) -> list[str]:
@@ -345,13 +351,14 @@ class HadoopCluster:
 
         Raises `NotFoundError` for a missing path, `BootseerError` for other failures.
         """
-        done = subprocess.run(
-            self.shell_argv(args), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
-        )
+        return self._run(self.shell_argv(args), f"dfs {' '.join(args)}")
+
+    def _run(self, argv: Sequence[str], what: str) -> str:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             kind = NotFoundError if "No such file" in last else BootseerError
-            raise kind(f"hdfs dfs {' '.join(args)} failed: {last}")
+            raise kind(f"hdfs {what} failed: {last}")
         return done.stdout
 
 
