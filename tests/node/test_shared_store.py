@@ -138,6 +138,17 @@ record.save(open_store({str(site.store)!r}), record_of('a', {"b" * 64!r}))
     assert not site.start(second, "a", 0o022)
 
 
+def test_no_program_gets_the_rights_of_the_group_by_being_shared(site: Site) -> None:
+    """Red before: one that anybody put into a store that all could write to ran as the group afterwards."""
+    site.store.mkdir()
+    planted = site.store / "planted"
+    planted.write_text("x")
+    os.chown(planted, USERS[0], USERS[0])
+    planted.chmod(0o6757)
+    FolderBackend(site.store).share(GROUP)
+    assert (planted.stat().st_gid, stat.S_IMODE(planted.stat().st_mode)) == (GROUP, 0o755)
+
+
 def test_each_user_publishes_environments_in_a_shared_store(site: Site) -> None:
     assert site.run(0, "store", "init", "--shared", str(GROUP)).returncode == 0
     first, second = USERS

@@ -133,7 +133,8 @@ def _share(fd: int, gid: int, levels: int, where: Path, left: list[str]) -> None
     """Give the folder ``fd`` and what is in it to the group; ``left``: what could not be given."""
     info = os.fstat(fd)
     mode = stat.S_IMODE(info.st_mode)
-    wanted = mode & ~(stat.S_ISVTX | stat.S_IWOTH) | _SHARED | 0o050 if stat.S_ISDIR(info.st_mode) else mode | 0o040
+    # no set-uid or set-gid file: who put it there would be of the group
+    wanted = mode & 0o6775 | _SHARED | 0o050 if stat.S_ISDIR(info.st_mode) else mode & 0o775 | 0o040
     try:
         if (info.st_gid, mode) != (gid, wanted):
             os.chown(beneath.shown(fd), -1, gid)
