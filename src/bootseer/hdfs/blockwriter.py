@@ -237,8 +237,8 @@ class BlockWriter:
             return None
         try:
             return Pipeline(spare.picked([0]), self._terms, Setup(acked=self.length, copy_to=spare.nodes[-1]))
-        except Broken as exc:
-            _log.warning("%s has a block of one replica until HDFS copies it: %s", self._path, exc.reason)
+        except (Broken, BootseerError) as exc:
+            _log.warning("%s has a block of one replica until HDFS copies it: %s", self._path, exc)
             return None
 
     def _replace(self, stage: int, acked: int) -> Pipeline:
